@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from foretoken.beam.hypotheses import BeamParams
-from foretoken.beam.search import Beam, BeamDraft, Task, beam_search, beam_stats
+from foretoken.beam.search import Beam, BeamDraft, BeamTask, beam_search, beam_stats
 from foretoken.controls.required import require_beams
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Fixed, Gamma
@@ -36,7 +36,7 @@ from foretoken.sampling.verify import Rule
 from foretoken.text.decoding import continued
 from foretoken.text.transcript import Transcript
 from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
-from foretoken.transformers_integration.outputs import Stream, output
+from foretoken.transformers_integration.outputs import StreamedRows, output
 from foretoken.transformers_integration.unsupported import require_alone, require_ours, withheld
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
@@ -283,7 +283,7 @@ class Speculator:
         if task.reports:
             for row in rows:
                 row.seen = []
-        stream = Stream(streamer, rows)
+        stream = StreamedRows(streamer, rows)
         with task.heard(self.target):
             for _ in self._scheduler.run(rows, judge, policy):
                 stream.put()
@@ -306,7 +306,7 @@ class Speculator:
                 flags,
             )
 
-    def _beams(self, task: Task, draft: BeamDraft | None) -> list[Beam]:
+    def _beams(self, task: BeamTask, draft: BeamDraft | None) -> list[Beam]:
         if not task.search.finished:
             raise DeadEndError("the controls leave no text; ask for less")
         stats = beam_stats(task, self.target.runtime, runtime(self.drafter) if draft else "none")

@@ -14,7 +14,7 @@ import pytest
 
 from console import Result, Run, mistake
 from foretoken.cli.remote import RemoteModel, remote
-from foretoken.cli.sources import Reply, TextError
+from foretoken.cli.sources import ChatReply, TextError
 from foretoken.server.app import ServerSettings
 from foretoken.server.limits import Keys
 from foretoken.server.process.client import EngineClient
@@ -97,8 +97,8 @@ def opened(url: str, *, messages: bool = True, **how: object):
     return remote(url, None, None, None, messages=messages, seed=1, speculation=how)
 
 
-def answered(source: RemoteModel, prompt, **wishes) -> tuple[str, Reply]:
-    reply = Reply()
+def answered(source: RemoteModel, prompt, **wishes) -> tuple[str, ChatReply]:
+    reply = ChatReply()
     return "".join(part.text for part in source.parts(prompt, wishes, 0, reply)), reply
 
 
@@ -114,7 +114,7 @@ def test_what_a_reply_counts(server):
 
 def test_leaving_frees_the_row(server):
     with opened(server[0]) as source:
-        reply = Reply()
+        reply = ChatReply()
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
         assert reply.finish_reason is None
@@ -155,7 +155,7 @@ def test_a_server_without_a_chat_template(run, tmp_path: Path):
 def test_an_engine_that_dies_is_one_line_and_comes_back(folders):
     """The server is asked again when it says so."""
     with serving(*folders) as (url, link), opened(url) as source:
-        reply = Reply()
+        reply = ChatReply()
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
             os.kill(link.info.pid, signal.SIGKILL)

@@ -105,7 +105,7 @@ def test_40_lines_keep_the_distribution(algorithm) -> None:
     if the seed changes."""
     module, model, draft = algorithm
     torch.manual_seed(0)
-    number, counts = 3000, Counter()
+    number, counts = 1500, Counter()
     for _ in range(number):
         counts[tuple(module.generate(model, draft, [1, 5], 2, gamma=2)[2:])] += 1
     expected = {}

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError
 from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.selfcheck import Rows, check, deviation, stir
+from foretoken.models.stock.selfcheck import CheckedRows, check, deviation, stir
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 
 # In float64 these still normalize or soften in float32, where a rounding may tip.
@@ -48,7 +48,7 @@ def test_the_model_stays_stock(name: str) -> None:
     settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None}
     settings["attention_mask"] = torch.ones_like(ids)
     before, stock = model.generate(ids, **settings), model.config._attn_implementation
-    rows = Rows(model, random.Random(3))
+    rows = CheckedRows(model, random.Random(3))
     rows.start([4, 9])
     for _ in range(3):
         rows.score(4)
@@ -60,7 +60,7 @@ def test_the_model_stays_stock(name: str) -> None:
 
 def test_an_error_in_a_forward_leaves_the_model_stock_and_the_rows_right() -> None:
     model = stirred("BART")
-    rows = Rows(model, random.Random(4))
+    rows = CheckedRows(model, random.Random(4))
     rows.start([4, 9])
     stock = model.config._attn_implementation
     with pytest.raises(IndexError):
@@ -72,8 +72,13 @@ def test_an_error_in_a_forward_leaves_the_model_stock_and_the_rows_right() -> No
 
 
 def test_two_models_interleaved() -> None:
-    pairs = [Rows(stirred(name), random.Random(i)) for i, name in enumerate(["Mistral", "T5"])]
-    pairs += [Rows(pairs[0].model, random.Random(7)), Rows(stirred("BART"), random.Random(8))]
+    pairs = [
+        CheckedRows(stirred(name), random.Random(i)) for i, name in enumerate(["Mistral", "T5"])
+    ]
+    pairs += [
+        CheckedRows(pairs[0].model, random.Random(7)),
+        CheckedRows(stirred("BART"), random.Random(8)),
+    ]
     for rows, lengths in zip(pairs, ([3, 40], [5, 1, 0], [11, 2], [9, 4]), strict=True):
         rows.start(lengths)
     for width in (4, 1, 9):

@@ -56,7 +56,7 @@ class Beam:
 
 
 @dataclass(slots=True)
-class Task:
+class BeamTask:
     """A search and what it took."""
 
     search: Search
@@ -66,7 +66,7 @@ class Task:
     seconds: float = 0.0
 
 
-def beam_stats(task: Task, runtime: str, draft_runtime: str) -> BeamStats:
+def beam_stats(task: BeamTask, runtime: str, draft_runtime: str) -> BeamStats:
     """Sum up what a search took."""
     return BeamStats(
         target_calls=len(task.depths),
@@ -96,7 +96,7 @@ class BeamDraft:
         sources = [r.source for r in requests if r.source is not None]
         self.forest.start(*self._reader.join([r.prompt for r in requests], sources or None))
 
-    def propose(self, tasks: list[Task], gamma: int) -> list[list[Node]]:
+    def propose(self, tasks: list[BeamTask], gamma: int) -> list[list[Node]]:
         """For each search the nodes that `width` beams of the draft's own reach in up to gamma
         steps. They begin with the target's scores and end where the search must.
         """
@@ -151,7 +151,7 @@ def beam_search(
     draft: BeamDraft | None = None,
     gamma: int = 0,
     controls: Sequence[Shaping | None] | None = None,
-) -> list[Task]:
+) -> list[BeamTask]:
     """The searches of `requests` to their ends, as plain beam search does them (paper, A.4).
 
     controls: of each request's texts; by itself those that its params ask for.
@@ -162,7 +162,7 @@ def beam_search(
     """
     start, trees = perf_counter(), _forest(target)
     shaping = [chain(r, target.vocab_size) for r in requests] if controls is None else controls
-    tasks = [Task(Search(r, params, c)) for r, c in zip(requests, shaping, strict=True)]
+    tasks = [BeamTask(Search(r, params, c)) for r, c in zip(requests, shaping, strict=True)]
     active = list(tasks)
     try:
         sources = [request.source or [] for request in requests]
@@ -193,7 +193,7 @@ def _forest(model: Model) -> Forest:
     return forest(model)
 
 
-def _advance(task: Task, trees: Forest, b: int) -> None:
+def _advance(task: BeamTask, trees: Forest, b: int) -> None:
     """Plain beam search, for as long as its beams are among the nodes that were scored."""
     search, scored, depth = task.search, trees.logits[b], -1
     while not search.done and all(beam.node in scored for beam in search.running):
@@ -202,5 +202,5 @@ def _advance(task: Task, trees: Forest, b: int) -> None:
     task.depths.append(depth)
 
 
-def _nodes(task: Task) -> list[Node]:
+def _nodes(task: BeamTask) -> list[Node]:
     return [beam.node for beam in task.search.running]

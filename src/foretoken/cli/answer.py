@@ -13,7 +13,7 @@ from rich.text import Text
 
 from foretoken.cli import likelihoods
 from foretoken.cli.render import page, prose
-from foretoken.cli.task import Task
+from foretoken.cli.task import ModelTask
 from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ HEADING = 60  # characters of a prompt that head its text
 class Answer:
     """A text, which one it is of its prompt's, and what was asked for."""
 
-    task: Task
+    task: ModelTask
     copy: int
     request: Request
     completion: Completion
@@ -67,7 +67,7 @@ class Answer:
 
 
 def answers(
-    tasks: list[Task], requests: list[Request], completions: Iterable[Completion]
+    tasks: list[ModelTask], requests: list[Request], completions: Iterable[Completion]
 ) -> Iterator[Answer]:
     """The completions with what was asked for; where they were interrupted, the first ones."""
     copies = [(task, copy) for task in tasks for copy in range(task.texts)]

@@ -4,7 +4,7 @@ know what is asked."""
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -16,7 +16,7 @@ from foretoken.errors import InputError, one_line, shown
 from foretoken.storage.files import parse_json
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncClient, Client, Response
+    from httpx2 import Client, Response
 
 CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
 PATIENCE = 120.0  # seconds that a busy or loading server may ask to wait, in all
@@ -29,14 +29,6 @@ def connected(url: str, key: str | None) -> Client:
     import httpx2  # late: `--help` does without it
 
     return httpx2.Client(**_options(url, key))
-
-
-def connected_many(url: str, key: str | None) -> AsyncClient:
-    """The same for asyncio, with as many connections as there are requests."""
-    import httpx2
-
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx2.AsyncClient(limits=limits, **_options(url, key))
 
 
 def _options(url: str, key: str | None) -> dict[str, Any]:
@@ -72,7 +64,7 @@ def get_bytes(client: Client, path: str) -> bytes:
         return response.read()
 
 
-def place(client: Client | AsyncClient) -> str:
+def place(client: Client) -> str:
     """Its address, as messages have it."""
     return str(client.base_url).rstrip("/")
 
@@ -102,7 +94,7 @@ def answered(client: Client, method: str, path: str, body: Any = None) -> Genera
 
 
 @contextmanager
-def named(client: Client | AsyncClient) -> Generator[None]:
+def named(client: Client) -> Generator[None]:
     """Errors of the connection in one line."""
     import httpx2
 
@@ -141,16 +133,6 @@ def chunks(response: Response) -> Iterator[dict[str, Any]]:
     import httpx2
 
     for event in httpx2.EventSource(response):
-        if event.data == DONE:
-            return
-        yield _chunk(event.data)
-
-
-async def chunks_of_many(response: Response) -> AsyncIterator[dict[str, Any]]:
-    """The same for asyncio."""
-    import httpx2
-
-    async for event in httpx2.EventSource(response):
         if event.data == DONE:
             return
         yield _chunk(event.data)

@@ -18,7 +18,7 @@ from foretoken.cli.lines import Lines, completing
 from foretoken.cli.messages import Messages
 from foretoken.cli.render import bar
 from foretoken.cli.sampling_options import SamplingOptions
-from foretoken.cli.task import Task
+from foretoken.cli.task import ModelTask
 from foretoken.errors import ControlError, InputError
 
 if TYPE_CHECKING:
@@ -125,7 +125,11 @@ def _sides(words: list[str], target: str | None) -> tuple[str | None, str | None
 
 
 def _stream(
-    spec: Speculator, prompt: Any, task: Task, keys: list[tuple[int, int]], dials: dict[str, Any]
+    spec: Speculator,
+    prompt: Any,
+    task: ModelTask,
+    keys: list[tuple[int, int]],
+    dials: dict[str, Any],
 ) -> Completion:
     """Print text as it comes, as ids where there is no tokenizer."""
     pieces = spec.stream([prompt], task.params, seed=keys, **dials)
@@ -214,7 +218,7 @@ def _converting(table: Path) -> Callable[[Path], None]:
     return lambda results: convert(results, table)
 
 
-def _origin(common: object, each: Task, key: tuple[int, int]) -> str:
+def _origin(common: object, each: ModelTask, key: tuple[int, int]) -> str:
     """What a text follows from, as a digest."""
     line = each.line
     settings = repr((common, line.prompt, line.messages, each.params, key))

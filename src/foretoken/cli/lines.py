@@ -13,7 +13,7 @@ from foretoken.cli import option, task
 from foretoken.cli.cluster import Cluster, needing
 from foretoken.cli.messages import Template
 from foretoken.cli.results import Name, Tally
-from foretoken.cli.task import Task
+from foretoken.cli.task import ModelTask
 from foretoken.errors import ForetokenError
 from foretoken.sampling.params import SamplingParams
 
@@ -30,7 +30,7 @@ class Lines:
     """What is asked of which models: `tasks` by their lines' numbers, `dials` as `generate` has
     them."""
 
-    tasks: dict[int, Task]
+    tasks: dict[int, ModelTask]
     names: tuple[str | None, str | None]
     loading: option.PairLoading
     template: Template

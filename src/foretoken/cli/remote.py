@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from foretoken.cli.connection import RejectedError, answered, chunks, connected, get, place
-from foretoken.cli.sources import Prompt, Reply, ReplyPart, ReplyToken, TextError
+from foretoken.cli.sources import ChatReply, Prompt, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 
@@ -58,7 +58,7 @@ class RemoteModel:
                 )
 
     def parts(
-        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: Reply
+        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
         start = perf_counter()
         self.require(options)
@@ -149,7 +149,7 @@ def facts_of(client: Client) -> dict[str, Any]:
     return facts if "target" in facts else {}
 
 
-def _part(chunk: dict[str, Any], reply: Reply) -> ReplyPart:
+def _part(chunk: dict[str, Any], reply: ChatReply) -> ReplyPart:
     """What a chunk adds. TextError for one that is not as it should be."""
     try:
         text = "".join(_text(choice, reply) for choice in chunk.get("choices") or [])
@@ -162,14 +162,14 @@ def _part(chunk: dict[str, Any], reply: Reply) -> ReplyPart:
     return ReplyPart(text, tokens)
 
 
-def _text(choice: dict[str, Any], reply: Reply) -> str:
+def _text(choice: dict[str, Any], reply: ChatReply) -> str:
     """What a choice goes on by."""
     reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
     text = choice["delta"].get("content") if "delta" in choice else choice["text"]
     return (text or "").encode("utf-8", "replace").decode()  # JSON may hold half a character
 
 
-def _step(step: dict[str, Any], reply: Reply) -> list[ReplyToken]:
+def _step(step: dict[str, Any], reply: ChatReply) -> list[ReplyToken]:
     tokens = [ReplyToken(str(each["text"]), str(each["source"])) for each in step["tokens"]]
     accepted = sum(token.fate == "accepted" for token in tokens)
     reply.tokens += len(tokens)

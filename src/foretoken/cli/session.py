@@ -21,7 +21,7 @@ import typer
 from foretoken.cli import files
 from foretoken.cli.render import Printer, labelled, page
 from foretoken.cli.sampling_options import OneAnswer
-from foretoken.cli.sources import ChatSource, Reply, TextError
+from foretoken.cli.sources import ChatReply, ChatSource, TextError
 from foretoken.errors import ForetokenError, InputError, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, meant
 from foretoken.storage.files import parse_json, write
@@ -108,7 +108,7 @@ class Session:
     options: OneAnswer
     printer: Printer
     conversation: Conversation | None = None
-    reply: Reply | None = None  # the last one
+    reply: ChatReply | None = None  # the last one
     asked: int = 0
     over: bool = False
     _at_first: OneAnswer = field(init=False)
@@ -163,11 +163,11 @@ class Session:
         reply = self._answer(line[1:] if line.startswith("//") else line)
         self._tell_cut(reply, limit=self.conversation is not None)
 
-    def _answer(self, text: str) -> Reply:
+    def _answer(self, text: str) -> ChatReply:
         """Ask, and print the reply; one that broke off is kept too."""
         talk, number = self.conversation, self.asked
         prompt = text if talk is None else talk.asked(text)
-        reply = self.reply = Reply()
+        reply = self.reply = ChatReply()
         self.asked += 1
         try:
             with closing(self.source.parts(prompt, self.options.given, number, reply)) as parts:
@@ -185,7 +185,7 @@ class Session:
                 talk.keep(text, reply.text)
         return reply
 
-    def _tell_cut(self, reply: Reply, *, limit: bool = False) -> None:
+    def _tell_cut(self, reply: ChatReply, *, limit: bool = False) -> None:
         """Say where a text was cut off; `limit`: also where the user set the limit."""
         if reply.finish_reason != "length":
             return
@@ -276,7 +276,7 @@ def _file(save: Callable[[str], str]) -> Callable[[str], str]:
     return named
 
 
-def _rows(reply: Reply, source: ChatSource) -> Iterator[tuple[str, str]]:
+def _rows(reply: ChatReply, source: ChatSource) -> Iterator[tuple[str, str]]:
     """Yield the figures of a reply, each with its label."""
     runs = f" in {reply.calls} target runs" if reply.calls else ""
     rate = f" ({reply.tokens / reply.calls:.2f} a run)" if reply.calls else ""

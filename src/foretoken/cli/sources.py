@@ -53,7 +53,7 @@ class ReplyPart(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reply:
+class ChatReply:
     """A reply so far: its text and counts of its steps."""
 
     text: str = ""
@@ -90,7 +90,7 @@ class ChatSource(Protocol):
         ...
 
     def parts(
-        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: Reply
+        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
         """Answer a prompt part by part, counting in `reply`; closing it early drops the text.
 
@@ -129,7 +129,7 @@ class LocalModel:
         require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
 
     def parts(
-        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: Reply
+        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
         start = perf_counter()
         ids, spec = self._ids(prompt), self.spec
@@ -193,7 +193,7 @@ def _require_template(spec: Speculator, template: Template) -> None:
         )
 
 
-def _count(event: Event, reply: Reply) -> None:
+def _count(event: Event, reply: ChatReply) -> None:
     reply.tokens += len(event.tokens)
     reply.finish_reason = event.finish_reason
     for step in event.steps:

@@ -22,7 +22,7 @@ COPY = 2**40  # rows from one text of a line to the next: no file has as many li
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ModelTask:
     """A prompt, by its number, and its wishes: as they were given, and checked."""
 
     number: int
@@ -35,23 +35,23 @@ class Task:
         return self.params.num_return_sequences
 
 
-def tasks(lines: list[Line], options: dict[str, Any]) -> list[Task]:
+def tasks(lines: list[Line], options: dict[str, Any]) -> list[ModelTask]:
     """One for each line; an error in a line's own wishes says where it stands."""
     return [_task(number, line, options | line.wishes) for number, line in enumerate(lines)]
 
 
-def _task(number: int, line: Line, options: dict[str, Any]) -> Task:
+def _task(number: int, line: Line, options: dict[str, Any]) -> ModelTask:
     if not line.wishes:
-        return Task(number, line, options, SamplingParams(**options))
+        return ModelTask(number, line, options, SamplingParams(**options))
     with line.named():
-        return Task(number, line, options, SamplingParams(**options))
+        return ModelTask(number, line, options, SamplingParams(**options))
 
 
 def numbered(
     file: Path, messages: Messages, options: dict[str, Any]
-) -> tuple[dict[int, Task], int]:
+) -> tuple[dict[int, ModelTask], int]:
     """Those of a file by their lines' numbers, and how many lines are bad, which are told."""
-    good, bad = dict[int, Task](), 0
+    good, bad = dict[int, ModelTask](), 0
     for number, parsed in prompts.numbered(file, wishes=True):
         try:
             line = messages.wrapped(parsed())
@@ -63,7 +63,7 @@ def numbered(
     return good, bad
 
 
-def keys(tasks: list[Task], seed: int) -> list[tuple[int, int]]:
+def keys(tasks: list[ModelTask], seed: int) -> list[tuple[int, int]]:
     """The key of every prompt's first text: the seed and how many texts come before it; or the
     line's own seed and 0."""
     keys: list[tuple[int, int]] = []
@@ -75,13 +75,13 @@ def keys(tasks: list[Task], seed: int) -> list[tuple[int, int]]:
     return keys
 
 
-def key(task: Task, row: int, copy: int, seed: int) -> tuple[int, int]:
+def key(task: ModelTask, row: int, copy: int, seed: int) -> tuple[int, int]:
     """That of a text that is keyed by its line, whatever the lines before it."""
     line_seed = task.line.seed
     return (seed, row + copy * COPY) if line_seed is None else (line_seed, copy)
 
 
-def require(tasks: list[Task], spec: Speculator) -> None:
+def require(tasks: list[ModelTask], spec: Speculator) -> None:
     """InputError or RefusedError for wishes of a line's own that the model cannot honour."""
     from foretoken.controls.required import require as honoured  # late: torch
 
@@ -91,7 +91,7 @@ def require(tasks: list[Task], spec: Speculator) -> None:
                 honoured(task.params, spec.target, spec.tokenizer is not None)
 
 
-def require_one(tasks: list[Task]) -> None:
+def require_one(tasks: list[ModelTask]) -> None:
     """InputError where there is more than one text to compare."""
     texts = sum(task.texts for task in tasks)
     if len(tasks) != 1:

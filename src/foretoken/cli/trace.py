@@ -28,7 +28,7 @@ from foretoken.errors import InputError
 from foretoken.storage import files
 
 if TYPE_CHECKING:
-    from foretoken.cli.task import Task
+    from foretoken.cli.task import ModelTask
     from foretoken.request import StepRecord
     from foretoken.speculator import Speculator
 
@@ -186,7 +186,7 @@ def trace(
         print(remark, file=sys.stderr)
 
 
-def _traced(spec: Speculator, one: Task, seed: int, dials: dict[str, Any]) -> Answer:
+def _traced(spec: Speculator, one: ModelTask, seed: int, dials: dict[str, Any]) -> Answer:
     """The text, after a few tokens of it that do not count. KeyboardInterrupt where it was
     interrupted: half a trace would pass for a whole one."""
     from foretoken.lab.uninterrupted import uninterrupted

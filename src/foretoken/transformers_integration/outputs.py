@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 
-class Stream:
+class StreamedRows:
     """Tokens to a streamer, one at a time, as `generate` puts them; the prompt it has put itself.
     None: to nobody."""
 

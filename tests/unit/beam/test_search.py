@@ -7,7 +7,7 @@ import torch
 
 import foretoken
 from foretoken import InputError, NumericsError, RefusedError, Speculator
-from foretoken.beam.search import Beam, Task, beam_stats
+from foretoken.beam.search import Beam, BeamTask, beam_stats
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.table import TableModel
 from pairs import PROMPTS, relative, speculator, target
@@ -146,7 +146,7 @@ def test_the_default_pair_saves_target_calls() -> None:
 
 
 def test_a_beam_is_shown_in_a_line():
-    stats_of = beam_stats(Task(None), "table", "none")
+    stats_of = beam_stats(BeamTask(None), "table", "none")
     long = Beam(None, [1] * 400, -0.12345, "length", stats_of)
     assert repr(long).startswith("Beam(tokens=[1, 1, ") and len(repr(long)) < 140
     assert repr(long).endswith("..., 400 tokens, score=-0.1235, finish_reason='length')")

@@ -8,7 +8,7 @@ from foretoken.cli.lines import Lines, completing, here, on_ray
 from foretoken.cli.messages import Template
 from foretoken.cli.prompts import Line
 from foretoken.cli.results import Tally
-from foretoken.cli.task import COPY, Task
+from foretoken.cli.task import COPY, ModelTask
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama
 
@@ -17,7 +17,7 @@ PARAMS = SamplingParams(1.0, max_new_tokens=5, num_return_sequences=2)
 
 def lines(target: str = "target") -> Lines:
     prompts = {2: Line([1, 2]), 5: Line([3], seed=9), 6: Line([999], place="line 6")}
-    tasks = {n: Task(n, line, {}, PARAMS) for n, line in prompts.items()}
+    tasks = {n: ModelTask(n, line, {}, PARAMS) for n, line in prompts.items()}
     loading = option.PairLoading(dtype="float64", runtime="transformers")
     dials = {"gamma": 2, "rule": "block", "lenience": 1.0}
     return Lines(tasks, (target, "none"), loading, Template(), 4, dials)

@@ -10,7 +10,7 @@ import pytest
 
 from foreign import Answer, body, chat, event, refusal, replaying, said, streamed
 from foretoken.cli.remote import remote
-from foretoken.cli.sources import Reply, ReplyToken, TextError
+from foretoken.cli.sources import ChatReply, ReplyToken, TextError
 from foretoken.errors import InputError
 
 TALK = [{"role": "user", "content": "Where?"}]
@@ -34,8 +34,10 @@ def opened(url: str, key=None, model=None, variables=None, *, messages=True, see
     return remote(url, key, model, variables, messages=messages, seed=seed, speculation=how)
 
 
-def answered(source, prompt=TALK, number: int = 0, **wishes) -> tuple[str, list[ReplyToken], Reply]:
-    reply = Reply()
+def answered(
+    source, prompt=TALK, number: int = 0, **wishes
+) -> tuple[str, list[ReplyToken], ChatReply]:
+    reply = ChatReply()
     parts = list(source.parts(prompt, wishes, number, reply))
     text = "".join(part.text for part in parts)
     return text, [token for part in parts for token in part.tokens], reply
@@ -196,7 +198,7 @@ def test_half_a_character_is_no_failure():
 def test_leaving_early_closes_the_connection():
     with replaying(chat=[streamed(chat("a"), None, *[chat("b" * 10**5)] * 200)]) as server:
         with opened(server.url) as source:
-            reply = Reply()
+            reply = ChatReply()
             with closing(source.parts(TALK, {}, 0, reply)) as parts:
                 assert next(parts).text == "a"
             server.on.set()

@@ -17,7 +17,7 @@ from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
 from foretoken.cli.sampling_options import OneAnswer
 from foretoken.cli.session import Conversation
-from foretoken.cli.sources import Reply, ReplyPart, ReplyToken, TextError
+from foretoken.cli.sources import ChatReply, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError
 from terminal import CTRL_C, CTRL_D, terminal
 
@@ -36,7 +36,7 @@ class Said:
             raise InputError("typical_p is nothing here")
 
     def parts(
-        self, prompt: Any, wishes: Mapping[str, Any], number: int, reply: Reply
+        self, prompt: Any, wishes: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
         self.asked.append((prompt, dict(wishes), number))
         answer = self.answers.pop(0)
@@ -221,12 +221,12 @@ def test_stats_are_of_the_last_text(run):
 
 
 def test_stats_of_guesses():
-    reply = Reply(tokens=8, calls=4, drafted=10, accepted=5, overlaps=[0.5, 0.7], bias=0.4)
+    reply = ChatReply(tokens=8, calls=4, drafted=10, accepted=5, overlaps=[0.5, 0.7], bias=0.4)
     rows = dict(session._rows(reply, Said()))
     assert rows["tokens"] == "8 in 4 target runs (2.00 a run)"
     assert rows["guesses"] == "5 of 10 kept (0.50), alpha 0.60"
     assert rows["law"].startswith("0.0500 from the target's")
-    assert dict(session._rows(Reply(tokens=2, calls=2), Said()))["guesses"] == "none"
+    assert dict(session._rows(ChatReply(tokens=2, calls=2), Said()))["guesses"] == "none"
 
 
 def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):

@@ -8,7 +8,7 @@ import pytest
 
 import foretoken
 from foretoken.cli.messages import Template
-from foretoken.cli.sources import LocalModel, Reply, TextError, local
+from foretoken.cli.sources import ChatReply, LocalModel, TextError, local
 from foretoken.errors import ForetokenError, InputError
 from tiny import byte_level, llama, t5
 
@@ -31,7 +31,7 @@ def opened(
 
 def answered(source: LocalModel, prompt, number: int = 0, **wishes):
     """All of an answer: its text, its tokens as they are spelled, and the reply."""
-    reply = Reply()
+    reply = ChatReply()
     parts = list(source.parts(prompt, wishes, number, reply))
     tokens = [token for part in parts for token in part.tokens]
     return "".join(part.text for part in parts), tokens, reply
@@ -89,7 +89,7 @@ def test_an_answer_has_as_much_room_as_there_is(spec):
 
 def test_a_text_that_is_dropped_leaves_no_row(spec):
     with opened(spec) as source:
-        reply = Reply()
+        reply = ChatReply()
         with closing(source.parts("It was", {}, 0, reply)) as parts:
             first = next(parts)
         assert source.engine.running == source.engine.waiting == 0

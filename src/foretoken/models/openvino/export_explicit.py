@@ -20,7 +20,7 @@ from foretoken.models.openvino.export_block import Block, Fresh, Pairs, within
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
 from foretoken.models.stock.cache import admit, given, growing_cache
-from foretoken.models.stock.needed import Kept
+from foretoken.models.stock.needed import KeptPositions
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
@@ -145,7 +145,7 @@ class DecoderGraph(nn.Module):
         past = [(feed[f"keys.{i}"], feed[f"values.{i}"]) for i in range(layers)]
         block = Block(past, feed["lengths"], feed["ids"].shape[1])
         inputs = self.seq2seq(feed, block) if "sources" in feed else self.causal(feed, block)
-        kept = Kept(feed["keep"])
+        kept = KeptPositions(feed["keep"])
         with self.running(block, kept):  # pyright: ignore
             logits = self.model(**inputs, use_cache=True, return_dict=True).logits
         return logits.float(), kept.hidden, *stacked(block.fresh)

@@ -26,7 +26,7 @@ from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward
 from foretoken.models.stock.cache import KEEPS_TOKENS, given, growing_cache
 from foretoken.models.stock.longrope import switch_of
-from foretoken.models.stock.needed import Kept
+from foretoken.models.stock.needed import KeptPositions
 from foretoken.models.stock.sizes import context_limit, output_rows, positions
 from foretoken.models.stock.twin import separate
 
@@ -88,7 +88,7 @@ class Traced(torch.nn.Module):
             keys, values = past[2 * i], past[2 * i + 1]
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
-        kept = Kept(needed)
+        kept = KeptPositions(needed)
         try:
             with self.running(None, kept) as model:
                 logits = model(

@@ -62,7 +62,7 @@ class Needed:
         return self.of(logits) if self.hidden is None else logits
 
 
-class Kept:
+class KeptPositions:
     """Lets hidden states at flat places of a block through, `[1, N, H]`, in a form for tracing."""
 
     def __init__(self, places: Tensor) -> None:

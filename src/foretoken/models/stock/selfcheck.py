@@ -160,7 +160,7 @@ def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
     `runner` runs the batches; None: on torch. Rows join, grow by ragged blocks, go back, change
     places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
     """
-    rows = Rows(model.eval(), random.Random(0), runner)
+    rows = CheckedRows(model.eval(), random.Random(0), runner)
     rows.start([cache.BUCKET - 4, 3, 11])
     for width in (1, 5, 0, 12):
         rows.score(width)
@@ -208,7 +208,7 @@ def _contradiction(model: PreTrainedModel, start: int) -> float:
     return worst / spread
 
 
-class Rows:
+class CheckedRows:
     """Random operations on a model's rows; its logits are compared with the stock model's."""
 
     def __init__(

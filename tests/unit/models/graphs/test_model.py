@@ -18,7 +18,7 @@ from foretoken.models.families import FAMILIES, build
 from foretoken.models.graphs.fixed import FixedCache
 from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, Pass, rehearsed
 from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.selfcheck import Form, Rows, check, deviation
+from foretoken.models.stock.selfcheck import CheckedRows, Form, check, deviation
 from pairs import PROMPTS
 
 CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]
@@ -127,7 +127,7 @@ def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Pass, "__call__", watched)
     model = pairs.target(name)
-    rows = Rows(model, random.Random(2), GraphModel(model))
+    rows = CheckedRows(model, random.Random(2), GraphModel(model))
     rows.start([4, 21, 9])
     for width in (3, 1, 5, 5, 1, 4, 3, 1, 5, 1):
         rows.score(width)

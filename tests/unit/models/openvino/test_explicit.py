@@ -20,7 +20,7 @@ from foretoken.models.families import FAMILIES, T5, build
 from foretoken.models.openvino.core import core
 from foretoken.models.openvino.explicit import BUCKET, ExplicitModel, Slots
 from foretoken.models.openvino.export_explicit import export_explicit
-from foretoken.models.stock.selfcheck import Rows, deviation, stir
+from foretoken.models.stock.selfcheck import CheckedRows, deviation, stir
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 from pairs import PROMPTS, BrokenOff, assert_greedy, relative, target
 
@@ -51,9 +51,9 @@ def family(name: str) -> tuple[PreTrainedModel, tuple[Any, ...]]:
     return model, compiled(model)
 
 
-def conversation(name: str, seed: int) -> Rows:
+def conversation(name: str, seed: int) -> CheckedRows:
     model, graphs = family(name)
-    return Rows(model, random.Random(seed), ExplicitModel(*graphs))
+    return CheckedRows(model, random.Random(seed), ExplicitModel(*graphs))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from foretoken import load
 from foretoken.errors import RefusedError
 from foretoken.models.families import build
 from foretoken.models.stock import attention
-from foretoken.models.stock.selfcheck import Rows, on_torch, stir
+from foretoken.models.stock.selfcheck import CheckedRows, on_torch, stir
 from foretoken.speculator import Speculator
 from interrupts import interrupted
 
@@ -87,7 +87,7 @@ def test_threads_may_run_one_network_at_once() -> None:
 @pytest.mark.parametrize("name", ["BART", "Marian"])
 def test_ragged_rows_reach_the_end_of_the_context(name: str) -> None:
     model = lively(name, max_position_embeddings=24)
-    rows = Rows(model, random.Random(0))
+    rows = CheckedRows(model, random.Random(0))
     rows.start([22, 3])
     blocks = [rows.draw(2), rows.draw(5)]  # padding reaches beyond the table
     logits = rows.runner.score(blocks, [2, 5])

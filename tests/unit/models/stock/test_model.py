@@ -15,7 +15,7 @@ from foretoken.errors import InputError
 from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock import attention, causal
 from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.selfcheck import Rows, stir
+from foretoken.models.stock.selfcheck import CheckedRows, stir
 from foretoken.models.stock.seq2seq import Seq2SeqModel
 
 
@@ -34,7 +34,7 @@ def full(model: transformers.PreTrainedModel, ids: list[int]) -> Tensor:
 def test_long_prompts_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal, "CHUNK", 7)
     model = network("Mistral")
-    rows = Rows(model, random.Random(1))
+    rows = CheckedRows(model, random.Random(1))
     widths: list[int] = []
     embed = model.get_input_embeddings()
     embed.register_forward_hook(lambda _m, _i, out: widths.append(out.shape[1]))
@@ -65,7 +65,7 @@ def test_a_decoder_may_be_deeper_or_shallower_than_its_encoder(name: str, layers
     settings = {"num_decoder_layers": layers} if name == "T5" else {"decoder_layers": layers}
     config, kind, shape = FAMILIES[name]
     model = getattr(transformers, kind)(getattr(transformers, config)(**(shape | settings)))
-    rows = Rows(model.double().eval(), random.Random(2))
+    rows = CheckedRows(model.double().eval(), random.Random(2))
     rows.start([4, 9])
     rows.score(5)
     rows.start([3])
@@ -78,7 +78,7 @@ def test_a_decoder_may_be_deeper_or_shallower_than_its_encoder(name: str, layers
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_what_a_broken_text_left_harms_no_other(name: str, joins: bool) -> None:
     """NaN survives a mask. The place goes to a row that joins, or to the last one."""
-    rows = Rows(network(name), random.Random(3))
+    rows = CheckedRows(network(name), random.Random(3))
     rows.start([30, 9, 5])
     rows.score(4)
     cache = rows.runner.cache
@@ -96,7 +96,7 @@ def test_what_a_broken_text_left_harms_no_other(name: str, joins: bool) -> None:
 
 @pytest.mark.parametrize("name", ["Llama", "BART"])
 def test_rows_change_places_repeat_and_leave_in_any_order(name: str) -> None:
-    rows = Rows(network(name), random.Random(5))
+    rows = CheckedRows(network(name), random.Random(5))
     rows.start([4, 0, 9, 1])
     rows.score(6)
     for order in ([3, 1, 0, 2], [2, 2, 0, 2, 1], [4, 0, 1, 1, 1, 3, 2], [5, 0]):
@@ -203,7 +203,7 @@ def test_sources_are_needed() -> None:
 @pytest.mark.parametrize("name", ["Llama", "Gemma 2", "T5"])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     model = network(name).to(dtype)
-    rows = Rows(model, random.Random(2))
+    rows = CheckedRows(model, random.Random(2))
     rows.start([9, 3])
     rows.score(4)
     rows.score(4)

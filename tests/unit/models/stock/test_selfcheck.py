@@ -348,7 +348,7 @@ def test_the_callers_randomness_is_left_alone() -> None:
 def test_the_small_copy_is_far_from_flat() -> None:
     for name in ("Llama", "GPT-2", "T5", "Gemma 2"):
         small = selfcheck.small_copy(build(name))
-        rows = selfcheck.Rows(small, random.Random(0))
+        rows = selfcheck.CheckedRows(small, random.Random(0))
         rows.start([5])
         rows.score(3)
         assert rows.spread > 0.3
