@@ -3,12 +3,13 @@ guesses, same tokens kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foretoken.costing.costs import Costs
@@ -24,8 +25,7 @@ from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import block
-from foretoken_lab.fleet.paper import PaperReplica as Replica
-from foretoken_lab.fleet.paper import PaperText as Text
+from foretoken_lab.fleet.paper import Clock, PaperReplica, PaperText
 from oracle import random_model
 
 V, ROWS = 6, 3
@@ -65,9 +65,11 @@ def told(rows: Iterable[Row]) -> list[list[tuple[Any, ...]]]:
     return [[step(one) for one in row.records] for row in rows]
 
 
-def engine(requests: list[tuple[Request, int]], gamma: int | None) -> list[Row]:
+def engine(
+    requests: list[tuple[Request, int]], gamma: int | None, clock: Callable[[], float]
+) -> list[Row]:
     """What becomes of requests that come before given steps."""
-    scheduler = Scheduler(*models(), ROWS, clock=lambda: 0.0)
+    scheduler = Scheduler(*models(), ROWS, clock=clock)
     judge, policy = choose(block), Adaptive(COSTS) if gamma is None else Fixed(gamma)
     rows = [Row.of(request) for request, _ in requests]
     for step in range(200):
@@ -77,35 +79,51 @@ def engine(requests: list[tuple[Request, int]], gamma: int | None) -> list[Row]:
     return rows
 
 
-def paper(requests: list[tuple[Request, int]], gamma: int | None, texts: list[Text]) -> list[Row]:
-    replica = Replica(texts, SERVING, gamma)
-    served = {}
-    for step in range(200):
-        for text, (request, before) in zip(texts, requests, strict=True):
-            if before == step:
-                own = replace(request, prompt=text.ids)
-                served[text.number] = replica.submit(own, replica.clock.seconds)
-        replica.step()
-    return [served[text.number].row for text in texts]
+def paper(
+    requests: list[tuple[Request, int]], gamma: int | None, texts: list[PaperText]
+) -> tuple[list[Row], list[float]]:
+    """The same on paper, and what its scheduler saw each time it looked at the clock."""
+    replica, served, seen = PaperReplica(texts, SERVING, gamma), {}, list[float]()
+
+    def look(clock: Clock) -> float:
+        seen.append(clock.seconds)
+        return clock.seconds
+
+    with patch.object(Clock, "__call__", look):
+        for step in range(200):
+            for text, (request, before) in zip(texts, requests, strict=True):
+                if before == step:
+                    own = replace(request, prompt=text.ids)
+                    served[text.number] = replica.submit(own, replica.clock.seconds)
+            replica.step()
+    return [served[text.number].row for text in texts], seen
 
 
 @pytest.mark.parametrize("gamma", [None, 2])
 @given(REQUESTS)
+@example([([0, 0], 4, 6), ([0] * 7, 1, 7), ([0] * 12, 3, 7)])  # steps' times decide who joins when
 @settings(max_examples=8, deadline=None)
 def test_steps_are_those_of_an_engine_with_models(gamma: int | None, drawn: Any) -> None:
-    """At temperature 0, where what `measure` sees of a text decides which guesses are kept."""
+    """At temperature 0, where what `measure` sees of a text decides which guesses are kept.
+
+    How much of a prompt is read beside others follows from the times of steps before: the engine
+    gets those of the paper's, once its texts are known.
+    """
     requests = [
         (Request(prompt, limit, RowKey(0, i), params=GREEDY), before)
         for i, (prompt, limit, before) in enumerate(drawn)
     ]
-    rows = engine(requests, gamma)
+    rows = engine(requests, gamma, lambda: 0.0)
     assert all(row.finish_reason == "length" for row in rows)
     target, drafter = models()
     texts = [
-        Text(i, len(row.request.prompt), tuple(betas(target, drafter, row)))
+        PaperText(i, len(row.request.prompt), tuple(betas(target, drafter, row)))
         for i, row in enumerate(rows)
     ]
-    assert told(paper(requests, gamma, texts)) == told(rows)
+    served, seen = paper(requests, gamma, texts)
+    timed = engine(requests, gamma, iter(seen).__next__)
+    assert told(served) == told(timed)
+    assert [row.new_tokens for row in timed] == [row.new_tokens for row in rows]
 
 
 def betas(target: TableModel, drafter: LMDrafter, row: Row) -> list[float | None]:
@@ -115,8 +133,8 @@ def betas(target: TableModel, drafter: LMDrafter, row: Row) -> list[float | None
 def test_a_step_takes_what_the_measurement_expects_of_it() -> None:
     """So what `joining` is measured as is what steps take beyond that."""
     serving = replace(SERVING, costs=replace(COSTS, change=0.3), passes=((1, 1.2), (3, 1.1)))
-    texts = [Text(i, 5 + i, (1.0, 0.0, 1.0)) for i in range(3)]
-    replica = Replica(texts, serving, 2)
+    texts = [PaperText(i, 5 + i, (1.0, 0.0, 1.0)) for i in range(3)]
+    replica = PaperReplica(texts, serving, 2)
     sizes = [0]
 
     def taken(joined: list[int]) -> None:
