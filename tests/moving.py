@@ -275,7 +275,10 @@ class Alone:
         noise = RUNTIMES[self.runtime].noise()
         errors = [str(one.error) for one in (done, own) if one is not None and one.error]
         if RUNTIMES[self.runtime].own and DRAFT_SICK in asked.prompt and errors:
-            return  # the draft's invalid keys may be the target's: then the text goes on without it
+            # where its invalid keys come to stand among the target's, the text goes on without the
+            # draft; else the draft's logits end it. Nothing else may
+            assert all("the draft's logits hold NaN" in error for error in errors), asked
+            return
         if (noise or not fixed) and done is not None and len(errors) == 2:
             return  # how many tokens come before depends on what is guessed at once
         if not fixed and done is not None and any("logits hold" in error for error in errors):

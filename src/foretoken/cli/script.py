@@ -29,7 +29,7 @@ from foretoken.cli import (
     train,
 )
 from foretoken.cli.command import quiet
-from foretoken.errors import ForetokenError, InputError
+from foretoken.errors import ForetokenError, InputError, mismatch, shown
 from foretoken.models.parallel import torchrun
 
 LAB = ("report", "simulate", "theory", "train lm", "train seq2seq")
@@ -101,7 +101,7 @@ def run(app: typer.Typer) -> None:
         _require_ranks()
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type
-        message = " ".join(error.format_message().split())
+        message = " ".join(_said(error).split())
         if message:  # "" where the help is shown instead
             print(f"error: {message.removesuffix('.')}{_help(error)}", file=sys.stderr)
         sys.exit(2)
@@ -129,6 +129,16 @@ def _require_ranks() -> None:
         raise InputError(
             "torchrun starts ranks; give --tensor-parallel, or run it without torchrun"
         )
+
+
+def _said(error: typer.TyperException) -> str:
+    """What is wrong, in our words where typer has passed on pydantic's."""
+    from pydantic import ValidationError  # late: `--help` does without it
+
+    if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):
+        (first, *_) = error.__cause__.errors()
+        error.message = f"{mismatch(dict(first))}, not {shown(first['input'])}"
+    return error.format_message()
 
 
 def _help(error: typer.TyperException) -> str:

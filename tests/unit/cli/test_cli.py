@@ -371,7 +371,12 @@ def test_an_unknown_option_is_a_usage_error(run):
     result = run("generate", "text", "--repetition-penalt", "2")
     mistake(result, "--presence-penalty, --repetition-penalty)")
     assert result.err.endswith("foretoken generate --help lists all options\n")
-    mistake(run("generate", "text", "--top-k", "many"), "Invalid value for '--top-k'")
+    said = "Invalid value for '--top-k': it must be a whole number, not 'many'; foretoken generate"
+    mistake(run("generate", "text", "--top-k", "many"), said)
+    said = "Invalid value for '--seed': it must be a whole number, not '1.5'; foretoken generate"
+    mistake(run("generate", "text", "--seed", "1.5"), said)
+    said = "Invalid value for '--temperature': it must be a number, not 'hot'; foretoken generate"
+    mistake(run("generate", "text", "--temperature", "hot"), said)
     mistake(run("nonsense"), "No such command 'nonsense'")
 
 
