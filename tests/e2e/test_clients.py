@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from console import Result, Run, mistake
@@ -150,6 +151,15 @@ def test_a_server_without_a_chat_template(run, tmp_path: Path):
         )
         mistake(run("chat", "-q", "It was", "--url", url), says)
         assert run("chat", "--raw", "-q", "It was", "--url", url).code == 0
+        talk = {"role": "user", "content": "a"}
+        for path, field, value in (
+            ("chat/completions", "messages", [talk]),
+            ("responses", "input", "a"),
+        ):
+            answer = httpx2.post(f"{url}/v1/{path}", json={"model": "tiny", field: value})
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and "no chat template" in error["message"]
+            assert error["param"] == field
 
 
 def test_an_engine_that_dies_is_one_line_and_comes_back(folders):

@@ -195,3 +195,9 @@ def test_tools_that_are_no_functions_are_named(kind: type[Wire], tool: Any, para
     with pytest.raises(BadRequestError) as refused:
         read(kind, LEAST[kind] | {"tools": tools}).options({})
     assert refused.value.param == param
+
+
+def test_a_hint_names_no_field_that_the_endpoint_lacks() -> None:
+    """A response's `reasoning` cannot be given as chat_template_kwargs there."""
+    with pytest.raises(BadRequestError, match="give /v1/chat/completions chat_template_kwargs"):
+        read(Responses, LEAST[Responses] | {"reasoning": {"effort": "low"}})
