@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         ForeignError,
         ForetokenError,
         InputError,
-        LostError,
         NumericsError,
         RefusedError,
     )
@@ -51,7 +50,6 @@ _HOMES = {
         "ForeignError",
         "ForetokenError",
         "InputError",
-        "LostError",
         "NumericsError",
         "RefusedError",
     ),
@@ -64,6 +62,7 @@ _HOMES = {
     "speculator": ("Speculator",),
 }
 _MODULES = ("execute", "theory")
+_GONE = {"LostError": "tensor parallelism, which raised it, was removed"}
 
 __all__ = [
     "AsyncEngine",
@@ -83,7 +82,6 @@ __all__ = [
     "InputError",
     "LMDrafter",
     "LookupDrafter",
-    "LostError",
     "MixtureDrafter",
     "NGram",
     "NGramDrafter",
@@ -120,4 +118,6 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(f"foretoken.{home}"), name)
             globals()[name] = value
             return value
+    if name in _GONE:
+        raise AttributeError(f"foretoken.{name} is gone: {_GONE[name]}")
     raise AttributeError(f"module 'foretoken' has no attribute {name!r}")
