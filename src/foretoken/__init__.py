@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         RefusedError,
     )
     from foretoken.loading.load import load
-    from foretoken.request import Completion, Piece, Stats, StepRecord
+    from foretoken.records import Stats, StepRecord
+    from foretoken.request import Completion, Piece
     from foretoken.sampling.draw import Draw
     from foretoken.sampling.params import SamplingParams
     from foretoken.serving.asynchronous import AsyncEngine
@@ -56,7 +57,8 @@ _HOMES = {
     "transformers_integration.attach": ("attach", "detach"),
     "loading.load": ("load",),
     "sampling.params": ("SamplingParams",),
-    "request": ("Completion", "Piece", "Stats", "StepRecord"),
+    "records": ("Stats", "StepRecord"),
+    "request": ("Completion", "Piece"),
     "serving.asynchronous": ("AsyncEngine",),
     "serving.engine": ("Engine", "EngineStats", "Event"),
     "speculator": ("Speculator",),

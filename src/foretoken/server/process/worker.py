@@ -188,7 +188,7 @@ class Worker:
             return not self.over
 
     def _add(self, message: Add) -> None:
-        from foretoken.request import Begun
+        from foretoken.records import Begun
         from foretoken.sampling.params import SamplingParams
         from foretoken.server.process.spelling import record
         from foretoken.server.process.statistics import RequestProfile
