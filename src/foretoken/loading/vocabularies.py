@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError
 from foretoken.models.base import Model
-from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import other_words

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.beam.forest import Copied, Forest, Shared
-from foretoken.beam.tree import Node
+from foretoken.beam.forest import Copied, Forest, Node, Shared
 from foretoken.models.table import TableModel
 from oracle import random_model
 

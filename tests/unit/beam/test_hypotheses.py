@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from foretoken.beam.hypotheses import BeamParams, Hypothesis, Search, continuations
-from foretoken.beam.tree import Node, closure
+from foretoken.beam.forest import Node, closure
+from foretoken.beam.search import BeamParams, Hypothesis, Search, continuations
 from foretoken.controls.chain import chain
 from foretoken.errors import InputError, NumericsError
 from foretoken.request import Request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.beam.tree import Node, closure
+from foretoken.beam.forest import Node, closure
 
 
 def test_a_text_is_one_node() -> None:

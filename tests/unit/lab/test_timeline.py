@@ -8,9 +8,8 @@ import pytest
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.lab.timeline import chrome, draw, svg, timeline
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.lab.view import chrome, draw, svg, timeline
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.speculator import Speculator
 from tiny import llama, t5
 

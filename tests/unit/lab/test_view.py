@@ -17,7 +17,7 @@ from foretoken.lab.view import (
     paragraph,
     trace,
 )
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.records import StepRecord
 from foretoken.speculator import Speculator
 from tiny import byte_level, llama

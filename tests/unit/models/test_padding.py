@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from foretoken.models.padding import Padding
+from foretoken.models.rows import Padding
 
 
 def run(sizes: list[int], change: float, room: int = 16) -> list[int]:

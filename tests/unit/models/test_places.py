@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.models.places import (
+from foretoken.models.rows import (
     beyond,
     by_place,
     joined,

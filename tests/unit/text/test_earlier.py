@@ -1,7 +1,7 @@
 """Texts of before: whose they are, and when they are forgotten."""
 
-from foretoken.text import earlier
-from foretoken.text.earlier import Earlier
+from foretoken.text import automaton
+from foretoken.text.automaton import Earlier
 
 
 def known(store: Earlier, salt: str, run: list[int]) -> bool:
@@ -24,8 +24,8 @@ def test_no_run_goes_on_from_one_text_to_the_next():
 
 
 def test_what_came_first_is_forgotten(monkeypatch):
-    monkeypatch.setattr(earlier, "VOLUME", 10)
-    monkeypatch.setattr(earlier, "MOST", 30)
+    monkeypatch.setattr(automaton, "VOLUME", 10)
+    monkeypatch.setattr(automaton, "MOST", 30)
     store = Earlier()
     for i in range(12):
         store.add("ab"[i % 2], [i] * 4)
@@ -36,14 +36,14 @@ def test_what_came_first_is_forgotten(monkeypatch):
 
 
 def test_of_a_long_text_its_end_is_kept(monkeypatch):
-    monkeypatch.setattr(earlier, "VOLUME", 10)
+    monkeypatch.setattr(automaton, "VOLUME", 10)
     store = Earlier()
     store.add("", list(range(25)))
     assert known(store, "", list(range(15, 25))) and not known(store, "", [14])
 
 
 def test_a_crowd_of_salts_is_bounded(monkeypatch):
-    monkeypatch.setattr(earlier, "MOST", 100)
+    monkeypatch.setattr(automaton, "MOST", 100)
     store = Earlier()
     for i in range(500):
         store.add(str(i), [])

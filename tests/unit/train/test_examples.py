@@ -8,8 +8,7 @@ import pytest
 
 from foretoken.errors import InputError
 from foretoken.train import corpus
-from foretoken.train.examples import read
-from foretoken.train.samples import PROMPT
+from foretoken.train.examples import PROMPT, read
 from tiny import TEXT, byte_level
 
 LENGTH = 8

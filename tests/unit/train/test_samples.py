@@ -7,7 +7,7 @@ import pytest
 
 from foretoken import load
 from foretoken.errors import InputError, RefusedError
-from foretoken.train.samples import PROMPT, completed, samples
+from foretoken.train.examples import PROMPT, completed, samples
 from tiny import llama, t5
 
 OPTIONS = {"prompts": None, "temperature": 1.0, "seed": 3}

@@ -10,7 +10,7 @@ from foretoken.costing.costs import Costs
 from foretoken.drafters.base import Draft, Draw
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.lab.bench.compare import compare
+from foretoken.lab.bench.race import compare
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from oracle import random_model
@@ -68,7 +68,7 @@ def test_what_is_predicted_follows_from_the_guesses_made(
     """Where guesses cost nothing, a pass always the same and every guess is kept, the prediction
     is the tokens of a step, however many steps had a guess."""
     free = Costs(((0, 0.0), (16, 0.0)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
-    monkeypatch.setattr("foretoken.lab.bench.compare.of", lambda steps: free)
+    monkeypatch.setattr("foretoken.lab.bench.race.of", lambda steps: free)
     spec = Speculator(TableModel(P, V), Seldom(TableModel(P, V), V))
     spec.costing.measured["sampled", 1] = free
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 60}

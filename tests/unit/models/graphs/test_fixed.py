@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretoken.errors import RefusedError
-from foretoken.models.graphs.fixed import FixedCache, Recordable, bucket, power, wide
+from foretoken.models.graphs import FixedCache, Recordable, bucket, power, wide
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer
 
 CPU = torch.device("cpu")

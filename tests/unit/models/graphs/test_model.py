@@ -15,9 +15,8 @@ import pairs
 from foretoken.errors import RefusedError
 from foretoken.loading.runtimes import Wish, forms, place
 from foretoken.models.families import FAMILIES, build
-from foretoken.models.graphs.fixed import FixedCache
-from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, Pass, rehearsed
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.graphs import ON_GRAPHS, FixedCache, GraphModel, Pass, rehearsed
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedRows, Form, check, deviation
 from pairs import PROMPTS
 

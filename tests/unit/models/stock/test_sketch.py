@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import tiny
-from foretoken.models.stock.packed import PackedLinear, pack
-from foretoken.models.stock.sketch import PER_WEIGHT, alike, sketch
+from foretoken.models.stock.packed import PER_WEIGHT, PackedLinear, alike, pack, sketch
 
 
 def test_a_few_values_of_every_weight():

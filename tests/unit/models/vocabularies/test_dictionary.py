@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken.errors import RefusedError
-from foretoken.models.vocabularies.dictionary import Dictionary
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.words import Dictionary, Words
 
 
 def test_words_are_the_same_by_their_bytes():

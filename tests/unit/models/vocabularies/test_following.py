@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretoken.models.table import TableModel
-from foretoken.models.vocabularies.following import Following, agreed
+from foretoken.models.vocabularies.translated import Following, agreed
 from oracle import random_model
 
 V = 5

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.models.vocabularies.dictionary import Dictionary
-from foretoken.models.vocabularies.seam import ways_on
-from foretoken.models.vocabularies.translation import Translation
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.translation import Translation, ways_on
+from foretoken.models.vocabularies.words import Dictionary, Words
 
 OURS = Words({0: b" day", 1: b",", 2: b"s", 3: b" days", 4: b" ", 5: b"!!"}, end=6)
 THEIRS = Words({0: b" day", 1: b" day,", 2: b" days", 3: b" day!!", 4: b" ", 5: b" day!?"})

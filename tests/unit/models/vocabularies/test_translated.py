@@ -9,9 +9,8 @@ from foretoken.costing import stored
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.base import Sized, Writes
 from foretoken.models.table import TableModel
-from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translation import LONGEST, Translation
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.words import Dictionary, Words
 from unit.models.vocabularies.test_words import TOKENIZERS, words
 
 TEXT = 'ab a bab, naïve;\n  "ab" — 日本語 \U0001f600 aaab\n\nthe day'

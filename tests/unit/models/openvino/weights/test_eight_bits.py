@@ -8,7 +8,7 @@ import pytest
 from openvino import opset13 as ops
 
 from foretoken import load
-from foretoken.models.openvino.weights.eight_bits import eight_bits
+from foretoken.models.openvino.weights import eight_bits
 
 RANDOM = np.random.default_rng(0)
 

@@ -8,8 +8,8 @@ import pytest
 from openvino import opset13 as ops
 
 from foretoken import load
-from foretoken.models.openvino.core import core
-from foretoken.models.openvino.weights.four_bits import GROUP, REACHES, four_bits, nearest
+from foretoken.models.openvino.tracing import core
+from foretoken.models.openvino.weights import GROUP, REACHES, four_bits, nearest
 
 RANDOM = np.random.default_rng(0)
 

@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 import pairs
 from foretoken import load
 from foretoken.lab.certificate.identity import TOLERANCE
-from foretoken.models.openvino import conversion
-from foretoken.models.openvino.core import core
-from foretoken.models.openvino.weights import halves
-from foretoken.models.openvino.weights.halves import halved, widened_in_products
+from foretoken.models.openvino import conversion, weights
+from foretoken.models.openvino.tracing import core
+from foretoken.models.openvino.weights import halved, widened_in_products
 from foretoken.models.stock.selfcheck import on_torch
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -26,7 +25,7 @@ F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halves, "WORTH", 0)
+    monkeypatch.setattr(weights, "WORTH_HALVING", 0)
 
 
 def matrix(rows: int = 160, columns: int = 128) -> np.ndarray:
@@ -91,7 +90,7 @@ def test_what_is_not_only_multiplied_or_looked_up_stays() -> None:
 
 
 def test_a_small_graph_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halves, "WORTH", 160 * 128 + 1)
+    monkeypatch.setattr(weights, "WORTH_HALVING", 160 * 128 + 1)
     assert kinds(halved(product(matrix()))) == {ov.Type.f32}
 
 
@@ -103,9 +102,7 @@ def test_a_model_of_bfloat16_computes_what_the_stock_model_does(
     """Its logits are those of the stock model in float32, over ragged blocks, up to the rounding of
     what it says it computes in: a processor with bfloat16 arithmetic uses it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        "foretoken.models.openvino.weights.eight_bits.WORTH", 64
-    )  # of a single matrix
+    monkeypatch.setattr("foretoken.models.openvino.weights.WORTH_HALVING", 64)  # of a single matrix
     made: list[ov.Model] = []
     monkeypatch.setattr(
         "foretoken.models.openvino.conversion.halved",

@@ -9,8 +9,8 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from foretoken.models.openvino.core import core
-from foretoken.models.openvino.weights.siblings import joined
+from foretoken.models.openvino.tracing import core
+from foretoken.models.openvino.weights import joined
 
 RANDOM = np.random.default_rng(0)
 
