@@ -216,6 +216,7 @@ class GenerateCall:
             elif name != "MaxLengthCriteria":
                 processors.append(each)
         _require_own(processors)
+        self._require_no_scores(processors)
         if not explained:
             raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
         if processors and not self.eos() and len(self.ids) > 1:
@@ -224,6 +225,21 @@ class GenerateCall:
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
         return processors
+
+
+    def _require_no_scores(self, criteria: Sequence[Any]) -> None:
+        """Raise ForeignError for a user's criterion that `generate` would hand the scores.
+
+        Criteria run as each token is accepted, before scores exist for the call. Those of
+        transformers do not read them.
+        """
+        told = self.config.return_dict_in_generate and self.config.output_scores
+        for each in criteria if told else ():
+            if not type(each).__module__.startswith("transformers."):
+                raise ForeignError(
+                    f"{type(each).__name__} may read the scores that output_scores=True makes, "
+                    "which criteria do not get here; leave one of them out"
+                )
 
 
 def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:
