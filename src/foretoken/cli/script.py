@@ -23,7 +23,6 @@ from foretoken.cli import (
     export,
     generate,
     measure,
-    plan,
     serve,
     trace,
     train,
@@ -35,6 +34,7 @@ from foretoken.models.parallel import torchrun
 LAB = ("report", "simulate", "theory", "train lm", "train seq2seq")
 MOVED = {name: f"foretoken-lab {name}" for name in LAB}
 MOVED |= {"bench serve": "guidellm benchmark", "complete": "foretoken chat --raw"}
+MOVED["plan"] = "foretoken measure"
 
 
 class Commands(TyperGroup):
@@ -75,7 +75,6 @@ def options(
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(measure.measure)
-app.command()(plan.plan)
 app.command()(export.export)
 app.command()(bench.bench)
 app.command()(certify.certify)
