@@ -90,7 +90,8 @@ class RemoteModel:
         common["extra_body"] = self._options(prompt, options, number)
         if isinstance(prompt, str):
             return self.client.completions.create(prompt=prompt, **common)
-        return self.client.chat.completions.create(messages=prompt, **common)
+        messages: Any = prompt  # `openai` has a type for every role
+        return self.client.chat.completions.create(messages=messages, **common)
 
     def _options(self, prompt: Prompt, options: Mapping[str, Any], number: int) -> dict[str, Any]:
         # Said also where they are left out, so that a command means the same here and there
@@ -249,7 +250,7 @@ def _error(error: APIError, server: str) -> Exception:
 
     if isinstance(error, APIStatusError):
         return _refused(error.status_code, message(error.response))
-    cause = error.__cause__ or error
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     if isinstance(cause, httpx2.ConnectTimeout):
         return InputError(f"{server} does not answer within {CONNECT:g} s")
     if isinstance(cause, httpx2.ConnectError):
