@@ -3,12 +3,11 @@
 ForetokenError
 ├── InputError     an invalid value: the message names it and the remedy
 │   └── BusyError       a full queue: the same request is taken later
-├── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
-│   ├── ForeignError    a call of transformers' `generate` that it has to decode itself
-│   ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
-│   └── ControlError    a row's control that leaves no token, or a user's own that failed
-│       └── DeadEndError    the former: the text cannot go on
-└── LostError      a process that had a part of a model has ended
+└── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
+    ├── ForeignError    a call of transformers' `generate` that it has to decode itself
+    ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
+    └── ControlError    a row's control that leaves no token, or a user's own that failed
+        └── DeadEndError    the former: the text cannot go on
 """
 
 from __future__ import annotations
@@ -141,19 +140,6 @@ class ControlError(RefusedError):
 
 class DeadEndError(ControlError):
     """Controls that leave no token: the text cannot go on."""
-
-
-class LostError(ForetokenError):
-    """The end of a process that had a part of a model: the model must be loaded again.
-
-    Examples:
-        >>> import foretoken
-        >>> spec = foretoken.load()
-        >>> try:
-        ...     (out,) = spec.generate("It was", max_new_tokens=4, gamma=2)
-        ... except foretoken.LostError:
-        ...     spec = foretoken.load()
-    """
 
 
 @contextmanager

@@ -24,13 +24,12 @@ from foretoken.loading.draft import (
     read_of,
 )
 from foretoken.loading.own import OwnCopy
-from foretoken.loading.parallel import place_parallel
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
 from foretoken.loading.sources import in_memory
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft
 from foretoken.loading.wrapped import unwrapped
-from foretoken.options import require_place, require_ranks
+from foretoken.options import SPREAD, require_place
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 
@@ -56,7 +55,7 @@ def load(
     same_tokenizer: bool = False,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     generation_config: str | None = None,
-    tensor_parallel: int = 1,
+    tensor_parallel: None = None,
 ) -> Speculator:
     """Load a target and a draft, ready to generate.
 
@@ -94,8 +93,7 @@ def load(
         generation_config: "ignore" passes over entries of the model's generation config that would
             change the distribution, which are refused otherwise. Its sampling settings are never
             followed: a warning names them once, at the first text that is sampled otherwise.
-        tensor_parallel: Processes that the weights of a decoder on torch are spread over, this one
-            included (docs/deploy.md).
+        tensor_parallel: No longer an option; anything but None is an error.
 
     Returns:
         The Speculator.
@@ -114,14 +112,16 @@ def load(
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
     at = memory.usable(device)
-    flags = {"exact_shapes": exact_shapes, "trust_remote_code": trust_remote_code}
-    for name, value in (flags | {"same_tokenizer": same_tokenizer}).items():
+    for name, value in (
+        ("exact_shapes", exact_shapes),
+        ("trust_remote_code", trust_remote_code),
+        ("same_tokenizer", same_tokenizer),
+    ):
         if not isinstance(value, bool):  # "False" would be true, and run a model's code
             raise InputError(f"{name} is {value!r:.60}; give True or False")
     require_place(runtime, dtype, kv_dtype=kv_dtype, draft_dtype=draft_dtype)
-    require_ranks(
-        tensor_parallel, device=device, runtime=runtime, dtype=dtype, kv_dtype=kv_dtype, **flags
-    )
+    if tensor_parallel is not None:
+        raise InputError(f"tensor_parallel {SPREAD}")
     wish = Wish(dtype, at, runtime, kv_dtype)
     draft_wish = Wish(draft_dtype or dtype, at, runtime)
     if exact_shapes:
@@ -154,7 +154,7 @@ def load(
         raise InputError(f"same_tokenizer is True, but {reason}; leave it out")
     if isinstance(drafter, OwnCopy):
         drafter = _copied(drafter, draft_dtype, draft_revision)
-        drafter.require("transformers" if exact_shapes or tensor_parallel > 1 else runtime)
+        drafter.require("transformers" if exact_shapes else runtime)
     elif draft_dtype is not None and (
         in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
     ):
@@ -164,16 +164,8 @@ def load(
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
-    if tensor_parallel > 1 and isinstance(drafter, DetachedHeads):
-        raise RefusedError(
-            f"tensor_parallel={tensor_parallel} spreads the output layer, which heads read; "
-            "give another draft"
-        )
     with log_if_slow(log, "loading %s", name_of(target)):
-        if tensor_parallel > 1:
-            running = place_parallel(read, wish, tensor_parallel).model
-        else:
-            running = (place_exact if exact_shapes else place)(read, wish).model
+        running = (place_exact if exact_shapes else place)(read, wish).model
     if isinstance(drafter, DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
     spec = Speculator(

@@ -16,7 +16,8 @@ from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
 from foretoken.models.base import longest
 from foretoken.options import Prompt, Prompts, check
-from foretoken.request import Begun, Completion, FinishReason, Piece, Request, StepRecord
+from foretoken.records import Begun, StepRecord
+from foretoken.request import Completion, FinishReason, Piece, Request
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
