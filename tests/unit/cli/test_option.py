@@ -123,11 +123,11 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
     run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
     on = {"trust_remote_code": True, "exact_shapes": True, "generation_config": "ignore"}
-    on |= {"tensor_parallel": 1}  # more is refused beside these
     assert seen == arguments | on | {"target": str(tmp_path), "draft": "d"}
     seen.clear()
     run("generate", "text")
-    in_memory = {"same_tokenizer"}  # of models that a command line cannot name
+    # of models that a command line cannot name, and what is refused
+    in_memory = {"same_tokenizer", "tensor_parallel"}
     assert seen == {one.name: one.default for one in parameters if one.name not in in_memory}
 
 
