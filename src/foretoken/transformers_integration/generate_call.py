@@ -226,7 +226,6 @@ class GenerateCall:
             )
         return processors
 
-
     def _require_no_scores(self, criteria: Sequence[Any]) -> None:
         """Raise ForeignError for a user's criterion that `generate` would hand the scores.
 
