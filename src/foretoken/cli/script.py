@@ -23,7 +23,6 @@ from foretoken.cli import (
     export,
     generate,
     measure,
-    plan,
     serve,
     trace,
     train,
@@ -33,6 +32,7 @@ from foretoken.errors import ForetokenError, InputError, mismatch, shown
 LAB = ("report", "simulate", "theory", "train lm", "train seq2seq")
 MOVED = {name: f"foretoken-lab {name}" for name in LAB}
 MOVED |= {"bench serve": "guidellm benchmark", "complete": "foretoken chat --raw"}
+MOVED["plan"] = "foretoken measure"
 
 
 class Commands(TyperGroup):
@@ -73,7 +73,6 @@ def options(
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(measure.measure)
-app.command()(plan.plan)
 app.command()(export.export)
 app.command()(bench.bench)
 app.command()(certify.certify)
