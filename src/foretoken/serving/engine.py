@@ -122,6 +122,7 @@ class Engine:
         priority: int = 0,
         prediction: Prompt | None = None,
         begun: Begun | None = None,
+        id: int | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
@@ -132,7 +133,8 @@ class Engine:
         request with others than those that run waits until these are done. prediction: what the
         text is expected to be, which is guessed before the drafter is asked; it changes no law.
         begun: what another engine has written for the same request; the text goes on as it would
-        have there, and events tell of what is new.
+        have there, and events tell of what is new. id: the request's, which no other may have that
+        runs or waits; left out: a new one.
 
         InputError for what no text can follow from and for what can never fit, BusyError for a full
         queue, RefusedError for several texts of one request.
@@ -159,6 +161,8 @@ class Engine:
                 "add it several times, with seeds of their own"
             )
         (request,) = self._spec.requests(prompts, [wishes], [seed])
+        if id is not None and (not whole(id) or id in self._entries):
+            raise InputError(f"id is {shown(id)}; give a whole number that no other request has")
         if not isinstance(cache_salt, str | None):
             raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
         if not whole(priority):
@@ -176,7 +180,8 @@ class Engine:
             if row.finish_reason is not None:
                 raise InputError("begun ends the text already; add the request without it")
         self._scheduler.submit([Task(row, judge, policy, int(priority))])
-        id = next(self._ids)
+        if id is None:
+            id = next(number for number in self._ids if number not in self._entries)
         self._entries[id] = output
         if self._closed:  # meanwhile, by another thread
             self._entries.pop(id, None)
