@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         ForeignError,
         ForetokenError,
         InputError,
-        LostError,
         NumericsError,
         RefusedError,
     )
@@ -52,7 +51,6 @@ _HOMES = {
         "ForeignError",
         "ForetokenError",
         "InputError",
-        "LostError",
         "NumericsError",
         "RefusedError",
     ),
@@ -66,6 +64,7 @@ _HOMES = {
     "speculator": ("Speculator",),
 }
 _MODULES = ("execute", "theory")
+_GONE = {"LostError": "tensor parallelism, which raised it, was removed"}
 
 __all__ = [
     "AsyncEngine",
@@ -85,7 +84,6 @@ __all__ = [
     "InputError",
     "LMDrafter",
     "LookupDrafter",
-    "LostError",
     "MixtureDrafter",
     "NGram",
     "NGramDrafter",
@@ -122,4 +120,6 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(f"foretoken.{home}"), name)
             globals()[name] = value
             return value
+    if name in _GONE:
+        raise AttributeError(f"foretoken.{name} is gone: {_GONE[name]}")
     raise AttributeError(f"module 'foretoken' has no attribute {name!r}")

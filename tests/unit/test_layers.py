@@ -18,7 +18,7 @@ LAYERS = [
     ["text"],
     ["checked", "models", "storage"],
     ["models.stock", "sampling", "theory"],
-    ["drafters.base", "generation_config", "models.graphs", "models.openvino", "models.parallel"],
+    ["drafters.base", "generation_config", "models.graphs", "models.openvino"],
     ["options", "records"],
     ["request"],
     ["controls"],

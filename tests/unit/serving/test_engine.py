@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
