@@ -136,11 +136,6 @@ class PairLoading(_group("pair"), Loading):
             hub.way(hub.path(target), self.revision)
 
 
-@dataclass(frozen=True)
-class SpreadLoading(_group("processes"), PairLoading):
-    """The same where the target may be over several processes."""
-
-
 def require_folder(out: Path, flag: str = "--out") -> None:
     """InputError for a file in a missing folder: before the work, which may take hours."""
     if not out.parent.is_dir():

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 
 SINGLE = ("change", "draft_token", "draft_change")  # that are one number

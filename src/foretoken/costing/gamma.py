@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.costing.costs import Costs
-from foretoken.request import Row, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Row
 
 MAX_GAMMA = 16
 DEPTHS = np.arange(1, MAX_GAMMA + 1)

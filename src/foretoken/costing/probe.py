@@ -22,7 +22,8 @@ from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
 from foretoken.lease import leased
 from foretoken.models.base import Model, Pads
-from foretoken.request import Request, Row, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import choose

@@ -24,7 +24,7 @@ import torch
 
 from foretoken.costing.contention import MOST
 from foretoken.costing.costs import Costs, at, parsed
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.versions import versions
 

@@ -15,12 +15,13 @@ from foretoken.generation_config import require_ids
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import draft_of, name_of
 from foretoken.loading.memory import usable
-from foretoken.loading.options import LoadKeywords, LoadOptions
+from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
 from foretoken.loading.pending import ModelDraft, PendingDraft
-from foretoken.loading.runtimes import Placement, place, place_exact, place_parallel
+from foretoken.loading.runtimes import Placement, place, place_exact
 from foretoken.loading.sources import read_of, unwrapped
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
+from foretoken.sampling.options import with_args
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 
@@ -36,42 +37,41 @@ def load(
     draft: str | Path | PreTrainedModel | Drafter | Speculator | None = None,
     **options: Unpack[LoadKeywords],
 ) -> Speculator:
-    """A target and a draft, ready to generate.
+    """Load a target and a draft, ready to generate.
 
-    target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
-    and on its own device; of one that torch.compile or DataParallel wrapped, the model inside).
-    target None is the pair that ships with the package. draft None is then
-    its draft; else the fastest, by costs measured here once, of "lookup", "self:int4" and
-    "self:int8", the last two with a look-up in front (logged at INFO). draft may also be "none",
-    "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE", any Drafter, or a Speculator from
-    `load`: a cascade, whose target drafts here and is itself accelerated by its draft. "self:int4"
-    (or "self") and "self:int8" are the target with
-    its weights rounded, "self:0-3,8" the target with these layers alone: a copy that drafts over
-    the target's own keys and values (docs/drafters.md); it needs OpenVINO. A decoder-only draft
-    with another tokenizer is translated: how it guesses best is tried here, which takes seconds,
-    and is told to the logger "foretoken".
-    draft_dtype: the draft's, if not the target's. A draft that is a folder or of the hub and has
-    two million parameters or more runs, on OpenVINO, in int8 or int4 where that is measured to be
-    faster, once; its precision never changes the law, but where texts are sampled which text a
-    seed gives.
-    kv_dtype: "int8" keeps the target's keys and values in eight bits, token by token, in a quarter
-    of the memory: another model of the target, as int8 weights are. It needs OpenVINO.
-    exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
-    the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
-    cannot influence that text and runs as usual.
-    same_tokenizer: True says that equal ids are equal tokens in a draft and a target of which there
-    are no two tokenizers to compare, as with models in memory: their output layers may then be
-    padded to different sizes.
-    revision: of the target and its own tokenizer, on the hub.
-    generation_config="ignore" passes over entries of the model's generation config that would
-    change the law, which are refused otherwise. Its sampling settings are never followed: the
-    logger "foretoken" warns once, at the first text sampled otherwise.
+    A draft's precision never changes the output's distribution, only which text a seed gives. A
+    decoder-only draft with another tokenizer is translated; how it drafts best is tried here, which
+    takes seconds. With exact_shapes each sequence runs by itself, in forwards of one width
+    (docs/exact.md says what that costs). generation_config="ignore" passes over entries of the
+    model's generation config that would change the distribution, which are refused otherwise. Its
+    sampling settings are never followed: a warning names them once, at the first text that is
+    sampled otherwise.
 
-    tensor_parallel: processes that the target's weights are spread over, this one included: those
-    of a decoder in a folder or of the hub, on torch (docs/deploy.md). The draft is whole here.
+    Args:
+        target: A local folder, a hub id or a model in memory, which is used as it is, in its own
+            dtype and on its own device (of one that torch.compile or DataParallel wrapped, the
+            model inside). None is the pair that ships with the package.
+        draft: A folder, an id or a model in memory; "none", "lookup", "copy", "uniform",
+            "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8", the target with
+            rounded weights, or "self:0-3,8", the target with these layers alone, which share the
+            target's keys and values and need OpenVINO; any Drafter; or a Speculator from `load`, a
+            cascade: its target drafts here and is itself accelerated by its draft
+            (docs/drafters.md). None is the shipped draft for the shipped target, else the fastest
+            of "lookup", "self:int4" and "self:int8" by costs measured here once (logged at INFO).
 
-    Raises InputError for invalid options and unreadable models, RefusedError for what cannot be
-    done exactly.
+    Returns:
+        The Speculator.
+
+    Raises:
+        InputError: An option is invalid, or a model cannot be read.
+        RefusedError: Something that cannot be done exactly.
+
+    Examples:
+        >>> import foretoken
+        >>> spec = foretoken.load()  # the pair that ships; or load("target", "draft")
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> out.text
+        ' at the doctor, and the doctor said'
     """
     asked = LoadOptions(**options)
     device = usable(asked.device)
@@ -134,11 +134,8 @@ def _loaded(target: KnownTarget, asked: LoadOptions, placement: Placement) -> Lo
     """Load the target on its runtime."""
     read = target.facts.read
     with log_if_slow(log, "loading %s", target.name):
-        if asked.tensor_parallel > 1:
-            placed = place_parallel(read, placement, asked.tensor_parallel)
-        else:
-            placed = (place_exact if asked.exact_shapes else place)(read, placement)
-    return LoadedTarget(target, placed.model)
+        running = (place_exact if asked.exact_shapes else place)(read, placement).model
+    return LoadedTarget(target, running)
 
 
 def asset(name: str) -> Path:
@@ -160,4 +157,5 @@ def _signature() -> Signature:
     return own.replace(parameters=[*first, *named])
 
 
+load.__doc__ = with_args(load.__doc__ or "", OPTIONS)
 cast(Any, load).__signature__ = _signature()

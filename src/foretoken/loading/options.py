@@ -1,8 +1,7 @@
 """Options of `foretoken.load`, each declared once.
 
-The checks, the command line (`cli.option`), the signature of `load` and the table in
-docs/getting-started.md follow from the declarations. Imports no torch, so that a mistake on the
-command line is reported without delay.
+The checks, the command line (`cli.option`), the signature of `load` and its Args follow from the
+declarations. Imports no torch, so that a mistake on the command line is reported without delay.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from foretoken.errors import InputError, RefusedError, about
-from foretoken.sampling.checks import Choice, Count, as_flag
+from foretoken.sampling.checks import Choice, as_flag
 from foretoken.sampling.options import declared, option
 
 if TYPE_CHECKING:
@@ -22,6 +21,10 @@ ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
 KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
 RUNTIMES = ("auto", "transformers", "openvino", "graphs")
+SPREAD = (  # of tensor_parallel, which version 0.1.0 had
+    "is gone: a target runs in one process; load it in int8 or int4 if it does not fit, and serve "
+    "it by --replicas if one is too slow"
+)
 NO_MODEL = "is no model that is loaded"  # of drafts that have no options of a model
 
 
@@ -40,13 +43,17 @@ def as_device(name: str, value: Any) -> Any:
     return value
 
 
+def gone(name: str, value: Any) -> Any:
+    raise InputError(f"{name} {SPREAD}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """Options of `foretoken.load` beside target and draft, checked when made.
 
     The group of a declaration says which commands take the option: "origin" those that read a
     model, "reading" those that read a target, "placing" those that run a model, "target" those that
-    generate, "pair" those with a draft, "processes" those whose target may be over several.
+    generate, "pair" those with a draft.
     """
 
     dtype: str = option(
@@ -109,22 +116,18 @@ class LoadOptions:
     exact_shapes: bool = option(
         False,
         as_flag,
-        "The same text to the bit with and without guesses; slower.",
+        "The same text to the bit with and without draft tokens; slower.",
         "Loading",
         group="pair",
-    )
-    tensor_parallel: int = option(
-        1,
-        Count(ge=1, remedy="1 (this process alone) or more"),
-        "Processes that the target's weights are spread over.",
-        "Loading",
-        group="processes",
     )
     same_tokenizer: bool = option(
         False,
         as_flag,
         "Equal ids are equal tokens in target and draft, where tokenizers cannot be compared.",
         None,
+    )
+    tensor_parallel: None = option(
+        None, gone, "No longer an option; anything but None is an error.", None
     )
 
     def __post_init__(self) -> None:
@@ -134,8 +137,6 @@ class LoadOptions:
                 continue
             with about(name):
                 declaration.check(name, value)
-        if self.tensor_parallel > 1:
-            self._require_ranks()
         if self.exact_shapes:
             self._require_torch()
 
@@ -144,23 +145,6 @@ class LoadOptions:
         for name in names:
             if (value := getattr(self, name)) not in (None, False):
                 raise InputError(f"{name} is {value!r:.60}, but {because}; leave it out")
-
-    def _require_ranks(self) -> None:
-        """RefusedError for what several processes of a target cannot do."""
-        refused = {
-            "device": self.device != "cpu",
-            "runtime": self.runtime not in ("auto", "transformers"),
-            "dtype": self.dtype in ROUNDED,
-            "kv_dtype": self.kv_dtype is not None,
-            "exact_shapes": self.exact_shapes,
-            "trust_remote_code": self.trust_remote_code,
-        }
-        for name, objected in refused.items():
-            if objected:
-                raise RefusedError(
-                    f"tensor_parallel={self.tensor_parallel} is for transformers' own decoders on "
-                    f"torch and CPUs, without {name}={getattr(self, name)!r}; leave one of them out"
-                )
 
     def _require_torch(self) -> None:
         """RefusedError for exact shapes on another runtime than torch: it may choose its kernels by
@@ -191,8 +175,8 @@ class LoadKeywords(TypedDict, total=False):
     draft_dtype: str | None
     draft_revision: str | None
     exact_shapes: bool
-    tensor_parallel: int
     same_tokenizer: bool
+    tensor_parallel: None
 
 
 OPTIONS = declared(LoadOptions)

@@ -87,11 +87,6 @@ class DetachedHeads(NamedTuple):
             raise RefusedError(
                 "exact_shapes=True shows no hidden states, which heads read; give another draft"
             )
-        if options.tensor_parallel > 1:
-            raise RefusedError(
-                f"tensor_parallel={options.tensor_parallel} spreads the output layer, which heads "
-                "read; give another draft"
-            )
 
     def attach(self, target: LoadedTarget) -> HeadsDrafter:
         """Return the drafter on the target's output layer, which is read anew where torch's weights
@@ -134,8 +129,7 @@ class OwnCopy:
         and shares no rows."""
         options.refuse("same_tokenizer", because=f"{self.name} {NO_MODEL}")
         options.refuse("draft_revision", because="the draft is the target's copy")
-        on_torch = options.exact_shapes or options.tensor_parallel > 1
-        runtime = "transformers" if on_torch else options.runtime
+        runtime = "transformers" if options.exact_shapes else options.runtime
         if runtime != "auto":
             require_shared(runtime)
 

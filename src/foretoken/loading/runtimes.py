@@ -109,36 +109,6 @@ def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Place
     return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
 
 
-def place_parallel(source: object, placement: Placement, ranks: int) -> Placed:
-    """Spread the model over so many processes, this one included, once its family has passed the
-    self-check over them.
-
-    The others are started here and read the weights themselves, one after the other. Raises
-    RefusedError for a model that cannot be spread.
-    """
-    if not isinstance(source, Source):
-        raise RefusedError(
-            f"tensor_parallel is {ranks}, but the target is in this process's memory, which others "
-            "cannot read; give its folder or hub id"
-        )
-    from foretoken.models.parallel.model import ParallelModel, on_ranks  # late: takes seconds
-    from foretoken.models.parallel.ranks import start
-    from foretoken.models.parallel.sharding import require_plan
-    from foretoken.models.stock.selfcheck import self_check
-
-    require_plan(source.empty, ranks)
-    dtype = getattr(torch, dtype_of(source, placement))
-    # what is wrong with it is told before others run
-    network = source.network(dtype, placement.device)
-    require_precision(network)
-    together = start(ranks)
-    self_check(source.empty, on_ranks(together))
-    again = Source(source.name, source.path, source.options)  # without what this one has read
-    read_again = partial(again.network, dtype, placement.device)
-    model = ParallelModel(together, lambda: network, read_again)
-    return Placed(model, "it was asked for")
-
-
 def _torch(
     source: Source | PreTrainedModel, dtype: str, device: torch.device
 ) -> tuple[Model, list[str]]:

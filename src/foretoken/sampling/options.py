@@ -80,3 +80,15 @@ def declared(kind: Any) -> dict[str, DeclaredOption]:
     """The options that a dataclass declares, by field, in their order."""
     members: tuple[Field[Any], ...] = fields(kind)
     return {each.name: each.metadata[DeclaredOption] for each in members}
+
+
+def with_args(docstring: str, options: Mapping[str, DeclaredOption]) -> str:
+    """Return a docstring with the help texts of these options in its Args section: at the end of
+    one that it has, else of a new one before `Raises:`."""
+    args = "".join(f"        {name}: {each.help}\n" for name, each in options.items())
+    if "    Args:\n" in docstring:
+        before, begin, rest = docstring.partition("    Args:\n")
+        own, end, after = rest.partition("\n\n")
+        return f"{before}{begin}{own}\n{args.rstrip()}{end}{after}"
+    before, raises, after = docstring.partition("    Raises:\n")
+    return f"{before}    Args:\n{args}\n{raises}{after}"

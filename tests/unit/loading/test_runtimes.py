@@ -17,6 +17,7 @@ from foretoken.errors import InputError
 from foretoken.loading import runtimes
 from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
+from foretoken.loading.target import ModelFacts
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion, store
 from foretoken.models.stock import selfcheck
@@ -243,9 +244,9 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
         file.write_text(json.dumps(document | settings))
         first = load(path, "uniform", generation_config="ignore")
         second = load(path, "uniform", generation_config="ignore")
-        wish = Placement()
-        facts = runtimes.Known(source(path, None, False), wish)
-        own = runtimes.Known(type(build(name)).from_pretrained(path), wish)
+        placement = Placement()
+        facts = ModelFacts(source(path, None, False), placement)
+        own = ModelFacts(type(build(name)).from_pretrained(path), placement)
         assert facts._facts is not None and own._facts is None
         assert facts.settings == own.settings and facts.settings.suggested["temperature"] == 0.6
         assert (facts.V, facts.encoder_decoder) == (own.V, own.encoder_decoder)

@@ -42,7 +42,8 @@ from foretoken.lease import leased
 from foretoken.loading.options import ROUNDED
 from foretoken.models.base import Model
 from foretoken.options import Prompt
-from foretoken.request import Completion, Request, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Completion, Request
 from foretoken.sampling.distributions import check
 from foretoken.speculator import Speculator
 

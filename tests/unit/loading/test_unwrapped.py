@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from foretoken.loading.sources import unwrapped
 from torch import nn
 from transformers import TextGenerationPipeline
 
 import foretoken
 from foretoken.errors import InputError
+from foretoken.loading.sources import unwrapped
 from loads import refused
 from tiny import byte_level, llama
 
