@@ -78,7 +78,7 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
             return Placed(model, "it passed the self-check")
         except RefusedError as error:
             if placement.runtime == fast or dtype in ROUNDED or placement.kv_dtype:
-                raise
+                raise RefusedError(f"{error}{_remedy(placement, dtype)}") from error.__cause__
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
@@ -87,6 +87,15 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
             raise RefusedError(f"{name}={value!r} runs on OpenVINO only; leave runtime at 'auto'")
     model, packed = _torch(source, dtype, placement.device)
     return Placed(model, "; ".join([reason, *packed]))
+
+
+def _remedy(placement: Placement, dtype: str) -> str:
+    """Say what to give instead where a model cannot run as it was asked to."""
+    changes = ["give dtype='float32'"] if dtype in ROUNDED else []
+    changes += ["leave kv_dtype out"] if placement.kv_dtype else []
+    if placement.runtime != "auto":
+        changes.insert(0, f"leave runtime at 'auto' (not {placement.runtime!r})")
+    return "; " + ", ".join(changes)
 
 
 def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
