@@ -1,5 +1,5 @@
-"""The 1.25x of section 3.6: what a bigram table, whose guesses cost next to nothing, gains with
-gamma 3."""
+"""The 1.25x of section 3.6: what a bigram table, whose draft tokens cost next to nothing, gains
+with gamma 3."""
 
 from __future__ import annotations
 
