@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from foretoken.cli import option
-from foretoken.cli.files import text
 from foretoken.errors import InputError, RefusedError
+from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate
@@ -42,7 +42,7 @@ def make(
         raise InputError(
             f"--dtype is {placing.dtype}, which rounds no weights; give {' or '.join(ROUNDED)}"
         )
-    content = text(held_out, "held-out text")
+    content = read_text(held_out, "held-out text")
     exact = _load(model, EXACT, origin, placing)
     if exact.tokenizer is None:
         raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from foretoken.cli import answer, option, prompts, results, task
+from foretoken.cli import answer, batch, option, prompts
 from foretoken.cli.cluster import Cluster, needing
 from foretoken.cli.command import command, quiet
-from foretoken.cli.lines import Lines, completing
 from foretoken.cli.messages import Messages
+from foretoken.cli.prompts import ModelTask
 from foretoken.cli.render import bar
 from foretoken.cli.sampling_options import SamplingOptions
-from foretoken.cli.task import ModelTask
 from foretoken.errors import ControlError, InputError
 
 if TYPE_CHECKING:
@@ -80,15 +79,15 @@ def generate(
     if cluster.used:
         raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
     lines = prompts.read(prompt, prompt_file, wishes=True)
-    tasks = task.tasks(messages.wrap(lines), options)
+    tasks = prompts.tasks(messages.wrap(lines), options)
     if compare:
-        task.require_one(tasks)
+        prompts.require_one(tasks)
     loading.require(target)
     quiet()
     spec = loading.load(target, draft)
     texts = [template.prompt(each.line, spec) for each in tasks]
-    task.require(tasks, spec)
-    keys = task.keys(tasks, seed)
+    prompts.require(tasks, spec)
+    keys = prompts.keys(tasks, seed)
     requests = spec.requests(texts, [each.params for each in tasks], keys)  # a bad one fails now
     if streamed := len(requests) == 1 and not (as_json or show_tokens):
         completions = iter([_stream(spec, texts[0], tasks[0], keys, dials)])
@@ -188,20 +187,20 @@ def _write(
 ) -> None:
     """The prompts of a file to a file of results; bad lines are told and passed over."""
     options, template = wishes.given, messages.template
-    tasks, bad = task.numbered(file, messages, options)
+    tasks, bad = prompts.tasks_of_file(file, messages, options)
     loading.require(names[0])
     quiet()
     convert = _converting(output) if output.suffix == ".parquet" else None
     output = output / "results.jsonl" if output.is_dir() else output
     output = output.with_suffix(".jsonl") if convert else output
-    with results.Results(output) as written:
-        lines = Lines(tasks, names, loading, template, seed, dials)
+    with batch.Results(output) as written:
+        lines = batch.Lines(tasks, names, loading, template, seed, dials)
         ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
         common = names, loading.arguments, template, dials
         origins = {name: _origin(common, tasks[name[0]], lines.key(name)) for name in ids}
         try:
-            with completing(lines, cluster) as complete:
-                tally = results.fill(written, ids, origins, complete)
+            with batch.completing(lines, cluster) as complete:
+                tally = batch.fill(written, ids, origins, complete)
         except KeyboardInterrupt:
             print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
             raise

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
-from foretoken.cli import files, prompts
+from foretoken.cli import prompts
 from foretoken.cli.prompts import Line
 from foretoken.cli.sampling_options import as_json
 from foretoken.errors import InputError, shown
+from foretoken.storage.files import read_text
 from foretoken.text import chat
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Rendering:
     def template(self) -> Template:
         """What makes prompts of messages, the file read."""
         file, arguments = self.chat_template, self.chat_template_kwargs
-        text = None if file is None else files.text(file, "a Jinja template")
+        text = None if file is None else read_text(file, "a Jinja template")
         if arguments is None:
             return Template(text)
         variables = as_json("chat_template_kwargs", arguments)

@@ -11,7 +11,6 @@ from typing import Annotated, Any, get_args
 
 from typer import Option
 
-from foretoken.cli import files
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.sampling.checks import (
     Check,
@@ -29,6 +28,7 @@ from foretoken.sampling.checks import (
 )
 from foretoken.sampling.options import Panel, SamplingOption
 from foretoken.sampling.params import OPTIONS, SamplingParams
+from foretoken.storage.files import read_text
 
 
 def as_json(name: str, value: str) -> Any:
@@ -137,7 +137,7 @@ class Structure:
         if self.json_schema is not None:
             return {"json_schema": _schema(self.json_schema)}
         if self.grammar is not None:
-            return {"lark": files.text(self.grammar, "a Lark grammar")}
+            return {"lark": read_text(self.grammar, "a Lark grammar")}
         return {names[0]: values[names[0]]}
 
 
@@ -182,6 +182,6 @@ class SamplingOptions(SeveralTexts, OneText):
 
 def _schema(file: Path) -> Any:
     try:
-        return json.loads(files.text(file, "a JSON schema"))
+        return json.loads(read_text(file, "a JSON schema"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{file} is no JSON: {error}; give a JSON schema") from None

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from foretoken.cli import files, option
+from foretoken.cli import option
 from foretoken.cli.cluster import Cluster, needing
-from foretoken.cli.command import command
-from foretoken.cli.settings import Config
-from foretoken.cli.speculative import Speculative, speculative
+from foretoken.cli.command import Config, command
+from foretoken.cli.option import Speculative, speculative
 from foretoken.errors import InputError, shown
+from foretoken.storage.files import read_text
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -89,7 +89,7 @@ def serve(
     chosen = speculative(speculative_config, draft)
     target = option.target(model, target)
     loading.require(target)
-    template = None if chat_template is None else files.text(chat_template, "a Jinja template")
+    template = None if chat_template is None else read_text(chat_template, "a Jinja template")
     with needing("serve"):
         from foretoken.server.run import run
     from foretoken.server.app import ServerSettings

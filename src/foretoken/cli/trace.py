@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
-from foretoken.cli import answer, option, prompts, task
+from foretoken.cli import answer, option, prompts
 from foretoken.cli.answer import Answer, caption
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import milliseconds
@@ -28,7 +28,7 @@ from foretoken.errors import InputError
 from foretoken.storage import files
 
 if TYPE_CHECKING:
-    from foretoken.cli.task import ModelTask
+    from foretoken.cli.prompts import ModelTask
     from foretoken.records import StepRecord
     from foretoken.speculator import Speculator
 
@@ -167,7 +167,7 @@ def trace(
     keys_of(seed, [1])
     if table and as_json:
         raise InputError("--table and --json are both given; --json has the steps, leave --table")
-    (one,) = task.tasks(prompts.read(prompt, None), wishes.given)
+    (one,) = prompts.tasks(prompts.read(prompt, None), wishes.given)
     written.require()
     loading.require(target)
     quiet()

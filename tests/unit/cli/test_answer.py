@@ -6,8 +6,7 @@ import json
 from types import SimpleNamespace
 
 from foretoken.cli.answer import Answer, answers, begin, cut, departure, end, remarks, show
-from foretoken.cli.prompts import Line
-from foretoken.cli.task import tasks
+from foretoken.cli.prompts import Line, tasks
 from foretoken.sampling.logprobs import Logprobs
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from foretoken.cli import option
+from foretoken.cli.batch import Lines, Tally, completing, here, on_ray
 from foretoken.cli.cluster import Cluster
-from foretoken.cli.lines import Lines, completing, here, on_ray
 from foretoken.cli.messages import Template
-from foretoken.cli.prompts import Line
-from foretoken.cli.results import Tally
-from foretoken.cli.task import COPY, ModelTask
+from foretoken.cli.prompts import COPY, Line, ModelTask
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama
 
