@@ -153,12 +153,12 @@ def about(option: str) -> Iterator[None]:
 
 
 def whole(value: object) -> bool:
-    """Whether it is a whole number, which True and False are not."""
+    """Tell whether it is a whole number, which True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def real(value: object) -> bool:
-    """Whether it is a real number, which True and False are not."""
+    """Tell whether it is a real number, which True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -231,7 +231,7 @@ SIZES = {
 
 
 def mismatch(error: Mapping[str, Any]) -> str:
-    """What is wrong with a value, from one of the errors that pydantic lists."""
+    """Describe an invalid value, from one of the errors that pydantic lists."""
     kind, context = str(error["type"]), dict(error.get("ctx") or {})
     if kind in SIZES:
         return SIZES[kind].format(**context)

@@ -134,7 +134,7 @@ def _encoded(batch: Mapping[str, Any]) -> list[Any]:
 
 
 def _alike(ids: Any, mask: Any) -> bool:
-    """Whether these are lists, or lists of lists, of the same lengths; or both no lists."""
+    """Tell whether these are lists, or lists of lists, of the same lengths; or both no lists."""
     if isinstance(ids, list) and isinstance(mask, list):
         return len(ids) == len(mask) and all(map(_alike, ids, mask))
     return not isinstance(ids, list) and not isinstance(mask, list)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one step did to one sequence: the only instrumentation there is.
+    """The record of one step of one sequence: the only instrumentation there is.
 
     Attributes:
         gamma: Draft tokens asked for.

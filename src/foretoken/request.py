@@ -1,5 +1,4 @@
-"""What is asked for, how far a row is, and what each step did to it. Plain data; knows no
-models."""
+"""Requests, their rows and their results. Plain data; knows no models."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Request:
 
 
 class RowControls(Shaping, Protocol):
-    """What shapes a row's logits, and follows its text."""
+    """Controls that shape a row's logits, and follow its text."""
 
     def commit(self, tokens: list[int]) -> None:
         """The text goes on by these."""
@@ -43,8 +42,8 @@ class RowControls(Shaping, Protocol):
 
 
 class Foresight(Protocol):
-    """What may come next in a text, without a drafter: as its request predicts, or as the text has
-    gone on before."""
+    """A predictor of a text without a drafter: from its request's prediction, or from earlier parts
+    of the text."""
 
     prior: tuple[float, float]  # as `Costs.prior`
 
@@ -54,7 +53,7 @@ class Foresight(Protocol):
 
 
 class Ending(Protocol):
-    """What else than an id may end a text."""
+    """An end of a text other than an id."""
 
     def read(self, token: int) -> str | None:
         """The text goes on by this token: why it ends with it, None where it does not.
@@ -132,18 +131,18 @@ class Row:
 
     @property
     def reports(self) -> bool:
-        """Whether somebody asks what its tokens were drawn from."""
+        """True where the logits of its tokens are to be reported."""
         return self.seen is not None or self.request.params.logprobs is not None
 
     @property
     def telling(self) -> bool:
-        """Whether logprobs of its prompt are still to come."""
+        """True where logprobs of its prompt are still to come."""
         wanted = self.request.params.prompt_logprobs is not None
         return wanted and self.untold > 0
 
     @property
     def untold(self) -> int:
-        """How many of its prompt's tokens have no logprob yet."""
+        """The number of its prompt's tokens that have no logprob yet."""
         return len(self.request.prompt) - 1 - len(self.prompt_logprobs)
 
     @property
@@ -170,7 +169,7 @@ class Row:
         return new
 
     def _read(self, token: int) -> None:
-        """Whether the text ends with this token."""
+        """End the text where this token ends it."""
         stops = token in self.request.eos
         if not stops or self.request.params.include_stop_string:
             for ending in self.endings:

@@ -173,9 +173,9 @@ def _speculative(
 
 
 def _reached(error: Exception) -> bool:
-    """Whether it was raised by a Speculator, rather than by what transformers prepares for one:
-    without one, it may succeed (it hides the call's tokenizer from a custom_generate, which
-    token_healing and a config's stop_strings need)."""
+    """Tell whether the error was raised by a Speculator, rather than by transformers' preparations
+    for one: without one, the call may succeed (transformers hides the call's tokenizer from a
+    custom_generate, which token_healing and a config's stop_strings need)."""
     frames = walk_tb(error.__traceback__)
     return any(frame.f_code is Speculator.__call__.__code__ for frame, _ in frames)
 
