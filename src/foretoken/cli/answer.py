@@ -221,12 +221,14 @@ def _is_targets(answer: Answer, lenience: float) -> bool:
     return lenience == 1 or not (stats.bias if greedy else stats.drafted)
 
 
-def begin(spec: Speculator, answers: Iterable[Answer], dials: dict[str, Any]) -> Iterator[Answer]:
+def begin(
+    spec: Speculator, answers: Iterable[Answer], speculation: dict[str, Any]
+) -> Iterator[Answer]:
     """Begin the document of `--json`, and print each answer's line as it passes."""
     names = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
     print(json.dumps(names)[:-1], end=', "completions": [')
     for i, answer in enumerate(answers):
-        line = json.dumps(_completion(answer, dials), allow_nan=False)
+        line = json.dumps(_completion(answer, speculation), allow_nan=False)
         print("," * (i > 0) + "\n" + line, end="", flush=True)
         yield answer
 
@@ -240,16 +242,16 @@ def end(comparison: Any) -> None:
     print("}")
 
 
-def _completion(answer: Answer, dials: dict[str, Any]) -> dict[str, Any]:
+def _completion(answer: Answer, speculation: dict[str, Any]) -> dict[str, Any]:
     """Return the line of a text; `params`: its options, as a line of a prompt file has them."""
     completion = answer.completion
-    exact = _is_targets(answer, dials["lenience"])
+    exact = _is_targets(answer, speculation["lenience"])
     return {
         "prompt": answer.task.number,
         "id": answer.task.line.id,
         **result(completion),
         "params": answer.task.given,
-        **dials,
+        **speculation,
         "law": "the target's" if exact else "not the target's",
         "gammas": [step.gamma for step in completion.steps],
     }

@@ -175,7 +175,7 @@ class Lines:
     loading: option.PairLoading
     template: Template
     seed: int
-    dials: dict[str, Any]
+    speculation: dict[str, Any]
 
     def key(self, name: Name) -> tuple[int, int]:
         """Return the key of a text's random numbers, which depends on its own line only."""
@@ -187,7 +187,7 @@ class Lines:
 
     @property
     def engine(self) -> dict[str, Any]:
-        return {"rule": self.dials["rule"], "lenience": self.dials["lenience"]}
+        return {"rule": self.speculation["rule"], "lenience": self.speculation["lenience"]}
 
 
 def completing(lines: Lines, where: Cluster) -> AbstractContextManager[Complete]:
@@ -205,7 +205,7 @@ def here(lines: Lines) -> Iterator[Complete]:
         each = lines.tasks[name[0]]
         with each.line.named():
             text = lines.template.prompt(each.line, spec)
-            options = {"gamma": lines.dials["gamma"], "seed": lines.key(name)}
+            options = {"gamma": lines.speculation["gamma"], "seed": lines.key(name)}
             return engine.add(text, lines.params(name), **options)
 
     with Engine(spec, **lines.engine) as engine:
@@ -233,7 +233,7 @@ def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
                     partial(lines.template.prompt, lines.tasks[name[0]].line),
                     lines.params(name),
                     lines.key(name),
-                    lines.dials["gamma"],
+                    lines.speculation["gamma"],
                 )
                 for name in names
             ]

@@ -35,35 +35,36 @@ def doctor(
     origin: option.Origin,
     placing: option.Placing,
     model: Annotated[
-        str | None, typer.Argument(help="A model's folder or hub id: what it runs on, and why.")
+        str | None,
+        typer.Argument(
+            help="Show the backend that this model runs on, and why: a folder or hub id."
+        ),
     ] = None,
     cache: Annotated[
         bool,
-        typer.Option("--cache", help="List the converted models, with cards, and measured costs."),
+        typer.Option("--cache", help="List converted models with their cards, and measured costs."),
     ] = False,
     clear_cache: Annotated[
         bool,
         typer.Option(
             "--clear-cache",
-            help="Remove them, cards and measured costs; all but cards are made again when needed.",
+            help="Remove converted models, cards and measured costs. All but cards are made again.",
         ),
     ] = False,
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Text that the model (left out: the shipped target) was not trained on: what "
-            "rounding to --dtype did to it, as a card kept beside the conversion."
+            help="Measure on this text how rounding to --dtype changes the model (default: the "
+            "shipped target), and keep a card of it. Give text it was not trained on."
         ),
     ] = None,
     speed: Annotated[
         bool,
-        typer.Option(
-            "--speed", help="Which precision is fastest here, by size; takes about 20 s, idle."
-        ),
+        typer.Option("--speed", help="Time each precision by model size; takes about 20 s."),
     ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Versions, processor, bandwidth, memory, and which models run on what here, and why."""
+    """Show versions, the processor, memory bandwidth, and the backend of each model family."""
     if (
         model is None
         and held_out is None

@@ -13,6 +13,7 @@ from typer import Option
 from foretoken.cli.sampling_options import as_json
 from foretoken.errors import InputError, shown
 from foretoken.loading import hub
+from foretoken.sampling.params import OPTIONS
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
@@ -62,14 +63,15 @@ Lenience = Annotated[
     float,
     Option(help="Below 1, accept draft tokens more easily and change the distribution; 1: exact."),
 ]
-Temperature = Annotated[float, Option(help="Sampling temperature; 0 is greedy.")]
-TopK = Annotated[int, Option(help="Sample from the k likeliest tokens; 0: all.")]
-TopP = Annotated[float, Option(help="Sample from the likeliest tokens up to this mass; 1: all.")]
-MinP = Annotated[
-    float, Option(help="Drop tokens below this share of the likeliest one's probability; 0: none.")
-]
+Temperature = Annotated[float, Option(help=OPTIONS["temperature"].help)]
+TopK = Annotated[int, Option(help=OPTIONS["top_k"].help)]
+TopP = Annotated[float, Option(help=OPTIONS["top_p"].help)]
+MinP = Annotated[float, Option(help=OPTIONS["min_p"].help)]
 MaxNewTokens = Annotated[int, Option(help="New tokens per prompt, at most.")]
 Seed = Annotated[int, Option(help="Seed of the random numbers.")]
+TextSeed = Annotated[
+    int, Option(help="Seed of the text. The same seed, pair and gamma give the same text.")
+]
 DraftRevision = Annotated[str | None, _loading("The draft's commit, tag or branch on the hub.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Examples = Annotated[

@@ -76,7 +76,7 @@ COMMAS = "{} Give ids with commas between."
 
 
 def _typer_option(name: str, declared: SamplingOption, text: str) -> Any:
-    """The annotation that makes a field an option."""
+    """Return the annotation that makes a field an option."""
     check = declared.check
     kind = KINDS.get(check, KINDS.get(type(check), str))
     flag = declared.flag or f"--{name.replace('_', '-')}"
@@ -87,7 +87,7 @@ def _typer_option(name: str, declared: SamplingOption, text: str) -> Any:
 
 
 def _group(name: str, names: list[str]) -> Any:
-    """A dataclass of these options; what is left out is as in `SamplingParams`, or None."""
+    """Make a dataclass of these options, with the defaults of `SamplingParams`."""
     left_out = SamplingParams()
     members: list[tuple[str, Any, Any]] = []
     for each in names:
@@ -100,7 +100,7 @@ def _group(name: str, names: list[str]) -> Any:
 
 
 def _names(*, one_text: bool) -> list[str]:
-    """The options that commands for one text take, or the others, by their panels."""
+    """Name the options for commands with one text, or all others, by panel."""
     names = [n for n, each in OPTIONS.items() if each.one_text is one_text and n != "structured"]
     return [n for panel in get_args(Panel) for n in names if OPTIONS[n].panel == panel]
 
@@ -115,14 +115,18 @@ def _structure(text: str, *, metavar: str | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Structure:
-    """Options of `structured`: what a text must match; at most one."""
+    """Options of `structured`, a constraint on the text; at most one may be given."""
 
-    json_schema: Annotated[Path | None, _structure("A file with a JSON schema.")] = None
-    regex: Annotated[str | None, _structure("A regular expression.")] = None
-    grammar: Annotated[Path | None, _structure("A file with a Lark grammar.")] = None
+    json_schema: Annotated[
+        Path | None, _structure("Make the text match the JSON schema in this file.")
+    ] = None
+    regex: Annotated[str | None, _structure("Make the text match this regular expression.")] = None
+    grammar: Annotated[
+        Path | None, _structure("Make the text match the Lark grammar in this file.")
+    ] = None
     choice: Annotated[
         list[str] | None,
-        _structure("A text that is allowed; repeat it for each.", metavar="<str>"),
+        _structure("Allow this text; repeat for others.", metavar="<str>"),
     ] = None
 
     def structured(self) -> dict[str, Any] | None:
@@ -169,7 +173,7 @@ class OneAnswer(OneText):
     max_new_tokens: Annotated[
         int | None,
         Option(
-            help="New tokens per answer at most; left out: as many as there is room for.",
+            help="New tokens per answer, at most. Default: the room in the context.",
             rich_help_panel=OPTIONS["max_new_tokens"].panel,
         ),
     ] = None

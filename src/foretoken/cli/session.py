@@ -155,7 +155,7 @@ class Session:
                 _tell(f"stopped after {reply.tokens if reply else 0} tokens")
 
     def _take(self, line: str) -> None:
-        """A line: a command, or a prompt; "//" begins one with a slash."""
+        """Run a line as a command or answer it as a prompt; "//" begins a prompt with a slash."""
         if line.startswith("/") and not line.startswith("//"):
             self._command(line[1:])
             return

@@ -98,8 +98,8 @@ def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):
     likelihoods = [Logprobs(7, -0.5, ((7, -0.5), (8, -float("inf"))))]
     lines = [Line("a", wishes={"logprobs": 2}), Line("b")]
     completions = [completion(1, logprobs=likelihoods), completion(1, "stop", stop_reason="x")]
-    dials = {"gamma": 2, "rule": "block", "lenience": 1.0}
-    passing = begin(spec, made(completions, lines, temperature=0.5), dials)
+    speculation = {"gamma": 2, "rule": "block", "lenience": 1.0}
+    passing = begin(spec, made(completions, lines, temperature=0.5), speculation)
     assert next(passing).task.number == 0
     early = capsys.readouterr().out
     assert early.count("\n") == 1 and json.loads(early + "]}")["completions"][0]["tokens"] == [7]

@@ -46,5 +46,5 @@ def test_wishes_are_checked_before_models_load():
 
 def test_only_what_was_said_of_guesses():
     assert ChatOptions().speculation == {} and ChatOptions(gamma=0).speculation == {"gamma": 0}
-    dials = {"rule": "coupled", "lenience": 0.5}
-    assert ChatOptions(**dials).speculation == dials
+    speculation = {"rule": "coupled", "lenience": 0.5}
+    assert ChatOptions(**speculation).speculation == speculation

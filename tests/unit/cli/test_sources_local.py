@@ -23,10 +23,10 @@ def spec() -> foretoken.Speculator:
 
 
 def opened(
-    spec: foretoken.Speculator, messages: bool = False, template: Template = TEMPLATE, **dials
+    spec: foretoken.Speculator, messages: bool = False, template: Template = TEMPLATE, **speculation
 ):
-    dials = {"gamma": 2, "seed": 5, "rule": "block", "lenience": 1.0} | dials
-    return local(spec, template, messages=messages, **dials)
+    speculation = {"gamma": 2, "seed": 5, "rule": "block", "lenience": 1.0} | speculation
+    return local(spec, template, messages=messages, **speculation)
 
 
 def answered(source: LocalModel, prompt, number: int = 0, **wishes):
