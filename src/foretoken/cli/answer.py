@@ -30,7 +30,7 @@ HEADING = 60  # characters of a prompt that head its text
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TextAnswer:
     """A completion with its task; `copy` numbers the texts of one prompt."""
 
     task: ModelTask
@@ -74,14 +74,16 @@ class Answer:
 
 def answers(
     tasks: list[ModelTask], requests: list[Request], completions: Iterable[Completion]
-) -> Iterator[Answer]:
+) -> Iterator[TextAnswer]:
     """Pair completions with their tasks; after an interruption these are the first ones."""
     copies = [(task, copy) for task in tasks for copy in range(task.texts)]
     for completion, which, request in zip(completions, copies, requests, strict=False):
-        yield Answer(*which, request, completion)
+        yield TextAnswer(*which, request, completion)
 
 
-def show(spec: Speculator, answers: list[Answer], *, steps: bool, printed: bool = False) -> None:
+def show(
+    spec: Speculator, answers: list[TextAnswer], *, steps: bool, printed: bool = False
+) -> None:
     """Print each text, as ids without a tokenizer; several have headings, as files have in `head`.
 
     steps: print its steps too. printed: the text stands there already.
@@ -109,7 +111,7 @@ def _ids(tokens: list[Any]) -> str:
     return ",".join(map(str, tokens))
 
 
-def remarks(answers: list[Answer], lenience: float, *, as_json: bool) -> Iterator[str]:
+def remarks(answers: list[TextAnswer], lenience: float, *, as_json: bool) -> Iterator[str]:
     """Yield lines for standard error: the texts that failed and, without --json, those that the
     context ended, and how far lenience moved them."""
     for answer in answers:
@@ -123,7 +125,7 @@ def remarks(answers: list[Answer], lenience: float, *, as_json: bool) -> Iterato
         yield departure(answers, lenience)
 
 
-def cut(answers: list[Answer]) -> str:
+def cut(answers: list[TextAnswer]) -> str:
     """Name the texts that the model's context ended before their limit; "" for none."""
     short = [answer for answer in answers if answer.cut]
     if not short:
@@ -141,7 +143,7 @@ def cut(answers: list[Answer]) -> str:
     )
 
 
-def _steps(spec: Speculator, answer: Answer) -> None:
+def _steps(spec: Speculator, answer: TextAnswer) -> None:
     """Print figure 1 of the paper, and its caption."""
     from foretoken.lab import view
 
@@ -192,7 +194,7 @@ def speedup(comparison: Any) -> None:
         prose(console, warning, bold=warning)
 
 
-def departure(answers: list[Answer], lenience: float) -> str:
+def departure(answers: list[TextAnswer], lenience: float) -> str:
     """Say how far lenience moved the text from the target's distribution, if it did."""
     completions = [answer.completion for answer in answers]
     greedy = all(answer.task.params.greedy for answer in answers)
@@ -214,7 +216,7 @@ def departure(answers: list[Answer], lenience: float) -> str:
     )
 
 
-def _is_targets(answer: Answer, lenience: float) -> bool:
+def _is_targets(answer: TextAnswer, lenience: float) -> bool:
     """Return True if the text follows the target's distribution: no draft token could pass too
     easily or, at temperature 0, none did."""
     stats, greedy = answer.completion.stats, answer.task.params.greedy
@@ -222,8 +224,8 @@ def _is_targets(answer: Answer, lenience: float) -> bool:
 
 
 def begin(
-    spec: Speculator, answers: Iterable[Answer], speculation: dict[str, Any]
-) -> Iterator[Answer]:
+    spec: Speculator, answers: Iterable[TextAnswer], speculation: dict[str, Any]
+) -> Iterator[TextAnswer]:
     """Begin the document of `--json`, and print each answer's line as it passes."""
     names = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
     print(json.dumps(names)[:-1], end=', "completions": [')
@@ -242,7 +244,7 @@ def end(comparison: Any) -> None:
     print("}")
 
 
-def _completion(answer: Answer, speculation: dict[str, Any]) -> dict[str, Any]:
+def _completion(answer: TextAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
     """Return the line of a text; `params`: its options, as a line of a prompt file has them."""
     completion = answer.completion
     exact = _is_targets(answer, speculation["lenience"])

@@ -37,9 +37,9 @@ def make(
 
     Raises InputError and RefusedError for a model that cannot be rounded or read.
     """
-    from foretoken.options import ROUNDED, require_place  # late: NumPy
+    from foretoken.loading.options import ROUNDED, LoadOptions
 
-    require_place(placing.runtime, placing.dtype)
+    LoadOptions(**vars(placing))
     if placing.dtype not in ROUNDED:
         raise InputError(
             f"--dtype is {placing.dtype}, which rounds no weights; give {' or '.join(ROUNDED)}"

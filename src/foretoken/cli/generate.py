@@ -22,7 +22,7 @@ from foretoken.cli.sampling_options import SamplingOptions
 from foretoken.errors import ControlError, InputError
 
 if TYPE_CHECKING:
-    from foretoken.cli.answer import Answer
+    from foretoken.cli.answer import TextAnswer
     from foretoken.request import Completion, Request
     from foretoken.speculator import Speculator
 
@@ -99,7 +99,7 @@ def generate(
         prompts.require_one(tasks)
     loading.require(target)
     quiet()
-    run = _Run(loading.load(target, draft), tasks, template, seed, speculation)
+    run = _Answering(loading.load(target, draft), tasks, template, seed, speculation)
     run.answer(compare=compare, show_tokens=show_tokens, as_json=as_json)
 
 
@@ -112,7 +112,7 @@ def _sides(words: list[str], target: str | None) -> tuple[str | None, str | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Answering:
     """A pair, and the tasks to print answers of."""
 
     spec: Speculator
@@ -143,11 +143,11 @@ class _Run:
         if broken:
             raise typer.Exit(130 if "interrupted" in reasons else 1)
 
-    def _end(self, answers: list[Answer], compared: Any, *, as_json: bool) -> None:
+    def _end(self, answers: list[TextAnswer], compared: Any, *, as_json: bool) -> None:
         """Print the speed-up for the prompt `compared`, if any, and remarks."""
         comparison = None
         if compared is not None:
-            from foretoken.lab.bench.compare import compare  # late: torch
+            from foretoken.lab.bench.race import compare  # late: torch
 
             options = {"seed": self.seed, **self.tasks[0].given, **self.speculation}
             comparison = compare(self.spec, compared, **options)

@@ -247,7 +247,7 @@ def key(task: ModelTask, row: int, copy: int, seed: int) -> tuple[int, int]:
 
 def require(tasks: list[ModelTask], spec: Speculator) -> None:
     """Raise InputError or RefusedError for a line's own options that the model cannot honour."""
-    from foretoken.controls.required import require as honoured  # late: torch
+    from foretoken.controls.own import require as honoured  # late: torch
 
     for task in tasks:
         if task.line.wishes:

@@ -17,6 +17,7 @@ from rich.table import Table
 from foretoken.cli import option
 from foretoken.cli.render import labelled, milliseconds, prose, table
 from foretoken.costing.contention import remark
+from foretoken.loading.options import ROUNDED
 
 if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Figures, RaceAgreement, Throughput
@@ -356,8 +357,6 @@ def batches(
 
 def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
     """Return the target's dtypes by part; the cache has that of the computation by default."""
-    from foretoken.options import ROUNDED  # late: numpy
-
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
     dtypes = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}

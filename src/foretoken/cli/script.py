@@ -111,7 +111,7 @@ def run(app: typer.Typer) -> None:
 def _said(error: typer.TyperException) -> str:
     """Return the message, in our words where typer passes on pydantic's."""
     if getattr(error, "option_name", None) == "--tensor-parallel":
-        from foretoken.options import SPREAD  # late: NumPy, which `--help` does without
+        from foretoken.loading.options import SPREAD
 
         return f"--tensor-parallel {SPREAD}"
     from pydantic import ValidationError  # late: `--help` does without it

@@ -19,7 +19,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts
-from foretoken.cli.answer import Answer, caption
+from foretoken.cli.answer import TextAnswer, caption
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import milliseconds, table
 from foretoken.cli.sampling_options import OneText
@@ -47,7 +47,9 @@ def steps_table(steps: list[StepRecord]) -> Table:
     return grid
 
 
-def html_page(spec: Speculator, traced: Answer, speculation: dict[str, Any], command: str) -> str:
+def html_page(
+    spec: Speculator, traced: TextAnswer, speculation: dict[str, Any], command: str
+) -> str:
     """Write the page: text, timeline and table of one completion, and how it was made.
 
     The page loads nothing, from the network or elsewhere.
@@ -55,14 +57,14 @@ def html_page(spec: Speculator, traced: Answer, speculation: dict[str, Any], com
     from jinja2 import Environment  # late: `--help` does without; and torch
     from markupsafe import Markup
 
-    from foretoken.lab import timeline, view
+    from foretoken.lab import view
     from foretoken.lab.machine import describe
 
     completion, continues = (
         traced.completion,
         not traced.request.source and traced.completion.text is not None,
     )
-    picture = timeline.svg({guesses(speculation["gamma"]): completion})
+    picture = view.svg({guesses(speculation["gamma"]): completion})
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(
         TEMPLATE.read_text("utf-8")
@@ -189,7 +191,7 @@ def trace(
         print(remark, file=sys.stderr)
 
 
-def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, Any]) -> Answer:
+def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, Any]) -> TextAnswer:
     """Generate the text, after a few tokens of it that do not count.
 
     Raises KeyboardInterrupt after Ctrl-C: half a trace would pass for a whole one.
@@ -201,14 +203,14 @@ def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, 
     few = replace(one.params, max_new_tokens=max(FEW, one.params.min_new_tokens or 0))
     for params in (few, one.params):
         (completion,) = uninterrupted(spec.generate([text], params, seed=seed, **speculation))
-    return Answer(one, 0, request, completion)
+    return TextAnswer(one, 0, request, completion)
 
 
 def _write(
-    written: Files, spec: Speculator, traced: Answer, speculation: dict[str, Any]
+    written: Files, spec: Speculator, traced: TextAnswer, speculation: dict[str, Any]
 ) -> Iterator[Path]:
     """Write the files, each whole or not at all; yield their paths."""
-    from foretoken.lab import timeline
+    from foretoken.lab import view
 
     completion = traced.completion
     if written.html:
@@ -217,16 +219,16 @@ def _write(
         files.write(written.html, page.encode())
         yield written.html
     if written.svg:
-        timeline.draw({guesses(speculation["gamma"]): completion}, written.svg)
+        view.draw({guesses(speculation["gamma"]): completion}, written.svg)
         yield written.svg
     if written.chrome:
-        files.write(written.chrome, json.dumps(timeline.chrome(completion)).encode())
+        files.write(written.chrome, json.dumps(view.chrome(completion)).encode())
         yield written.chrome
 
 
-def _document(spec: Speculator, traced: Answer, speculation: dict[str, Any]) -> dict[str, Any]:
+def _document(spec: Speculator, traced: TextAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
     """Return the document of --json; times in seconds."""
-    from foretoken.lab.timeline import timeline
+    from foretoken.lab.view import timeline
 
     completion = traced.completion
     return {
