@@ -30,7 +30,7 @@ HEADING = 60  # characters of a prompt that head its text
 
 
 @dataclass(frozen=True, slots=True)
-class TextAnswer:
+class TaskAnswer:
     """A completion with its task; `copy` numbers the texts of one prompt."""
 
     task: ModelTask
@@ -74,15 +74,15 @@ class TextAnswer:
 
 def answers(
     tasks: list[ModelTask], requests: list[Request], completions: Iterable[Completion]
-) -> Iterator[TextAnswer]:
+) -> Iterator[TaskAnswer]:
     """Pair completions with their tasks; after an interruption these are the first ones."""
     copies = [(task, copy) for task in tasks for copy in range(task.texts)]
     for completion, which, request in zip(completions, copies, requests, strict=False):
-        yield TextAnswer(*which, request, completion)
+        yield TaskAnswer(*which, request, completion)
 
 
 def show(
-    spec: Speculator, answers: list[TextAnswer], *, steps: bool, printed: bool = False
+    spec: Speculator, answers: list[TaskAnswer], *, steps: bool, printed: bool = False
 ) -> None:
     """Print each text, as ids without a tokenizer; several have headings, as files have in `head`.
 
@@ -111,7 +111,7 @@ def _ids(tokens: list[Any]) -> str:
     return ",".join(map(str, tokens))
 
 
-def remarks(answers: list[TextAnswer], lenience: float, *, as_json: bool) -> Iterator[str]:
+def remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Iterator[str]:
     """Yield lines for standard error: the texts that failed and, without --json, those that the
     context ended, and how far lenience moved them."""
     for answer in answers:
@@ -125,7 +125,7 @@ def remarks(answers: list[TextAnswer], lenience: float, *, as_json: bool) -> Ite
         yield departure(answers, lenience)
 
 
-def cut(answers: list[TextAnswer]) -> str:
+def cut(answers: list[TaskAnswer]) -> str:
     """Name the texts that the model's context ended before their limit; "" for none."""
     short = [answer for answer in answers if answer.cut]
     if not short:
@@ -143,7 +143,7 @@ def cut(answers: list[TextAnswer]) -> str:
     )
 
 
-def _steps(spec: Speculator, answer: TextAnswer) -> None:
+def _steps(spec: Speculator, answer: TaskAnswer) -> None:
     """Print figure 1 of the paper, and its caption."""
     from foretoken.lab import view
 
@@ -194,7 +194,7 @@ def speedup(comparison: Any) -> None:
         prose(console, warning, bold=warning)
 
 
-def departure(answers: list[TextAnswer], lenience: float) -> str:
+def departure(answers: list[TaskAnswer], lenience: float) -> str:
     """Say how far lenience moved the text from the target's distribution, if it did."""
     completions = [answer.completion for answer in answers]
     greedy = all(answer.task.params.greedy for answer in answers)
@@ -216,7 +216,7 @@ def departure(answers: list[TextAnswer], lenience: float) -> str:
     )
 
 
-def _is_targets(answer: TextAnswer, lenience: float) -> bool:
+def _is_targets(answer: TaskAnswer, lenience: float) -> bool:
     """Return True if the text follows the target's distribution: no draft token could pass too
     easily or, at temperature 0, none did."""
     stats, greedy = answer.completion.stats, answer.task.params.greedy
@@ -224,8 +224,8 @@ def _is_targets(answer: TextAnswer, lenience: float) -> bool:
 
 
 def begin(
-    spec: Speculator, answers: Iterable[TextAnswer], speculation: dict[str, Any]
-) -> Iterator[TextAnswer]:
+    spec: Speculator, answers: Iterable[TaskAnswer], speculation: dict[str, Any]
+) -> Iterator[TaskAnswer]:
     """Begin the document of `--json`, and print each answer's line as it passes."""
     names = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
     print(json.dumps(names)[:-1], end=', "completions": [')
@@ -244,7 +244,7 @@ def end(comparison: Any) -> None:
     print("}")
 
 
-def _completion(answer: TextAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
+def _completion(answer: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
     """Return the line of a text; `params`: its options, as a line of a prompt file has them."""
     completion = answer.completion
     exact = _is_targets(answer, speculation["lenience"])

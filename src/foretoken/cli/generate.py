@@ -22,7 +22,7 @@ from foretoken.cli.sampling_options import SamplingOptions
 from foretoken.errors import ControlError, InputError
 
 if TYPE_CHECKING:
-    from foretoken.cli.answer import TextAnswer
+    from foretoken.cli.answer import TaskAnswer
     from foretoken.request import Completion, Request
     from foretoken.speculator import Speculator
 
@@ -143,7 +143,7 @@ class _Answering:
         if broken:
             raise typer.Exit(130 if "interrupted" in reasons else 1)
 
-    def _end(self, answers: list[TextAnswer], compared: Any, *, as_json: bool) -> None:
+    def _end(self, answers: list[TaskAnswer], compared: Any, *, as_json: bool) -> None:
         """Print the speed-up for the prompt `compared`, if any, and remarks."""
         comparison = None
         if compared is not None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from foretoken.cli import answer, option, prompts
-from foretoken.cli.answer import TextAnswer, caption
+from foretoken.cli.answer import TaskAnswer, caption
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import milliseconds, table
 from foretoken.cli.sampling_options import OneText
@@ -48,7 +48,7 @@ def steps_table(steps: list[StepRecord]) -> Table:
 
 
 def html_page(
-    spec: Speculator, traced: TextAnswer, speculation: dict[str, Any], command: str
+    spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any], command: str
 ) -> str:
     """Write the page: text, timeline and table of one completion, and how it was made.
 
@@ -191,7 +191,7 @@ def trace(
         print(remark, file=sys.stderr)
 
 
-def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, Any]) -> TextAnswer:
+def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, Any]) -> TaskAnswer:
     """Generate the text, after a few tokens of it that do not count.
 
     Raises KeyboardInterrupt after Ctrl-C: half a trace would pass for a whole one.
@@ -203,11 +203,11 @@ def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, 
     few = replace(one.params, max_new_tokens=max(FEW, one.params.min_new_tokens or 0))
     for params in (few, one.params):
         (completion,) = uninterrupted(spec.generate([text], params, seed=seed, **speculation))
-    return TextAnswer(one, 0, request, completion)
+    return TaskAnswer(one, 0, request, completion)
 
 
 def _write(
-    written: Files, spec: Speculator, traced: TextAnswer, speculation: dict[str, Any]
+    written: Files, spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]
 ) -> Iterator[Path]:
     """Write the files, each whole or not at all; yield their paths."""
     from foretoken.lab import view
@@ -226,7 +226,7 @@ def _write(
         yield written.chrome
 
 
-def _document(spec: Speculator, traced: TextAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
+def _document(spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
     """Return the document of --json; times in seconds."""
     from foretoken.lab.view import timeline
 
