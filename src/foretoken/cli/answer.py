@@ -173,12 +173,12 @@ def speedup(comparison: Any) -> None:
     """Print the measured speed-up, and section 3's prediction from the measured alpha, c and v."""
     console = page()
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
-    guesses = f"gamma {comparison.gamma}"
+    draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
-        guesses = f"{comparison.mean_gamma:.1f} guesses a step"
+        draft_tokens = f"{comparison.mean_gamma:.1f} guesses a step"
     prose(
         console,
-        f"plain {plain_seconds * 1e3:.2f} ms a token, with {guesses} {seconds * 1e3:.2f} ms a "
+        f"plain {plain_seconds * 1e3:.2f} ms a token, with {draft_tokens} {seconds * 1e3:.2f} ms a "
         f"token: {comparison.speedup:.2f}x",
         bold=f"{comparison.speedup:.2f}x",
     )

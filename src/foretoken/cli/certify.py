@@ -37,7 +37,7 @@ PROMPTS = [
     "He opened the letter slowly, and then",
     "The road led over the hill to a",
 ]
-TEXTS = 192  # sampled per prompt and law, with guesses and without
+TEXTS = 192  # sampled per prompt and distribution, with draft tokens and without
 THOROUGH = 8  # times the texts: finds a third of the total variation
 VOID = 3  # exit code where the certificate says neither "lossless" nor "not lossless"
 LABEL = 9  # letters of the column of labels
@@ -94,15 +94,17 @@ def certify(
     loading.require(target)
     from foretoken.lab.certificate.certify import (  # late: torch takes seconds to import
         CertificatePlan,
-        laws,
+        distributions,
     )
     from foretoken.lab.certificate.certify import certify as issue
 
     texts = TEXTS * (THOROUGH if thorough else 1)
-    plan = CertificatePlan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(params))
+    plan = CertificatePlan(
+        gamma=gamma, rule=rule, texts=texts, seed=seed, distributions=distributions(params)
+    )
     quiet()
     spec = loading.load(target, draft)
-    spec = replace(spec, suggested={})  # the laws are the certificate's own
+    spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
         chosen = _prompts(spec, lines)
         _announce(spec, chosen, plan)
@@ -123,7 +125,7 @@ def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
 
     seconds = expected(spec, prompts, plan)
     long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    texts = len(plan.laws) * plan.texts * min(len(prompts), SAMPLED)
+    texts = len(plan.distributions) * plan.texts * min(len(prompts), SAMPLED)
     print(
         f"up to {count(prompts, plan)} tests of {texts:,} sampled texts with guesses and "
         f"{2 * texts:,} without take about {long}, as fast as this machine is now",
@@ -151,14 +153,17 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
         "target": spec.target_name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
-        "plan": asdict(plan) | {"laws": [_law(law) for law in plan.laws]},
+        "plan": asdict(plan)
+        | {"laws": [_distribution(distribution) for distribution in plan.distributions]},
         **_finite(asdict(certificate)),
     }
 
 
-def _law(law: SamplingParams) -> dict[str, Any]:
+def _distribution(distribution: SamplingParams) -> dict[str, Any]:
     """Return the sampling params of a certified distribution."""
-    return {name: getattr(law, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return {
+        name: getattr(distribution, name) for name in ("temperature", "top_k", "top_p", "min_p")
+    }
 
 
 def _finite(value: Any) -> Any:
@@ -180,7 +185,9 @@ def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Consol
         f"{certificate.prompts} prompts, seed {plan.seed}",
     )
     console.print()
-    labelled(console, [_passes(certificate), *_greedy(certificate), *_guesses(certificate)], LABEL)
+    labelled(
+        console, [_passes(certificate), *_greedy(certificate), *_draft_tokens(certificate)], LABEL
+    )
     console.print()
     for line in _tests(certificate):
         console.print(line, markup=False)
@@ -233,7 +240,7 @@ def _gap(gap: float | None) -> str:
     return "one text had ended" if gap is None else f"logits {gap:.1e} apart"
 
 
-def _guesses(certificate: Certificate) -> list[tuple[str, str]]:
+def _draft_tokens(certificate: Certificate) -> list[tuple[str, str]]:
     count = certificate.guesses - certificate.certain
     lies, result = certificate.lies, "all as said"
     if lies:
@@ -247,9 +254,11 @@ def _guesses(certificate: Certificate) -> list[tuple[str, str]]:
 def _tests(certificate: Certificate) -> list[str]:
     """Return a line per test, grouped by distribution; of single prompts only the oddest."""
     lines: list[str] = []
-    for law, tests in groupby(_oddest(certificate.tests), lambda test: test.name.split(": ")[0]):
+    for distribution, tests in groupby(
+        _oddest(certificate.tests), lambda test: test.name.split(": ")[0]
+    ):
         lines += [""] * bool(lines)
-        lines.append(f"{law:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
+        lines.append(f"{distribution:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
         lines += [_line(f"  {test.name.partition(': ')[2]}", test) for test in tests]
     return lines
 

@@ -94,7 +94,7 @@ def generate(
         return
     if cluster.used:
         raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
-    tasks = prompts.tasks(messages.wrap(prompts.read(prompt, prompt_file, wishes=True)), options)
+    tasks = prompts.tasks(messages.wrap(prompts.read(prompt, prompt_file, sampling=True)), options)
     if compare:
         prompts.require_one(tasks)
     loading.require(target)

@@ -36,7 +36,7 @@ class Line:
     prompt: str | list[int]
     id: Any = None
     messages: list[chat.Message] = field(default_factory=list[chat.Message])
-    wishes: dict[str, Any] = field(default_factory=dict[str, Any])
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     seed: int | None = None
     place: str = ""  # in its file, for errors
 
@@ -51,15 +51,15 @@ class Line:
             raise type(error)(f"{self.place}: {error}") from None
 
 
-def read(argument: str | None, file: Path | None, *, wishes: bool = False) -> list[Line]:
+def read(argument: str | None, file: Path | None, *, sampling: bool = False) -> list[Line]:
     """Read the argument, the lines of a file, or standard input as one prompt.
 
-    wishes: lines may hold messages and options of their own.
+    options: lines may hold messages and options of their own.
     """
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
-        return _from_file(file, wishes)
+        return _from_file(file, sampling)
     if argument is not None:
         return [Line(prompt=argument)]
     try:
@@ -75,14 +75,14 @@ def first(file: Path, limit: int | None) -> list[Line]:
     """Read the first `limit` prompts of a file; None: all."""
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}; give the number of prompts to use, 1 or more")
-    return _from_file(file, wishes=False)[:limit]
+    return _from_file(file, sampling=False)[:limit]
 
 
-def _from_file(file: Path, wishes: bool) -> list[Line]:
-    return [parsed() for _, parsed in numbered(file, wishes)]
+def _from_file(file: Path, sampling: bool) -> list[Line]:
+    return [parsed() for _, parsed in numbered(file, sampling)]
 
 
-def numbered(file: Path, wishes: bool) -> list[tuple[int, Callable[[], Line]]]:
+def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]:
     """Return the lines of a file that are not empty, with their numbers from 1.
 
     Each is a function that parses the line; it raises InputError for a bad one.
@@ -93,7 +93,7 @@ def numbered(file: Path, wishes: bool) -> list[tuple[int, Callable[[], Line]]]:
         raise InputError(f"{file} holds no prompt; give one on each line")
     if file.suffix not in (".jsonl", ".json", ".parquet"):
         return [(number, partial(Line, prompt=row)) for number, row in filled]
-    keys = (*PLAIN, "messages", "seed", *WRITABLE) if wishes else PLAIN
+    keys = (*PLAIN, "messages", "seed", *WRITABLE) if sampling else PLAIN
     return [(n, partial(_parse, f"{file}, line {n}", row, keys)) for n, row in filled]
 
 
@@ -126,7 +126,7 @@ def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
             from foretoken.options import as_seed  # late: NumPy, which `--help` does without
 
             as_seed(seed)
-        _require_finite({"id": line.id, **line.wishes})
+        _require_finite({"id": line.id, **line.sampling})
         if line.messages:
             chat.require(line.messages)
         elif not line.prompt:
@@ -199,11 +199,11 @@ class ModelTask:
 
 def tasks(lines: list[Line], options: dict[str, Any]) -> list[ModelTask]:
     """Make a task of each line. An error in a line's own options says where it stands."""
-    return [_task(number, line, options | line.wishes) for number, line in enumerate(lines)]
+    return [_task(number, line, options | line.sampling) for number, line in enumerate(lines)]
 
 
 def _task(number: int, line: Line, options: dict[str, Any]) -> ModelTask:
-    if not line.wishes:
+    if not line.sampling:
         return ModelTask(number, line, options, SamplingParams(**options))
     with line.named():
         return ModelTask(number, line, options, SamplingParams(**options))
@@ -214,10 +214,10 @@ def tasks_of_file(
 ) -> tuple[dict[int, ModelTask], int]:
     """Read the tasks of a file, by their lines' numbers; tell and count the bad lines."""
     good, bad = dict[int, ModelTask](), 0
-    for number, parsed in numbered(file, wishes=True):
+    for number, parsed in numbered(file, sampling=True):
         try:
             line = messages.wrapped(parsed())
-            good[number] = _task(number, line, options | line.wishes)
+            good[number] = _task(number, line, options | line.sampling)
         except ForetokenError as error:
             bad += 1
             print(f"error: {error}", file=sys.stderr)
@@ -250,7 +250,7 @@ def require(tasks: list[ModelTask], spec: Speculator) -> None:
     from foretoken.controls.own import require as honoured  # late: torch
 
     for task in tasks:
-        if task.line.wishes:
+        if task.line.sampling:
             with task.line.named():
                 honoured(task.params, spec.target, spec.tokenizer is not None)
 

@@ -64,7 +64,7 @@ def html_page(
         traced.completion,
         not traced.request.source and traced.completion.text is not None,
     )
-    picture = view.svg({guesses(speculation["gamma"]): completion})
+    picture = view.svg({draft_tokens(speculation["gamma"]): completion})
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(
         TEMPLATE.read_text("utf-8")
@@ -88,7 +88,7 @@ def html_page(
     )
 
 
-def guesses(gamma: int | None) -> str:
+def draft_tokens(gamma: int | None) -> str:
     """Name a row of the timeline."""
     if gamma is None:
         return "automatic gamma"
@@ -145,7 +145,7 @@ class Files:
 
 @command
 def trace(
-    wishes: OneText,
+    sampling: OneText,
     loading: option.PairLoading,
     written: Files,
     prompt: Annotated[
@@ -172,7 +172,7 @@ def trace(
     keys_of(seed, [1])
     if table and as_json:
         raise InputError("--table and --json are both given; --json has the steps, leave --table")
-    (one,) = prompts.tasks(prompts.read(prompt, None), wishes.given)
+    (one,) = prompts.tasks(prompts.read(prompt, None), sampling.given)
     written.require()
     loading.require(target)
     quiet()
@@ -219,7 +219,7 @@ def _write(
         files.write(written.html, page.encode())
         yield written.html
     if written.svg:
-        view.draw({guesses(speculation["gamma"]): completion}, written.svg)
+        view.draw({draft_tokens(speculation["gamma"]): completion}, written.svg)
         yield written.svg
     if written.chrome:
         files.write(written.chrome, json.dumps(view.chrome(completion)).encode())
