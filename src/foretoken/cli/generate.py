@@ -239,6 +239,9 @@ def _converting(table: Path) -> Callable[[Path], None]:
 def _origin(lines: batch.Lines, name: batch.Name) -> str:
     """Return a digest of all that a text depends on."""
     each, key = lines.tasks[name[0]], lines.key(name)
-    common = lines.names, lines.loading.arguments, lines.template, lines.speculation
+    arguments = lines.loading.arguments
+    # The order and an option of version 0.1.0, whose files are resumed
+    arguments |= {"tensor_parallel": 1, "generation_config": arguments.pop("generation_config")}
+    common = lines.names, arguments, lines.template, lines.speculation
     settings = repr((common, each.line.prompt, each.line.messages, each.params, key))
     return hashlib.sha256(settings.encode(errors="surrogatepass")).hexdigest()[:16]
