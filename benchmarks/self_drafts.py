@@ -30,7 +30,7 @@ from foretoken.drafters.lookup import Repeats
 from foretoken.loading.load import asset
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import source
-from foretoken_lab.turns import by_prompt, in_turn, way
+from foretoken_lab.experiments.beyond import by_prompt, in_turn, way
 
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 SHOWN = ("alpha", "c", "bound", "v", "formula", "measured", "of the formula")
@@ -69,7 +69,7 @@ def measured(
 ) -> list[dict[str, Any]]:
     """A row for each gamma, the automatic one, and that with a look-up in front; all in turn."""
     prompts = _prompts(spec, arguments)
-    looking = replace(spec, foresight=Repeats)
+    looking = replace(spec, predicted_output=Repeats)
     gammas = {"0": 0, **{str(gamma): gamma for gamma in arguments.gammas}, "automatic": None}
     options = {"temperature": T, "ignore_eos": True}
     ways = {name: way(spec, gamma=gamma, **options) for name, gamma in gammas.items()}

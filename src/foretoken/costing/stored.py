@@ -25,8 +25,7 @@ import torch
 from foretoken.costing.contention import MOST
 from foretoken.costing.costs import Costs, at, parsed
 from foretoken.records import StepRecord
-from foretoken.storage.cache import remember, remembered
-from foretoken.storage.versions import versions
+from foretoken.storage.cache import remember, remembered, versions
 
 FILE, FORMAT = "costs.json", 8
 AGREE = 1.25  # largest ratio of a measurement's two halves: on a busy machine it is larger
@@ -70,7 +69,7 @@ class Watch:
     """Real steps of single rows against the costs of one kind of sampling."""
 
     def __init__(self) -> None:
-        self._ratios: dict[int, deque[float]] = {}  # of what steps took, by their guesses
+        self._ratios: dict[int, deque[float]] = {}  # of what steps took, by their draft tokens
         self._told: bool | None = None
 
     def see(self, steps: list[StepRecord], costs: Costs) -> bool:

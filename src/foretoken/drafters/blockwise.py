@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.stock.sketch import alike, sketch
+from foretoken.models.stock.packed import alike, sketch
 from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.heads", 1
@@ -38,7 +38,7 @@ class Heads(nn.Module):
 
     @classmethod
     def fresh(cls, target: PreTrainedModel, count: int, seed: int = 0) -> Heads:
-        """Untrained heads for a target, each of which repeats the target's last law."""
+        """Untrained heads for a target, each of which repeats the target's last distribution."""
         H, E = widths(target)
         random = torch.Generator().manual_seed(seed)
         inner = torch.randn(count, H, H + E, generator=random) / (H + E) ** 0.5

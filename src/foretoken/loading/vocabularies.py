@@ -17,9 +17,8 @@ from foretoken.errors import ForetokenError
 from foretoken.loading.options import NO_MODEL, LoadOptions
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model
-from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.slow_log import log_if_slow
 from foretoken.text.decoding import other_words
 
@@ -34,7 +33,7 @@ PROMPTS = (
     "She opened the door and",
 )
 TOKENS, GAMMA, SEED = 24, 3, 0  # of each prompt's text, at the temperatures 0 and 1
-EVERY = 6  # tokens a look at the draft's whole law
+EVERY = 6  # tokens a look at the draft's whole distribution
 WAYS = {True: "by its text", False: "by shared words"}
 
 

@@ -22,15 +22,17 @@ import torch
 from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.models.base import Model
 from foretoken.models.openvino import store
-from foretoken.models.openvino.core import core
 from foretoken.models.openvino.explicit import ExplicitModel
 from foretoken.models.openvino.paged import PagedModel, paged
-from foretoken.models.openvino.tracing import Exported
-from foretoken.models.openvino.weights.eight_bits import eight_bits
-from foretoken.models.openvino.weights.four_bits import four_bits
-from foretoken.models.openvino.weights.halves import halved, widened_in_products
-from foretoken.models.openvino.weights.siblings import joined
-from foretoken.storage.versions import versions
+from foretoken.models.openvino.tracing import Exported, core
+from foretoken.models.openvino.weights import (
+    eight_bits,
+    four_bits,
+    halved,
+    joined,
+    widened_in_products,
+)
+from foretoken.storage.cache import versions
 
 # Raised where the same weights become another graph: conversions kept before are made again
 CACHE_FORMAT = 1
@@ -73,7 +75,7 @@ def _compiled(
     if exported.facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])
         options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
-        # by channel the tokens of a page would share scales, guesses that are rejected too
+        # by channel the tokens of a page would share scales, draft tokens that are rejected too
         options |= {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if cache == CACHED["int8"] else {}
     return {
         name: core().compile_model(widened_in_products(graph), "CPU", options)

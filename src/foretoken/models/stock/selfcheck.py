@@ -31,12 +31,10 @@ from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Model, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
-from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.longrope import switch_of
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.sizes import context_limit
-from foretoken.storage.cache import remember, remembered
-from foretoken.storage.versions import versions
+from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
 CHECK_FORMAT = 1
@@ -98,11 +96,11 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         return check(model, form)
     if key not in FOUND:
         FOUND.update(remembered(FILE))
-    verdict = FOUND.get(key)
-    if isinstance(verdict, str):
-        raise RefusedError(verdict)
-    if isinstance(verdict, float):
-        return Check(type(model).__name__, verdict, time.perf_counter() - start, True)
+    verification = FOUND.get(key)
+    if isinstance(verification, str):
+        raise RefusedError(verification)
+    if isinstance(verification, float):
+        return Check(type(model).__name__, verification, time.perf_counter() - start, True)
     try:
         passed = check(model, form)
         FOUND[key] = passed.delta

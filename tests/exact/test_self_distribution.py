@@ -1,0 +1,167 @@
+"""A copy of the target guesses over the target's own cache: the text is in the target's
+distribution, and a cache that keeps a guess's entry, or a q that is not the copy's, shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from exact.worlds import Case, bias
+from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.models.openvino.companion import Companion
+from foretoken.request import Request
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verify import RULES, block
+from oracle import Model, random_model
+
+pytestmark = pytest.mark.cpu_only
+V, GAMMA = 2, 2
+VISIBLE = 1e-3
+P, COPY = random_model(1, V), random_model(2, V)
+
+
+class Host:
+    """A target whose distributions follow from the entries of its cache. One that a copy has
+    written reads as another token: it must be gone before the target reads there."""
+
+    runtime, computed, takes_tensors, padding = "table", "float64", False, 0
+    encoder_decoder, source_context, source_vocab_size = False, None, None
+    device = torch.device("cpu")
+    vocab_size = V
+
+    def __init__(self, distribution: Model, context: int | None = None) -> None:
+        self.distribution, self.context = distribution, context
+        self.lengths: list[int] = []
+        self.cache: list[list[int]] = []
+
+    def start(self, prompts: list[list[int]], sources: None = None) -> None:
+        self.lengths += map(len, prompts)
+        self.cache += [list(prompt) for prompt in prompts]
+
+    def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        logits = self._run(self.distribution, self.lengths, blocks, need, lambda token: token)
+        self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
+        return logits
+
+    def scored(
+        self, distribution: Model, past: list[int], blocks: list[list[int]], need: list[int]
+    ) -> Tensor:
+        return self._run(distribution, past, blocks, need, lambda token: V + token)
+
+    def _run(self, distribution: Model, past: list[int], blocks, need, entry) -> Tensor:
+        logits = torch.zeros(len(blocks), max(need), V, dtype=torch.float64)
+        for b, (start, new, n) in enumerate(zip(past, blocks, need, strict=True)):
+            for i, token in enumerate(new, start):
+                self.write(self.cache[b], i, entry(token))
+            for i in range(n):
+                end = start + len(new) - n + i + 1
+                logits[b, i] = torch.tensor(
+                    distribution(self.read(self.cache[b][:end], entry))
+                ).log()
+            logits[b, n:, 1:] = -1e9  # as `worlds.Table`
+        return logits
+
+    def write(self, row: list[int], place: int, entry: int) -> None:
+        row[place : place + 1] = [entry]
+
+    def read(self, row: list[int], entry) -> tuple[int, ...]:
+        """The text that a row's entries stand for: an entry of the copy is the other token to the
+        target, and itself to the copy."""
+        target = entry(0) == 0
+        return tuple(e if e < V else (V - 1 - (e - V) if target else e - V) for e in row)
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        self.lengths = list(lengths)  # what stood behind stays: only its place is free
+
+    def permute(self, rows: list[int]) -> None:
+        self.lengths = [self.lengths[b] for b in rows]
+        self.cache = [list(self.cache[b]) for b in rows]
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute([b for b in range(len(self.lengths)) if b not in rows])
+
+
+class Keeping(Host):
+    """Writes where nothing stands: a guess's entry stays."""
+
+    def write(self, row: list[int], place: int, entry: int) -> None:
+        if place == len(row):
+            row.append(entry)
+
+
+class Unrounded(LMDrafter):
+    """Says that its draft tokens were drawn from the distribution of the target itself."""
+
+    def propose(self, gamma, draw):
+        draft = super().propose(gamma, draw)
+        assert draft.q is not None
+        q = draft.q.clone()
+        for b, (text, x) in enumerate(zip(self._reader.texts, draft.tokens.tolist(), strict=True)):
+            for i in range(len(x)):
+                q[b, i] = torch.tensor(P((*text, *x[:i])))
+        return replace(draft, q=q)
+
+
+def copy(target: Host) -> Companion:
+    return Companion(target, COPY, {"computed": "float64"})
+
+
+DRAFTERS = {
+    "self": lambda target: LMDrafter(copy(target)),
+    "behind-lookup": lambda target: MixtureDrafter(
+        [(LookupDrafter(), 1), (LMDrafter(copy(target)), None)]
+    ),
+    "over-lookup": lambda target: CascadeDrafter(copy(target), LookupDrafter(), 1),
+    "over-lookup-past-the-end": lambda target: CascadeDrafter(copy(target), LookupDrafter(), 3),
+}
+
+
+def case(drafter, rule=block, host: type[Host] = Host, **changes) -> Case:
+    """Every batch has a target of its own, over whose rows its drafter runs."""
+    made: list[Host] = []
+
+    def target() -> Host:
+        made.append(host(P, changes.get("context")))
+        return made[-1]
+
+    rest = {name: value for name, value in changes.items() if name != "context"}
+    return Case(target, lambda: drafter(made[-1]), rule, GAMMA, **rest)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_the_target_drafts_for_itself(kind, rule, monkeypatch):
+    assert bias(case(DRAFTERS[kind], RULES[rule]), P, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7)], ids=str
+)
+def test_at_other_temperatures(kind, params, monkeypatch):
+    assert bias(case(DRAFTERS[kind], params=params), P, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_where_the_context_ends(kind, monkeypatch):
+    rows = (Request([0], 3, RowKey(0, 0)),)
+    assert bias(case(DRAFTERS[kind], context=4, rows=rows), P, monkeypatch) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_draft_token_whose_entry_stays_is_seen(rule, monkeypatch):
+    assert bias(case(DRAFTERS["self"], RULES[rule], Keeping), P, monkeypatch) > VISIBLE
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_q_of_the_unrounded_model_is_seen(rule, monkeypatch):
+    liar = case(lambda target: Unrounded(copy(target)), RULES[rule])
+    assert bias(liar, P, monkeypatch) > VISIBLE
