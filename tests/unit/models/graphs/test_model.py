@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import pairs
 from foretoken.errors import RefusedError
-from foretoken.loading.runtimes import Wish, forms, place
+from foretoken.loading.runtimes import Placement, forms, place
 from foretoken.models.families import FAMILIES, build
 from foretoken.models.graphs.fixed import FixedCache
 from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, Pass, rehearsed
@@ -192,15 +192,15 @@ def test_what_looks_at_its_numbers_is_refused_by_name() -> None:
     shape |= {"intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 128}
     model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, **shape))
     with pytest.raises(RefusedError, match="LlamaForCausalLM cannot be run in fixed shapes"):
-        place(model, Wish(runtime="graphs"))
-    assert place(model, Wish()).model.runtime == "transformers"
+        place(model, Placement(runtime="graphs"))
+    assert place(model, Placement()).model.runtime == "transformers"
 
 
 def test_encoder_decoders_and_int8_are_refused() -> None:
     with pytest.raises(RefusedError, match="decoder-only models; give runtime='transformers'"):
-        place(build("T5"), Wish(runtime="graphs"))
+        place(build("T5"), Placement(runtime="graphs"))
     with pytest.raises(RefusedError, match="graphs have no int8"):
-        place(build("Llama"), Wish(runtime="graphs", dtype="int8"))
+        place(build("Llama"), Placement(runtime="graphs", dtype="int8"))
 
 
 def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_where_it_is_chosen() -> None:
-    placed = place(build("Llama"), Wish(runtime="graphs"))
+    placed = place(build("Llama"), Placement(runtime="graphs"))
     assert placed.model.runtime == "graphs" and placed.why == "it passed the self-check"
     names = [name for name, _ in forms(build("Llama"))]
     assert names[0] == ("graphs" if torch.cuda.is_available() else "transformers")

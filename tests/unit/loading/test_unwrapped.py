@@ -12,7 +12,7 @@ from transformers import TextGenerationPipeline
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.loading.wrapped import unwrapped
+from foretoken.loading.sources import unwrapped
 from loads import refused
 from tiny import byte_level, llama
 

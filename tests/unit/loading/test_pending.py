@@ -12,7 +12,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.certificate.identity import replay
-from foretoken.loading.own import OwnCopy, kinds
+from foretoken.loading.pending import OwnCopy, kinds
 from foretoken.loading.sources import Source
 from foretoken.models.openvino.companion import Companion
 from foretoken.sampling.params import SamplingParams
