@@ -103,7 +103,7 @@ def run(
                 "http://%s:%s loads %s on %s replicas",
                 options.host,
                 port,
-                options.served_model_name,
+                options.name,
                 replicas,
             )
             try:

@@ -80,7 +80,7 @@ class Routes:
 
     def __init__(self, engine: Engines, options: ServerOptions) -> None:
         self.engine, self.options = engine, options
-        self.metrics = Metrics(options.served_model_name, vllm=options.metrics_compat == "vllm")
+        self.metrics = Metrics(options.name, vllm=options.metrics_compat == "vllm")
         self.began = int(time())
 
     def route(self, app: FastAPI) -> None:
@@ -109,22 +109,18 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         asked = await self._read(request, Chat)
         generation = self._generation(request, asked)
-        return await self._answer(
-            request, ChatAnswer(asked, self.options.served_model_name, generation)
-        )
+        return await self._answer(request, ChatAnswer(asked, self.options.name, generation))
 
     async def responses(self, request: Request) -> Response:
         asked = await self._read(request, Responses)
         generation = self._generation(request, asked)
-        return await self._answer(
-            request, ResponseAnswer(asked, self.options.served_model_name, generation)
-        )
+        return await self._answer(request, ResponseAnswer(asked, self.options.name, generation))
 
     async def completions(self, request: Request) -> Response:
         asked = await self._read(request, Text)
         generation = self._generation(request, asked)
         echoes = [await self._echo(asked, prompt) for prompt in asked.prompts]
-        answer = TextAnswer(asked, self.options.served_model_name, generation, echoes)
+        answer = TextAnswer(asked, self.options.name, generation, echoes)
         return await self._answer(request, answer)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
@@ -224,7 +220,7 @@ class Routes:
         return None if self.engine.info is None else self.engine.info.context
 
     def _require_model(self, name: str) -> None:
-        served = self.options.served_model_name
+        served = self.options.name
         if name != served:
             raise ApiError(
                 404,
@@ -235,7 +231,7 @@ class Routes:
 
     def _model(self) -> dict[str, Any]:
         return {
-            "id": self.options.served_model_name,
+            "id": self.options.name,
             "object": "model",
             "created": self.began,
             "owned_by": "foretoken",

@@ -28,8 +28,8 @@ def as_text(name: str, value: Any) -> str:
 class ServerOptions:
     """Options of a server, checked when made."""
 
-    served_model_name: str = option(
-        "foretoken", as_text, "The name in answers and requests; left out: the target's.", "Serving"
+    served_model_name: str | None = option(
+        None, as_text, "The name in answers and requests; left out: the target's.", "Serving"
     )
     host: str = option("127.0.0.1", as_text, "Where to listen; 0.0.0.0: everywhere.", "Serving")
     port: int = option(
@@ -84,6 +84,11 @@ class ServerOptions:
             if value is not None or name not in OPTIONAL:
                 with about(name):
                     object.__setattr__(self, name, declaration.check(name, value))
+
+    @property
+    def name(self) -> str:
+        """The name in answers and requests."""
+        return self.served_model_name or "foretoken"
 
 
 OPTIONS = declared(ServerOptions)

@@ -74,7 +74,7 @@ def run(setup: Setup, options: ServerOptions) -> None:
     server = HttpServer(engine, options)
     engine.failed = lambda: setattr(server, "should_exit", True)
     name, port = listener.getsockname()[:2]
-    log.info("http://%s:%s is loading %s", name, port, options.served_model_name)
+    log.info("http://%s:%s is loading %s", name, port, options.name)
     with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
         server.run(sockets=[listener])
     if engine.problem:

@@ -57,21 +57,27 @@ class EngineOptions:
             if value is not None or name not in OPTIONAL:
                 with about(name):
                     object.__setattr__(self, name, declaration.check(name, value))
-        from foretoken.options import require  # late: NumPy, which `--help` does without
+        if self.rule != "block" or self.lenience != 1:
+            from foretoken.options import require  # late: NumPy, which `--help` does without
 
-        require(None, self.rule, self.lenience)
+            require(None, self.rule, self.lenience)
 
 
 class EngineKeywords(TypedDict, total=False):
     """Fields of `EngineOptions`, as keywords of `Engine`."""
 
-    max_rows: int
     max_waiting: int
     max_length: int | None
     kv_memory: int | None
     prefix_cache: bool
     rule: str | Rule
     lenience: float
+
+
+class AllEngineKeywords(EngineKeywords, total=False):
+    """The same with the one that `Engine` takes by its place, too."""
+
+    max_rows: int
 
 
 OPTIONS = declared(EngineOptions)

@@ -49,7 +49,7 @@ from foretoken.server.process.messages import (
     Stop,
     TokenLogprob,
 )
-from foretoken.serving.options import EngineKeywords
+from foretoken.serving.options import AllEngineKeywords
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
@@ -73,7 +73,7 @@ class Setup:
     target: str | None
     draft: str | None
     loading: dict[str, Any] = field(default_factory=dict[str, Any])
-    engine: EngineKeywords = field(default_factory=EngineKeywords)
+    engine: AllEngineKeywords = field(default_factory=AllEngineKeywords)
     logs: Logs = Logs()
     costs: bytes | None = None  # what steps cost, where that was measured elsewhere
 
