@@ -1,8 +1,8 @@
 """A user's own processors and stopping criteria, in transformers' form, row by row.
 
 They are functions of a row's ids: one that keeps a state, or that needs its place in a batch, would
-be wrong here where guesses are taken back. Those of transformers that do are adapted or refused by
-name; a user's own must be functions.
+be wrong here where draft tokens are taken back. Those of transformers that do are adapted or
+refused by name; a user's own must be functions.
 """
 
 from __future__ import annotations

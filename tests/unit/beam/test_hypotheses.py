@@ -21,8 +21,8 @@ def search(limit: int = 3, eos: frozenset[int] = frozenset(), **options) -> Sear
     return Search(request, BeamParams(**options), chain(request, 3))
 
 
-def logs(*laws: list[float]) -> torch.Tensor:
-    return torch.tensor(laws, dtype=torch.float64).log()
+def logs(*distributions: list[float]) -> torch.Tensor:
+    return torch.tensor(distributions, dtype=torch.float64).log()
 
 
 def texts(hypotheses) -> list[list[int]]:

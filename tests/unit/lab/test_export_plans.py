@@ -19,11 +19,12 @@ def test_facts_are_those_of_the_kind_of_draft():
         ("draft", 3, ["all", "model"]),
         ("lookup", 3, ["all", "lookup"]),
         ("none", 0, ["all"]),
-        ("self:int4", 0, ["all"]),  # no guess is made
+        ("self:int4", 0, ["all"]),  # no draft token is made
     ):
         exported = export(SYSTEM, replace(SETTING, draft=draft, gamma=gamma))
         assert [fact.text for fact in exported.lacks] == lacks
-        assert [fact.text for fact in exported.law] == (lacks if gamma else [])  # none is verified
+        # none is verified
+        assert [fact.text for fact in exported.distribution] == (lacks if gamma else [])
         assert exported.steps == ["target"]
 
 

@@ -109,8 +109,8 @@ def test_a_folder_that_is_converted_is_read_as_it_is(tmp_path):
 def test_facts_name_their_sources(system: System):
     for setting in (MODEL, LOOKUP):
         exported = export(system, setting)
-        assert exported.law and exported.lacks
-        for fact in (*exported.law, *exported.lacks):
+        assert exported.distribution and exported.lacks
+        for fact in (*exported.distribution, *exported.lacks):
             assert "/" in fact.source and not fact.text.endswith(".")
 
 
@@ -118,7 +118,7 @@ def test_what_was_seen_in_other_systems_is_told():
     def told(system: System, setting: ExportSetting) -> str:
         exported = export(system, setting)
         return "\n".join(
-            f"{fact.text} [{fact.source}]" for fact in (*exported.law, *exported.lacks)
+            f"{fact.text} [{fact.source}]" for fact in (*exported.distribution, *exported.lacks)
         )
 
     assert "BPE pre-tokenizer was not recognized" in told(LLAMA_CPP, MODEL)

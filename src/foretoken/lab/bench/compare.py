@@ -15,7 +15,7 @@ from foretoken.records import StepRecord
 from foretoken.request import Completion
 from foretoken.speculator import Prompt, Speculator
 
-FEW = 8  # guesses of all runs: from fewer neither alpha nor what they cost is known
+FEW = 8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Comparison:
     plain_seconds_per_token: float
     seconds_per_token: float
     gamma: int | None  # None: automatic
-    mean_gamma: float  # guesses made in a step
+    mean_gamma: float  # draft tokens made in a step
     silent: float  # share of the steps in which none was made
     # What section 3 makes of the measured alpha, c and v; None where fewer than FEW were made
     alpha: float | None = None
     c: float | None = None
     v: float | None = None  # a target pass over the longest block against one over one token
-    paper: float | None = None  # Theorem 3.8 for the guesses made; it takes v as 1
+    paper: float | None = None  # Theorem 3.8 for the draft tokens made; it takes v as 1
     predicted: float | None = None  # the same with the measured v
     others: float | None = None  # share of the processors that other processes took
 
@@ -75,7 +75,7 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
 def _predicted(
     comparison: Comparison, overlaps: list[float], steps: list[StepRecord], plain: list[StepRecord]
 ) -> Comparison:
-    """With the predictions of section 3 for the guesses that the steps made."""
+    """With the predictions of section 3 for the draft tokens that the steps made."""
     costs, alpha = of([*plain, *steps]), min(1.0, fmean(overlaps))
     made = Counter(step.drafted for step in steps)
     return replace(

@@ -44,7 +44,7 @@ class RaceTask:
     seed: int
 
     @property
-    def wishes(self) -> SamplingParams:
+    def sampling(self) -> SamplingParams:
         return replace(self.params, max_new_tokens=self.tokens)
 
 
@@ -96,7 +96,7 @@ class OwnContestant:
         prompts: list[Prompt] = [list(task.prompt) for task in tasks]
         how = {"gamma": self.gamma, "rule": self.rule, "seed": [task.seed for task in tasks]}
         start = perf_counter()
-        completions = uninterrupted(self.spec.generate(prompts, tasks[0].wishes, **how))
+        completions = uninterrupted(self.spec.generate(prompts, tasks[0].sampling, **how))
         seconds = perf_counter() - start
         return [_run(text, completions, seconds) for text in completions]
 
@@ -212,8 +212,8 @@ class Peer:
             raise
 
     def run(self, tasks: list[RaceTask], gamma: int) -> list[RaceRun]:
-        """Tasks alike but for prompts and seeds, with gamma guesses a step; 0: plain. They are done
-        at once, where this peer can. Raises Unable where it cannot."""
+        """Tasks alike but for prompts and seeds, with gamma draft tokens a step; 0: plain. They are
+        done at once, where this peer can. Raises Unable where it cannot."""
         first = tasks[0]
         replies = self._ask(
             prompts=[task.prompt for task in tasks],

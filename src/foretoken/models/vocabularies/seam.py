@@ -2,7 +2,8 @@
 
 A draft that reads "time" has never seen the comma of its own token "time," behind it. So what it
 says next is looked up one token earlier too: all its tokens that begin as the last one does are
-ways on, each in proportion to its probability there, the last one's own law being one of them.
+ways on, each in proportion to its probability there, the last one's own distribution being one of
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def ways_on(text: Translation, before: Tensor) -> list[WayOn]:
     length, ways = len(draft.spelled[last]), list[WayOn]()
     for share, token in sorted(likely, reverse=True):
         continuation = draft.spelled[token][length:]
-        guesses = text.behind(continuation)
-        ways += [WayOn(token, share, continuation, guesses[0])] if guesses else []
+        draft_tokens = text.after(continuation)
+        ways += [WayOn(token, share, continuation, draft_tokens[0])] if draft_tokens else []
     total = shares[0] + sum(way.share for way in ways)
     return [way._replace(share=way.share / total) for way in ways]

@@ -1,9 +1,9 @@
 """A model of another vocabulary as one of the target's, in both ways of Timor et al. 2025
 (arXiv 2502.05202).
 
-By its law over the words that both have (token-level intersection): words that the target lacks
-have no mass, and what is left is a law once it is standardized, which happens behind this model, as
-with any other. So q is the law that guesses are drawn from.
+By its distribution over the words that both have (token-level intersection): words that the target
+lacks have no mass, and what is left is a distribution once it is standardized, which happens behind
+this model, as with any other. So q is the distribution that guesses are drawn from.
 
 By its text (string-level exact match): it writes on in its own tokens, always the likeliest, and
 what it has written is read in the target's. Guesses follow from the text alone, so any way to cut

@@ -1,7 +1,7 @@
 """The tokens of a vocabulary as the bytes that they stand for, and texts as its tokens.
 
-Nothing here decides what is exact: a draft may read any text and guess by any law of the text so
-far. It decides how well a draft understands what it reads.
+Nothing here decides what is exact: a draft may read any text and draft token by any distribution of
+the text so far. It decides how well a draft understands what it reads.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from exact.guessers import Certain, Guesser
+from exact.drafters import Certain, FunctionDrafter
 from foretoken.lab.certificate.certify import Likeliest, OffByOne, next_row
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
@@ -25,12 +25,12 @@ def test_a_replacement_comes_from_one_position_too_far():
     honest, broken = block(p, q, x, lengths), next_row(block)(p, q, x, lengths)
     torch.testing.assert_close(broken.survival, honest.survival)
     for n, row in ((0, 1), (1, 2), (2, 0)):
-        torch.testing.assert_close(broken.next_law(torch.tensor([n])), p[:, row])
+        torch.testing.assert_close(broken.next_distribution(torch.tensor([n])), p[:, row])
 
 
-def test_the_likeliest_guesses_keep_their_q():
+def test_the_likeliest_draft_tokens_keep_their_q():
     drafts = []
-    for drafter in (Guesser(Q), Likeliest(Guesser(Q)), Likeliest(Certain(Q))):
+    for drafter in (FunctionDrafter(Q), Likeliest(FunctionDrafter(Q)), Likeliest(Certain(Q))):
         drafter.start([0], [[0]], None)
         drafts.append(drafter.propose([1], Draw([RowKey(0, 0)], [1], [SamplingParams(1.0)])))
     honest, likeliest, certain = drafts

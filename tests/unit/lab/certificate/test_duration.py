@@ -19,7 +19,7 @@ from foretoken.speculator import Speculator
 from oracle import random_model
 
 V = 6
-PLAN = CertificatePlan(gamma=1, texts=160, greedy=10, laws=(SamplingParams(1.0),))
+PLAN = CertificatePlan(gamma=1, texts=160, greedy=10, distributions=(SamplingParams(1.0),))
 PROMPTS: list[Prompt] = [[1, 2], [3]]
 
 
@@ -31,13 +31,13 @@ def pair() -> Speculator:
 
 def timed(
     monkeypatch: pytest.MonkeyPatch,
-    guessed: float,
+    drafted: float,
     plain: float,
     greedy: float,
     plan: CertificatePlan,
 ) -> float:
     """By a clock for which the parts take so long, of 8 texts a prompt or 4 greedy tokens."""
-    clock = accumulate([0.0, guessed, 0.0, plain, 0.0, greedy])
+    clock = accumulate([0.0, drafted, 0.0, plain, 0.0, greedy])
     monkeypatch.setattr(duration, "perf_counter", lambda: next(clock))
     return expected(pair(), PROMPTS, plan)
 
@@ -46,8 +46,8 @@ def test_every_part_counts_as_often_as_there_is_of_it(monkeypatch: pytest.Monkey
     assert timed(monkeypatch, 1, 0, 0, PLAN) == pytest.approx(20 * (1 + CONTROLS))
     assert timed(monkeypatch, 0, 1, 0, PLAN) == pytest.approx(20 * 2)
     assert timed(monkeypatch, 0, 0, 4, PLAN) == pytest.approx(GREEDY * 2 * 10)
-    laws = replace(PLAN, laws=PLAN.laws * 2)
-    assert timed(monkeypatch, 1, 1, 0, laws) == pytest.approx(20 * (2 + CONTROLS + 4))
+    distributions = replace(PLAN, distributions=PLAN.distributions * 2)
+    assert timed(monkeypatch, 1, 1, 0, distributions) == pytest.approx(20 * (2 + CONTROLS + 4))
     thorough = replace(PLAN, texts=8 * 160)
     assert timed(monkeypatch, 1, 1, 0, thorough) == pytest.approx(160 * (3 + CONTROLS))
 

@@ -12,8 +12,8 @@ REQUEST = Request([0], 9, RowKey(0, 0))
 
 
 def test_a_difference_is_rounding_or_a_bug():
-    law = [0.30, 0.30000001, 0.2, 0.1, 0.1]
-    target = TableModel(lambda text: law, V)
+    distribution = [0.30, 0.30000001, 0.2, 0.1, 0.1]
+    target = TableModel(lambda text: distribution, V)
     noisy = ShapeNoise("float32", 10, 1e-6, 1.0, 1e-7, allowed=1e-3)
 
     def parted(plain, fast, shapes=noisy):

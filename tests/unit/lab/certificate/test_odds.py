@@ -51,8 +51,8 @@ def test_uniform_numbers_pass_and_others_do_not():
 
 
 def test_what_is_caught_is_caught():
-    """A law that is off by as much as `catches`, in its least visible shape, is found in 99 % of
-    samples, so in all of 20 but 3 or more once in 1e3 seeds."""
+    """A distribution that is off by as much as `catches`, in its least visible shape, is found in
+    99 % of samples, so in all of 20 but 3 or more once in 1e3 seeds."""
     n, p_values = 4000, []
     off = binned("", "", uniforms(n), LEVEL).catches
     assert off is not None

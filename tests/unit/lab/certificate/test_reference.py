@@ -1,10 +1,10 @@
-"""The reference: laws from single-token passes, of rows side by side and of one alone."""
+"""The reference: distributions from single-token passes, of rows side by side and of one alone."""
 
 from __future__ import annotations
 
 import torch
 
-from exact.guessers import Certain, Guesser
+from exact.drafters import Certain, FunctionDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.lab.certificate.identity import replay, singly
 from foretoken.models.table import TableModel
@@ -19,9 +19,9 @@ REQUESTS = [Request([0], 9, RowKey(0, 0)), Request([2, 1], 9, RowKey(0, 1), forc
 TEXTS = [[1, 2, 3], [3, 4]]
 
 
-def test_a_replay_has_the_laws_of_both():
+def test_a_replay_has_the_distributions_of_both():
     params = SamplingParams(1.0)
-    target, drafter = TableModel(P, V), Guesser(Q)
+    target, drafter = TableModel(P, V), FunctionDrafter(Q)
     places = list(replay(target, drafter, REQUESTS, TEXTS, params))
     assert [place.rows for place in places] == [[0, 1], [0, 1], [0]]
     assert [place.tokens.tolist() for place in places] == [[1, 3], [2, 4], [3]]

@@ -34,16 +34,19 @@ def following(texts, **options) -> tuple[Following, Counting]:
     return follower, model
 
 
-def laws(rows: Following, texts) -> list[list[float]]:
+def distributions(rows: Following, texts) -> list[list[float]]:
     return rows.score(texts, [int(text is not None) for text in texts])[:, 0].exp().tolist()
 
 
 def test_only_what_differs_is_read():
     rows, model = following([[1, 2, 3], [4]])
-    (first, second), read = laws(rows, [[1, 2, 4, 4], [4, 0]]), model.read
+    (first, second), read = distributions(rows, [[1, 2, 4, 4], [4, 0]]), model.read
     assert first == pytest.approx(Q((1, 2, 4, 4))) and second == pytest.approx(Q((4, 0)))
     assert read == 3
-    assert laws(rows, [None, [4, 0]])[1] == pytest.approx(Q((4, 0))) and model.read == read + 1
+    assert (
+        distributions(rows, [None, [4, 0]])[1] == pytest.approx(Q((4, 0)))
+        and model.read == read + 1
+    )
     rows.read([[1, 2, 4, 4, 3], None])
     assert model.read == read + 2
     rows.read([None, None])
@@ -60,9 +63,9 @@ def test_what_follows_several_tokens_is_read_again():
 def test_rows_move_up_and_are_copied():
     rows, _ = following([[1], [2], [3]])
     rows.leave([0])
-    assert laws(rows, [[2, 0], [3, 0]])[1] == pytest.approx(Q((3, 0)))
+    assert distributions(rows, [[2, 0], [3, 0]])[1] == pytest.approx(Q((3, 0)))
     rows.permute([1, 1])
-    assert laws(rows, [[3, 1], [3, 0, 2]])[1] == pytest.approx(Q((3, 0, 2)))
+    assert distributions(rows, [[3, 1], [3, 0, 2]])[1] == pytest.approx(Q((3, 0, 2)))
 
 
 @pytest.mark.parametrize("context", [1, 2, 5, 8])
@@ -71,9 +74,9 @@ def test_of_a_long_text_the_end_is_read_and_moves_seldom(context):
     text = [int(x) for x in torch.randint(V, (40,), generator=torch.Generator().manual_seed(0))]
     lengths = []
     for n in range(1, len(text) + 1):
-        (law,) = laws(rows, [text[:n]])
+        (distribution,) = distributions(rows, [text[:n]])
         lengths.append(len(rows._cached[0]))
-        assert law == pytest.approx(Q(tuple(text[n - lengths[-1] : n])))
+        assert distribution == pytest.approx(Q(tuple(text[n - lengths[-1] : n])))
     assert lengths[:context] == list(range(1, context + 1))
     assert min(lengths[context:], default=1) > context // 2 and max(lengths) == context
     whole, _ = following([text], context=context)

@@ -1,4 +1,5 @@
-"""A model in another vocabulary's ids: its law over the words of both, and the text it writes."""
+"""A model in another vocabulary's ids: its distribution over the words of both, and the text it
+writes."""
 
 from __future__ import annotations
 
@@ -24,19 +25,19 @@ V, DRAFT_V = 5, 7  # one id of the draft is padding
 P, Q = random_model(1, V), random_model(2, DRAFT_V)
 
 
-def translated(by_text: ByText | None = None, law=Q) -> TranslatedModel:
-    return TranslatedModel(TableModel(law, DRAFT_V), DICTIONARY, V, by_text)
+def translated(by_text: ByText | None = None, distribution=Q) -> TranslatedModel:
+    return TranslatedModel(TableModel(distribution, DRAFT_V), DICTIONARY, V, by_text)
 
 
 def expected(told: tuple[int, ...]) -> list[float]:
-    """The draft's law on the shared words, in the target's ids."""
+    """The draft's distribution on the shared words, in the target's ids."""
     q = torch.zeros(V, dtype=torch.float64)
     for ours, theirs in SHARED.items():
         q[ours] = float(Q(told)[theirs])
     return (q / q.sum()).tolist()
 
 
-def test_its_law_is_over_the_words_of_both_behind_the_text_in_the_drafts_ids():
+def test_its_distribution_is_over_the_words_of_both_behind_the_text_in_the_drafts_ids():
     model = translated()
     model.start([[1], []])
     logits = model.score([[0, 2], [3]], [1, 1])
@@ -49,23 +50,23 @@ def test_longer_tokens_than_the_last_one_are_ways_on():
     """Behind "a" the draft may have meant "ab", of which the target's next token is "b"."""
     model = translated()
     model.start([[]])
-    law = model.score([[0, 1]], [1])[0, 0].softmax(-1)
+    distribution = model.score([[0, 1]], [1])[0, 0].softmax(-1)
     a, ab = float(Q((3,))[0]), float(Q((3,))[1])
     q = torch.zeros(V, dtype=torch.float64)
     for ours, theirs in SHARED.items():
         q[ours] = a / (a + ab) * float(Q((3, 0))[theirs])
     q[0] += ab / (a + ab)
-    assert law.tolist() == pytest.approx((q / q.sum()).tolist())
+    assert distribution.tolist() == pytest.approx((q / q.sum()).tolist())
 
 
 def test_every_position_of_a_block_and_finite_numbers_beside_them():
     model = translated()
     model.start([[1], [1], [1]])
     logits = model.score([[0, 3, 1], [0], []], [2, 1, 0])
-    laws = logits.softmax(-1)
-    assert laws[0, 0].tolist() == pytest.approx(expected((1, 2)))
-    assert laws[0, 1].tolist() == pytest.approx(expected((1, 2, 0)))
-    assert laws[1, 0].tolist() == pytest.approx(expected((1,)))
+    distributions = logits.softmax(-1)
+    assert distributions[0, 0].tolist() == pytest.approx(expected((1, 2)))
+    assert distributions[0, 1].tolist() == pytest.approx(expected((1, 2, 0)))
+    assert distributions[1, 0].tolist() == pytest.approx(expected((1,)))
     assert logits[1, 1].isfinite().all() and logits[2].isfinite().all()
 
 
@@ -82,11 +83,13 @@ def test_rows_go_back_are_copied_and_leave():
 
 
 def test_what_it_writes_is_likeliest_and_is_not_kept():
-    def law(text):  # after "a" comes "b", after that " ", then an end; the padding is likeliest
+    def distribution(
+        text,
+    ):  # after "a" comes "b", after that " ", then an end; the padding is likeliest
         best = {(0,): 3, (0, 3): 2, (0, 3, 2): 4}.get(text, 2)
         return [0.5 if i == best else 0.6 if i == 6 else 0.01 for i in range(DRAFT_V)]
 
-    model = translated(law=lambda text: law(text))
+    model = translated(distribution=lambda text: distribution(text))
     model.start([[1], [1], [1]])
     written = model.write([[], [], [3]], [5, 2, 0])
     assert written.guesses == [[0, 3, 4], [0, 3], []] and written.calls == 3
@@ -95,11 +98,11 @@ def test_what_it_writes_is_likeliest_and_is_not_kept():
 
 
 def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
-    def law(text):  # "ab" behind "b"; behind that an end
+    def distribution(text):  # "ab" behind "b"; behind that an end
         best = {(3,): 1, (3, 1): 4}.get(text, 2)
         return [0.5 if i == best else 0.01 for i in range(DRAFT_V)]
 
-    model = translated(law=law)
+    model = translated(distribution=distribution)
     model.start([[0]])
     written = model.write([[1]], [4])
     assert written.guesses == [[0, 4]] and written.calls == 2
@@ -125,13 +128,13 @@ def test_a_rows_text_depends_on_nothing_beside_it(by_text, temperature):
         return Speculator(TableModel(P, V), LMDrafter(translated(ByText(by_text, by_text))))
 
     prompts = [[1], [2, 3, 1, 1, 0], [3] * 40]
-    wishes = SamplingParams(temperature=temperature, max_new_tokens=30)
-    together = speculator().generate(prompts, wishes, gamma=3, seed=[1, 2, 3])
+    sampling = SamplingParams(temperature=temperature, max_new_tokens=30)
+    together = speculator().generate(prompts, sampling, gamma=3, seed=[1, 2, 3])
     for b, prompt in enumerate(prompts):
-        (alone,) = speculator().generate([prompt], wishes, gamma=3, seed=[b + 1])
+        (alone,) = speculator().generate([prompt], sampling, gamma=3, seed=[b + 1])
         assert alone.tokens == together[b].tokens
         assert alone.stats.drafted
-    mixed = [wishes, SamplingParams(max_new_tokens=30, temperature=0.0), wishes]
+    mixed = [sampling, SamplingParams(max_new_tokens=30, temperature=0.0), sampling]
     assert speculator().generate(prompts, mixed, gamma=3, seed=[1, 2, 3])[2].tokens == (
         together[2].tokens
     )

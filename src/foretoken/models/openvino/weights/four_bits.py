@@ -3,8 +3,8 @@
 w is read as scale * k, k from -8 to 7, over groups of `GROUP` weights that flow into one output. Of
 a few scales each group has the one of the least squared error, fitted to its integers by least
 squares. OpenVINO's products read such weights as they are. Eight bits have what makes tokens states
-and states logits, whose rounding is seen in the law itself, and products that groups do not divide.
-It does not know models, only graphs.
+and states logits, whose rounding is seen in the distribution itself, and products that groups do
+not divide. It does not know models, only graphs.
 """
 
 from __future__ import annotations
