@@ -394,7 +394,8 @@ class NeverTakesBack(AtTheStart):
 
 
 class BeforeShaping(WorldDraw):
-    """Says that guesses were drawn from the distribution that the draft had before its controls."""
+    """Says that draft tokens were drawn from the distribution that the draft had before its
+    controls."""
 
     def sample(self, logits, i, params=None):
         ids, _ = super().sample(logits, i, params)

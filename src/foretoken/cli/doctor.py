@@ -185,7 +185,7 @@ def _machine() -> dict[str, Any]:
 
     from foretoken.loading.memory import free_bytes
     from foretoken.loading.runtimes import openvino
-    from foretoken.storage.versions import versions
+    from foretoken.storage.cache import versions
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     return {

@@ -179,7 +179,7 @@ def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
 def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
     if dtype in ROUNDED:
         raise RefusedError(f"graphs have no {dtype}; give runtime='openvino', or another dtype")
-    from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
+    from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
     from foretoken.models.stock.selfcheck import self_check
 
     loaded = isinstance(source, Source)
@@ -273,7 +273,7 @@ def _way(network: PreTrainedModel) -> Way:
 
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
     """The runtimes that may serve a model here, each with its form, the fastest first."""
-    from foretoken.models.graphs.model import ON_GRAPHS  # late: takes seconds
+    from foretoken.models.graphs import ON_GRAPHS  # late: takes seconds
     from foretoken.models.stock.selfcheck import ON_TORCH
 
     if torch.cuda.is_available():

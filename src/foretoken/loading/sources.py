@@ -20,9 +20,8 @@ import torch
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file
 from foretoken.loading import hub, memory
-from foretoken.storage.cache import remember, remembered
+from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
-from foretoken.storage.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -17,9 +17,8 @@ from foretoken.errors import ForetokenError
 from foretoken.loading.options import NO_MODEL, LoadOptions
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model
-from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.slow_log import log_if_slow
 from foretoken.text.decoding import other_words
 

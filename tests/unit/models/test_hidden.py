@@ -7,9 +7,8 @@ import torch
 
 import pairs
 from foretoken.loading import runtimes
-from foretoken.models.graphs.model import GraphModel
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.graphs import GraphModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 
 FORMS = {
     "causal": ("Llama", CausalModel),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.models.openvino.pages.prefixes import Prefixes
+from foretoken.models.openvino.pages import Prefixes
 
 SIZE = 2
 

@@ -1,4 +1,4 @@
-"""What a watched drafter did: counted, numbered, and its lies named."""
+"""Continuations whose distribution is known, and numbers watched at every step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ import torch
 
 from exact.drafters import Certain, FunctionDrafter, RoundedClaim
 from foretoken.drafters.base import Drafter
-from foretoken.lab.certificate.sampled import Log, Watched
+from foretoken.lab.certificate.sampled import Cells, Log, Watched, tables
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import RowKey
 from oracle import random_model
+
+SAMPLE = [(1, 2)] * 10 + [(1, 3)] * 5 + [(4, 5)] * 9 + [(6, 7)]
+
+
+def test_a_text_is_in_the_cell_of_its_longest_frequent_beginning():
+    cells = Cells(SAMPLE, share=0.2)  # (), (1,), (1, 2), (1, 3), (4,), (4, 5)
+    texts = [(1, 2), (1, 2, 9), (1, 9), (1,), (4, 9), (9, 1), ()]
+    assert cells.counts(texts).tolist() == [2, 2, 2, 0, 1, 0]
+    assert cells.counts([]).tolist() == [0] * 6
+
+
+def test_two_samples_by_prompt():
+    ((a, b), (c, d)) = tables([SAMPLE, [(0,)]], [[(1, 2)], [(0,), (1,)]], [[(4, 5)], []])
+    assert a.sum() == b.sum() == 1 and (a != b).any()
+    assert c.tolist() == [1, 1] and d.tolist() == [0, 0]
+
 
 V, GAMMA = 5, 3
 Q = random_model(2, V)

@@ -9,7 +9,13 @@ from foretoken.models.table import TableModel
 from foretoken.records import Stats, StepRecord
 from foretoken.request import Completion
 from foretoken.speculator import Speculator
-from foretoken_lab.turns import by_prompt, in_turn, seconds_per_token, tokens_per_call, way
+from foretoken_lab.experiments.beyond import (
+    by_prompt,
+    in_turn,
+    seconds_per_token,
+    tokens_per_call,
+    way,
+)
 from oracle import random_model
 
 V = 6
