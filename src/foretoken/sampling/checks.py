@@ -67,7 +67,8 @@ class Count:
 
     def __call__(self, name: str, value: Any) -> int:
         if not whole(value) or not self.ge <= value <= self.le:
-            advice = self.remedy if whole(value) else "a whole number"
+            named = whole(value) or self.remedy.startswith("a whole number")
+            advice = self.remedy if named else "a whole number"
             raise InputError(f"{name} is {shown(value)}; give {advice}")
         return int(value)
 
