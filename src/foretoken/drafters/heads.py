@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafters.base import Draft, pack
+from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.drafters.blockwise import Heads
 from foretoken.models.base import OpenModel
 from foretoken.models.rows import staying
@@ -19,7 +19,7 @@ from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
 
 
-class HeadsDrafter:
+class HeadsDrafter(DrafterBase):
     """Guesses with `heads` between `target`'s hidden states and `output`, its output layer.
 
     A row proposes nothing before its first step, from which its first state comes, and at most one

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.drafters.base import Draft, pack
+from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
@@ -14,7 +14,7 @@ from foretoken.sampling.distributions import SamplingParams, mended
 from foretoken.sampling.draw import Draw
 
 
-class LMDrafter:
+class LMDrafter(DrafterBase):
     """A smaller model as the drafter (paper, section 3.6), one forward for each draft token.
 
     A decoder-only model may draft for an encoder-decoder target. In sequences that the model cannot
