@@ -7,12 +7,14 @@ no files and no training.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.drafters.blockwise import Heads
-from foretoken.models.base import OpenModel
+from foretoken.models.base import Model, OpenModel
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
@@ -37,9 +39,9 @@ class HeadsDrafter(DrafterBase):
         self.states: list[Tensor | None] = []  # [H] of every row: the one its last token came from
         self.last: list[int] = []  # that token
 
-    def reading(self, target: OpenModel) -> HeadsDrafter:
+    def reading(self, target: Model) -> HeadsDrafter:
         """The same heads on the states of another target, without rows."""
-        return HeadsDrafter(target, self.heads, self.output, self.embedding)
+        return HeadsDrafter(cast(OpenModel, target), self.heads, self.output, self.embedding)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None

@@ -66,17 +66,18 @@ class LMDrafter(DrafterBase):
         unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
         if self._writes is not None and self._writes.writes(greedy=draw.greedy):
             return self._written(self._writes, unread, budget)
+        V = self.vocab_size or self.model.vocab_size
         feed: Blocks = unread
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
         for i in range(max(budget, default=0)):
             need = [int(g > i) for g in budget]
-            logits = self.model.score(feed, need)[:, 0, : self.vocab_size]  # no other id is drawn
+            logits = self.model.score(feed, need)[:, 0, :V]  # no other id is drawn
             logits, top = mended(logits)
             tops.append(top)
-            if logits.shape[-1] < self.vocab_size:  # ids that the draft lacks are impossible in q
-                rest = self.vocab_size - logits.shape[-1]
+            if logits.shape[-1] < V:  # ids that the draft lacks are impossible in q
+                rest = V - logits.shape[-1]
                 logits = functional.pad(logits, (0, rest), value=-torch.inf)
             draft_token, q = draw.sample(logits, i, self.params)
             ids.append(draft_token)
