@@ -35,10 +35,10 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """
     if params.greedy:
         return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
-    return warped(logits, params).softmax(-1)
+    return warped(logits, params.standard).softmax(-1)
 
 
-def warped(logits: Tensor, params: SamplingParams) -> Tensor:
+def warped(logits: Tensor, params: Standard) -> Tensor:
     """The scores whose softmax is the distribution, -inf where it has no mass: temperature, top-k,
     top-p, min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
     scores = logits.to(working(logits.dtype))
@@ -50,7 +50,7 @@ def warped(logits: Tensor, params: SamplingParams) -> Tensor:
         scores = _top_p(scores, params.top_p)
     if params.min_p > 0:
         scores = _min_p(scores, params.min_p)
-    if params.typical_p is not None and params.typical_p < 1:
+    if params.typical_p < 1:
         scores = _typical(scores, params.typical_p)
     if params.epsilon_cutoff:
         scores = _cut(scores, scores.softmax(-1), params.epsilon_cutoff)
