@@ -212,7 +212,7 @@ def mended(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def known_finite(tops: Tensor) -> bool:
-    """Whether the host knows, without waiting for a device, that all of them are finite."""
+    """Tell whether the host knows, without waiting for a device, that all of them are finite."""
     return tops.is_cpu and math.isfinite(tops.sum().item())  # an overflow only says less
 
 
@@ -337,5 +337,5 @@ def _floats(tensor: Tensor) -> list[float]:
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """What distributions of logits are computed in."""
+    """Return the dtype in which distributions of logits are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
