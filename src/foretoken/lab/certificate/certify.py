@@ -31,9 +31,9 @@ from foretoken.lab.certificate.sampled import (
     against_the_distribution,
     completions,
 )
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.models.base import Blocks, Model
 from foretoken.options import Prompt, as_list, check, keys_of
+from foretoken.request import uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import NAMED
