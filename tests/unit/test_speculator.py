@@ -309,6 +309,7 @@ def named_pair(target="a", draft="b") -> Speculator:
     return Speculator(CausalModel(nets[0]), LMDrafter(CausalModel(nets[1]), 64))
 
 
+@pytest.mark.real_costs
 @pytest.mark.parametrize("busy", [0.0, 0.6], ids=["idle", "busy"])
 def test_costs_are_kept_and_the_next_process_measures_nothing(busy, tmp_path, monkeypatch):
     """However busy the machine is; and then the text is the same: it follows from frozen costs and
@@ -363,6 +364,7 @@ def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_
     assert measured == ["greedy"]
 
 
+@pytest.mark.real_costs
 def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeypatch):
     """They say that a step takes an hour."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
