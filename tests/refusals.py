@@ -171,6 +171,9 @@ OTHERS: dict[str, Refusal] = {
         "MaxTimeCriteria may end one row before",
         lambda _: {"inputs": TWO, "stopping_criteria": [MaxTimeCriteria(600.0)]},
     ),
+    "scores for a criterion": _entry(
+        "Nine may read the scores", stopping_criteria=[Nine()], output_scores=True, **TOLD
+    ),
     "places of a batch": Refusal(
         "MinNewTokensLengthLogitsProcessor counts a batch's places",
         lambda _: {

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
         ForeignError,
         ForetokenError,
         InputError,
-        LostError,
         NumericsError,
         RefusedError,
     )
     from foretoken.loading.load import load
-    from foretoken.request import Completion, Piece, Stats, StepRecord
+    from foretoken.records import Stats, StepRecord
+    from foretoken.request import Completion, Piece
     from foretoken.sampling.draw import Draw
     from foretoken.sampling.params import SamplingParams
     from foretoken.serving.asynchronous import AsyncEngine
@@ -51,19 +51,20 @@ _HOMES = {
         "ForeignError",
         "ForetokenError",
         "InputError",
-        "LostError",
         "NumericsError",
         "RefusedError",
     ),
     "transformers_integration.attach": ("attach", "detach"),
     "loading.load": ("load",),
     "sampling.params": ("SamplingParams",),
-    "request": ("Completion", "Piece", "Stats", "StepRecord"),
+    "records": ("Stats", "StepRecord"),
+    "request": ("Completion", "Piece"),
     "serving.asynchronous": ("AsyncEngine",),
     "serving.engine": ("Engine", "EngineStats", "Event"),
     "speculator": ("Speculator",),
 }
 _MODULES = ("execute", "theory")
+_GONE = {"LostError": "tensor parallelism, which raised it, was removed"}
 
 __all__ = [
     "AsyncEngine",
@@ -83,7 +84,6 @@ __all__ = [
     "InputError",
     "LMDrafter",
     "LookupDrafter",
-    "LostError",
     "MixtureDrafter",
     "NGram",
     "NGramDrafter",
@@ -120,4 +120,6 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(f"foretoken.{home}"), name)
             globals()[name] = value
             return value
+    if name in _GONE:
+        raise AttributeError(f"foretoken.{name} is gone: {_GONE[name]}")
     raise AttributeError(f"module 'foretoken' has no attribute {name!r}")

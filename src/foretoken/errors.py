@@ -3,12 +3,11 @@
 ForetokenError
 ├── InputError     an invalid value: the message names it and the remedy
 │   └── BusyError       a full queue: the same request is taken later
-├── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
-│   ├── ForeignError    a call of transformers' `generate` that it has to decode itself
-│   ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
-│   └── ControlError    a row's control that leaves no token, or a user's own that failed
-│       └── DeadEndError    the former: the text cannot go on
-└── LostError      a process that had a part of a model has ended
+└── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
+    ├── ForeignError    a call of transformers' `generate` that it has to decode itself
+    ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
+    └── ControlError    a row's control that leaves no token, or a user's own that failed
+        └── DeadEndError    the former: the text cannot go on
 """
 
 from __future__ import annotations
@@ -27,18 +26,44 @@ WIDEST = 60  # characters of a value in a message
 
 class ForetokenError(Exception):
     """Base of all errors meant for the user: one line, without a traceback on the command line.
-    `option`: the name of what it is about, where that is one option of a call."""
+
+    Attributes:
+        option: The name of the option that it is about, where that is one option of a call.
+
+    Examples:
+        >>> import foretoken
+        >>> try:
+        ...     foretoken.SamplingParams(temperature=-1)
+        ... except foretoken.ForetokenError as error:
+        ...     print(error.option)
+        temperature
+    """
 
     option: str | None = None
 
     def about(self, option: str) -> Self:
-        """The same error; a name that it has already is nearer to the cause."""
+        """Return the same error with `option` set; a name that it has already stays.
+
+        Args:
+            option: The name of an option.
+
+        Returns:
+            This error.
+        """
         self.option = self.option or option
         return self
 
 
 class InputError(ForetokenError, ValueError):
-    """An invalid value."""
+    """An invalid value: the message names it and the remedy.
+
+    Examples:
+        >>> import foretoken
+        >>> foretoken.SamplingParams(top_p=2)
+        Traceback (most recent call last):
+            ...
+        foretoken.errors.InputError: top_p is 2.0; give a number in (0, 1], 1 being off
+    """
 
 
 class BusyError(InputError):
@@ -46,16 +71,52 @@ class BusyError(InputError):
 
 
 class RefusedError(ForetokenError):
-    """A request that cannot be honoured exactly."""
+    """A model, an option or a pair that cannot be honoured exactly: the message says why.
+
+    Examples:
+        >>> import foretoken
+        >>> foretoken.SamplingParams(min_new_tokens=9, max_new_tokens=8)
+        Traceback (most recent call last):
+            ...
+        foretoken.errors.RefusedError: min_new_tokens=9 is above max_new_tokens=8; give at most that
+    """
 
 
 class ForeignError(RefusedError):
-    """A call of transformers' `generate` that no Speculator decodes: transformers itself may."""
+    """A call of transformers' `generate` that a Speculator cannot decode; transformers itself may.
+
+    Examples:
+        >>> import foretoken, torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=1, **shape))
+        >>> spec = foretoken.attach(model, draft="lookup", strict=True)
+        >>> try:
+        ...     model.generate(torch.tensor([[5, 6, 7]]), num_beams=3, max_new_tokens=2)
+        ... except foretoken.ForeignError as error:
+        ...     print(error)
+        num_beams=3 asks for a beam search; call the Speculator's beam_search, or give num_beams=1
+    """
 
 
 class NumericsError(RefusedError):
-    """A model returned logits that define no law; `row`: of which row, by its place in the batch,
-    where that is known; `whose`: "target" or "draft"."""
+    """Logits of a model that define no distribution: NaN, +inf, or every token impossible.
+
+    Attributes:
+        row: The index of the sequence in the batch; None where that is unknown.
+        whose: "target" or "draft".
+
+    Args:
+        message: The text of the error.
+        row: As the attribute.
+        whose: As the attribute.
+
+    Examples:
+        >>> import foretoken
+        >>> error = foretoken.NumericsError("the logits are NaN", row=2)
+        >>> error.row, error.whose
+        (2, 'target')
+    """
 
     def __init__(self, message: str, row: int | None = None, whose: str = "target") -> None:
         super().__init__(message)
@@ -63,15 +124,22 @@ class NumericsError(RefusedError):
 
 
 class ControlError(RefusedError):
-    """A control of a row's that leaves no token, or a user's own that failed."""
+    """A control of a sequence that leaves no token, or a user's own that failed.
+
+    Examples:
+        >>> import foretoken
+        >>> spec = foretoken.load()
+        >>> every_token = range(spec.target.vocab_size)
+        >>> try:
+        ...     spec.generate("It was", suppress_tokens=every_token, gamma=2)
+        ... except foretoken.ControlError as error:
+        ...     print(type(error).__name__)
+        DeadEndError
+    """
 
 
 class DeadEndError(ControlError):
     """Controls that leave no token: the text cannot go on."""
-
-
-class LostError(ForetokenError):
-    """A process that had a part of a model has ended: the model must be loaded again."""
 
 
 @contextmanager
@@ -85,12 +153,12 @@ def about(option: str) -> Iterator[None]:
 
 
 def whole(value: object) -> bool:
-    """Whether it is a whole number, which True and False are not."""
+    """Tell whether it is a whole number, which True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def real(value: object) -> bool:
-    """Whether it is a real number, which True and False are not."""
+    """Tell whether it is a real number, which True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -163,7 +231,7 @@ SIZES = {
 
 
 def mismatch(error: Mapping[str, Any]) -> str:
-    """What is wrong with a value, from one of the errors that pydantic lists."""
+    """Describe an invalid value, from one of the errors that pydantic lists."""
     kind, context = str(error["type"]), dict(error.get("ctx") or {})
     if kind in SIZES:
         return SIZES[kind].format(**context)

@@ -61,7 +61,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a model's generation config says of its texts."""
+    """Facts from a model's generation config."""
 
     ends: Ends
     objection: str | None  # why it is refused: an entry that changes the law and is not followed
@@ -69,7 +69,7 @@ class Settings:
     suggested: dict[str, Any]  # its sampling, by the names of `generate`'s options; {}: greedy
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the settings as JSON can hold them."""
         return asdict(self) | {"ends": asdict(self.ends) | {"eos": sorted(self.ends.eos)}}
 
     @classmethod
@@ -93,7 +93,7 @@ def check_file(folder: Path) -> None:
 
 
 def read_settings(network: PreTrainedModel) -> Settings:
-    """What the generation config says, or without one the model's own config. Raises InputError for
+    """Read the generation config, or without one the model's own config. Raises InputError for
     invalid ids, RefusedError where a text has no beginning or several."""
     from transformers import GenerationConfig  # late: as above
 
@@ -160,7 +160,7 @@ def _suggested(config: GenerationConfig) -> dict[str, Any]:
 
 
 def _controls(config: GenerationConfig) -> dict[str, Any]:
-    """As JSON can hold them."""
+    """Return the controls that the config names, as JSON can hold them."""
     values = {entry: getattr(config, entry, None) for entry in CHANGES_LAW if entry in FOLLOWED}
     if values["min_new_tokens"] is not None:  # transformers then passes over it
         values["min_length"] = None

@@ -1,5 +1,5 @@
-"""What a call asks for, as requests and fresh rows: everything that is checked before a model
-runs."""
+"""Input processing: prompts and options of a call become requests and fresh rows, checked before a
+model runs."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class InputProcessor:
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
     ) -> list[Request]:
-        """What `generate` makes of its prompts, `num_return_sequences` of each; InputError for one
-        that cannot be continued."""
+        """Return the requests of prompts, `num_return_sequences` of each; InputError for one that
+        cannot be continued."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         counts = [wishes.num_return_sequences for wishes in each]
         keys = iter(keys_of(seed, counts))
@@ -113,7 +113,7 @@ class InputProcessor:
         return row
 
     def _matcher(self, request: Request) -> Matcher | None:
-        """What follows the grammar that a text must match."""
+        """Return the matcher of the grammar that a text must follow."""
         structured = request.params.structured
         return None if structured is None else self._grammar(structured, request.eos).matcher()
 
@@ -126,7 +126,7 @@ class InputProcessor:
         return Transcript(self.tokenizer, request.prompt, strings, include=include)
 
     def sides(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
-        """What the decoder continues and what the encoder reads."""
+        """Return the ids that the decoder continues, and those that the encoder reads."""
         if not self.target.encoder_decoder:
             return ids, None
         assert self.ends.decoder_start is not None

@@ -23,6 +23,10 @@ ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
 KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
 RUNTIMES = ("auto", "transformers", "openvino", "graphs")
+SPREAD = (  # of tensor_parallel, which version 0.1.0 had
+    "is gone: a target runs in one process; load it in int8 or int4 if it does not fit, and serve "
+    "it by --replicas if one is too slow"
+)
 WIDER = 4  # draft beams per beam: with fewer, one of the target's beams is soon missing
 
 
@@ -62,37 +66,6 @@ def require_place(
     ):
         if value is not None and value not in allowed:
             raise InputError(f"{name} is {shown(value)}; give one of {', '.join(allowed)}")
-
-
-def require_ranks(
-    tensor_parallel: int,
-    *,
-    device: str,
-    runtime: str,
-    dtype: str,
-    kv_dtype: str | None,
-    exact_shapes: bool,
-    trust_remote_code: bool,
-) -> None:
-    """InputError for an invalid number of processes of a target, RefusedError for what several of
-    them cannot do."""
-    _require_count("tensor_parallel", tensor_parallel, 1, "1 (this process alone) or more")
-    if tensor_parallel == 1:
-        return
-    refused = {
-        "device": (device, device != "cpu"),
-        "runtime": (runtime, runtime not in ("auto", "transformers")),
-        "dtype": (dtype, dtype in ROUNDED),
-        "kv_dtype": (kv_dtype, kv_dtype is not None),
-        "exact_shapes": (exact_shapes, exact_shapes),
-        "trust_remote_code": (trust_remote_code, trust_remote_code),
-    }
-    for name, (value, objected) in refused.items():
-        if objected:
-            raise RefusedError(
-                f"tensor_parallel={tensor_parallel} is for transformers' own decoders on torch and "
-                f"CPUs, without {name}={value!r}; leave one of them out"
-            )
 
 
 def check(gamma: int | None, rule: str | Rule, lenience: float) -> Judge:
@@ -161,7 +134,7 @@ def _encoded(batch: Mapping[str, Any]) -> list[Any]:
 
 
 def _alike(ids: Any, mask: Any) -> bool:
-    """Whether these are lists, or lists of lists, of the same lengths; or both no lists."""
+    """Tell whether these are lists, or lists of lists, of the same lengths; or both no lists."""
     if isinstance(ids, list) and isinstance(mask, list):
         return len(ids) == len(mask) and all(map(_alike, ids, mask))
     return not isinstance(ids, list) and not isinstance(mask, list)

@@ -1,14 +1,14 @@
-"""What is asked for, how far a row is, and what each step did to it. Plain data; knows no
-models."""
+"""Requests, their rows and their results. Plain data; knows no models."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
 from foretoken.errors import ControlError, RefusedError, shown
+from foretoken.records import Stats, StepRecord
 from foretoken.sampling.draw import Shaping
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.logprobs import Logprobs
@@ -34,7 +34,7 @@ class Request:
 
 
 class RowControls(Shaping, Protocol):
-    """What shapes a row's logits, and follows its text."""
+    """Controls that shape a row's logits, and follow its text."""
 
     def commit(self, tokens: list[int]) -> None:
         """The text goes on by these."""
@@ -42,8 +42,8 @@ class RowControls(Shaping, Protocol):
 
 
 class Foresight(Protocol):
-    """What may come next in a text, without a drafter: as its request predicts, or as the text has
-    gone on before."""
+    """A predictor of a text without a drafter: from its request's prediction, or from earlier parts
+    of the text."""
 
     prior: tuple[float, float]  # as `Costs.prior`
 
@@ -53,7 +53,7 @@ class Foresight(Protocol):
 
 
 class Ending(Protocol):
-    """What else than an id may end a text."""
+    """An end of a text other than an id."""
 
     def read(self, token: int) -> str | None:
         """The text goes on by this token: why it ends with it, None where it does not.
@@ -63,29 +63,6 @@ class Ending(Protocol):
     def close(self) -> str | None:
         """The same where the text ends anyway, for what could not be read before."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What one step did to one row: the only instrumentation there is."""
-
-    gamma: int  # guesses asked for
-    guesses: tuple[int, ...]
-    accepted: int  # of the guesses, kept
-    kept: tuple[int, ...]  # tokens gained: accepted guesses, the target's own, cut at an end
-    overlaps: tuple[float, ...]  # sum min(p, q) at every guess judged, the first rejected included
-    draft_calls: int
-    draft_seconds: float  # all three are those of the whole batch
-    score_seconds: float
-    verify_seconds: float
-    rows: int  # how many rows shared the step
-    biases: tuple[float, ...] = ()  # total variation from the target's law there; () where exact
-    padding: int = 0  # positions that the whole batch's target pass computed for no row
-    predicted: bool = False  # the guesses are of the row's foresight, not of its draft
-
-    @property
-    def drafted(self) -> int:
-        return len(self.guesses)
 
 
 class Seen(NamedTuple):
@@ -154,18 +131,18 @@ class Row:
 
     @property
     def reports(self) -> bool:
-        """Whether somebody asks what its tokens were drawn from."""
+        """True where the logits of its tokens are to be reported."""
         return self.seen is not None or self.request.params.logprobs is not None
 
     @property
     def telling(self) -> bool:
-        """Whether logprobs of its prompt are still to come."""
+        """True where logprobs of its prompt are still to come."""
         wanted = self.request.params.prompt_logprobs is not None
         return wanted and self.untold > 0
 
     @property
     def untold(self) -> int:
-        """How many of its prompt's tokens have no logprob yet."""
+        """The number of its prompt's tokens that have no logprob yet."""
         return len(self.request.prompt) - 1 - len(self.prompt_logprobs)
 
     @property
@@ -192,7 +169,7 @@ class Row:
         return new
 
     def _read(self, token: int) -> None:
-        """Whether the text ends with this token."""
+        """End the text where this token ends it."""
         stops = token in self.request.eos
         if not stops or self.request.params.include_stop_string:
             for ending in self.endings:
@@ -228,43 +205,6 @@ class Row:
                 self._stop(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What a completion cost. `alpha` is the mean of sum min(p, q) over judged guesses (Cor
-    3.6), never accepted/drafted, which stands beside it; with lenience of sum min(p/l, q). Times
-    are of the batch the row was in, from the start of its prefill: of what was read before the
-    first step, which often reads the prompt's end, to that step's end, and to the last one's."""
-
-    target_calls: int  # without the prefill of all but the last prompt token
-    draft_calls: int
-    drafted: int
-    accepted: int
-    rounds: int
-    alpha: float | None
-    accepted_per_drafted: float | None
-    tokens_per_call: float | None
-    seconds: float
-    prefill_seconds: float
-    first_seconds: float
-    runtime: str
-    draft_runtime: str
-    cached_tokens: int = 0  # of the prompt, that had been read for other texts
-    bias: float = 0.0  # total variation, a token's mean, of the law it was drawn from; 0: exact
-    draft_prefill_seconds: float = 0.0  # of `prefill_seconds`, the drafter's
-    encoder_seconds: float = 0.0  # of the rest of these, the target's encoder's
-    draft_encoder_seconds: float = 0.0  # of the drafter's, its encoders'
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class Begun(NamedTuple):
-    """What another engine has written of a text."""
-
-    steps: list[StepRecord]
-    shown: int = 0  # characters of the text that were shown
-
-
 class Steady(NamedTuple):
     """Some steps of a text: the tokens that they made, and their seconds."""
 
@@ -275,24 +215,44 @@ class Steady(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The result for one prompt. `tokens` are the new ones only, a final end-of-sequence token
-    included."""
+    """The result for one prompt.
 
-    text: str | None  # what `tokens` add to the prompt's text; None without a tokenizer
+    Attributes:
+        text: The text that `tokens` add to the prompt's; None without a tokenizer.
+        tokens: The new ids, a final end-of-sequence token included.
+        finish_reason: "stop", "length", "interrupted" or "error".
+        seed: The sequence's key; `seed=[completion.seed]` generates it again alone.
+        stats: Costs and acceptance.
+        steps: A record of every step.
+        stop_reason: The id, string or criterion behind a "stop".
+        error: The control that failed behind an "error", and how.
+        logprobs: Of every new token, where they were asked for.
+        prompt_logprobs: Of every token of the prompt but the first, where they were asked for.
+
+    Examples:
+        >>> import foretoken
+        >>> (out,) = foretoken.load().generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> out.text, out.finish_reason, out.seed
+        (' at the doctor, and the doctor said', 'length', (0, 0))
+    """
+
+    text: str | None
     tokens: list[int]
     finish_reason: FinishReason
-    seed: tuple[int, int]  # give [seed] to generate this row again alone
+    seed: tuple[int, int]
     stats: Stats
     steps: list[StepRecord]
-    stop_reason: int | str | None = None  # the id, string or criterion behind a "stop"
-    error: str | None = None  # behind an "error": the control that failed, and how
-    logprobs: list[Logprobs] | None = None  # of every token, where they were asked for
-    prompt_logprobs: list[Logprobs] | None = None  # of every token of the prompt but the first
+    stop_reason: int | str | None = None
+    error: str | None = None
+    logprobs: list[Logprobs] | None = None
+    prompt_logprobs: list[Logprobs] | None = None
 
     @property
     def steady(self) -> Steady:
-        """What came behind the first step, which reads of the prompt too; all where there is no
-        more."""
+        """Tokens, seconds and records after the first step, which also reads the prompt's end.
+
+        All of the steps where there is only one.
+        """
         tokens, seconds = len(self.tokens), self.stats.seconds
         if len(self.steps) < 2:
             return Steady(tokens, seconds, self.steps)
@@ -311,13 +271,25 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a step added to a text of a stream: the pieces' texts and tokens concatenate to the
-    completion's."""
+    """New text of a stream: the pieces of a text concatenate to its completion.
+
+    Attributes:
+        text: The text that was added; None without a tokenizer.
+        tokens: The ids that were added.
+        logprobs: Of these tokens, where they were asked for.
+        row: The number of the text within the stream.
+
+    Examples:
+        >>> import foretoken
+        >>> pieces = list(foretoken.load().stream("The captain looked", max_new_tokens=8, gamma=3))
+        >>> sum(len(piece.tokens) for piece in pieces)
+        8
+    """
 
     text: str | None
     tokens: list[int]
     logprobs: list[Logprobs] | None = None
-    row: int = 0  # which of the stream's texts
+    row: int = 0
 
 
 def brief(text: str | None, tokens: list[int]) -> str:

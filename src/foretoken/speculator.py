@@ -52,10 +52,30 @@ PARTS = ("target", "drafter", "tokenizer", "ends", "controls", "foresight")
 
 @dataclass(slots=True)
 class Speculator:
-    """A target, a drafter and, where there is one, a tokenizer. `controls`, `suggested`: options of
-    `generate` that the model's own generation config names; where a call leaves them open, those
-    are followed and these are not. `foresight`: what guesses beside the drafter, for requests that
-    predict nothing."""
+    """A target, a drafter and, where there is one, a tokenizer, ready to generate.
+
+    `foretoken.load` makes one. Several threads may call it concurrently.
+
+    Attributes:
+        target: The model whose distribution the output follows.
+        drafter: The maker of draft tokens.
+        tokenizer: The tokenizer for prompts and texts; None where only ids are used.
+        ends: The ids that end a text, from the model's configuration.
+        controls: Options of `generate` from the model's generation config, followed where a call
+            leaves them open.
+        target_name: The target's name, for messages and stored costs.
+        draft_name: The draft's name, for messages and stored costs.
+        suggested: Sampling options that the model's generation config suggests; a warning names
+            them once, and they are not followed.
+        foresight: Makes the predictor of a request that has no prediction of its own; None: none.
+
+    Examples:
+        >>> import foretoken
+        >>> spec = foretoken.load()
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> out.text
+        ' at the doctor, and the doctor said'
+    """
 
     target: Model = field(repr=False)
     drafter: Drafter = field(repr=False)
@@ -102,24 +122,53 @@ class Speculator:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> list[Completion]:
-        """Continue every prompt in the target's own law; completions in the order of the prompts,
-        `num_return_sequences` of each.
+        """Continue every prompt, in the target's own distribution (paper, Algorithm 1).
 
-        A str, a list of ids or a list of messages, which go through the tokenizer's chat template
-        or the one given, is one prompt. params: one for all prompts, or
-        one for each; or its fields as keywords (docs/controls.md). gamma: guesses per target call,
-        0 for plain decoding, None to choose before every step, from costs measured once and the
-        rows' pasts. seed: an int (row i is keyed (seed, i)), or one int or pair per prompt.
-        rule: with "coupled" a seed gives one text, whatever drafter and gamma; at temperature 0
-        every rule keeps the guesses that equal the argmax, so a function of one's own is not called
-        there. lenience: below 1 guesses pass more easily, up to 1 / lenience times the target's
-        probability (appendix A.5), and the output is no longer in the target's law: by how much,
-        `stats.bias` says. At temperature 0 those pass that have at least `lenience` times the
-        probability of the likeliest. A KeyboardInterrupt ends it early: unfinished rows come back
-        with finish_reason "interrupted". A row whose controls leave no token comes back with
-        "error", and says why in `error`; where all do, the first ControlError is raised.
-        Ids may also be tensors or arrays, [n] for one prompt and [B, n] for B of them, or what a
-        tokenizer returns, whose padding is dropped.
+        A KeyboardInterrupt ends the call early: unfinished sequences come back with finish_reason
+        "interrupted". A sequence whose controls leave no token comes back with "error", and its
+        `error` says why.
+
+        Args:
+            prompts: One prompt or several. A prompt is a str, a list of ids or a list of messages,
+                which go through the chat template. Ids may also be tensors or arrays, `[n]` for one
+                prompt and `[B, n]` for B of them, or a tokenizer's output, whose padding is
+                dropped.
+            params: One SamplingParams for all prompts, or a list with one for each.
+            gamma: Draft tokens for each target forward; 0 is plain decoding. None chooses before
+                every step, from costs measured once and the acceptance so far.
+            seed: An int (sequence i is keyed (seed, i)), or an int or a pair for each prompt.
+            rule: The acceptance method: "block", "speculative", "match", "rejection", "coupled", or
+                a function (docs/rules.md). With "coupled" a seed gives one text, whatever drafter
+                and gamma. At temperature 0 every named method accepts the draft tokens that equal
+                the argmax, and a function is not called.
+            lenience: Below 1, draft tokens are accepted up to 1 / lenience times as often (paper,
+                appendix A.5) and the output is no longer in the target's distribution; `stats.bias`
+                says by how much. At temperature 0 a draft token is accepted that has at least
+                `lenience` times the probability of the likeliest.
+            chat_template: A Jinja template for messages; None is the tokenizer's own.
+            chat_template_kwargs: Values for the template.
+            **controls: Fields of SamplingParams, in place of `params`.
+
+        Returns:
+            The completions in the order of the prompts, `num_return_sequences` of each.
+
+        Raises:
+            InputError: An option or a prompt is invalid.
+            RefusedError: Options that contradict one another, or cannot be followed exactly.
+            ControlError: The controls of every sequence leave no token.
+            NumericsError: The logits of every sequence are invalid.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> prompts = ["The captain looked", "It was a cold"]
+            >>> params = foretoken.SamplingParams(temperature=0.7, max_new_tokens=8)
+            >>> one, two = spec.generate(prompts, params, seed=1, gamma=3)
+            >>> len(one.tokens), one.finish_reason
+            (8, 'length')
+            >>> (again,) = spec.generate(prompts[1], params, seed=[(1, 1)], gamma=3)
+            >>> again.text == two.text
+            True
         """
         judge = check(gamma, rule, lenience)
         formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
@@ -161,12 +210,39 @@ class Speculator:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> Generator[Piece, None, Completion | list[Completion]]:
-        """The same, a piece for every text that a step adds to; the generator's return value is the
-        completion, or where there are several texts the list of them.
+        """Continue prompts as `generate` does, a piece at a time.
 
-        A text's pieces concatenate, texts and tokens alike, to exactly what `generate` returns:
-        what may be the beginning of a stop string is held back. `piece.row` says which of several
-        texts it belongs to.
+        The pieces of a text concatenate, texts and tokens alike, to exactly what `generate`
+        returns: what may be the beginning of a stop string is held back.
+
+        Args:
+            prompts: As `generate` takes them.
+            params: As `generate` takes them.
+            gamma: As `generate` takes it.
+            seed: As `generate` takes it.
+            rule: As `generate` takes it.
+            lenience: As `generate` takes it.
+            chat_template: As `generate` takes it.
+            chat_template_kwargs: As `generate` takes them.
+            **controls: As `generate` takes them.
+
+        Yields:
+            A piece for every text that a step adds to; `piece.row` says which text it belongs to.
+
+        Returns:
+            The completion or, where there are several texts, the list of them, as the generator's
+            value.
+
+        Raises:
+            InputError: As in `generate`, or there is no prompt.
+            RefusedError: As in `generate`.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> pieces = list(spec.stream("The captain looked", max_new_tokens=8, gamma=3))
+            >>> "".join(piece.text for piece in pieces)
+            ' at the doctor, and the doctor said'
         """
         judge = check(gamma, rule, lenience)
         formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
@@ -191,17 +267,43 @@ class Speculator:
         draft_beams: int | None = None,
         **controls: Unpack[BeamControls],
     ) -> list[list[Beam]]:
-        """The likeliest continuations that beam search finds, best first, for every prompt
-        (paper, A.4).
+        """Find the likeliest continuations of every prompt by beam search (paper, appendix A.4).
 
-        Texts, scores and order are those of transformers' beam search of width num_beams. gamma:
-        steps that the draft looks ahead, 0 for plain beam search; draft_beams: its width, at least
-        num_beams, by itself 4 times that. Both change the speed and, as passes of other shapes
-        round otherwise, the last digits of scores: in float64 and float32 only near-ties can fall
-        otherwise, in bfloat16 texts differ often. With exact_shapes=True beams and scores are the
-        same to the bit. A drafter that is no model, or none with rows of its own,
-        cannot look ahead: the search is then plain, and `stats.draft_runtime` says "none". Where
-        fewer than num_return_sequences texts are possible, so many come back.
+        Texts, scores and order are those of transformers' beam search of the same width. `gamma`
+        and `draft_beams` change the speed and, as forwards of other shapes round differently, the
+        last digits of scores: in float64 and float32 only near-ties can fall otherwise, in bfloat16
+        texts differ often. With exact_shapes=True beams and scores are the same to the bit. A
+        drafter that is no model, or none with sequences of its own, cannot look ahead: the search
+        is then plain, and `stats.draft_runtime` is "none".
+
+        Args:
+            prompts: As `generate` takes them.
+            num_beams: The width of the search.
+            num_return_sequences: Texts for each prompt, at most num_beams.
+            length_penalty: Scores are divided by length ** length_penalty.
+            early_stopping: True ends as soon as num_beams texts have ended, False as soon as no
+                beam can enter them at its present length, "never" only when none can at any length.
+            gamma: Steps that the draft looks ahead; 0 is plain beam search.
+            draft_beams: The width of the draft's search, at least num_beams; None is 4 times that.
+            **controls: Fields of SamplingParams that a beam search can follow.
+
+        Returns:
+            For every prompt its beams, best first; fewer than num_return_sequences where fewer
+            texts are possible.
+
+        Raises:
+            InputError: An option or a prompt is invalid.
+            RefusedError: A control that a beam search cannot follow.
+            ControlError: The controls leave no text.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> ((best, other),) = spec.beam_search(
+            ...     "The captain looked", num_beams=2, num_return_sequences=2, max_new_tokens=4
+            ... )
+            >>> best.score >= other.score
+            True
         """
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
         width = check_beams(gamma, num_beams, draft_beams)
@@ -239,20 +341,46 @@ class Speculator:
         prompt_lookup_num_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """For transformers to call: `model.generate(**inputs, custom_generate=spec, ...)`.
+        """Decode a call of transformers' `generate`, in the model's own distribution.
 
-        Takes what `generate` takes and returns what it returns, in the law of the model's own
-        `generate`; each row as if it ran alone, without padding, though `max_length` and
-        `min_length` count the padding. Processors and criteria of one's own must be functions of a
-        row's ids, `[1, n]`, and its scores, and criteria get None as scores. Where it samples, a
-        seed is drawn from torch's global generator, so `torch.manual_seed` makes it repeatable; the
-        numbers are not those that transformers would draw. `num_assistant_tokens` and
-        `prompt_lookup_num_tokens` are gamma; `stop_strings` are found with this Speculator's
-        tokenizer. Scores and logits of rows that have ended are zeros. ForeignError, which is a
-        RefusedError, for what cannot be honoured (a beam search, attentions, hidden states, a
-        cache, an assistant): a Speculator that is named is not passed over. Of a
-        model that runs converted it is checked only that its kind and its vocabulary are this
-        model's.
+        For transformers to call: `model.generate(**inputs, custom_generate=spec, ...)`. Each row is
+        decoded as if it ran alone, without padding, though `max_length` and `min_length` count the
+        padding. Where it samples, a seed is drawn from torch's global generator, so
+        `torch.manual_seed` makes it repeatable; the numbers are not those that transformers would
+        draw. Scores and logits of rows that have ended are zeros. Of a model that runs converted,
+        only its kind and its vocabulary are compared with this model's.
+
+        Args:
+            model: The model whose `generate` was called.
+            input_ids: The prompts, `[B, n]`.
+            generation_config: The call's settings.
+            logits_processor: Functions of one row's ids `[1, n]` and its scores `[1, V]`.
+            stopping_criteria: Functions of one row's ids `[1, n]` and None in place of scores.
+            inputs_tensor: The encoder's input, for an encoder-decoder.
+            streamer: A streamer of transformers.
+            stop_strings: Strings that end a text, found with this Speculator's tokenizer.
+            num_assistant_tokens: gamma.
+            prompt_lookup_num_tokens: gamma, where the drafter is a look-up.
+            **model_kwargs: What transformers passes to the model, such as an attention mask.
+
+        Returns:
+            What transformers' `generate` returns: ids `[B, n]`, or its output object.
+
+        Raises:
+            ForeignError: The call asks for what cannot be honoured: a beam search, attentions,
+                hidden states, a cache, an assistant. A Speculator that is named is not passed over.
+
+        Examples:
+            >>> import foretoken, torch
+            >>> from transformers import LlamaConfig, LlamaForCausalLM
+            >>> shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+            >>> config = LlamaConfig(vocab_size=64, num_hidden_layers=1, **shape)
+            >>> model = LlamaForCausalLM(config).eval()
+            >>> spec = foretoken.load(model, "lookup")
+            >>> ids, greedy = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 4, "do_sample": False}
+            >>> out = model.generate(ids, custom_generate=spec, num_assistant_tokens=2, **greedy)
+            >>> torch.equal(out, model.generate(ids, **greedy))
+            True
         """
         # CAUTION: reads the local variables of transformers' `generate`, which withholds a streamer
         # and an assistant from a custom_generate (transformers_integration/unsupported.py)
@@ -347,8 +475,27 @@ class Speculator:
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
     ) -> list[Request]:
-        """What `generate` makes of its prompts, `num_return_sequences` of each; InputError for one
-        that cannot be continued."""
+        """Check prompts and options, and return the requests that `generate` makes of them.
+
+        Args:
+            prompts: Prompts one by one, each a text or ids.
+            params: One SamplingParams for all prompts, or a list with one for each.
+            seed: As `generate` takes it.
+
+        Returns:
+            `num_return_sequences` requests of each prompt, in order.
+
+        Raises:
+            InputError: A prompt cannot be continued.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> params = foretoken.SamplingParams(max_new_tokens=5)
+            >>> (request,) = spec.requests(["It was"], params, seed=0)
+            >>> request.limit
+            5
+        """
         return self.inputs.requests(prompts, params, seed)
 
     def rows(self, requests: list[Request]) -> list[Row]:
@@ -356,11 +503,43 @@ class Speculator:
         return self.inputs.rows(requests)
 
     def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
-        """A prompt's ids, special tokens of the tokenizer included; `i`: its number, for errors."""
+        """Return a prompt's ids, special tokens of the tokenizer included.
+
+        Args:
+            prompt: A text or ids.
+            i: The prompt's number, for errors.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InputError: The prompt is empty or invalid, or a text without a tokenizer.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> spec.tokenizer.decode(spec.ids("It was"))
+            'It was'
+        """
         return self.inputs.ids(prompt, i)
 
     def prediction(self, given: Prompt) -> tuple[int, ...]:
-        """The new tokens that a caller expects: ids, or a text, which gets no special tokens."""
+        """Return the new tokens that a caller expects.
+
+        Args:
+            given: Ids, or a text, which gets no special tokens.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InputError: The prediction is invalid, or a text without a tokenizer.
+
+        Examples:
+            >>> import foretoken
+            >>> foretoken.load().prediction([5, 6])
+            (5, 6)
+        """
         return self.inputs.prediction(given)
 
     def prompts(

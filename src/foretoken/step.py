@@ -21,7 +21,8 @@ from torch import Tensor
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
-from foretoken.request import Row, Seen, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Row, Seen
 from foretoken.sampling.distributions import (
     invalid,
     known_finite,

@@ -1,9 +1,17 @@
-"""Section 3: what speculation gains, from alpha, gamma and c, in the paper's letters.
+"""Section 3 of the paper: gains of speculation from alpha, gamma and c, in the paper's letters.
 
-alpha is how likely a guess is kept, gamma how many guesses are made per run of the target, c the
-time of one run of the drafter over one run of the target. Factors are against plain decoding.
-Guesses are assumed to be kept independently of one another, as in the paper. Knows no models, no
-clocks and no tensors.
+alpha is the probability that a draft token is accepted, gamma the number of draft tokens for each
+forward of the target, c the time of a draft forward over the time of a target forward. Factors are
+relative to plain decoding. As in the paper, draft tokens are assumed to be accepted independently
+of one another. Knows no models, no clocks and no tensors.
+
+Examples:
+    >>> from foretoken import theory
+    >>> gamma = theory.optimal_gamma(alpha=0.8, c=0.05)
+    >>> gamma
+    8
+    >>> round(theory.walltime_factor(alpha=0.8, gamma=gamma, c=0.05), 2)
+    3.09
 """
 
 from __future__ import annotations
@@ -25,16 +33,44 @@ VerifyCost = Callable[[int], float] | Sequence[float]
 
 
 def beta(p: ArrayLike, q: ArrayLike) -> float:
-    """Probability that a guess drawn from q is kept, sum min(p, q) (Theorem 3.5); p, q: laws `[V]`.
+    """Return the probability that a draft token drawn from q is accepted (paper, Theorem 3.5).
 
-    Raises InputError where p and q are not two laws over the same tokens.
+    It is sum min(p, q).
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+
+    Returns:
+        beta, in [0, 1].
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens.
+
+    Examples:
+        >>> beta([0.5, 0.5], [1.0, 0.0])
+        0.5
     """
     p, q = checked.laws(p, q)
     return min(1.0, float(np.minimum(p, q).sum()))
 
 
 def alpha(betas: ArrayLike) -> float:
-    """Mean of the betas of many prefixes, which are to come from the target (Corollary 3.6)."""
+    """Return the mean of the betas of many prefixes (paper, Corollary 3.6).
+
+    Args:
+        betas: The `beta` of each prefix, of any shape; the prefixes are to come from the target.
+
+    Returns:
+        alpha, in [0, 1].
+
+    Raises:
+        InputError: There is no beta, or one is not in [0, 1].
+
+    Examples:
+        >>> alpha([0.5, 1.0])
+        0.75
+    """
     values = checked.numbers("betas", betas)
     if values.size == 0:
         raise InputError("betas is empty; give the beta of one prefix or more")
@@ -44,8 +80,25 @@ def alpha(betas: ArrayLike) -> float:
 
 
 def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, ...]:
-    """Probability that a guess drawn from q is kept with lenience l: the five forms that appendix
-    A.5 prints, in its order. They are equal; the last is sum min(p/l, q)."""
+    """Return the probability of acceptance at a lenience, in the five forms of appendix A.5.
+
+    All five are equal; the last is sum min(p / l, q).
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+        lenience: l, in (0, 1].
+
+    Returns:
+        The five values, in the paper's order.
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens, or l is out of range.
+
+    Examples:
+        >>> lenient_betas([0.5, 0.5], [1.0, 0.0], 0.5)
+        (1.0, 1.0, 1.0, 1.0, 1.0)
+    """
     p, q = checked.laws(p, q)
     p, q = p[q > 0], q[q > 0]  # the other tokens add nothing
     lenience = checked.lenience(lenience)
@@ -60,50 +113,160 @@ def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, .
 
 
 def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
-    """sum min(p/l, q), `beta` at lenience l (appendix A.5); at l = 1 it is `beta`."""
+    """Return the probability of acceptance at a lenience, sum min(p / l, q) (paper, appendix A.5).
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+        lenience: l, in (0, 1]; at 1 the result is `beta`.
+
+    Returns:
+        The probability, in [0, 1].
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens, or l is out of range.
+
+    Examples:
+        >>> lenient_beta([0.25, 0.75], [1.0, 0.0], 0.5)
+        0.5
+    """
     return min(1.0, lenient_betas(p, q, lenience)[-1])
 
 
 def lenient_bias(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
-    """Total variation between p and what comes out with lenience l: alpha_l - alpha."""
+    """Return how far a lenient output is from the target's distribution (paper, appendix A.5).
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+        lenience: l, in (0, 1].
+
+    Returns:
+        The total variation between p and the output's distribution, `lenient_beta` - `beta`.
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens, or l is out of range.
+
+    Examples:
+        >>> lenient_bias([0.25, 0.75], [1.0, 0.0], 0.5)
+        0.25
+    """
     return lenient_beta(p, q, lenience) - beta(p, q)
 
 
 def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
-    """The same at temperature 0: sum of q where p >= l max p (appendix A.5, whose inequality is
-    printed the wrong way round). p is the target's law at temperature 1."""
+    """Return the probability of acceptance at a lenience and temperature 0 (paper, appendix A.5).
+
+    It is the sum of q where p >= l max p; the paper prints that inequality the wrong way round.
+
+    Args:
+        p: The target's distribution at temperature 1, `[V]`.
+        q: The draft's distribution, `[V]`.
+        lenience: l, in (0, 1].
+
+    Returns:
+        The probability, in [0, 1].
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens, or l is out of range.
+
+    Examples:
+        >>> greedy_lenient_beta([0.6, 0.3, 0.1], [0.25, 0.5, 0.25], 0.5)
+        0.75
+    """
     p, q = checked.laws(p, q)
     return min(1.0, float(q[p >= checked.lenience(lenience) * p.max()].sum()))
 
 
 def match_beta(p: ArrayLike, q: ArrayLike) -> float:
-    """Probability that a guess drawn from q equals a token drawn from p, sum p q: token matching,
-    never above `beta`."""
+    """Return the probability of acceptance by token matching, sum p q: never above `beta`.
+
+    Token matching accepts a draft token that equals a token drawn from p.
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+
+    Returns:
+        The probability, in [0, 1].
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens.
+
+    Examples:
+        >>> match_beta([0.5, 0.5], [0.5, 0.5])
+        0.5
+    """
     p, q = checked.laws(p, q)
     return min(1.0, float(p @ q))
 
 
 def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
-    """Probability that rejection sampling keeps a draw from q, 1/M = min q/p over what p can give,
-    never above `beta` (appendix A.2); 0 where p gives what q cannot."""
+    """Return the probability of acceptance by rejection sampling (paper, appendix A.2).
+
+    It is 1/M = min q / p over the tokens that p can give: never above `beta`, and 0 where p can
+    give a token that q cannot.
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+
+    Returns:
+        The probability, in [0, 1].
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens.
+
+    Examples:
+        >>> rejection_beta([0.5, 0.5], [0.25, 0.75])
+        0.5
+    """
     p, q = checked.laws(p, q)
     return min(1.0, float((q[p > 0] / p[p > 0]).min()))
 
 
 def d_lk(p: ArrayLike, q: ArrayLike) -> float:
-    """D_LK(p, q) = sum |p - M| with M = (p + q) / 2 (Definition 3.2); p, q: laws `[V]`.
+    """Return D_LK(p, q) = sum |p - M| with M = (p + q) / 2 (paper, Definition 3.2).
 
-    That is sum |p - q| / 2, total variation, and 1 - beta (Lemma 3.3). Raises as `beta` does.
+    That is the total variation, sum |p - q| / 2, and 1 - `beta` (Lemma 3.3).
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+
+    Returns:
+        The distance, in [0, 1].
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens.
+
+    Examples:
+        >>> d_lk([0.5, 0.5], [1.0, 0.0])
+        0.5
     """
     p, q = checked.laws(p, q)
     return min(1.0, float(np.abs(p - q).sum() / 2))
 
 
 def match_probability(p: ArrayLike, q: ArrayLike) -> float:
-    """Probability that laws drawn from with the same noise choose the same token (coupled mode).
+    """Return the probability that two tokens drawn with the same noise are equal (coupled mode).
 
-    sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), between (1 - d) / (1 + d) and 1 - d, d being `d_lk`
-    (Daliri, Musco, Suresh 2024, arXiv 2408.07978). Raises as `beta` does.
+    It is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), between (1 - d) / (1 + d) and 1 - d, where d is
+    `d_lk` (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+
+    Returns:
+        The probability, in [0, 1].
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens.
+
+    Examples:
+        >>> match_probability([0.5, 0.5], [0.5, 0.5])
+        1.0
     """
     p, q = checked.laws(p, q)
     both = (p > 0) & (q > 0)
@@ -116,18 +279,48 @@ def match_probability(p: ArrayLike, q: ArrayLike) -> float:
 
 
 def tokens_law(alpha: float, gamma: int) -> list[float]:
-    """P(a run of the target gives k tokens), k = 1..gamma+1: capped geometric (section 3.1).
+    """Return the distribution of the tokens that a target forward gives (paper, section 3.1).
 
-    The entry of k is at k - 1: alpha^(k-1) (1 - alpha), and alpha^gamma for the last.
+    It is a capped geometric distribution: alpha^(k-1) (1 - alpha) for k = 1..gamma, and alpha^gamma
+    for gamma + 1.
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        gamma: Draft tokens for each forward.
+
+    Returns:
+        Probabilities of k = 1..gamma + 1 tokens; k's entry is at k - 1.
+
+    Raises:
+        InputError: alpha is not in [0, 1], or gamma not a whole number from 0.
+
+    Examples:
+        >>> tokens_law(0.5, 2)
+        [0.5, 0.25, 0.25]
     """
     alpha, gamma = checked.probability("alpha", alpha), checked.count("gamma", gamma)
     return [alpha ** (k - 1) * (1 - alpha) for k in range(1, gamma + 1)] + [alpha**gamma]
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Tokens per run of the target, (1 - alpha^(gamma+1)) / (1 - alpha) (equation 1).
+    """Return the expected tokens of a target forward (paper, equation 1).
 
-    gamma + 1 at alpha = 1; precise just below, where 1 - alpha^(gamma+1) would cancel.
+    It is (1 - alpha^(gamma+1)) / (1 - alpha), and gamma + 1 at alpha = 1. Precise just below 1,
+    where 1 - alpha^(gamma+1) would cancel.
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        gamma: Draft tokens for each forward.
+
+    Returns:
+        Tokens for each forward, from 1 to gamma + 1.
+
+    Raises:
+        InputError: alpha is not in [0, 1], or gamma not a whole number from 0.
+
+    Examples:
+        >>> expected_tokens(0.5, 2)
+        1.75
     """
     alpha, gamma = checked.probability("alpha", alpha), checked.count("gamma", gamma)
     if alpha in (0, 1):
@@ -137,7 +330,25 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def expected_runs(alpha: float, gamma: int, tokens: int) -> float:
-    """Runs of the target that generate `tokens` tokens; a surplus of the last run is dropped."""
+    """Return the expected target forwards that generate a number of tokens.
+
+    Tokens beyond that number which the last forward gives are dropped.
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        gamma: Draft tokens for each forward.
+        tokens: How many tokens are generated, 1 or more.
+
+    Returns:
+        The number of forwards.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> expected_runs(1.0, 3, 8)
+        2.0
+    """
     return _expected_cost(alpha, gamma, 0.0, None, tokens)
 
 
@@ -149,12 +360,27 @@ def walltime_factor(
     v: VerifyCost | None = None,
     tokens: int | None = None,
 ) -> float:
-    """How many times faster than plain decoding (Theorem 3.8).
+    """Return how many times faster than plain decoding speculation is (paper, Theorem 3.8).
 
-    v: what a block costs the target; None is the paper's assumption, as much as one token.
-    tokens: how many are generated; None is the paper's assumption, very many. Otherwise exact, with
-    gamma cut near the end to the tokens still missing less one, as in generation. Never above
-    `tokens` where a block costs at least as much as one token.
+    Args:
+        alpha: The probability that a draft token is accepted.
+        gamma: Draft tokens for each target forward.
+        c: Time of a draft forward over that of a target forward.
+        v: Time of a target forward over n tokens relative to one token: a function of n, or a
+            sequence whose entry n is v(n). None is the paper's assumption, 1 for every n.
+        tokens: How many tokens are generated. None is the paper's assumption, very many. Otherwise
+            the result is exact for that number, with gamma cut near the end to the missing tokens
+            less one, as in generation; it never exceeds `tokens` where v(n) >= 1.
+
+    Returns:
+        The factor; below 1 speculation is slower.
+
+    Raises:
+        InputError: An argument is out of range, or a sequence v has no entry gamma + 1.
+
+    Examples:
+        >>> walltime_factor(0.5, 2, c=0.125)
+        1.4
     """
     if tokens is not None:
         return checked.count("tokens", tokens, least=1) / _expected_cost(alpha, gamma, c, v, tokens)
@@ -164,8 +390,26 @@ def walltime_factor(
 def steps_factor(
     alpha: float, steps: Mapping[int, int], c: float, *, v: VerifyCost | None = None
 ) -> float:
-    """The same where runs of the target differ in how many guesses they check: steps[gamma] of them
-    check gamma. One without a guess costs what plain decoding does, and gives one token."""
+    """Return `walltime_factor` where target forwards check different numbers of draft tokens.
+
+    A forward without a draft token costs what plain decoding does, and gives one token.
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        steps: How many forwards check each gamma, `{gamma: forwards}`.
+        c: Time of a draft forward over that of a target forward.
+        v: As `walltime_factor` takes it.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InputError: There are no steps, or an argument is out of range.
+
+    Examples:
+        >>> steps_factor(1.0, {0: 1, 2: 1}, c=0.0)
+        2.0
+    """
     if not any(steps.values()):
         raise InputError("steps is empty; give how many steps made each number of guesses")
     tokens = sum(count * expected_tokens(alpha, gamma) for gamma, count in steps.items())
@@ -173,13 +417,46 @@ def steps_factor(
 
 
 def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
-    """How many times the arithmetic of plain decoding; c_hat is c in operations (Theorem 3.11)."""
+    """Return how many times the arithmetic of plain decoding is needed (paper, Theorem 3.11).
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        gamma: Draft tokens for each target forward.
+        c_hat: Operations of a draft forward over those of a target forward.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> operations_factor(1.0, 3, c_hat=0.0)
+        1.0
+    """
     gamma, c_hat = checked.count("gamma", gamma), checked.cost("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
 def memory_factor(alpha: float, gamma: int) -> float:
-    """How many times fewer reads of the target's weights and KV cache: equation 1 (section 3.4)."""
+    """Return how many times fewer reads of weights and KV cache there are (paper, section 3.4).
+
+    The same as `expected_tokens`.
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        gamma: Draft tokens for each target forward.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InputError: alpha is not in [0, 1], or gamma not a whole number from 0.
+
+    Examples:
+        >>> memory_factor(0.5, 2)
+        1.75
+    """
     return expected_tokens(alpha, gamma)
 
 
@@ -191,20 +468,51 @@ def optimal_gamma(
     max_gamma: int = MAX_GAMMA,
     tokens: int | None = None,
 ) -> int:
-    """The gamma in 0..max_gamma with the largest `walltime_factor` (section 3.5).
+    """Return the gamma with the largest `walltime_factor` (paper, section 3.5).
 
-    The smallest on ties; 0 means: do not speculate. A sequence v needs entries up to max_gamma + 1.
+    Args:
+        alpha: The probability that a draft token is accepted.
+        c: Time of a draft forward over that of a target forward.
+        v: As `walltime_factor` takes it; a sequence needs entries up to max_gamma + 1.
+        max_gamma: The largest gamma considered.
+        tokens: As `walltime_factor` takes it.
+
+    Returns:
+        The smallest best gamma; 0 means: do not speculate.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> optimal_gamma(alpha=0.8, c=0.05)
+        8
+        >>> optimal_gamma(alpha=0.3, c=0.5)
+        0
     """
     gammas = range(checked.count("max_gamma", max_gamma) + 1)
     return max(gammas, key=lambda gamma: walltime_factor(alpha, gamma, c, v=v, tokens=tokens))
 
 
 def oracle_factor(alpha: float, c: float) -> float:
-    """Walltime factor of an oracle that makes only guesses that are kept (section 3.5).
+    """Return the walltime factor of an oracle whose draft tokens are all accepted (section 3.5).
 
-    1 / ((1 - alpha) + c alpha), from 1 / (1 - alpha) tokens and alpha / (1 - alpha) guesses per
-    run; inf at alpha 1, c 0. It exceeds the best fixed gamma by at most `ORACLE_BOUND`, approached
+    It is 1 / ((1 - alpha) + c alpha), from 1 / (1 - alpha) tokens and alpha / (1 - alpha) draft
+    tokens for each forward. It exceeds the best fixed gamma by at most `ORACLE_BOUND`, approached
     as alpha -> 1 with c = (1 - alpha) / (e - 2), where the paper says "~60 %".
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        c: Time of a draft forward over that of a target forward.
+
+    Returns:
+        The factor; inf at alpha 1 and c 0.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> oracle_factor(0.75, c=0.0)
+        4.0
     """
     alpha, c = checked.probability("alpha", alpha), checked.cost("c", c)
     per_token = 1 - alpha + c * alpha
@@ -212,33 +520,111 @@ def oracle_factor(alpha: float, c: float) -> float:
 
 
 def improves(alpha: float, c: float) -> bool:
-    """Whether some gamma is faster than plain decoding: exactly where alpha > c (Corollary 3.9)."""
+    """Tell whether some gamma is faster than plain decoding: alpha > c (paper, Corollary 3.9).
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        c: Time of a draft forward over that of a target forward.
+
+    Returns:
+        True where speculation pays.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> improves(alpha=0.8, c=0.05), improves(alpha=0.3, c=0.5)
+        (True, False)
+    """
     return checked.probability("alpha", alpha) > checked.cost("c", c)
 
 
 def guaranteed_factor(alpha: float, c: float) -> float:
-    """(1 + alpha) / (1 + c), what gamma = 1 gains and the best gamma at least (Corollary 3.9)."""
+    """Return (1 + alpha) / (1 + c), the factor of gamma = 1 (paper, Corollary 3.9).
+
+    The best gamma gains at least as much.
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+        c: Time of a draft forward over that of a target forward.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> guaranteed_factor(0.5, c=0.0)
+        1.5
+    """
     return (1 + checked.probability("alpha", alpha)) / (1 + checked.cost("c", c))
 
 
 def factor_bound(alpha: float) -> float:
-    """1 / (1 - alpha), which no gamma exceeds even where guesses cost nothing; inf at alpha 1."""
+    """Return 1 / (1 - alpha), which no gamma exceeds even where draft tokens cost nothing.
+
+    Args:
+        alpha: The probability that a draft token is accepted.
+
+    Returns:
+        The bound; inf at alpha 1.
+
+    Raises:
+        InputError: alpha is not in [0, 1].
+
+    Examples:
+        >>> factor_bound(0.75)
+        4.0
+    """
     return oracle_factor(alpha, 0.0)
 
 
 def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
-    """Expected time of `execute.speculate`: q + beta max(f, g) + (1 - beta)(f + g) (Discussion).
+    """Return the expected time of `execute.speculate` (paper, Discussion).
 
-    f, g, q: how long each takes, in one unit. beta: how likely a guess is right; for one guess sum
-    min(p, q). Holds where all that runs side by side has a core of its own, and the g of a wrong
-    guess, which is called off, ends no later than the right one.
+    It is q + beta max(f, g) + (1 - beta) (f + g). Holds where everything that runs side by side has
+    a core of its own, and the cancelled g of a wrong guess ends no later than the right one.
+
+    Args:
+        beta: The probability that a guess is right; for one guess sum min(p, q).
+        f: Time of f, in any unit.
+        g: Time of g, in the same unit.
+        q: Time of q, in the same unit.
+
+    Returns:
+        The time, in that unit.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> execution_seconds(beta=0.5, f=1.0, g=1.0)
+        1.5
     """
     beta, f, g = checked.probability("beta", beta), checked.cost("f", f), checked.cost("g", g)
     return checked.cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
 
 
 def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
-    """How many times faster than f and then g; at most 2."""
+    """Return how many times faster `execute.speculate` is than f and then g; at most 2.
+
+    Args:
+        beta: The probability that a guess is right.
+        f: Time of f, in any unit.
+        g: Time of g, in the same unit.
+        q: Time of q, in the same unit.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InputError: An argument is out of range, or f and g take no time.
+
+    Examples:
+        >>> execution_factor(beta=1.0, f=1.0, g=1.0)
+        2.0
+    """
     f, g = checked.cost("f", f), checked.cost("g", g)
     if not f + g > 0:
         raise InputError(f"f and g take {f:g} and {g:g}; give one of them a time above 0")
@@ -246,7 +632,24 @@ def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
 
 
 def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
-    """Whether speculation is faster than f and then g: exactly where q < beta min(f, g)."""
+    """Tell whether `execute.speculate` is faster than f and then g: where q < beta min(f, g).
+
+    Args:
+        beta: The probability that a guess is right.
+        f: Time of f, in any unit.
+        g: Time of g, in the same unit.
+        q: Time of q, in the same unit.
+
+    Returns:
+        True where it is faster.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> execution_improves(beta=0.5, f=1.0, g=1.0, q=0.25)
+        True
+    """
     return checked.cost("q", q) < checked.probability("beta", beta) * min(
         checked.cost("f", f), checked.cost("g", g)
     )

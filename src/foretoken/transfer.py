@@ -24,7 +24,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def read(*parts: Tensor) -> list[list[Any]]:
-    """What `part.tolist()` is of each, `[B]` or `[B, n]`, by one read. From a device they come as
+    """Return `part.tolist()` of each, `[B]` or `[B, n]`, by one read. From a device they come as
     float64, in which ids are exact."""
     if all(part.is_cpu for part in parts):
         return [cast(list[Any], part.tolist()) for part in parts]

@@ -53,7 +53,6 @@ COMMANDS = (
     "generate",
     "chat",
     "measure",
-    "plan",
     "bench",
     "certify",
     "trace",
@@ -126,8 +125,8 @@ MISTAKES = {
     ("certify", "--target", "no-such-folder"): "there is no folder",
     ("trace", "hi", "--html", "no-such-folder/t.html"): "there is no folder no-such-folder",
     ("trace", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
-    ("plan",): "give files of foretoken measure",
-    ("plan", "no-such-file"): "there is no no-such-file",
+    ("measure",): "give files of foretoken measure",
+    ("measure", "no-such-file"): "there is no no-such-file",
 }
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from foretoken.errors import ControlError
-from foretoken.request import Completion, Request, Row, StepRecord, stats
+from foretoken.records import StepRecord
+from foretoken.request import Completion, Request, Row, stats
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 

@@ -24,30 +24,66 @@ from foretoken.sampling.draw import Shaping
 
 @dataclass(frozen=True, slots=True)
 class BeamStats:
-    """What the beams of one prompt cost, all of them together."""
+    """Costs of the beam search of one prompt, all of its beams together.
 
-    target_calls: int  # without the prefill of all but the last prompt token
+    Attributes:
+        target_calls: Target forwards, without the prefill of all but the last prompt token.
+        draft_calls: Draft forwards.
+        depths: For each target forward, the steps of the search that lay within what was drafted.
+        steps: Steps of plain beam search that the forwards stand for: 1 + depth each.
+        scored: Tokens that the target read.
+        seconds: Time of the batch that the prompt was in.
+        runtime: The target's backend.
+        draft_runtime: The draft's backend; "none" where nothing was drafted.
+
+    Examples:
+        >>> import foretoken
+        >>> ((best,),) = foretoken.load().beam_search("The captain", num_beams=2, max_new_tokens=4)
+        >>> best.stats.steps >= best.stats.target_calls
+        True
+    """
+
+    target_calls: int
     draft_calls: int
-    depths: tuple[int, ...]  # at each target call: steps that lay within what was drafted
-    steps: int  # of plain beam search that these calls stand for: 1 + depth each
-    scored: int  # tokens that the target read
-    seconds: float  # of the batch the prompt was in
+    depths: tuple[int, ...]
+    steps: int
+    scored: int
+    seconds: float
     runtime: str
-    draft_runtime: str  # "none" where nothing was drafted
+    draft_runtime: str
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict.
+
+        Returns:
+            Values by field, which `json.dumps` takes.
+        """
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """One text that beam search found. `tokens` are the new ones, a final end included."""
+    """A text that beam search found.
 
-    text: str | None  # None without a tokenizer
+    Attributes:
+        text: The text that `tokens` add to the prompt's; None without a tokenizer.
+        tokens: The new ids, a final end-of-sequence token included.
+        score: The sum of the tokens' log-probabilities / len(tokens) ** length_penalty.
+        finish_reason: "stop" or "length".
+        stats: Costs of the prompt's search.
+
+    Examples:
+        >>> import foretoken
+        >>> ((best,),) = foretoken.load().beam_search("The captain", num_beams=2, max_new_tokens=4)
+        >>> len(best.tokens), best.score < 0
+        (4, True)
+    """
+
+    text: str | None
     tokens: list[int]
-    score: float  # the sum of its log-probabilities / len(tokens) ** length_penalty
+    score: float
     finish_reason: FinishReason
-    stats: BeamStats  # of its prompt
+    stats: BeamStats
 
     def __repr__(self) -> str:
         """In a line; `stats` has the rest."""

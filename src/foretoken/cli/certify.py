@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from typer import Option
 
-from foretoken.cli import measure as cli
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, quiet
@@ -83,7 +82,7 @@ def certify(
     from foretoken.options import keys_of, require
     from foretoken.sampling.params import SamplingParams
 
-    lines = cli.read(prompts, limit) if prompts else []
+    lines = prompt_files.first(prompts, limit) if prompts else []
     params = SamplingParams(temperature, top_k, top_p, min_p)
     require(gamma, rule, lenience=1.0)
     keys_of(seed, [1])

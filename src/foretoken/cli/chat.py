@@ -83,7 +83,7 @@ class ServerAddress:
         str | None, _server("Model to ask. Default: the first that the server lists.")
     ] = None
 
-    def require_used(self, asked: ChatOptions, loading: option.SpreadLoading) -> None:
+    def require_used(self, asked: ChatOptions, loading: option.PairLoading) -> None:
         """Raise InputError for options that have no use beside --url, or without it."""
         if self.url is None:
             if unused := _first_flag(self, ("api_key", "model")):
@@ -100,7 +100,7 @@ def chat(
     sampling: OneAnswer,
     rendering: Rendering,
     server: ServerAddress,
-    loading: option.SpreadLoading,
+    loading: option.PairLoading,
     system_prompt: Annotated[str | None, Option(help="System message of the conversation.")] = None,
 ) -> None:
     """Talk with a model, in its own distribution; with --raw, continue lines of plain text.
@@ -126,7 +126,7 @@ def chat(
 def opened(
     asked: ChatOptions,
     server: ServerAddress,
-    loading: option.SpreadLoading,
+    loading: option.PairLoading,
     template: Template | None,
     options: Mapping[str, Any],
 ) -> Iterator[ChatSource]:

@@ -40,9 +40,8 @@ class Cluster:
     def address(self) -> str:
         return self.ray or "local"
 
-    def require(self, ranks: int) -> None:
-        """InputError for values that are wrong whatever the cluster. ranks: processes that a target
-        is spread over."""
+    def require(self) -> None:
+        """Raise InputError for values that are wrong whatever the cluster."""
         for name, value in (("replicas", self.replicas), ("threads", self.threads)):
             if value is not None and value < 1:
                 raise InputError(f"--{name} is {value}; give a whole number from 1")
@@ -50,11 +49,6 @@ class Cluster:
             raise InputError("--threads is for replicas; give --replicas, or set OMP_NUM_THREADS")
         if self.ray == "":
             raise InputError("--ray is empty; give host:port, auto or local")
-        if self.used and ranks > 1:
-            raise InputError(
-                f"--tensor-parallel is {ranks}, but workers on Ray have a whole target each; leave "
-                "out one of the two"
-            )
 
 
 @contextmanager

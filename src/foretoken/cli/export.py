@@ -40,7 +40,7 @@ def export(
     system: Annotated[str, typer.Argument(help=f"{', '.join(SYSTEMS)}.")],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files of foretoken measure --out: what foretoken plan picks."),
+        typer.Argument(help="Files of foretoken measure --out: exports the fastest."),
     ] = None,
     target: option.Target = None,
     draft: Annotated[
@@ -71,7 +71,7 @@ def export(
 
 
 def _planned(files: list[Path]) -> ExportSetting:
-    from foretoken.cli.plan import saved  # late: torch takes seconds to import
+    from foretoken.cli.measure import saved  # late: torch takes seconds to import
     from foretoken.lab.measurement.plan import plan, setting
 
     planned = plan(saved(files))
@@ -91,7 +91,7 @@ def _setting(
     if gamma is None and draft != "none":
         raise InputError(
             "gamma is chosen before every step here, other systems take one number; give --gamma, "
-            "as foretoken plan picks it"
+            "as foretoken measure picks it"
         )
     if draft == "none" and gamma:
         raise InputError(f"gamma is {gamma} with --draft none; leave --gamma out, or name a draft")

@@ -35,7 +35,7 @@ PROMPTS = (
 def generate(
     wishes: SamplingOptions,
     messages: Messages,
-    loading: option.SpreadLoading,
+    loading: option.PairLoading,
     cluster: Cluster,
     words: Annotated[
         list[str] | None,
@@ -72,7 +72,7 @@ def generate(
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
-    cluster.require(loading.tensor_parallel)
+    cluster.require()
     if output is not None:
         file = _alone(prompt, prompt_file, compare, show_tokens, as_json)
         _write(output, file, wishes, messages, loading, (target, draft), seed, dials, cluster)
@@ -180,7 +180,7 @@ def _write(
     file: Path,
     wishes: SamplingOptions,
     messages: Messages,
-    loading: option.SpreadLoading,
+    loading: option.PairLoading,
     names: tuple[str | None, str | None],
     seed: int,
     dials: dict[str, Any],

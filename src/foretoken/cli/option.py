@@ -166,29 +166,6 @@ class PairLoading(Loading):
             hub.way(hub.path(target), self.revision)
 
 
-@dataclass(frozen=True)
-class SpreadLoading(PairLoading):
-    """The same where the target may be over several processes."""
-
-    tensor_parallel: Annotated[
-        int, _loading("Processes that the target's weights are spread over.")
-    ] = 1
-
-    def require(self, target: str | None) -> None:
-        from foretoken.options import require_ranks  # late: NumPy, as above
-
-        require_ranks(
-            self.tensor_parallel,
-            device=self.device,
-            runtime=self.runtime,
-            dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
-            exact_shapes=self.exact_shapes,
-            trust_remote_code=self.trust_remote_code,
-        )
-        super().require(target)
-
-
 def require_folder(out: Path, flag: str = "--out") -> None:
     """InputError for a file in a missing folder: before the work, which may take hours."""
     if not out.parent.is_dir():

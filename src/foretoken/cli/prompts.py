@@ -65,6 +65,13 @@ def read(argument: str | None, file: Path | None, *, wishes: bool = False) -> li
     return [Line(prompt=text.removesuffix("\n"))]
 
 
+def first(file: Path, limit: int | None) -> list[Line]:
+    """Read the first `limit` prompts of a file; None: all."""
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is {limit}; give the number of prompts to use, 1 or more")
+    return _from_file(file, wishes=False)[:limit]
+
+
 def _from_file(file: Path, wishes: bool) -> list[Line]:
     return [parsed() for _, parsed in numbered(file, wishes)]
 

@@ -12,8 +12,10 @@ from os.path import commonprefix
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
+from rich import box
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 from rich.text import Text
 
 from foretoken.lab import view
@@ -40,6 +42,20 @@ def page(stream: TextIO | None = None) -> Console:
 def bar(items: Iterable[T], text: str, count: int | None = None) -> Iterable[T]:
     """Yield the items, with a progress bar on standard error; count: their number, if unsized."""
     return track(items, text, count, console=Console(stderr=True))
+
+
+def table(*headings: str, left: int = 1, gap: int = 1) -> Table:
+    """Make a table without a frame; columns behind the first `left` hold numbers.
+
+    gap: blanks between columns, beside the rule's own.
+    """
+    padding = (0, gap, 0, 0)
+    view = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
+    for i, heading in enumerate(headings):
+        number = i >= left
+        justify = "right" if number else "left"
+        view.add_column(heading, justify=justify, no_wrap=number, overflow="fold")
+    return view
 
 
 def prose(console: Console, paragraph: str, bold: str = "") -> None:

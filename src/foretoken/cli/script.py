@@ -23,18 +23,16 @@ from foretoken.cli import (
     export,
     generate,
     measure,
-    plan,
     serve,
     trace,
     train,
 )
-from foretoken.cli.command import quiet
 from foretoken.errors import ForetokenError, InputError, mismatch, shown
-from foretoken.models.parallel import torchrun
 
 LAB = ("report", "simulate", "theory", "train lm", "train seq2seq")
 MOVED = {name: f"foretoken-lab {name}" for name in LAB}
 MOVED |= {"bench serve": "guidellm benchmark", "complete": "foretoken chat --raw"}
+MOVED["plan"] = "foretoken measure"
 
 
 class Commands(TyperGroup):
@@ -75,7 +73,6 @@ def options(
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(measure.measure)
-app.command()(plan.plan)
 app.command()(export.export)
 app.command()(bench.bench)
 app.command()(certify.certify)
@@ -88,17 +85,13 @@ app.add_typer(train.app, name="train")
 def main() -> None:
     """Run the command in sys.argv. Ctrl-C and SIGTERM exit with 130, having printed what is done; a
     closed pipe (`| head`) exits with 1."""
-    if torchrun.launched() and torchrun.rank():
-        _follow()
-    else:
-        run(app)
+    run(app)
 
 
 def run(app: typer.Typer) -> None:
     """Run a command of `app`, `foretoken`'s or `foretoken-lab`'s."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _require_ranks()
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type
         message = " ".join(_said(error).split())
@@ -113,26 +106,12 @@ def run(app: typer.Typer) -> None:
         sys.exit(3)
 
 
-def _follow() -> None:
-    """The life of a rank other than 0, whose command rank 0 carries out."""
-    from foretoken.models.parallel.follower import live  # late: torch takes seconds
-    from foretoken.models.parallel.part import meet
-
-    quiet()
-    live(meet)
-
-
-def _require_ranks() -> None:
-    """InputError for a command that torchrun has started, but that does not use what it started:
-    the others would wait for it."""
-    if torchrun.launched() and not any("--tensor-parallel" in word for word in sys.argv):
-        raise InputError(
-            "torchrun starts ranks; give --tensor-parallel, or run it without torchrun"
-        )
-
-
 def _said(error: typer.TyperException) -> str:
     """What is wrong, in our words where typer has passed on pydantic's."""
+    if getattr(error, "option_name", None) == "--tensor-parallel":
+        from foretoken.options import SPREAD  # late: NumPy, which `--help` does without
+
+        return f"--tensor-parallel {SPREAD}"
     from pydantic import ValidationError  # late: `--help` does without it
 
     if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):

@@ -13,7 +13,6 @@ from foretoken.cli.command import command
 from foretoken.cli.settings import Config
 from foretoken.cli.speculative import Speculative, speculative
 from foretoken.errors import InputError, shown
-from foretoken.models.parallel.torchrun import launched
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -25,7 +24,7 @@ def _serving(text: str, *flags: str) -> Any:
 
 @command
 def serve(
-    loading: option.SpreadLoading,
+    loading: option.PairLoading,
     cluster: Cluster,
     model: Annotated[
         str | None, Argument(metavar="TARGET", help="Folder or hub id, as --target.")
@@ -86,9 +85,7 @@ def serve(
         raise InputError(f"--drain is {drain:g}; give seconds from 0 to 3600")
     if "" in (api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
-    cluster.require(loading.tensor_parallel)
-    if launched():
-        raise InputError("foretoken serve starts the ranks of its engine; run it without torchrun")
+    cluster.require()
     chosen = speculative(speculative_config, draft)
     target = option.target(model, target)
     loading.require(target)

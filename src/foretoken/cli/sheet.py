@@ -1,34 +1,108 @@
-"""What `foretoken measure` prints on a terminal: every figure is the measurement's or its
-prediction's."""
+"""Tables of `foretoken measure`: one measurement, and a comparison of several with the advice that
+follows. Every figure is the measurement's or its prediction's."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from foretoken.cli.render import labelled, milliseconds, prose
+from foretoken.cli.render import labelled, milliseconds, prose, table
 from foretoken.costing.contention import remark
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
     from foretoken.lab.measurement.footprint import Footprint
-    from foretoken.lab.measurement.plan import GammaPrediction
+    from foretoken.lab.measurement.plan import Candidate, GammaPrediction, Plan
     from foretoken.lab.measurement.result import Measurement
 
 LABEL = 28  # letters of the column of labels
+LEGEND = [
+    ("c", "time of a guess over that of a target pass"),
+    ("v", "time of a target pass over gamma + 1 tokens over that of one over 1"),
+    ("tokens", "a target call"),
+]
 
 
 def show(measurement: Measurement, console: Console) -> None:
-    """All of it."""
+    """Print a measurement."""
     from foretoken.lab.measurement.plan import predictions
 
+    predicted = predictions(measurement)
+    _head(measurement, console)
+    console.print()
+    labelled(console, [*_agreement(measurement, predicted), *_costs(measurement)], LABEL)
+    console.print()
+    prose(console, "acceptance by position")
+    console.print(_positions(measurement, predicted))
+    console.print()
+    prose(
+        console,
+        f"a target pass over n tokens behind {measurement.context:.0f} others, and what "
+        "gamma = n - 1 would give",
+    )
+    console.print(_gammas(measurement, predicted))
+    console.print()
+    _verdict(measurement, console)
+    if warning := remark(measurement.others):
+        prose(console, warning, bold=warning)
+    console.print()
+
+
+def compare(plan: Plan, console: Console) -> None:
+    """Print a row for each measurement, the fastest first, and the advice."""
+    first = plan.first.measurement
+    console.print(_candidates(plan))
+    console.print()
+    labelled(console, LEGEND, 10)
+    prose(
+        console,
+        f"speed-up over plain decoding of {first.target.name} for texts of {first.tokens:.0f} new "
+        "tokens, as measured with one gamma; for others in proportion to what follows from the "
+        "guesses kept and the costs. Guesses beyond the gamma that was measured are taken as kept "
+        "with alpha; ± is 95 %",
+    )
+    console.print()
+    advise(plan, console)
+    for candidate in plan.candidates:
+        if warning := remark(candidate.measurement.others):
+            prose(console, f"{candidate.draft}: {warning}", bold=warning)
+
+
+def advise(plan: Plan, console: Console) -> None:
+    """Print the draft and gamma to use, the command that does, and vLLM's option for it."""
+    best = plan.first.best
+    gain = f"{best.speedup.value:.2f}x ± {best.speedup.error:.2f}"
+    if plan.gamma:
+        advice, reason = f"speculate with {plan.first.draft}, gamma {best.gamma}", gain
+        if best.speedup.low <= 1:
+            reason += "; the interval holds 1, so measure on more prompts"
+    else:
+        advice = "do not speculate"
+        reason = f"the best draft is predicted to give {gain}, at gamma {best.gamma}"
+    prose(console, f"{advice}: {reason}", bold="speculate" if plan.gamma else advice)
+    console.print()
+    for line in _broken(shlex.split(plan.command), console.width):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print()
+    config = "none" if plan.vllm is None else json.dumps(plan.vllm)
+    if not plan.gamma:
+        config += ", decode plainly"
+    elif not plan.vllm:
+        config += ", vLLM has no such draft"
+    prose(console, f"vLLM --speculative-config: {config}")
+
+
+def _head(measurement: Measurement, console: Console) -> None:
+    """Print which models were measured, and how."""
     options, machine = measurement.options, measurement.machine
-    table = predictions(measurement)
-    law = f"temperature {options.temperature:g}" if options.temperature else "greedy"
-    law += "".join(
+    how = f"temperature {options.temperature:g}" if options.temperature else "greedy"
+    how += "".join(
         f", {name.replace('_', '-')} {getattr(options, name):g}"
         for name, neutral in (("top_k", 0), ("top_p", 1), ("min_p", 0))
         if getattr(options, name) != neutral
@@ -37,29 +111,13 @@ def show(measurement: Measurement, console: Console) -> None:
     labelled(console, models, 8)
     prose(
         console,
-        f"{len(measurement.prompts)} prompts, {measurement.tokens:.0f} new tokens each, {law}, "
+        f"{len(measurement.prompts)} prompts, {measurement.tokens:.0f} new tokens each, {how}, "
         f"gamma {options.gamma}; {machine.cpu}, cores: {machine.cores}",
     )
     prose(console, "intervals are 95 %, Student t over prompts unless named")
-    console.print()
-    labelled(console, [*_agreement(measurement, table), *_costs(measurement)], LABEL)
-    console.print()
-    prose(console, "acceptance by position")
-    console.print(_positions(measurement, table))
-    console.print()
-    prose(
-        console,
-        f"a target pass over n tokens behind {measurement.context:.0f} others, and what "
-        "gamma = n - 1 would give",
-    )
-    console.print(_gammas(measurement, table))
-    console.print()
-    _verdict(measurement, console)
-    if warning := remark(measurement.others):
-        prose(console, warning, bold=warning)
 
 
-def _agreement(m: Measurement, table: list[GammaPrediction]) -> list[tuple[str, str]]:
+def _agreement(m: Measurement, predicted: list[GammaPrediction]) -> list[tuple[str, str]]:
     from foretoken.theory import expected_tokens
 
     gamma = m.options.gamma
@@ -69,7 +127,7 @@ def _agreement(m: Measurement, table: list[GammaPrediction]) -> list[tuple[str, 
     if m.alpha_in_loop is not None:
         loop = f"{_estimate(m.alpha_in_loop)}, mean over {judged} guesses judged"
     silent = f"; no guess, so 0, at {m.silent:.0%}" if m.silent else ""
-    tokens, equation = table[gamma].tokens_per_call, expected_tokens(m.alpha.value, gamma)
+    tokens, equation = predicted[gamma].tokens_per_call, expected_tokens(m.alpha.value, gamma)
     return [
         (
             "alpha on the target's text",
@@ -123,11 +181,14 @@ def _step(m: Measurement) -> tuple[str, str]:
     )
 
 
-def _positions(m: Measurement, table: list[GammaPrediction]) -> Table:
+def _positions(m: Measurement, predicted: list[GammaPrediction]) -> Table:
     """How often guess i was kept."""
-    view = _table("guess", "reached", "judged", "kept", "rate", "95 % (Wilson)", "all so far")
+    view = table(
+        "guess", "reached", "judged", "kept", "rate", "95 % (Wilson)", "all so far", left=0
+    )
     for i, position in enumerate(m.positions, 1):
-        so_far = table[i].tokens_per_call - table[i - 1].tokens_per_call if i < len(table) else 0.0
+        tokens = [one.tokens_per_call for one in predicted[i - 1 : i + 1]]
+        so_far = tokens[1] - tokens[0] if len(tokens) == 2 else 0.0
         rate = position.rate
         cells = ("", "") if rate is None else (f"{rate.value:.3f}", _interval(rate))
         counts = (i, position.asked, position.judged, position.kept)
@@ -135,11 +196,11 @@ def _positions(m: Measurement, table: list[GammaPrediction]) -> Table:
     return view
 
 
-def _gammas(m: Measurement, table: list[GammaPrediction]) -> Table:
+def _gammas(m: Measurement, predicted: list[GammaPrediction]) -> Table:
     """A row per number of tokens in a pass: n = gamma + 1."""
-    fastest = max(table, key=lambda row: row.speedup.value)
-    view = _table("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", "")
-    for row, seconds, v in zip(table, m.passes, m.v, strict=True):
+    fastest = max(predicted, key=lambda row: row.speedup.value)
+    view = table("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", "", left=0)
+    for row, seconds, v in zip(predicted, m.passes, m.v, strict=True):
         marks = ["run"] * (row.gamma == m.options.gamma)
         marks += ["best"] * (row is fastest)
         view.add_row(
@@ -156,11 +217,48 @@ def _gammas(m: Measurement, table: list[GammaPrediction]) -> Table:
     return view
 
 
-def _table(*headings: str) -> Table:
-    view = Table()
-    for heading in headings:
-        view.add_column(heading, justify="right")
+def _candidates(plan: Plan) -> Table:
+    """Make a table with a row for each draft."""
+    view = table("draft", "alpha", "c", "gamma", "v", "tokens", "speed-up")
+    names = _short([candidate.draft for candidate in plan.candidates])
+    for candidate, name in zip(plan.candidates, names, strict=True):
+        style = "bold" if candidate is plan.first and plan.gamma else None
+        view.add_row(escape(name), *_row(candidate), style=style)
     return view
+
+
+def _row(candidate: Candidate) -> tuple[str, ...]:
+    m, best = candidate.measurement, candidate.best
+    return (
+        f"{m.alpha.value:.3f} ± {m.alpha.error:.3f}",
+        "" if m.c is None else f"{m.c:.4f}",
+        str(best.gamma),
+        f"{m.v[best.gamma]:.2f}",
+        f"{best.tokens_per_call:.2f}",
+        f"{best.speedup.value:.2f}x ± {best.speedup.error:.2f}",
+    )
+
+
+def _short(names: list[str]) -> list[str]:
+    """Return the shortest ends of paths that tell them apart."""
+    parts = [name.split("/") for name in names]
+    for count in range(1, max(map(len, parts))):
+        ends = ["/".join(part[-count:]) for part in parts]
+        if len(set(ends)) == len(set(names)):
+            return ends
+    return names
+
+
+def _broken(arguments: list[str], width: int) -> list[str]:
+    """Spell a shell command in lines of at most that width."""
+    lines = [""]
+    for argument in map(shlex.quote, arguments):
+        if lines[-1] and len(lines[-1]) + len(argument) + 3 > width:
+            lines[-1] += " \\"
+            lines.append(f"    {argument}")
+        else:
+            lines[-1] += f" {argument}" if lines[-1] else argument
+    return lines
 
 
 def _verdict(m: Measurement, console: Console) -> None:

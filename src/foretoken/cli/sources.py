@@ -21,7 +21,7 @@ from foretoken.text import chat
 from foretoken.text.decoding import Stream
 
 if TYPE_CHECKING:
-    from foretoken.request import StepRecord
+    from foretoken.records import StepRecord
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
 

@@ -29,7 +29,7 @@ from foretoken.storage import files
 
 if TYPE_CHECKING:
     from foretoken.cli.task import ModelTask
-    from foretoken.request import StepRecord
+    from foretoken.records import StepRecord
     from foretoken.speculator import Speculator
 
 

@@ -1,4 +1,4 @@
-"""What other processes took of the processors while something was timed.
+"""The share of the processors that other processes took while something was timed.
 
 Linux counts in /proc/stat for how long each processor was busy. What is busy there beyond this
 process and those it started is others'; so is what a hypervisor gave to other machines. Elsewhere
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Of a span of time: processor seconds that others took, and all that there were."""
+    """Processor seconds of a span of time: those that others took, and all."""
 
     others: float  # somewhat below 0 where others took nothing: the two are counted apart
     all: float
@@ -58,13 +58,13 @@ def read(proc: Path = PROC, pid: int | None = None) -> Reading | None:
 
 
 def taken(since: Reading | None) -> Taken | None:
-    """Of the time from `since` until now."""
+    """Return the processor seconds from `since` until now."""
     return between(since, read())
 
 
 def between(since: Reading | None, until: Reading | None) -> Taken | None:
-    """Of the time from one reading to another; None where either is missing, or processors were
-    given or taken away meanwhile."""
+    """Return the processor seconds from one reading to another; None where either is missing, or
+    processors were given or taken away meanwhile."""
     if since is None or until is None or since.cpus != until.cpus:
         return None
     others = (until.busy - since.busy) - (until.own - since.own)
@@ -82,7 +82,7 @@ def share(spans: Iterable[Taken | None]) -> float | None:
 
 
 def remark(share: float | None) -> str | None:
-    """What is to be said beside times that were taken meanwhile; None for nothing."""
+    """Return the remark beside times that were taken meanwhile; None for none."""
     if share is None or share <= MOST:
         return None
     return (

@@ -1,4 +1,4 @@
-"""What a step costs on one pair and one machine, in seconds.
+"""Costs of a step on one pair and one machine, in seconds.
 
 Measured from step records, then frozen: gamma follows from it, and no clock that runs during
 generation may influence the text. Knows no engine, no policy and no disk.
@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 
 SINGLE = ("change", "draft_token", "draft_change")  # that are one number

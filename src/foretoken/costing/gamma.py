@@ -1,4 +1,5 @@
-"""How many guesses to make before each step (paper, sections 3.5 and 5: varying gamma).
+"""Policies for the number of draft tokens before each step (paper, sections 3.5 and 5: varying
+gamma).
 
 A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
 frozen costs against how likely guesses are to be kept, learned from each row's own past, for all
@@ -18,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.costing.costs import Costs
-from foretoken.request import Row, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Row
 
 MAX_GAMMA = 16
 DEPTHS = np.arange(1, MAX_GAMMA + 1)
@@ -34,7 +36,7 @@ BACK = 0.5  # the same where the draft is mostly silent: there, and back with th
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a pass holds anyway, beside a position of each row that a policy is asked for."""
+    """Content of a forward besides one position of each row that a policy is asked for."""
 
     rows: int = 0  # others that are advanced
     positions: int = 0  # theirs, those of their guesses and of prompts that are read
@@ -124,7 +126,7 @@ class Adaptive:
         return [gammas[id(row)] for row in rows]
 
     def _learned_nothing(self, rows: list[Row]) -> bool:
-        """Whether the last answer still serves: the same rows, none of which guessed."""
+        """Tell whether the last answer still serves: the same rows, none of which drafted."""
         same = len(rows) == len(self._pasts) and all(
             row is earlier for row, (earlier, _) in zip(rows, self._pasts, strict=True)
         )
@@ -141,7 +143,7 @@ class Adaptive:
         return (drafted,) if foresight is None else (drafted, Past(foresight.prior, predicted=True))
 
     def _better(self, row: Row, drafted: Past, foreseen: Past | None = None) -> Past:
-        """Of the two the one with which the row alone would gain most tokens a second; told to the
+        """Return the source with which the row alone would gain most tokens a second; noted in the
         row."""
         row.trusts = foreseen is not None and bool(row.predicted(1))
         if foreseen is None or not row.trusts or not self.drafts:
@@ -168,7 +170,7 @@ class Adaptive:
 
 
 class Past:
-    """What a row's steps have shown of its draft, older ones less and less.
+    """Acceptance that a row's steps have shown, older ones less and less.
 
     From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept;
     guesses behind a rejection were not judged and do not count. `prior`: a number of guesses to
@@ -262,7 +264,7 @@ class Prices(NamedTuple):
         return self.passing + self.changing(answers) * changed
 
     def changing(self, answers: float) -> float:
-        """What another size costs each of the steps that are expected to share it."""
+        """Return the cost of another size for each of the steps that are expected to share it."""
         return self.change / (BACK + (STAY - BACK) * answers)
 
 
@@ -322,7 +324,7 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
 
 
 def single(past: Past, most: int, prices: Prices, last: int = 0) -> int:
-    """As `allot`, of a row alone in its pass: without arrays, in a tenth of the time."""
+    """Do as `allot` for a row alone in its forward: without arrays, in a tenth of the time."""
     answers, survival = past.answers, past.survival[:most]
     change = prices.changing(answers) if last else 0.0
     plain = prices.lone[0] + change * (prices.positions != last)

@@ -48,7 +48,7 @@ class PairCosts:
     _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
 
     def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
-        """What steps of up to `rows` rows cost, measured once and stored on disk.
+        """Return the costs of steps of up to `rows` rows, measured once and stored on disk.
 
         Takes a second or more the first time; the models must be idle.
         """

@@ -22,7 +22,8 @@ from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
 from foretoken.lease import leased
 from foretoken.models.base import Model, Pads
-from foretoken.request import Request, Row, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import choose
@@ -144,14 +145,14 @@ def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
 
 
 def _learned(prior: tuple[float, float], overlaps: list[float]) -> tuple[float, float]:
-    """As `Costs.prior`, behind guesses with these overlaps."""
+    """Return a `Costs.prior` updated by draft tokens with these overlaps."""
     worth, alpha = prior
     weight = worth + len(overlaps)
     return min(WORTH, weight), (worth * alpha + sum(overlaps)) / weight
 
 
 def _settled(each: list[T], sizes: tuple[int, ...]) -> list[T]:
-    """Of the steps the last of each size in each round; all where no round got so far."""
+    """Return the last step of each size in each round; all steps where no round got so far."""
     length = len(_round(sizes))
     last = range(SETTLE + TWICE - 1, length, TWICE)
     return [x for i, x in enumerate(each) if i % length in last] or each
@@ -169,8 +170,8 @@ def _change(steps: list[StepRecord]) -> float:
 
 @torch.inference_mode()
 def _draft_sizes(drafter: Drafter) -> tuple[float, float]:
-    """What a second token takes more in a pass of the draft's model, and what a pass of another
-    size than the last; zeros where that makes no difference."""
+    """Return the cost of a second token in a forward of the draft's model, and of a forward of
+    another size than the last; zeros where that makes no difference."""
     model = getattr(drafter, "model", None)
     if not isinstance(model, Pads) or (model.context or 2 * AHEAD) < 2 * AHEAD:
         return 0.0, 0.0

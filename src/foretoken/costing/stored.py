@@ -24,7 +24,7 @@ import torch
 
 from foretoken.costing.contention import MOST
 from foretoken.costing.costs import Costs, at, parsed
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered
 from foretoken.storage.versions import versions
 
@@ -54,7 +54,7 @@ class Kept:
         return max(apart, (self.others or 0.0) / MOST)
 
     def due(self, alone: Kept | None = None) -> bool:
-        """Whether to measure again. alone: the costs of one row, which these extend."""
+        """Tell whether to measure again. alone: the costs of one row, which these extend."""
         if alone is not None and alone.when > self.when:
             return True
         wait = min(LONGEST, WAIT * LONGER ** min(self.attempts - 1, 9))
@@ -74,7 +74,7 @@ class Watch:
         self._told: bool | None = None
 
     def see(self, steps: list[StepRecord], costs: Costs) -> bool:
-        """Whether these change what is known of the costs' truth."""
+        """Note steps; tell whether they change the trust in the costs."""
         before = 0
         for step in steps:
             positions = 1 + step.drafted + step.padding
@@ -96,7 +96,7 @@ class Watch:
 
 
 def _ratio(step: StepRecord, costs: Costs) -> float:
-    """What a step took over what it should take."""
+    """Return a step's time over its expected time."""
     drafting = 0.0 if step.predicted else at(costs.draft, step.drafted)
     expected = drafting + costs.passing(1 + step.drafted + step.padding, 1 + step.drafted)
     took = step.draft_seconds + step.score_seconds + step.verify_seconds
@@ -126,7 +126,7 @@ def recalled(
 
 
 def recall(name: str) -> Kept | None:
-    """What is kept under `name`; None where there is nothing, or it is broken."""
+    """Return the costs stored under `name`; None where there are none, or they are broken."""
     return _parsed(remembered(FILE).get(name))
 
 
@@ -161,7 +161,8 @@ def key(target: object, drafter: object, *more: object) -> str | None:
 
 
 def identity(part: Any) -> str | None:
-    """What determines a model's or drafter's speed: its own `identity`, else its config.
+    """Return a string that determines a model's or drafter's speed: its own `identity`, else its
+    config.
 
     None where that is unknown: a network in memory may differ from its config, and a drafter of
     the user's own from its class.

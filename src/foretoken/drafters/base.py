@@ -20,48 +20,110 @@ from foretoken.sampling.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guesses, and the very laws they were drawn from.
+    """Draft tokens, and the very distributions they were drawn from.
 
-    q None means that each guess was certain: a deterministic function of the text so far (all mass
-    on it). A guess that was drawn from a law must come with that law: any other q makes the output
-    wrong.
+    A draft token that was drawn from a distribution must come with that distribution: any other q
+    makes the output wrong.
+
+    Attributes:
+        tokens: `[B, G]`, padded on the right; may stay on a device.
+        lengths: `[B]`, at most the gamma asked for; on the host.
+        q: `[B, G, V]`, V the target's vocabulary. None where each draft token was certain, a
+            deterministic function of the text so far.
+        calls: Forwards of a draft model that it took.
+        tops: `[B, G]`, the largest logit at each draft token; not finite: invalid.
+        predicted: Indices of the sequences whose draft tokens their own requests predict.
+
+    Examples:
+        >>> import foretoken, torch
+        >>> draft = foretoken.Draft(tokens=torch.tensor([[7, 7]]), lengths=torch.tensor([2]))
+        >>> draft.q is None
+        True
     """
 
-    tokens: Tensor  # [B, G], padded on the right; may stay on a device
-    lengths: Tensor  # [B], at most the gamma asked for; the host knows them
-    q: Tensor | None = None  # [B, G, V], V the target's
-    calls: int = 0  # runs of an approximation model that it took
-    tops: Tensor | None = None  # [B, G], the largest logit at each guess; not finite: invalid
-    predicted: frozenset[int] = frozenset()  # rows whose guesses their own requests predict
+    tokens: Tensor
+    lengths: Tensor
+    q: Tensor | None = None
+    calls: int = 0
+    tops: Tensor | None = None
+    predicted: frozenset[int] = frozenset()
 
 
 class Drafter(Protocol):
-    """The approximation model M_q of the paper, in the widest sense.
+    """A maker of draft tokens: the approximation model M_q of the paper, in the widest sense.
 
-    It holds the rows of one engine: give each Speculator a drafter of its own. Models and drafters
-    within it, which it may list as `holds`, must not stand in two places (`require_apart`). The
-    other attributes that a drafter may have, and their defaults: docs/drafters.md, "Your own".
+    Any object with these methods is one. It holds the sequences of one engine: give each Speculator
+    a drafter of its own. Sequences are numbered by their index in the batch; `leave` closes the
+    gaps. The attributes that a drafter may have, and their defaults: docs/drafters.md, "Your own".
+
+    Examples:
+        >>> import foretoken
+        >>> from foretoken.drafters.base import pack
+        >>> class RepeatDrafter:
+        ...     "Repeats the last token."
+        ...
+        ...     def __init__(self):
+        ...         self.texts = []
+        ...
+        ...     def start(self, rows, prompts, sources):
+        ...         self.texts += [list(prompt) for prompt in prompts]
+        ...
+        ...     def propose(self, gamma, draw):
+        ...         return pack([text[-1:] * g for text, g in zip(self.texts, gamma)])
+        ...
+        ...     def commit(self, tokens):
+        ...         for text, new in zip(self.texts, tokens):
+        ...             text += new
+        ...
+        ...     def leave(self, rows):
+        ...         self.texts = [text for b, text in enumerate(self.texts) if b not in rows]
+        >>> spec = foretoken.load(draft=RepeatDrafter())
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=2)
+        >>> out.text
+        ' at the doctor, and the doctor said'
     """
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        """Rows join behind those present. `sources`: encoder inputs, for an encoder-decoder
-        target."""
+        """Add sequences behind those present.
+
+        Args:
+            rows: Their indices in the batch.
+            prompts: Their prompts, in ids.
+            sources: Their encoder inputs, for an encoder-decoder target; else None.
+        """
         ...
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        """At most gamma[b] guesses for row b. It may stop early after any guess, but never drop
-        one it has drawn."""
+        """Make draft tokens.
+
+        It may stop early after any draft token, but must not drop one that it has drawn.
+
+        Args:
+            gamma: The most draft tokens for each sequence.
+            draw: The source of all chance in this step.
+
+        Returns:
+            At most gamma[b] draft tokens for sequence b.
+        """
         ...
 
     def commit(self, tokens: list[list[int]]) -> None:
-        """The tokens each row has kept: some of its guesses, then the target's own token, which is
-        missing where a row's controls leave none: that row is finished."""
+        """Append the step's tokens to the sequences.
+
+        Args:
+            tokens: For each sequence the accepted draft tokens, then the target's own token, which
+                is missing where the sequence's controls leave none: it is finished.
+        """
         ...
 
     def leave(self, rows: list[int]) -> None:
-        """These rows are finished; those behind move up."""
+        """Drop finished sequences; those behind move up.
+
+        Args:
+            rows: Their indices in the batch.
+        """
         ...
 
 

@@ -26,11 +26,29 @@ from foretoken.step import step
 
 
 class CascadeDrafter:
-    """Guesses with `middle`, for which `drafter` makes up to `gamma` guesses a run.
+    """A draft model that is itself accelerated by a drafter (paper, section 5: hierarchical).
 
-    A cascade is a drafter that can go back, so it may stand in another. In rows that the middle
-    model cannot read, as `models.reader` says, it makes no guesses. Raises InputError where the
-    vocabularies differ, RefusedError for a drafter that cannot go back.
+    The same step, with the middle model as its target, makes the draft tokens, so they follow the
+    middle model's distribution, which is their q. A cascade can go back, so it may stand in
+    another. In sequences that the middle model cannot read it makes no draft tokens.
+
+    Args:
+        middle: The model that drafts.
+        drafter: The drafter that accelerates it; it must have `rewind`.
+        gamma: Draft tokens of `drafter` for each forward of the middle model.
+
+    Raises:
+        InputError: The vocabularies differ, or gamma is invalid.
+        RefusedError: `drafter` cannot go back.
+
+    Examples:
+        >>> import foretoken
+        >>> middle = foretoken.load(draft="none").target
+        >>> cascade = foretoken.CascadeDrafter(middle, foretoken.LookupDrafter(), gamma=2)
+        >>> spec = foretoken.load(draft=cascade)
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> out.text
+        ' at the doctor, and the doctor said'
     """
 
     singular = True  # its speed does not follow from its type

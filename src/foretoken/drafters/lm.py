@@ -15,14 +15,28 @@ from foretoken.sampling.draw import Draw
 
 
 class LMDrafter:
-    """Guesses with `model`, one run per guess; its laws are standardized as the target's are, or by
-    `params` of its own (0 as the temperature: always the likeliest).
+    """A smaller model as the drafter (paper, section 3.6), one forward for each draft token.
 
-    vocab_size: V of the target, None where it is the model's.
+    A decoder-only model may draft for an encoder-decoder target. In sequences that the model cannot
+    read it makes no draft tokens. A model of another vocabulary may draft by the text that it
+    writes, which is certain, where `params` is None.
 
-    A model of another vocabulary may guess by the text that it writes (`models.base.Writes`), which
-    is certain, where `params` is None. A decoder-only model may draft for an encoder-decoder
-    target. In rows that the model cannot read, as `models.reader` says, it makes no guesses.
+    Args:
+        model: The model.
+        vocab_size: V of the target; None where it is the model's.
+        params: How its logits become distributions; None is as the request's. Temperature 0 always
+            takes the likeliest token.
+
+    Raises:
+        InputError: `model` is no model, or `params` no SamplingParams.
+
+    Examples:
+        >>> import foretoken
+        >>> small = foretoken.load(draft="none").target
+        >>> spec = foretoken.load(draft=foretoken.LMDrafter(small))
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> round(out.stats.alpha, 3)  # this draft is the target again
+        1.0
     """
 
     def __init__(

@@ -24,13 +24,21 @@ NEAR = 32  # last tokens of a text that are looked for in earlier ones
 
 
 class LookupDrafter:
-    """Guesses the tokens that most often followed the longest end of the text which occurred
-    before, the latest where several did as often; as many as are likely to be kept.
+    """A drafter that copies from the text: tokens that most often followed its longest repeated
+    end.
 
-    Prompt, output and, for an encoder-decoder, the source are searched. In an engine that keeps
-    what was read also earlier outputs of the row's salt, for rows whose text does not depend on
-    what is guessed: greedy and coupled ones. A row takes memory by the tokens of its context,
-    earlier outputs what `Earlier` says.
+    Where several followed as often, the latest; as many as are likely to be accepted. Prompt,
+    output and, for an encoder-decoder, the source are searched; in an engine with prefix_cache also
+    earlier outputs of the same salt, for greedy and coupled requests. The draft tokens are certain:
+    a function of the text (paper, section 3.6; SAM-Decoding, arXiv 2411.10666; SuffixDecoding,
+    arXiv 2411.04975).
+
+    Examples:
+        >>> import foretoken
+        >>> spec = foretoken.load(draft=foretoken.LookupDrafter())
+        >>> (out,) = spec.generate("one two three one two three one", max_new_tokens=4, gamma=3)
+        >>> out.stats.drafted > 0
+        True
     """
 
     def __init__(self) -> None:
@@ -39,11 +47,19 @@ class LookupDrafter:
         self._salt = ""  # of the rows that join next
 
     def remember(self, on: bool) -> None:
-        """Keep the outputs of rows that leave from now on, or forget them all."""
+        """Keep the outputs of sequences that leave from now on, or forget them all.
+
+        Args:
+            on: True to keep, False to forget.
+        """
         self._earlier = Earlier() if on else None
 
     def salted(self, salt: str) -> None:
-        """The rows that join next share outputs with rows of the same salt only."""
+        """Let the sequences that join next share outputs with sequences of the same salt only.
+
+        Args:
+            salt: The salt.
+        """
         self._salt = salt
 
     def start(

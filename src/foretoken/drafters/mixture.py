@@ -25,11 +25,28 @@ from foretoken.sampling.draw import Draw
 
 
 class MixtureDrafter:
-    """`parts`: drafters, each with the most guesses it makes in a step; None: all that are left.
+    """Drafters by position (paper, section 5: varying M_q): a good one first, cheap ones after.
 
-    Where a part makes fewer, the next takes over there, so with lookup before a model the model
-    guesses only where lookup has nothing. Every guess comes with the law of the part that made it.
-    Raises InputError for parts of different vocabularies, RefusedError for one that cannot go back.
+    Where a part makes fewer draft tokens than it may, the next takes over there: with a look-up
+    before a model, the model drafts only where the look-up has nothing. Every draft token comes
+    with the distribution of the part that made it.
+
+    Args:
+        parts: Drafters, each with the most draft tokens it makes in a step; None: all that are
+            left.
+
+    Raises:
+        InputError: The parts are invalid, or their vocabularies differ.
+        RefusedError: A part cannot go back.
+
+    Examples:
+        >>> import foretoken
+        >>> small = foretoken.load(draft="none").target
+        >>> parts = [(foretoken.LMDrafter(small), 2), (foretoken.LookupDrafter(), None)]
+        >>> spec = foretoken.load(draft=foretoken.MixtureDrafter(parts))
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=4)
+        >>> out.text
+        ' at the doctor, and the doctor said'
     """
 
     singular = True  # its speed does not follow from its type

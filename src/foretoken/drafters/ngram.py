@@ -48,7 +48,22 @@ class Level:
 
 
 class NGram:
-    """A table of order N over V tokens: `unigram [V]`, float32, and a level for each of 2..N."""
+    """An interpolated back-off table of order N over V tokens, one file.
+
+    `foretoken train ngram` fits one. From short contexts c to long ones, its distribution is
+    q_k(x | c) = weight_k(c, x) + backoff_k(c) * q_{k-1}(x | c less its first token).
+
+    Args:
+        unigram: q of a token without a context, `[V]`, float32.
+        levels: The k-grams of each order k from 2 to N.
+        fingerprint: A digest of the tokenizer's vocabulary; None where it is unknown.
+
+    Examples:
+        >>> import foretoken, numpy
+        >>> table = foretoken.NGram(numpy.array([0.25, 0.75], dtype=numpy.float32), levels=[])
+        >>> table.order, table.vocab_size
+        (1, 2)
+    """
 
     def __init__(
         self, unigram: np.ndarray, levels: list[Level], fingerprint: str | None = None
@@ -57,14 +72,23 @@ class NGram:
 
     @property
     def order(self) -> int:
+        """N: tokens of the longest k-gram."""
         return 1 + len(self.levels)
 
     @property
     def vocab_size(self) -> int:
+        """V: the size of the vocabulary."""
         return len(self.unigram)
 
     def law(self, context: Sequence[int]) -> np.ndarray:
-        """q after `context`, of which the last N-1 tokens count: `[V]`, float32, sum 1."""
+        """Return the distribution after a context.
+
+        Args:
+            context: Ids, of which the last N - 1 count.
+
+        Returns:
+            q, `[V]`, float32, sum 1.
+        """
         q = self.unigram.copy()
         for k, level in enumerate(self.levels[: len(context)], 1):
             row = self._find(context[len(context) - k :])
@@ -88,7 +112,14 @@ class NGram:
         return node
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all; OSError where that fails."""
+        """Write one safetensors file, whole or not at all.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         path = Path(path)
         tensors = {"unigram": self.unigram}
         for k, level in enumerate(self.levels, 2):
@@ -102,10 +133,20 @@ class NGram:
     def load(
         cls, path: str | Path, *, vocab_size: int | None = None, fingerprint: str | None = None
     ) -> NGram:
-        """Read `save`'s file, for a target of that V and that tokenizer's `fingerprint` if given.
+        """Read a file that `save` wrote.
 
-        A table that is narrower than the target is widened by ids of no mass if the fingerprints
-        agree: V then differs by padding only. Raises InputError for any other file or target.
+        Args:
+            path: The file.
+            vocab_size: V of the target; None takes the table as it is. A narrower table is widened
+                by tokens of no probability if the fingerprints agree: V then differs by padding
+                only.
+            fingerprint: A digest of the target's vocabulary; None where it is unknown.
+
+        Returns:
+            The table.
+
+        Raises:
+            InputError: The file cannot be read, or belongs to another tokenizer or vocabulary.
         """
         path = Path(path)
         table = _checked_table(path)
@@ -123,7 +164,23 @@ class NGram:
 
 
 class NGramDrafter:
-    """Guesses from an n-gram table, its laws standardized as the target's are."""
+    """An n-gram table as the drafter (paper, section 3.6): c is nearly 0.
+
+    Its distributions are shaped by the request's sampling params, as the target's are.
+
+    Args:
+        table: The table.
+
+    Examples:
+        >>> import foretoken, numpy
+        >>> spec = foretoken.load(draft="none")
+        >>> V = spec.target.vocab_size
+        >>> table = foretoken.NGram(numpy.full(V, 1 / V, dtype=numpy.float32), levels=[])
+        >>> spec = foretoken.load(draft=foretoken.NGramDrafter(table))
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=2)
+        >>> out.text
+        ' at the doctor, and the doctor said'
+    """
 
     def __init__(self, table: NGram) -> None:
         self.table, self.vocab_size = table, table.vocab_size

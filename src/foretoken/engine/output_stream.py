@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from foretoken.request import Begun, Piece, Row, StepRecord
+from foretoken.records import Begun, StepRecord
+from foretoken.request import Piece, Row
 
 if TYPE_CHECKING:
     from foretoken.text.transcript import Transcript

@@ -1,5 +1,17 @@
-"""Stochastic speculative execution, outside language models (the paper's Discussion). Knows no
-models and no tokens."""
+"""Stochastic speculative execution, outside language models (paper, Discussion).
+
+A slow f gives a distribution, a slow g takes a sample of it; g is started on guesses while f runs.
+Knows no models and no tokens.
+
+Examples:
+    >>> from foretoken.execute import speculate
+    >>> def f(x):
+    ...     return {x: 1.0}
+    >>> def g(y):
+    ...     return y + 1
+    >>> speculate(f, g, q={3: 1.0}, x=3).value
+    4
+"""
 
 from foretoken.execute.finite import Law
 from foretoken.execute.flag import Flag

@@ -20,10 +20,20 @@ Masses = NDArray[np.float64]
 
 
 class Law(NamedTuple):
-    """Outcomes and their probabilities."""
+    """A distribution over a finite set.
 
-    outcomes: Sequence[Hashable]  # range(V) where the law came as an array
-    masses: Masses  # [V], sums to 1
+    Attributes:
+        outcomes: The outcomes; range(V) where the distribution came as an array.
+        masses: Their probabilities, `[V]`, sum 1.
+
+    Examples:
+        >>> import numpy
+        >>> Law(range(2), numpy.array([0.5, 0.5])).masses.sum()
+        np.float64(1.0)
+    """
+
+    outcomes: Sequence[Hashable]
+    masses: Masses
 
 
 EMPTY = Law((), np.zeros(0))  # in place of q where no guesses are drawn

@@ -31,9 +31,19 @@ COROUTINE = "is a coroutine function; await speculate_async(...) instead"
 
 
 class Seconds(NamedTuple):
-    """Times of q, of f, of the g whose value is returned, and of the whole call.
+    """Times of a call of `speculate`.
 
     Side by side on too few cores each takes longer; `guesses=0` times f and g alone.
+
+    Attributes:
+        q: Of q, in seconds.
+        f: Of f.
+        g: Of the g whose value is returned.
+        total: Of the whole call.
+
+    Examples:
+        >>> speculate(lambda x: {x: 1.0}, lambda y: y, q={3: 1.0}, x=3).seconds.total > 0
+        True
     """
 
     q: float
@@ -44,13 +54,28 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """The result of one call of `speculate`."""
+    """The result of one call of `speculate`.
 
-    value: Any  # g(y)
-    y: Any  # the sample, whose law is f's
-    kept: int | None  # which guess y is, counted from 0; None: no guess was right
+    Attributes:
+        value: g(y).
+        y: The sample, whose distribution is f's.
+        kept: The number of the guess that y is, from 0; None where no guess was right.
+        guesses: The guesses.
+        beta: The probability that a guess was right.
+        seed: The seed of its draws.
+        seconds: Its times.
+
+    Examples:
+        >>> result = speculate(lambda x: {x: 1.0}, lambda y: y * 2, q={3: 1.0}, x=3)
+        >>> result.value, result.y, result.kept, result.beta
+        (6, 3, 0, 1.0)
+    """
+
+    value: Any
+    y: Any
+    kept: int | None
     guesses: tuple[Any, ...]
-    beta: float  # the probability that a guess was right
+    beta: float
     seed: int
     seconds: Seconds
 
@@ -65,21 +90,43 @@ def speculate(
     executor: Executor | None = None,
     seed: int | None = 0,
 ) -> Execution:
-    """g(y) for y drawn from the law f(x), with g under way on guesses from q before f is done.
+    """Return g(y) for y drawn from f(x), with g under way on guesses before f is done.
 
-    A law is a dict {outcome: probability}, or an array, tensor or list `[V]` of 0..V-1. q: a law,
-    or a fast function of x that returns one, called in this thread; any q keeps the law of y, a
-    close one saves time. guesses: how many distinct guesses g is started on; 0 is f and then g, for
-    comparison. executor: where f and g run, threads or processes (f, g, x and their results must
-    then be picklable); None is one thread for each, for this call only. A g that itself speculates
-    must not use the executor it runs on: with all workers taken it would wait for ever. seed: the
-    same seed draws the same numbers, so give every call its own; None draws one.
+    A distribution is a dict {outcome: probability}, or an array, tensor or list `[V]` of 0..V-1.
+    Guesses are drawn from q; they and f's distribution then make one sample, which has exactly f's
+    distribution (paper, section 2.3 and Discussion; several guesses as in Sequoia, arXiv
+    2402.12374).
 
-    g is run on guesses that may be wrong, so it must not do anything that cannot be undone. A g
-    with a parameter named `cancelled` is given an Event: once it is set the result will not be
-    used, and g may return anything or raise. All calls have ended when this returns or raises. An
-    error of f is raised, whatever g does; an error of g only where y was its argument. Raises
-    InputError for invalid laws and for functions that cannot be run so.
+    g runs on guesses that may be wrong, so it must not do anything that cannot be undone. A g with
+    a parameter named `cancelled` is given an Event: once it is set the result will not be used, and
+    g may return anything or raise. All calls have ended when this returns or raises. An error of f
+    is raised, whatever g does; an error of g only where y was its argument.
+
+    Args:
+        f: A slow function of x that returns a distribution.
+        g: A slow function of a sample.
+        q: A distribution, or a fast function of x that returns one, called in this thread. Any q
+            keeps the distribution of y; one close to f's saves time.
+        x: The argument of f.
+        guesses: How many distinct guesses g is started on; 0 is f and then g, for comparison.
+        executor: Where f and g run, threads or processes (f, g, x and their results must then be
+            picklable). None is one thread for each, for this call only. A g that itself speculates
+            must not use the executor it runs on: with all workers taken it would wait for ever.
+        seed: The same seed draws the same numbers, so give every call its own; None draws one.
+
+    Returns:
+        The value, the sample, and how it came about.
+
+    Raises:
+        InputError: A distribution is invalid, or a function cannot be run so.
+
+    Examples:
+        >>> def f(x):
+        ...     return {x: 1.0}
+        >>> def g(y):
+        ...     return y + 1
+        >>> speculate(f, g, q={3: 1.0}, x=3).value
+        4
     """
     start = perf_counter()
     _require_functions(f, g)
@@ -115,10 +162,32 @@ async def speculate_async(
     guesses: int = 1,
     seed: int | None = 0,
 ) -> Execution:
-    """`speculate` for coroutine functions f and g, as tasks of the running loop; q may be one too.
+    """Do as `speculate` for coroutine functions f and g, as tasks of the running loop.
 
     The g of a wrong guess is cancelled as tasks are: CancelledError is raised where it awaits. All
     are cancelled if this call is.
+
+    Args:
+        f: As `speculate` takes it, a coroutine function.
+        g: As `speculate` takes it, a coroutine function.
+        q: As `speculate` takes it; it may be a coroutine function.
+        x: The argument of f.
+        guesses: As `speculate` takes it.
+        seed: As `speculate` takes it.
+
+    Returns:
+        The value, the sample, and how it came about.
+
+    Raises:
+        InputError: A distribution is invalid, or a function cannot be run so.
+
+    Examples:
+        >>> async def f(x):
+        ...     return {x: 1.0}
+        >>> async def g(y):
+        ...     return y + 1
+        >>> asyncio.run(speculate_async(f, g, q={3: 1.0}, x=3)).value
+        4
     """
     began = perf_counter()
     _require_functions(f, g)
@@ -156,8 +225,22 @@ async def speculate_async(
 class Bet:
     """Distinct guesses drawn from q, and later the sample that they and p make.
 
-    Guesses, their acceptance and the residual have streams of their own (`keys`). Where q has
-    fewer outcomes than `guesses`, all of them are guessed.
+    Guesses, their acceptance and the residual have streams of their own. Where q has fewer outcomes
+    than `guesses`, all of them are guessed.
+
+    Args:
+        q: The distribution of the guesses.
+        guesses: How many.
+        seed: The seed of the draws; None draws one.
+
+    Raises:
+        InputError: `guesses` is no whole number from 0.
+
+    Examples:
+        >>> import numpy
+        >>> bet = Bet(Law(("a", "b"), numpy.array([1.0, 0.0])), guesses=2, seed=0)
+        >>> bet.guesses
+        ('a',)
     """
 
     def __init__(self, q: Law, guesses: int, seed: int | None) -> None:
@@ -172,7 +255,15 @@ class Bet:
         self.guesses = tuple(q.outcomes[i] for i in self._drawn)
 
     def settle(self, p: Law) -> tuple[int | None, Hashable, float]:
-        """Which guess is the sample, if any; the sample; the probability that a guess was it."""
+        """Draw the sample.
+
+        Args:
+            p: The distribution that the sample has.
+
+        Returns:
+            The number of the guess that is the sample, None where none is; the sample; the
+            probability that a guess was it.
+        """
         outcomes, q_masses, p_masses = finite.together(self.q, p)
         law = finite.sample_law(p_masses, q_masses, self._drawn)
         index = finite.pick(law.kept, self._number(0, Purpose.ACCEPT))

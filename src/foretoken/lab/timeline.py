@@ -16,7 +16,8 @@ from foretoken.storage import files
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from foretoken.request import Completion, Stats
+    from foretoken.records import Stats
+    from foretoken.request import Completion
 
 Part = Literal[
     "target encoder", "target prefill", "draft encoder", "draft prefill", "draft", "target"

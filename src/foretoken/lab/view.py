@@ -14,7 +14,7 @@ from foretoken.text import decoding
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from foretoken.request import StepRecord
+    from foretoken.records import StepRecord
 
 ACCEPTED, REJECTED, CORRECTED = "green", "red strike", "bold blue"
 MARKS = {ACCEPTED: "", REJECTED: "~~", CORRECTED: "[]"}  # before and behind a token

@@ -24,13 +24,12 @@ from foretoken.loading.draft import (
     read_of,
 )
 from foretoken.loading.own import OwnCopy
-from foretoken.loading.parallel import place_parallel
 from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
 from foretoken.loading.sources import in_memory
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.vocabularies import ForeignDraft
 from foretoken.loading.wrapped import unwrapped
-from foretoken.options import require_place, require_ranks
+from foretoken.options import SPREAD, require_place
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 
@@ -56,56 +55,73 @@ def load(
     same_tokenizer: bool = False,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     generation_config: str | None = None,
-    tensor_parallel: int = 1,
+    tensor_parallel: None = None,
 ) -> Speculator:
-    """A target and a draft, ready to generate.
+    """Load a target and a draft, ready to generate.
 
-    target, draft: a local folder, a hub id or a model in memory (used as it is, in its own dtype
-    and on its own device; of one that torch.compile or DataParallel wrapped, the model inside).
-    target None is the pair that ships with the package. draft None is then
-    its draft; else the fastest, by costs measured here once, of "lookup", "self:int4" and
-    "self:int8", the last two with a look-up in front (logged at INFO). draft may also be "none",
-    "lookup", "copy", "uniform", "ngram:FILE", "heads:FILE", any Drafter, or a Speculator from
-    `load`: a cascade, whose target drafts here and is itself accelerated by its draft. "self:int4"
-    (or "self") and "self:int8" are the target with
-    its weights rounded, "self:0-3,8" the target with these layers alone: a copy that drafts over
-    the target's own keys and values (docs/drafters.md); it needs OpenVINO. A decoder-only draft
-    with another tokenizer is translated: how it guesses best is tried here, which takes seconds,
-    and is told to the logger "foretoken".
-    draft_dtype: the draft's, if not the target's. A draft that is a folder or of the hub and has
-    two million parameters or more runs, on OpenVINO, in int8 or int4 where that is measured to be
-    faster, once; its precision never changes the law, but where texts are sampled which text a
-    seed gives.
-    kv_dtype: "int8" keeps the target's keys and values in eight bits, token by token, in a quarter
-    of the memory: another model of the target, as int8 weights are. It needs OpenVINO.
-    exact_shapes: the target runs each row by itself, in passes of one width, so that greedy text is
-    the same to the bit with and without guesses (docs/exact.md says what it costs); the draft
-    cannot influence that text and runs as usual.
-    same_tokenizer: True says that equal ids are equal tokens in a draft and a target of which there
-    are no two tokenizers to compare, as with models in memory: their output layers may then be
-    padded to different sizes.
-    revision: of the target and its own tokenizer, on the hub.
-    generation_config="ignore" passes over entries of the model's generation config that would
-    change the law, which are refused otherwise. Its sampling settings are never followed: the
-    logger "foretoken" warns once, at the first text sampled otherwise.
+    Args:
+        target: A local folder, a hub id or a model in memory, which is used as it is, in its own
+            dtype and on its own device (of one that torch.compile or DataParallel wrapped, the
+            model inside). None is the pair that ships with the package.
+        draft: A folder, an id or a model in memory; "none", "lookup", "copy", "uniform",
+            "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8", the target with
+            rounded weights, or "self:0-3,8", the target with these layers alone, which share the
+            target's keys and values and need OpenVINO; any Drafter; or a Speculator from `load`, a
+            cascade: its target drafts here and is itself accelerated by its draft
+            (docs/drafters.md). None is the shipped draft for the shipped target, else the fastest
+            of "lookup", "self:int4" and "self:int8" by costs measured here once (logged at INFO). A
+            decoder-only draft with another tokenizer is translated; how it drafts best is tried
+            here, which takes seconds.
+        dtype: The arithmetic: "float32", "float64", "bfloat16", "float16", "auto"; "int8" and
+            "int4" round the weights, which makes the target another model.
+        draft_dtype: The draft's; None is the target's, or on OpenVINO int8 or int4 where that is
+            measured to be faster. It never changes the output's distribution, only which text a
+            seed gives.
+        kv_dtype: "int8" keeps the target's keys and values in eight bits, in a quarter of the
+            memory: another model, as rounded weights are. Needs OpenVINO.
+        device: A device of torch, such as "cuda".
+        runtime: The backend: "auto", "transformers", "openvino" or "graphs".
+        exact_shapes: True runs each sequence by itself, in forwards of one width, so that greedy
+            text is the same to the bit with and without draft tokens (docs/exact.md says what it
+            costs).
+        revision: The target's and its own tokenizer's, on the hub.
+        draft_revision: The draft's, on the hub.
+        trust_remote_code: True runs code that comes with a model.
+        same_tokenizer: True says that equal ids are equal tokens in a draft and a target of which
+            there are no two tokenizers to compare, as with models in memory.
+        tokenizer: A folder, an id or a tokenizer in memory; None is the target's.
+        generation_config: "ignore" passes over entries of the model's generation config that would
+            change the distribution, which are refused otherwise. Its sampling settings are never
+            followed: a warning names them once, at the first text that is sampled otherwise.
+        tensor_parallel: No longer an option; anything but None is an error.
 
-    tensor_parallel: processes that the target's weights are spread over, this one included: those
-    of a decoder in a folder or of the hub, on torch (docs/deploy.md). The draft is whole here.
+    Returns:
+        The Speculator.
 
-    Raises InputError for invalid options and unreadable models, RefusedError for what cannot be
-    done exactly.
+    Raises:
+        InputError: An option is invalid, or a model cannot be read.
+        RefusedError: Something that cannot be done exactly.
+
+    Examples:
+        >>> import foretoken
+        >>> spec = foretoken.load()  # the pair that ships; or load("target", "draft")
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> out.text
+        ' at the doctor, and the doctor said'
     """
     if generation_config not in (None, "ignore"):
         raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
     at = memory.usable(device)
-    flags = {"exact_shapes": exact_shapes, "trust_remote_code": trust_remote_code}
-    for name, value in (flags | {"same_tokenizer": same_tokenizer}).items():
+    for name, value in (
+        ("exact_shapes", exact_shapes),
+        ("trust_remote_code", trust_remote_code),
+        ("same_tokenizer", same_tokenizer),
+    ):
         if not isinstance(value, bool):  # "False" would be true, and run a model's code
             raise InputError(f"{name} is {value!r:.60}; give True or False")
     require_place(runtime, dtype, kv_dtype=kv_dtype, draft_dtype=draft_dtype)
-    require_ranks(
-        tensor_parallel, device=device, runtime=runtime, dtype=dtype, kv_dtype=kv_dtype, **flags
-    )
+    if tensor_parallel is not None:
+        raise InputError(f"tensor_parallel {SPREAD}")
     wish = Wish(dtype, at, runtime, kv_dtype)
     draft_wish = Wish(draft_dtype or dtype, at, runtime)
     if exact_shapes:
@@ -138,7 +154,7 @@ def load(
         raise InputError(f"same_tokenizer is True, but {reason}; leave it out")
     if isinstance(drafter, OwnCopy):
         drafter = _copied(drafter, draft_dtype, draft_revision)
-        drafter.require("transformers" if exact_shapes or tensor_parallel > 1 else runtime)
+        drafter.require("transformers" if exact_shapes else runtime)
     elif draft_dtype is not None and (
         in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
     ):
@@ -148,16 +164,8 @@ def load(
         raise RefusedError(
             "exact_shapes=True shows no hidden states, which heads read; give another draft"
         )
-    if tensor_parallel > 1 and isinstance(drafter, DetachedHeads):
-        raise RefusedError(
-            f"tensor_parallel={tensor_parallel} spreads the output layer, which heads read; "
-            "give another draft"
-        )
     with log_if_slow(log, "loading %s", name_of(target)):
-        if tensor_parallel > 1:
-            running = place_parallel(read, wish, tensor_parallel).model
-        else:
-            running = (place_exact if exact_shapes else place)(read, wish).model
+        running = (place_exact if exact_shapes else place)(read, wish).model
     if isinstance(drafter, DetachedHeads | OwnCopy):
         drafter = drafter.attached(read, running)
     spec = Speculator(

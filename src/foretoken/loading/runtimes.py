@@ -75,7 +75,7 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
             return Placed(model, "it passed the self-check")
         except RefusedError as error:
             if wish.runtime == fast or dtype in ROUNDED or wish.kv_dtype:
-                raise
+                raise RefusedError(f"{error}{_remedy(wish, dtype)}") from error.__cause__
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
@@ -84,6 +84,14 @@ def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
             raise RefusedError(f"{name}={value!r} runs on OpenVINO only; leave runtime at 'auto'")
     model, packed = _torch(source, dtype, wish.device)
     return Placed(model, "; ".join([reason, *packed]))
+
+
+def _remedy(wish: Wish, dtype: str) -> str:
+    """What to give instead where a model cannot run as it was asked to, by the options given."""
+    changes = [f"leave runtime at 'auto' (not {wish.runtime!r})"] if wish.runtime != "auto" else []
+    changes += ["give dtype='float32'"] if dtype in ROUNDED else []
+    changes += ["leave kv_dtype out"] if wish.kv_dtype else []
+    return "; " + ", ".join(changes)
 
 
 class Known:

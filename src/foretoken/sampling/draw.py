@@ -40,12 +40,26 @@ class Shaping(Protocol):
 
 
 class Draw:
-    """The draws of one step: each number is keyed by row, committed length, offset and purpose.
+    """The draws of one step: each number is keyed by sequence, committed length, offset and
+    purpose.
 
-    Drafters are handed it and call `draw.guess(logits, i)`, or `draw(law, i)` with a law of their
-    own. `params` and `controls` say how each row's logits become a law; a drafter that uses them is
-    the usual choice, but any law is allowed. `require_mass(masses)` checks the laws, once per step:
-    nothing here waits for a device, but for rows with controls.
+    Drafters are handed one and call `draw.guess(logits, i)`, or `draw(q, i)` with a distribution of
+    their own. `params` and `controls` say how each sequence's logits become a distribution; a
+    drafter that uses them is the usual choice, but any distribution is allowed. Nothing here waits
+    for a device, except for sequences with controls.
+
+    Args:
+        keys: The key of each sequence's randomness.
+        lengths: The committed length of each sequence, in tokens.
+        params: The sampling params of each sequence.
+        controls: The controls of each sequence, None where it has none.
+
+    Examples:
+        >>> import foretoken, torch
+        >>> from foretoken.sampling.keys import RowKey
+        >>> draw = foretoken.Draw([RowKey(0, 0)], [5], [foretoken.SamplingParams(1.0)])
+        >>> draw(torch.tensor([[0.0, 1.0, 0.0]]), 0).tolist()
+        [1]
     """
 
     coupled: ClassVar[bool] = False  # whether a position has one noise, in every step
@@ -67,15 +81,23 @@ class Draw:
 
     @property
     def greedy(self) -> bool:
-        """Whether every row takes the likeliest token."""
+        """True where every sequence takes the likeliest token."""
         return all(params.greedy for params in self.params)
 
     @property
     def controlled(self) -> bool:
+        """True where any sequence has controls."""
         return any(controls is not None for controls in self.controls)
 
     def of(self, rows: list[int]) -> Self:
-        """The same step's draws for some of the rows."""
+        """Return the same step's draws for some of the sequences.
+
+        Args:
+            rows: Their indices in the batch.
+
+        Returns:
+            The draws.
+        """
         some = copy(self)  # `masses` stays one list
         for name in ("keys", "lengths", "params", "controls", "before", "_guesses"):
             every = getattr(self, name)
@@ -86,9 +108,17 @@ class Draw:
     def guess(
         self, logits: Tensor, i: int, params: SamplingParams | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Guess i (from 0) of every row from a draft's `logits [B, V]`, shaped by the row's
-        controls: ids `[B]`, and the law that they were drawn from, `[B, V]`, None where all are the
-        likeliest. `params`: to standardize them by others than the rows' own."""
+        """Draw draft token i of every sequence from a draft's logits.
+
+        Args:
+            logits: `[B, V]`; they are shaped by each sequence's controls.
+            i: The token's number in the step, from 0.
+            params: Sampling params in place of the sequences' own; None is their own.
+
+        Returns:
+            Ids `[B]`, and the distribution that they were drawn from, `[B, V]`; None in place of
+            the latter where all are the likeliest.
+        """
         logits = self._shaped(logits, i)
         rules = self.params if params is None else [params] * len(self.params)
         if all(each.greedy for each in rules):
@@ -125,22 +155,40 @@ class Draw:
                 guesses[i:] = [token]
 
     def ahead(self, guesses: int, device: torch.device) -> None:
-        """Send the step's numbers to a device in one copy, for as many guesses."""
+        """Send the step's numbers to a device in one copy.
+
+        Args:
+            guesses: For as many draft tokens.
+            device: The device.
+        """
         names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]
         names += [(i, Purpose.DRAFT) for i in range(guesses)]
         self._ahead = sent(torch.stack([self._numbers(*name) for name in names]), device)
 
     def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        """Guess i (from 0) of every row, `[B]`, from `law [B, V]`.
+        """Draw draft token i of every sequence from a distribution.
 
-        A drafter that has kept its law's `running_sum` gives it as `cdf`: that is quicker.
+        Args:
+            law: `[B, V]`.
+            i: The token's number in the step, from 0.
+            cdf: The distribution's `running_sum`, where the drafter has kept it: that is quicker.
+
+        Returns:
+            Ids, `[B]`.
         """
         ids = self._drawn(law, i, Purpose.DRAFT, cdf)
         self._note(ids, i)
         return ids
 
     def behind(self, guesses: list[list[int]]) -> Draw:
-        """The same step's draws for a drafter that goes on after each row's guesses of others."""
+        """Return the same step's draws for a drafter that goes on after other drafters' tokens.
+
+        Args:
+            guesses: The draft tokens of the others, for each sequence.
+
+        Returns:
+            The draws.
+        """
         later = copy(self)  # `masses` stays one list
         later.before = [[*x, *new] for x, new in zip(self.before, guesses, strict=True)]
         later._guesses = [[] for _ in guesses]
@@ -149,20 +197,39 @@ class Draw:
 
     @property
     def offsets(self) -> list[int]:
-        """Of guess 0 in each row's block."""
+        """Offset of draft token 0 in each sequence's block."""
         return [len(x) for x in self.before]
 
     def within(self) -> list[RowKey]:
-        """Keys for a drafter that takes steps of its own: what it draws under them is independent
-        of this step and of every other."""
+        """Return keys for a drafter that takes steps of its own.
+
+        Draws under them are independent of this step and of every other.
+
+        Returns:
+            A key for each sequence.
+        """
         return [within(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)]
 
     def kept(self, outcome: Outcome) -> Tensor:
-        """How many guesses every row keeps, `[B]`."""
+        """Draw how many draft tokens of every sequence are accepted.
+
+        Args:
+            outcome: The probabilities of acceptance.
+
+        Returns:
+            Counts, `[B]`.
+        """
         return outcome.n(self._uniforms(0, Purpose.ACCEPT, outcome.survival.device))
 
     def next_token(self, law: Tensor) -> Tensor:
-        """The target's own token of every row, `[B]`, from `law [B, V]`."""
+        """Draw the target's own token of every sequence.
+
+        Args:
+            law: The distribution, `[B, V]`.
+
+        Returns:
+            Ids, `[B]`.
+        """
         return self._drawn(law, 0, Purpose.NEXT)
 
     def _drawn(self, law: Tensor, i: int, purpose: Purpose, cdf: Tensor | None = None) -> Tensor:

@@ -76,3 +76,10 @@ def declared(kind: Any) -> dict[str, SamplingOption]:
     """The options that a dataclass declares, by field, in their order."""
     members: tuple[Field[Any], ...] = fields(kind)
     return {each.name: each.metadata[SamplingOption] for each in members}
+
+
+def with_args(docstring: str, options: Mapping[str, SamplingOption]) -> str:
+    """Return a docstring with its Args section, from the help texts, before `Raises:`."""
+    before, raises, after = docstring.partition("    Raises:\n")
+    args = "".join(f"        {name}: {each.help}\n" for name, each in options.items())
+    return f"{before}    Args:\n{args}\n{raises}{after}"

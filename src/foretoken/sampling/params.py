@@ -33,7 +33,7 @@ from foretoken.sampling.checks import (
     as_strings,
     as_structured,
 )
-from foretoken.sampling.options import ApiField, declared, option
+from foretoken.sampling.options import ApiField, declared, option, with_args
 
 GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
 MAX_NEW_TOKENS = 64
@@ -66,10 +66,20 @@ class Standard(NamedTuple):
 class SamplingParams:
     """Sampling parameters of one request, in transformers' names; checked when made, hashable.
 
-    Where None is the default, None means what the model's generation config says, else off. For
-    numbers 0 or 1 switches a control off, as in transformers. Whole numbers and fractions of any
-    kind are taken, and kept as int and float; lists and mappings are kept as tuples. What each
-    control does, and in which order: docs/controls.md.
+    None as a default stands for the model's generation config, or off without one. For numbers 0 or
+    1 switches a control off, as in transformers. Whole numbers and fractions of any kind are taken,
+    and stored as int and float; lists and mappings are stored as tuples. The effect of each
+    control, and their order: docs/controls.md.
+
+    Raises:
+        InputError: A value is invalid.
+        RefusedError: Two options contradict one another.
+
+    Examples:
+        >>> import foretoken
+        >>> params = foretoken.SamplingParams(temperature=0.8, top_p=0.9, stop_strings=["\\n\\n"])
+        >>> params.greedy, params.top_p
+        (False, 0.9)
     """
 
     temperature: float = option(
@@ -314,10 +324,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """True where the temperature means argmax."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def standard(self) -> Standard:
+        """The options that turn logits into a distribution, with None read as off."""
         return Standard(
             self.temperature,
             self.top_k,
@@ -329,7 +341,11 @@ class SamplingParams:
         )
 
     def ids(self) -> dict[str, list[int]]:
-        """The ids that it names and that a text can hold, by the option that names them."""
+        """Return the ids that the options name and that a text can hold.
+
+        Returns:
+            Ids by the option that names them.
+        """
         ids_of = {
             name: IDS_IN[declaration.check](getattr(self, name))
             for name, declaration in OPTIONS.items()
@@ -447,6 +463,7 @@ def _agree(params: SamplingParams) -> None:
 
 
 OPTIONS = declared(SamplingParams)
+SamplingParams.__doc__ = with_args(SamplingParams.__doc__ or "", OPTIONS)
 FIELDS = tuple(OPTIONS)
 OPTIONAL = {field.name for field in fields(SamplingParams) if field.default is None}
 WRITABLE = tuple(name for name, each in OPTIONS.items() if each.panel)  # as text: not code

@@ -19,8 +19,21 @@ Inbox = asyncio.Queue[Event | Exception]
 
 
 class AsyncEngine:
-    """An `Engine` that steps by itself while its `async with` lasts; options as an Engine's, and
-    checked when that begins."""
+    """An `Engine` for asyncio, which steps by itself, in a thread, while its `async with` lasts.
+
+    Args:
+        spec: The Speculator, which can have one engine at a time.
+        **options: Options of `Engine`, checked when the `async with` begins.
+
+    Examples:
+        >>> import asyncio, foretoken
+        >>> async def main():
+        ...     async with foretoken.AsyncEngine(foretoken.load()) as engine:
+        ...         events = engine.stream("The captain looked", max_new_tokens=8, gamma=3)
+        ...         return "".join([event.text async for event in events])
+        >>> asyncio.run(main())
+        ' at the doctor, and the doctor said'
+    """
 
     def __init__(self, spec: Speculator, **options: Any) -> None:
         self._make = partial(Engine, spec, **options)
@@ -44,8 +57,21 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompts, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Event]:
-        """The events of one request, which takes what `Engine.add` does; the last has its
-        completion. Leaving the loop, or cancelling its task, frees the row within a step."""
+        """Run one request. Leaving the loop, or cancelling its task, frees its slot within a step.
+
+        Args:
+            prompt: As `Engine.add` takes it.
+            params: As `Engine.add` takes them.
+            **options: Other options of `Engine.add`.
+
+        Yields:
+            The request's events; the last has its completion.
+
+        Raises:
+            InputError: The request is invalid, or the engine does not run.
+            BusyError: Too many requests wait already.
+            RefusedError: As in `Engine.add`.
+        """
         self._require_running()
         assert self._loop is not None
         if asyncio.get_running_loop() is not self._loop:
@@ -65,7 +91,14 @@ class AsyncEngine:
             adding.add_done_callback(lambda _: self._forget(inbox))
 
     def stats(self) -> EngineStats:
-        """What the engine has done."""
+        """Return a copy of the engine's counters.
+
+        Returns:
+            The counters.
+
+        Raises:
+            InputError: The engine does not run.
+        """
         self._require_running()
         return self._engine.stats()
 

@@ -16,7 +16,8 @@ from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
 from foretoken.models.base import longest
 from foretoken.options import Prompt, Prompts, check
-from foretoken.request import Begun, Completion, FinishReason, Piece, Request, StepRecord
+from foretoken.records import Begun, StepRecord
+from foretoken.request import Completion, FinishReason, Piece, Request
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
@@ -25,49 +26,103 @@ from foretoken.speculator import Speculator
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a step added to a request's text. The last one has the completion, which the texts and
-    tokens of all concatenate to."""
+    """New text of a request, of one step.
+
+    Attributes:
+        id: The request.
+        text: The text that was added; None without a tokenizer.
+        tokens: The ids that were added.
+        logprobs: Of these tokens, where they were asked for.
+        finish_reason: None but in the request's last event.
+        completion: The result, in the last event: texts and tokens of all events concatenate to it.
+        steps: Records of the step, most often one.
+        error: The error behind a finish_reason "error".
+
+    Examples:
+        >>> import foretoken
+        >>> with foretoken.Engine(foretoken.load(draft="none")) as engine:
+        ...     id = engine.add("The captain looked", max_new_tokens=1, gamma=0)
+        ...     (event,) = engine.step()
+        >>> event.id == id, event.text, event.finish_reason
+        (True, ' at', 'length')
+    """
 
     id: int
-    text: str | None  # None without a tokenizer
+    text: str | None
     tokens: list[int]
     logprobs: list[Logprobs] | None = None
     finish_reason: FinishReason | None = None
     completion: Completion | None = None
-    steps: list[StepRecord] = field(default_factory=list[StepRecord])  # most often one
-    error: RefusedError | None = None  # behind a finish_reason "error"
+    steps: list[StepRecord] = field(default_factory=list[StepRecord])
+    error: RefusedError | None = None
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """What an engine has done since it was made, and does."""
+    """Counters of an engine.
 
-    running: int = 0  # requests that have begun
-    waiting: int = 0  # and those that have not
-    finished: int = 0  # requests, those with an error included
+    Attributes:
+        running: Requests that have begun, and whose last event is still to come.
+        waiting: Requests that have not begun.
+        finished: Requests that have ended, those with an error included.
+        aborted: Requests that were dropped.
+        preempted: Times that a sequence had to wait again, as memory ran short.
+        steps: Steps taken.
+        tokens: New tokens of its requests.
+
+    Examples:
+        >>> import foretoken
+        >>> with foretoken.Engine(foretoken.load()) as engine:
+        ...     id = engine.add("The captain looked", max_new_tokens=4, gamma=3)
+        ...     engine.stats().waiting
+        1
+    """
+
+    running: int = 0
+    waiting: int = 0
+    finished: int = 0
     aborted: int = 0
-    preempted: int = 0  # times that a row had to wait again, as memory ran short
+    preempted: int = 0
     steps: int = 0
-    tokens: int = 0  # new ones, of its requests
+    tokens: int = 0
 
 
 class Engine:
-    """Requests through one Speculator: at most `max_rows` at a time, first come, first served;
-    beyond them `max_waiting` may wait. rule, lenience: as `generate` takes them, for requests that
-    name none.
+    """Continuous batching through one Speculator: requests join and leave at any step.
 
-    max_length: tokens of a text at most, its prompt included; by itself what the model can hold.
-    kv_memory: bytes for keys and values of target and draft together; rows that it is too small for
-    wait, and the youngest waits again where texts outgrow it. By itself what max_rows need, and up
-    to 1 GB for prefix_cache.
+    At most `max_rows` requests run at a time, first come, first served. A request's distribution is
+    what it is alone, whatever the others; its text too where arithmetic does not depend on the
+    batch (docs/exact.md). `add` and `abort` may be called by any thread.
 
-    prefix_cache: keep what was read of texts, where the runtime can (OpenVINO's paged attention),
-    for others that begin alike, and what was said, for lookup to copy from (docs/engine.md). In
-    float32 and below it may be rounded otherwise than read anew.
+    Args:
+        spec: The Speculator, which can have one engine at a time.
+        max_rows: Requests that run at a time.
+        max_length: Tokens of a text at most, its prompt included; None is what the model can hold.
+        kv_memory: Bytes for keys and values of target and draft together. Requests that it is too
+            small for wait, and the youngest waits again where texts outgrow it. None is what
+            max_rows need, and up to 1 GB for prefix_cache.
+        max_waiting: Requests that may wait.
+        prefix_cache: True keeps what was read of texts, where the backend can (OpenVINO's paged
+            attention), for others that begin alike, and outputs for look-up to copy from
+            (docs/engine.md). In float32 and below it may be rounded differently from a fresh
+            prefill.
+        rule: The acceptance method of requests that name none, as `generate` takes it.
+        lenience: The lenience of requests that name none, as `generate` takes it.
 
-    A request's law is what it is alone, whatever its mates; its text too where arithmetic does not
-    depend on the batch (docs/exact.md). `add` and `abort` may be called by any thread. Raises
-    InputError for models that have an engine already.
+    Raises:
+        InputError: An option is invalid, or the models have an engine already.
+
+    Examples:
+        >>> import foretoken
+        >>> texts = {}
+        >>> with foretoken.Engine(foretoken.load()) as engine:
+        ...     for prompt in ("The captain looked", "It was a cold"):
+        ...         texts[engine.add(prompt, max_new_tokens=8, gamma=3)] = ""
+        ...     while engine.running or engine.waiting:
+        ...         for event in engine.step():
+        ...             texts[event.id] += event.text
+        >>> texts[0]
+        ' at the doctor, and the doctor said'
     """
 
     def __init__(
@@ -125,16 +180,36 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> int:
-        """Take a request on: one prompt, with what `generate` takes; its id. cache_salt: what is
-        read of it serves requests of the same salt only. priority: requests of a greater one are
-        taken on first, and others leave before them where memory runs short. rule, lenience: a
-        request with others than those that run waits until these are done. prediction: what the
-        text is expected to be, which is guessed before the drafter is asked; it changes no law.
-        begun: what another engine has written for the same request; the text goes on as it would
-        have there, and events tell of what is new.
+        """Add a request.
 
-        InputError for what no text can follow from and for what can never fit, BusyError for a full
-        queue, RefusedError for several texts of one request.
+        Args:
+            prompt: One prompt, as `Speculator.generate` takes it.
+            params: Its sampling params.
+            gamma: As `generate` takes it.
+            seed: An int, or the pair of an earlier completion.
+            rule: As `generate` takes it; None is the engine's. A request with another one than
+                those that run waits until these are done.
+            lenience: As `generate` takes it; None is the engine's. As with `rule`, it may have to
+                wait.
+            cache_salt: What is read of the request serves requests of the same salt only.
+            priority: Requests of a greater one are admitted first, and others leave before them
+                where memory runs short.
+            prediction: The expected text, or its ids, drafted before the drafter is asked; it does
+                not change the distribution.
+            begun: What another engine has written for the same request; the text continues as it
+                would have there, and events tell of what is new.
+            chat_template: As `generate` takes it.
+            chat_template_kwargs: As `generate` takes them.
+            **controls: Fields of SamplingParams, in place of `params`.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            InputError: The request is invalid, or can never fit.
+            BusyError: `max_waiting` requests wait already.
+            RefusedError: The request asks for several texts, or for what cannot be followed
+                exactly.
         """
         self._require_open()
         if len(self._entries) >= self._scheduler.most + self._max_waiting:
@@ -194,8 +269,15 @@ class Engine:
         return request.limit if most is None else min(request.limit, most - prompt)
 
     def step(self) -> list[Event]:
-        """Advance all that run by a step; what it added, request by request. [] where nothing runs
-        or waits. A request that fails says so in its event, others go on."""
+        """Advance all running requests by a step.
+
+        Returns:
+            Its events, request by request; [] where nothing runs or waits. A request that fails
+            says so in its event, and the others go on.
+
+        Raises:
+            InputError: The engine is closed.
+        """
         self._require_open()
         self._scheduler.refuse_inner()
         try:
@@ -207,7 +289,14 @@ class Engine:
         return [event for event in events if event is not None]
 
     def abort(self, id: int) -> None:
-        """Drop a request, wherever it is. InputError for one that is unknown or finished."""
+        """Drop a request, wherever it is.
+
+        Args:
+            id: The request.
+
+        Raises:
+            InputError: The request is unknown or finished.
+        """
         entry = self._entries.pop(id, None)
         if entry is None:
             raise InputError(f"request {shown(id)} is unknown or finished; give an id that runs")
@@ -236,12 +325,16 @@ class Engine:
         return sum(not entry.row.began for entry in list(self._entries.values()))
 
     def stats(self) -> EngineStats:
-        """A copy."""
+        """Return a copy of the engine's counters.
+
+        Returns:
+            The counters.
+        """
         preempted = self._scheduler.preempted
         return replace(self._stats, running=self.running, waiting=self.waiting, preempted=preempted)
 
     def close(self) -> None:
-        """Drop all requests; the Speculator may have another engine then."""
+        """Drop all requests; the Speculator can have another engine afterwards."""
         self._scheduler.refuse_inner()
         self._closed = True
         if not self._released:  # broken off, it is gone on with by the next call

@@ -38,14 +38,39 @@ def attach(
     strict: bool = False,
     **options: Any,
 ) -> Speculator:
-    """Make `model.generate` speculative, and return the Speculator that it uses.
+    """Make `model.generate` speculative.
 
-    draft, options: as `load` takes them. From now on `model.generate(...)` is
-    `model.generate(..., custom_generate=spec)`, unless the call has a `custom_generate` of its own.
-    A call that a Speculator does not decode (`Speculator.__call__` says which), such as one with
-    num_beams=3, goes to the `generate` that was there before, with one line at INFO from the logger
-    "foretoken" that says why; strict=True raises a ForeignError instead. Attaching again
-    replaces the draft, `detach` takes it back. A copy of the model has to be attached itself.
+    From now on `model.generate(...)` is `model.generate(..., custom_generate=spec)`, unless the
+    call has a `custom_generate` of its own. Attaching again replaces the draft. A copy of the model
+    has to be attached itself.
+
+    Args:
+        model: A model of transformers in memory.
+        draft: As `load` takes it.
+        strict: What becomes of a call that a Speculator cannot decode (`Speculator.__call__` says
+            which), such as one with num_beams=3. False hands it to the `generate` that was there
+            before, and the logger "foretoken" says why at INFO; True raises ForeignError.
+        **options: Options of `load`.
+
+    Returns:
+        The Speculator that `model.generate` uses.
+
+    Raises:
+        InputError: An option is unknown or invalid, or `model` has no `generate`.
+        RefusedError: A model or a pair that cannot be decoded exactly.
+
+    Examples:
+        >>> import foretoken, torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+        >>> config = LlamaConfig(vocab_size=64, num_hidden_layers=1, **shape)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> spec = foretoken.attach(model, draft="lookup")
+        >>> out = model.generate(
+        ...     torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False, num_assistant_tokens=2
+        ... )
+        >>> out.shape
+        torch.Size([1, 7])
     """
     model = cast(Any, unwrapped(model, "model"))
     if not isinstance(strict, bool):
@@ -148,9 +173,9 @@ def _speculative(
 
 
 def _reached(error: Exception) -> bool:
-    """Whether it was raised by a Speculator, rather than by what transformers prepares for one:
-    without one, it may succeed (it hides the call's tokenizer from a custom_generate, which
-    token_healing and a config's stop_strings need)."""
+    """Tell whether the error was raised by a Speculator, rather than by transformers' preparations
+    for one: without one, the call may succeed (transformers hides the call's tokenizer from a
+    custom_generate, which token_healing and a config's stop_strings need)."""
     frames = walk_tb(error.__traceback__)
     return any(frame.f_code is Speculator.__call__.__code__ for frame, _ in frames)
 
@@ -165,7 +190,21 @@ def _end_by_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Give the model back the `generate` that it had before `attach`; without one, do nothing."""
+    """Give a model back the `generate` that it had before `attach`; without one, do nothing.
+
+    Args:
+        model: A model of transformers in memory.
+
+    Examples:
+        >>> import foretoken
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=1, **shape))
+        >>> spec = foretoken.attach(model, draft="lookup")
+        >>> foretoken.detach(model)
+        >>> "generate" in vars(model)
+        False
+    """
     model = cast(Any, unwrapped(model, "model"))
     method: Any = vars(model).get("generate")
     if not hasattr(method, MARK):

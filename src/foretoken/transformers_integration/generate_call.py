@@ -1,4 +1,4 @@
-"""What transformers' `generate` hands to a decoding method, as requests of our own.
+"""A call of transformers' `generate` as requests of our own.
 
 By then the generation config is complete, processors and criteria are built from it, rows are
 padded and repeated, an encoder has run. What the config explains becomes our own controls, which
@@ -68,7 +68,7 @@ class GenerateCall:
 
     @property
     def reports(self) -> bool:
-        """Whether scores or logits are to be returned."""
+        """True where scores or logits are to be returned."""
         config = self.config
         return bool(
             config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -79,7 +79,7 @@ class GenerateCall:
         return bool(self.config.do_sample)
 
     def prompts(self) -> list[list[int]]:
-        """What each row continues, without its padding."""
+        """The ids that each row continues, without its padding."""
         mask = self.rest.get("decoder_attention_mask" if self.encoder_decoder else "attention_mask")
         keep = _mask(self.ids, mask)
         if not bool(keep[:, -1].all()) or bool((keep[:, 1:] < keep[:, :-1]).any()):
@@ -94,8 +94,8 @@ class GenerateCall:
         return [row[kept].tolist() for row, kept in zip(self.ids, keep, strict=True)]
 
     def sources(self) -> list[tuple[list[int], Tensor]]:
-        """What the encoder has read for each row, without padding, and its states there `[n, H]`.
-        ForeignError where it was given no ids."""
+        """Return the ids that the encoder has read for each row, without padding, and its states
+        there `[n, H]`. ForeignError where it was given no ids."""
         inputs = self.inputs
         if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
             raise ForeignError("the encoder was given no input_ids; give these, and nothing else")
@@ -189,7 +189,7 @@ class GenerateCall:
         )
 
     def _own_processors(self) -> list[Any]:
-        """Those that the config does not explain."""
+        """Return the processors that the config does not explain."""
         first = self.ids if self.inputs is None else self.inputs
         build: Any = self.model._get_logits_processor
         built = build(
@@ -206,7 +206,7 @@ class GenerateCall:
         return processors
 
     def _own_criteria(self) -> list[Any]:
-        """Those that the config does not explain; lengths are ours to count."""
+        """Return the criteria that the config does not explain; lengths are ours to count."""
         processors: list[Any] = []
         explained = not self.eos()
         for each in self.criteria:
@@ -216,6 +216,7 @@ class GenerateCall:
             elif name != "MaxLengthCriteria":
                 processors.append(each)
         _require_own(processors)
+        self._require_no_scores(processors)
         if not explained:
             raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
         if processors and not self.eos() and len(self.ids) > 1:
@@ -224,6 +225,20 @@ class GenerateCall:
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
         return processors
+
+    def _require_no_scores(self, criteria: Sequence[Any]) -> None:
+        """Raise ForeignError for a user's criterion that `generate` would hand the scores.
+
+        Criteria run as each token is accepted, before scores exist for the call. Those of
+        transformers do not read them.
+        """
+        told = self.config.return_dict_in_generate and self.config.output_scores
+        for each in criteria if told else ():
+            if not type(each).__module__.startswith("transformers."):
+                raise ForeignError(
+                    f"{type(each).__name__} may read the scores that output_scores=True makes, "
+                    "which criteria do not get here; leave one of them out"
+                )
 
 
 def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:

@@ -25,7 +25,7 @@ class StreamedRows:
         self.streamer, self.row, self.sent = streamer, rows[0], 0
 
     def put(self) -> None:
-        """What is new."""
+        """Hand the new tokens to the streamer."""
         if self.streamer is not None:
             tokens = self.row.new_tokens[self.sent :]
             for token in tokens:
@@ -78,7 +78,7 @@ def _raw(row: Row) -> Tensor:
 
 
 def _scores(row: Row, handed: GenerateCall) -> Tensor:
-    """What transformers' processors would leave of a row's logits."""
+    """Return the scores that transformers' processors would leave of a row's logits."""
     scores = torch.cat([block.shaped for block in row.seen or ()])
     if handed.samples:
         scores = warped(scores, row.request.params)

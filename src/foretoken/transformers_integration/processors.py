@@ -88,7 +88,7 @@ def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two processors are of one class and hold the same values."""
+    """Tell whether two processors are of one class and hold the same values."""
     if type(a) is not type(b) or vars(a).keys() != vars(b).keys():
         return False
     return all(_equal(value, vars(b)[name]) for name, value in vars(a).items())

@@ -1,4 +1,4 @@
-"""What of a call of transformers' `generate` is not followed here: refused by name.
+"""Rejects arguments of `generate` that foretoken does not support, naming each.
 
 Everything refused is a ForeignError and is told before a row runs or a number is drawn, so that
 `attach` can leave the call to transformers."""

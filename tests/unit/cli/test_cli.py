@@ -301,8 +301,7 @@ def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
         (["--rule", "none"], "rule is 'none'"),
         (["--lenience", "0"], "lenience is 0.0; give a number from 1e-30 to 1"),
         (["--dtype", "float31"], "dtype is 'float31'"),
-        (["--tensor-parallel", "0"], "tensor_parallel is 0; give 1 (this process alone) or more"),
-        (["--tensor-parallel", "2", "--dtype", "int8"], "on torch and CPUs, without dtype='int8'"),
+        (["--tensor-parallel", "2"], "--tensor-parallel is gone: a target runs in one process"),
     ],
 )
 def test_bad_values_fail_before_a_model_is_read(run, args, says):
@@ -355,14 +354,6 @@ def test_help_lists_what_there_is(run):
 def test_a_command_that_moved_names_its_new_place(run, moved):
     mistake(run(*moved, "--help"), f"run foretoken-lab {' '.join(moved)}")
     mistake(run("bench", "serve", "--ignore-eos"), "run guidellm benchmark")
-
-
-def test_torchrun_starts_no_more_than_is_used(run, monkeypatch):
-    """Else the other ranks would wait for this one."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("RANK", "0")
-    mistake(run("generate", "text"), "torchrun starts ranks; give --tensor-parallel")
-    mistake(run("serve", "--tensor-parallel", "2"), "starts the ranks of its engine")
 
 
 def test_an_unknown_option_is_a_usage_error(run):

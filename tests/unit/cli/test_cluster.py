@@ -20,12 +20,7 @@ FILE = ("--prompt-file", "no-such-file", "--output", "out.jsonl")
         (("serve", "--replicas", "2", "--threads", "0"), "--threads is 0"),
         (("serve", "--threads", "2"), "--threads is for replicas; give --replicas"),
         (("serve", "--ray", ""), "--ray is empty"),
-        (("serve", "--replicas", "2", "--tensor-parallel", "2"), "have a whole target each"),
         (("generate", "hi", "--replicas", "2"), "--ray and --replicas are for files"),
-        (
-            ("generate", "hi", "--ray", "auto", "--tensor-parallel", "2"),
-            "--tensor-parallel is 2, but workers on Ray have a whole",
-        ),
         (("generate", *FILE, "--replicas", "-1"), "--replicas is -1"),
     ],
 )

@@ -27,7 +27,7 @@ def test_a_command_and_what_is_to_be_known_of_it(console: Run):
 def test_a_plan_is_exported(console: Run, tmp_path: Path):
     path = tmp_path / "m.json"
     path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", temperature=1.0)))
-    gamma = json.loads(console("plan", path, "--json").out)["gamma"]
+    gamma = json.loads(console("measure", path, "--json").out)["gamma"]
     assert gamma > 0
     result = console("export", "vllm", path)
     assert f'"num_speculative_tokens": {gamma}, "draft_sample_method"' in result.out
@@ -39,7 +39,7 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
     for arguments, message in (
         (("trt", *GIVEN), "system is 'trt'; give one of vllm, sglang"),
         (("vllm", "--target", "a/t", "--gamma", 4), "a target of yours needs --draft"),
-        (("vllm", "--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken plan picks"),
+        (("vllm", "--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken measure picks"),
         (("vllm", "--target", tmp_path, "--draft", "b/d", "--gamma", 1), "an encoder-decoder"),
         (("vllm", "--target", "a/t", "--draft", "none", "--gamma", 3), "gamma is 3 with --draft"),
         (("vllm", "m.json", *GIVEN), "not both"),

@@ -1,4 +1,4 @@
-"""`foretoken measure` and `foretoken plan` as a user meets them."""
+"""`foretoken measure` as a user meets it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):
         "a step at gamma 2 ",
         "floor of a pass",
         "gamma 2 measured: ",
-        f"{out}: plan with `foretoken plan {out}`",
+        f"{out}: compare with `foretoken measure {out} OTHER`",
     ):
         assert says in printed.out
     assert [path.name for path in tmp_path.iterdir()] == ["m.json"]
@@ -63,9 +63,11 @@ def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):
     assert saved["options"]["target"] == str(base / "target") and saved["machine"]["cores"] > 0
     assert [len(one["overlaps"]) for one in saved["prompts"]] == [8, 8, 8]
 
-    plan = run("plan", out)
+    plan = run("measure", out)
     assert plan.code == 0 and plan.err == "" and "speculate" in plan.out
-    report = json.loads(run("plan", out, "--json").out)
+    advice = plan.out[plan.out.index("speculate") :]
+    assert advice in printed.out  # one measurement advises as a comparison does
+    report = json.loads(run("measure", out, "--json").out)
     assert report["command"] in plan.out and f"--gamma {report['gamma']}" in report["command"]
     (candidate,) = report["candidates"]
     assert candidate["draft"] == str(base / "draft")
@@ -86,7 +88,7 @@ def test_what_is_printed_fits_the_terminal(monkeypatch, capsys, tmp_path, run, w
         files[-1].write_text(json.dumps(content))
         sheet.show(load(files[-1]), page())
         shown += capsys.readouterr().out
-    plan = run("plan", *files)
+    plan = run("measure", *files)
     shown += plan.out
     assert plan.code == 0 and "run, best" in shown
     assert all(len(line) <= width for line in shown.splitlines()) and "…" not in shown
@@ -119,10 +121,10 @@ def test_what_other_processes_took_is_said_and_saved(run, base, tmp_path, monkey
     assert SAID in run("measure", *pair(base, "--limit", 2, "--out", out)).out
     saved = json.loads(out.read_text())
     assert saved["others"] == 0.23 and len(saved["prompts"]) == 2
-    assert f"draft: {SAID}" in run("plan", out).out
-    assert json.loads(run("plan", out, "--json").out)["candidates"][0]["others"] == 0.23
+    assert f"draft: {SAID}" in run("measure", out).out
+    assert json.loads(run("measure", out, "--json").out)["candidates"][0]["others"] == 0.23
     out.write_text(json.dumps(saved | {"others": 0.05}))
-    assert "other processes" not in run("plan", out).out
+    assert "other processes" not in run("measure", out).out
 
 
 def test_ids_and_copies(run, base):
@@ -134,7 +136,7 @@ def test_ids_and_copies(run, base):
 
 
 def test_drafts_are_measured_and_planned(run, base):
-    result = run("plan", *pair(base, "--draft", "uniform", "--draft", "lookup", "--json"))
+    result = run("measure", *pair(base, "--draft", "uniform", "--draft", "lookup", "--json"))
     report = json.loads(result.out)
     names = [one["draft"] for one in report["candidates"]]
     assert sorted(names) == sorted([str(base / "draft"), "uniform", "lookup"])
@@ -145,7 +147,7 @@ def test_drafts_are_measured_and_planned(run, base):
 @pytest.mark.openvino
 def test_a_target_s_own_copies_are_planned(run, base):
     args = ("--target", base / "bare", "--prompts", base / "ids.jsonl", "--limit", 2)
-    result = run("plan", "--self", *args, "--max-new-tokens", 8, "--json")
+    result = run("measure", "--self", *args, "--max-new-tokens", 8, "--json")
     assert result.code == 0, result.err
     names = {one["draft"] for one in json.loads(result.out)["candidates"]}
     assert names == {"self:int4", "self:int8", "lookup"}
@@ -175,12 +177,12 @@ def test_a_plan_from_files_written_by_hand(run, tmp_path):
     fast, slow = ({"tokens": 3, "speedup": speedup} for speedup in (4 / 3, 0.73))
     good.write_text(json.dumps(document([0.5, 0.5], 0.1, draft="lookup", **fast)))
     bad.write_text(json.dumps(document([0.1], 0.5, draft="[red]uniform", **slow)))
-    result = run("plan", bad, good)
+    result = run("measure", bad, good)
     assert "speculate with lookup, gamma 2: 1.33x ± 0.00\n" in result.out
     config = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 8, '
     assert f"vLLM --speculative-config: {config}" in result.out
     assert "--draft lookup --gamma 2" in result.out
-    result = run("plan", bad)
+    result = run("measure", bad)
     assert "do not speculate: the best draft is predicted to give 0." in result.out
     assert "[red]uniform" in result.out and "--gamma 0" in result.out
     assert "vLLM --speculative-config: none, decode plainly\n" in result.out
@@ -198,10 +200,13 @@ def test_mistakes_are_told_before_models_are_loaded(run, base, tmp_path):
     mistake(run("measure", *args, "--out", tmp_path / "no" / "m"), "there is no folder")
     mistake(run("measure", "--prompts", tmp_path / "no.txt"), "no.txt cannot be read")
     mistake(run("measure", *args), "is no folder")
-    mistake(run("plan"), "give files of foretoken measure --out, or --prompts")
-    mistake(run("plan", "a.json", "--draft", "lookup"), "not both")
-    mistake(run("plan", tmp_path / "no.json"), "no.json; make it with foretoken measure")
+    mistake(run("measure"), "give files of foretoken measure --out, or --prompts")
+    mistake(run("measure", "a.json", "--draft", "lookup"), "--draft is for measuring; give files")
+    two = (*args, "--draft", "lookup", "--draft", "uniform")
+    mistake(run("measure", *two, "--out", tmp_path / "m"), "--out is for one draft")
+    mistake(run("measure", *two, "--rows", 2), "--rows is for one draft")
+    mistake(run("measure", tmp_path / "no.json"), "no.json; make it with foretoken measure")
     (tmp_path / "cut.json").write_text(json.dumps(document([0.5], 0.1))[:300])
-    mistake(run("plan", tmp_path / "cut.json"), "cut.json cannot be read as a measurement")
+    mistake(run("measure", tmp_path / "cut.json"), "cut.json cannot be read as a measurement")
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    mistake(run("plan", tmp_path / "deep.json"), "a measurement: it nests too deeply")
+    mistake(run("measure", tmp_path / "deep.json"), "a measurement: it nests too deeply")

@@ -50,7 +50,7 @@ def options(run: Run, *command: str) -> set[str]:
     return shown & (READING | PLACING | OF_PAIRS)
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "measure", "plan", "bench", "certify"])
+@pytest.mark.parametrize("command", ["generate", "chat", "measure", "bench", "certify"])
 def test_commands_with_a_pair_take_all(run, command):
     assert options(run, command) == READING | PLACING | OF_PAIRS
 
@@ -75,7 +75,6 @@ def commands(base: Path, tmp_path: Path) -> dict[str, tuple[object, ...]]:
     return {
         "generate": ("generate", "It was", *pair, *SHORT),
         "measure": ("measure", *pair, *file, *SHORT, *FEW),
-        "plan": ("plan", *pair, *file, *SHORT, *FEW, "--json"),
         "bench": ("bench", *pair, *file, *SHORT, "--gamma", 2, "--repeats", 1, "--json"),
         "samples": ("train", "samples", *of_text, "--tokens", 20, "--out", tmp_path / "s.txt"),
         "ngram": ("train", "ngram", *counted, "--out", tmp_path / "n"),
@@ -84,7 +83,7 @@ def commands(base: Path, tmp_path: Path) -> dict[str, tuple[object, ...]]:
     }
 
 
-NAMES = ("generate", "measure", "plan", "bench", "samples", "ngram", "heads", "distill")
+NAMES = ("generate", "measure", "bench", "samples", "ngram", "heads", "distill")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,8 +95,8 @@ def test_a_setting_is_refused_with_a_remedy_that_the_command_has(run, base, comm
     result = run(*commands[name], *words, "--ignore-generation-config")
     assert result.code == 0, result.err
     again = f"--tokenizer {base / 'words'} --ignore-generation-config"
-    if name == "plan":  # what was measured so is generated so
-        assert again in json.loads(result.out)["command"]
+    if name == "measure":  # what was measured so is generated so
+        assert again in " ".join(result.out.split())
     elif name in ("ngram", "heads", "distill"):
         assert again in result.out
 
@@ -124,11 +123,11 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
     run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
     on = {"trust_remote_code": True, "exact_shapes": True, "generation_config": "ignore"}
-    on |= {"tensor_parallel": 1}  # more is refused beside these
     assert seen == arguments | on | {"target": str(tmp_path), "draft": "d"}
     seen.clear()
     run("generate", "text")
-    in_memory = {"same_tokenizer"}  # of models that a command line cannot name
+    # of models that a command line cannot name, and what is refused
+    in_memory = {"same_tokenizer", "tensor_parallel"}
     assert seen == {one.name: one.default for one in parameters if one.name not in in_memory}
 
 
@@ -136,13 +135,13 @@ def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
     pair = ("--target", base / "draft", "--draft", "lookup", "--prompts", base / "prompts.txt")
     arguments = (*SHORT, *FEW, "--exact-shapes", "--out", tmp_path / "m.json")
     assert run("measure", *pair, *arguments).code == 0
-    plan = json.loads(run("plan", tmp_path / "m.json", "--json").out)
+    plan = json.loads(run("measure", tmp_path / "m.json", "--json").out)
     assert plan["command"].endswith("--max-new-tokens 6 --exact-shapes")
 
 
 def test_options_without_a_model_to_load(run, base, tmp_path):
     mistake(run("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
-    mistake(run("plan", tmp_path / "m.json", "--dtype", "int8"), "options of loading; not both")
+    mistake(run("measure", tmp_path / "m.json", "--dtype", "int8"), "--dtype is for measuring")
     result = run("doctor", base / "draft", "--runtime", "transformers", "--json")
     assert json.loads(result.out)["why"].startswith("it was asked for")
 

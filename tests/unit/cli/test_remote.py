@@ -4,12 +4,16 @@ of ours in tests/e2e/test_clients.py."""
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 
-from foreign import Answer, body, chat, event, refusal, replaying, said, streamed
-from foretoken.cli.remote import remote
+from foreign import Answer, Foreign, body, chat, event, refusal, replaying, said, streamed
+from foretoken.cli import remote as module
+from foretoken.cli.remote import connected, get, place, remote
 from foretoken.cli.sources import ChatReply, ReplyToken, TextError
 from foretoken.errors import InputError
 
@@ -168,7 +172,7 @@ def test_the_key_is_sent_and_asked_for():
         (refusal(503, "loading"), TextError, "^loading$"),
         (refusal(503, "loading", Retry_After="3600"), TextError, "^loading$"),
         (refusal(429, "full", Retry_After="soon"), TextError, "^full$"),
-        (body({"choices": []}), TextError, "broke off: Expected response with content type"),
+        (body({"choices": []}), TextError, "broke off before the text's end"),
         (streamed(chat("a"), {"error": {"message": "out of rows"}}), TextError, "^out of rows$"),
         (streamed({"error": "plain words"}), TextError, "^plain words$"),
         (streamed(chat("a")), TextError, "broke off before the text's end"),
@@ -242,3 +246,75 @@ def test_requests_are_json_in_utf8():
     path, payload, headers = server.requests[-1]
     assert headers["content-type"] == "application/json" and json.dumps(payload)
     assert payload["messages"][0]["content"] == "naïve \U0001f600"
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited, without waiting."""
+    slept: list[float] = []
+    monkeypatch.setattr(module, "sleep", slept.append)
+    return slept
+
+
+def text(server: Foreign) -> str:
+    with opened(server.url) as source:
+        return answered(source)[0]
+
+
+def test_a_server_that_says_when_to_come_again(naps, capsys):
+    at = datetime.now(UTC) + timedelta(seconds=40)
+    later = [refusal(503, "the engine is loading", Retry_After="5")]
+    later += [refusal(429, "full", Retry_After=format_datetime(at, usegmt=True)), said("a")]
+    with replaying(chat=later) as server:
+        assert text(server) == "a"
+    assert naps[0] == 5 and 30 < naps[1] <= 40
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "the engine is loading; again in 5 s" and len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("after", "waits"), [("50", [50, 50]), ("3600", []), ("soon", []), ("0", [1] * 120)]
+)
+def test_patience_ends(naps, after, waits):
+    with replaying(chat=[refusal(503, "loading", Retry_After=after)]) as server:
+        with pytest.raises(TextError, match="^loading$"):
+            text(server)
+    assert naps == waits
+
+
+def test_silence_ends(monkeypatch):
+    monkeypatch.setattr(module, "SILENCE", 0.2)
+    with replaying(chat=[streamed(chat("a"), None)]) as server:
+        with pytest.raises(TextError, match=f"^{server.url} said nothing for 0.2 s$"):
+            text(server)
+
+
+def test_objects_only():
+    with replaying(speculation=[body({"a": 1}), body([1])]) as server:
+        with connected(f"{server.url}/v1/", "key") as client:
+            assert place(client) == server.url
+            assert [get(client, "/speculation") for _ in range(2)] == [{"a": 1}, {}]
+    assert server.requests[0][2]["authorization"] == "Bearer key"
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "says"),
+    [
+        ("localhost:8000", None, "url is 'localhost:8000'; give one such as http://127.0.0.1:8000"),
+        ("ftp://x", None, "give one such as"),
+        ("http://", None, "give one such as"),
+        ("http://x:port", None, "url is 'http://x:port': "),
+        ("http://127.0.0.1:9", None, "http://127.0.0.1:9 cannot be reached: "),
+        ("http://127.0.0.1:9", "a\nb", "the API key holds characters that no header can"),
+    ],
+)
+def test_what_leads_nowhere(url, key, says):
+    with pytest.raises(InputError) as error, connected(url, key) as client:
+        get(client, "/models")
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(InputError, match=r"needs openai, .* pip install 'foretoken\[client\]'"):
+        connected("http://127.0.0.1:9", None)

@@ -10,7 +10,7 @@ import pytest
 from foretoken.costing import costs
 from foretoken.costing.costs import Costs, at, dearest, kind, parsed
 from foretoken.costing.gamma import Past, allot, prices_of
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 
 

@@ -20,7 +20,8 @@ from foretoken.costing.gamma import (
     prices_of,
     single,
 )
-from foretoken.request import Request, Row, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.theory import optimal_gamma

@@ -15,7 +15,8 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import RefusedError
 from foretoken.models.table import Law, TableModel
-from foretoken.request import Request, Row, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import Sampled
 from foretoken.sampling.keys import RowKey

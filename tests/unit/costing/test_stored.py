@@ -28,7 +28,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.stock.causal import CausalModel
 from foretoken.models.table import TableModel
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered
 from tiny import llama
 

@@ -6,7 +6,8 @@ import pytest
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.table import TableModel
-from foretoken.request import Completion, Stats, StepRecord
+from foretoken.records import Stats, StepRecord
+from foretoken.request import Completion
 from foretoken.speculator import Speculator
 from foretoken_lab.turns import by_prompt, in_turn, seconds_per_token, tokens_per_call, way
 from oracle import random_model

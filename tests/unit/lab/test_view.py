@@ -18,7 +18,7 @@ from foretoken.lab.view import (
     trace,
 )
 from foretoken.models.stock.causal import CausalModel
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.speculator import Speculator
 from tiny import byte_level, llama
 

@@ -169,7 +169,7 @@ def test_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     placed = at(path, dtype="float64")
     assert placed.model.runtime == "transformers" and "no float64" in placed.why
     assert at(path, runtime="transformers").why.startswith("it was asked for")
-    with pytest.raises(RefusedError, match="no float64"):
+    with pytest.raises(RefusedError, match="no float64; leave runtime at 'auto'"):
         at(path, dtype="float64", runtime="openvino")
     monkeypatch.setitem(sys.modules, "openvino", None)
     for module in [
@@ -179,9 +179,9 @@ def test_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("foretoken.models.openvino.conversion")
     placed = at(path)
     assert placed.model.runtime == "transformers" and "cannot be used" in placed.why
-    with pytest.raises(RefusedError, match="OpenVINO cannot be used"):
+    with pytest.raises(RefusedError, match="OpenVINO cannot be used.*; leave runtime at 'auto'"):
         at(path, runtime="openvino")
-    with pytest.raises(RefusedError, match="OpenVINO cannot be used"):
+    with pytest.raises(RefusedError, match="OpenVINO cannot be used.*; give dtype='float32'"):
         at(path, dtype="int8")
 
 

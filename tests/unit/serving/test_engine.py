@@ -14,7 +14,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
-from foretoken.request import Begun
+from foretoken.records import Begun
 from oracle import random_model
 from tiny import byte_level
 

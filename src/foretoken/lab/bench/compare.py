@@ -11,7 +11,8 @@ from foretoken import theory
 from foretoken.costing import contention
 from foretoken.costing.costs import of
 from foretoken.lab.uninterrupted import uninterrupted
-from foretoken.request import Completion, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Completion
 from foretoken.speculator import Prompt, Speculator
 
 FEW = 8  # guesses of all runs: from fewer neither alpha nor what they cost is known

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from foretoken import theory
 from foretoken.lab.bench.race import OWN, Gamma, Key, RaceRun, RaceTask, Round
 from foretoken.lab.estimate import Spread, spread
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 
 PLAIN: Key = (OWN, 0)
 AUTOMATIC: Key = (OWN, None)

@@ -22,7 +22,8 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.lab.machine import cores
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
-from foretoken.request import Completion, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Completion
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 

@@ -41,7 +41,8 @@ from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.options import ROUNDED, Prompt
-from foretoken.request import Completion, Request, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Completion, Request
 from foretoken.sampling.distributions import check
 from foretoken.speculator import Speculator
 

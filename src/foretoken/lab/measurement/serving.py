@@ -21,7 +21,7 @@ from foretoken.lab.measurement.result import MeasureOptions, Serving
 from foretoken.lease import leased
 from foretoken.models.base import longest
 from foretoken.options import Prompt
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator

@@ -43,7 +43,7 @@ CHECK_FORMAT = 1
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
-HEAD = 16  # width of a head
+HEAD, HEADS = 16, 2  # width of a head, and how many keys and values have at most
 # Names of lengths: windows, chunks, floors of a scale that grows with the position, room in experts
 THRESHOLD = re.compile(r"(window|chunk)(_size|_len)?$|floor|^local_attention$|^expert_capacity$")
 SWITCH = "original_max_position_embeddings"  # where the factors of rotary positions change
@@ -61,7 +61,6 @@ class Form:
 
     name: str
     run: Callable[[PreTrainedModel], Model]
-    heads: int = 2  # of the small copy's keys and values at most
     switches: bool = False  # it also runs texts that a model reads in another way
     instead: str = ""  # what to do where a family fails in it; "": another form is tried
 
@@ -302,7 +301,7 @@ def small_copy(model: PreTrainedModel, form: Form = ON_TORCH) -> PreTrainedModel
     problem: Exception | None = None
     for narrow in (True, False):
         try:
-            config = shrunk(model.config, narrow, form.heads, switch_for(model, form))
+            config = shrunk(model.config, narrow, switch_for(model, form))
             _require_small(type(model), config)
             small: Any = type(model)(config).float().eval()
             stir(small)
@@ -331,19 +330,17 @@ def switch_for(model: PreTrainedModel, form: Form) -> int:
     return 2 * WINDOW if form.switches and switch_of(model) is not None else CONTEXT
 
 
-def shrunk(
-    config: PreTrainedConfig, narrow: bool, heads: int = 2, switch: int = CONTEXT
-) -> PreTrainedConfig:
+def shrunk(config: PreTrainedConfig, narrow: bool, switch: int = CONTEXT) -> PreTrainedConfig:
     """The configuration of the small copy: one layer of each kind, at least two."""
     config = copy.deepcopy(config)
     config._attn_implementation = None
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:
-            shrink(part, narrow, heads, switch)
+            shrink(part, narrow, switch)
     return config
 
 
-def shrink(part: PreTrainedConfig, narrow: bool, heads: int, switch: int) -> None:
+def shrink(part: PreTrainedConfig, narrow: bool, switch: int) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
     settings["vocab_size_per_layer_input"] = VOCABULARY
     settings |= dict.fromkeys(thresholds(part), WINDOW)
@@ -354,7 +351,7 @@ def shrink(part: PreTrainedConfig, narrow: bool, heads: int, switch: int) -> Non
     if hasattr(part, "num_hidden_layers"):
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):
-        settings |= widths(part, heads)
+        settings |= widths(part)
     layers_own = getattr(vars(part).get("_heterogeneity_spec"), "per_layer_attributes", ())
     for name, value in settings.items():
         if name not in layers_own and getattr(part, name, None) is not None:
@@ -398,11 +395,11 @@ def shorten(part: PreTrainedConfig) -> None:
     part.num_hidden_layers = len(picked)
 
 
-def widths(part: PreTrainedConfig, most: int) -> dict[str, Any]:
-    """`most` narrow heads, as many queries per key as before but two at most."""
+def widths(part: PreTrainedConfig) -> dict[str, Any]:
+    """Return settings of a few narrow heads, as many queries per key as before but two at most."""
     heads = part.num_attention_heads
     key_heads = getattr(part, "num_key_value_heads", None) or heads
-    few = min(key_heads, most)
+    few = min(key_heads, HEADS)
     queries = few * min(heads // key_heads, 2)
     settings: dict[str, Any] = dict.fromkeys(
         ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads"), queries
@@ -440,7 +437,7 @@ def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
     not be made."""
     try:
         switch = switch_for(model, form)
-        config = shrunk(model.config, True, form.heads, switch).to_dict()
+        config = shrunk(model.config, True, switch).to_dict()
     except Exception:  # the check itself will say so
         return None
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):

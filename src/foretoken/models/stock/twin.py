@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import MethodType
 from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import RefusedError
-
-SHARDED = "transformers.distributed.tensor_parallel"  # which puts closures in place of forwards
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
@@ -41,7 +39,7 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
     own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _buffers(part)}
     if "forward" in own:
         own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
-        if not isinstance(own["forward"], MethodType | partial) and not _sharded(own["forward"]):
+        if not isinstance(own["forward"], MethodType | partial):
             raise RefusedError(
                 f"the forward of {type(part).__name__} was replaced by {own['forward']!r:.60}, "
                 "which may do anything; give the model as transformers makes it"
@@ -54,11 +52,6 @@ def separate(model: nn.Module) -> None:
     and what is shared cannot be traced."""
     for part in model.modules():
         part._buffers = _buffers(part)
-
-
-def _sharded(value: Any) -> bool:
-    """Whether it is transformers' forward of a part whose weights are over several ranks."""
-    return isinstance(value, FunctionType) and value.__module__ == SHARDED
 
 
 def _buffers(part: nn.Module) -> dict[str, Any]:
@@ -82,10 +75,6 @@ def _twin_of(value: Any, remade: dict[int, Any]) -> Any:
     if isinstance(value, partial):
         arguments = [_twin_of(part, remade) for part in (value.func, *value.args)]
         return partial(*arguments, **{k: _twin_of(v, remade) for k, v in value.keywords.items()})
-    if _sharded(value):
-        cells = [CellType(_twin_of(cell.cell_contents, remade)) for cell in value.__closure__ or ()]
-        code, scope = value.__code__, value.__globals__
-        return FunctionType(code, scope, value.__name__, value.__defaults__, tuple(cells))
     if isinstance(value, dict) and any(isinstance(part, nn.Module) for part in value.values()):
         return {name: _twin_of(part, remade) for name, part in value.items()}
     if isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.text.decoding import BYTE
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from foretoken.errors import (
     ControlError,
     ForetokenError,
     InputError,
-    LostError,
     about,
     one_line,
 )
@@ -138,16 +137,12 @@ class Worker:
         self.over = False
 
     def run(self) -> None:
-        """Until the other end says so, or is gone, or part of the model: then a process is to be
-        started anew."""
+        """Take steps until the other end says stop or is gone."""
         Thread(target=self._listen, name="foretoken requests", daemon=True).start()
         self._send(Ready(self._info()))
         while self._wait():
             try:
                 events = self.engine.step()
-            except LostError as error:
-                log.error("%s", one_line(error))
-                break
             except Exception as error:  # nobody knows of which request
                 log.exception("a step failed")
                 self._fail(one_line(error))
@@ -193,7 +188,7 @@ class Worker:
             return not self.over
 
     def _add(self, message: Add) -> None:
-        from foretoken.request import Begun
+        from foretoken.records import Begun
         from foretoken.sampling.params import SamplingParams
         from foretoken.server.process.spelling import record
         from foretoken.server.process.statistics import RequestProfile

@@ -20,7 +20,8 @@ from foretoken.lab.agreement import overlaps
 from foretoken.lab.measurement.result import Serving
 from foretoken.lab.measurement.serving import _expected, _Step
 from foretoken.models.table import TableModel
-from foretoken.request import Request, Row, StepRecord
+from foretoken.records import StepRecord
+from foretoken.request import Request, Row
 from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams

@@ -10,7 +10,7 @@ from foretoken import theory
 from foretoken.lab.bench import figures as bench
 from foretoken.lab.bench.figures import AUTOMATIC, PLAIN
 from foretoken.lab.bench.race import Key, RaceRun, Round
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 
 
 def run(seconds: float, *, tokens: int = 11, first: int = 1, first_seconds: float = 1.0) -> RaceRun:

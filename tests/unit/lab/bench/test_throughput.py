@@ -17,7 +17,7 @@ from foretoken.lab.bench.figures import (
 )
 from foretoken.lab.bench.race import Guest, Key, OwnContestant, RaceRun, RaceTask, Round
 from foretoken.models.table import TableModel
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from foretoken.request import StepRecord
+from foretoken.records import StepRecord
 from foretoken.server.process.spelling import Spelling
 from tiny import TEXT, byte_level, metaspace
 

@@ -17,8 +17,6 @@ from foretoken.controls import grammar
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.none import NoDrafter
-from foretoken.errors import LostError
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.server.process import sandbox
@@ -49,13 +47,6 @@ class Broken(TableModel):
         if any(9 in block for block in blocks):
             raise OSError("the disk is gone")
         return super().score(blocks, need)
-
-
-class Lost(TableModel):
-    """Cannot be run any more."""
-
-    def score(self, blocks: Any, need: list[int]) -> torch.Tensor:
-        raise LostError("rank 1 of 2 has ended (SIGKILL)")
 
 
 @pytest.fixture
@@ -216,19 +207,6 @@ def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> No
     pipe.send(Add(1, [1], {"gamma": 0, "max_new_tokens": 2, "suppress_tokens": [9]}))
     assert hear(pipe) == Reply(1, 1)
     assert parts(pipe, 1)[-1].done is not None
-
-
-def test_an_engine_that_has_lost_part_of_its_model_ends() -> None:
-    """So that another one is started, and its requests are not blamed."""
-    ours, theirs = Pipe()
-    spec = Speculator(Lost(LAW, V, context=200), NoDrafter(), byte_level(), Ends())
-    thread = Thread(target=Worker(theirs, spec, Engine(spec, 2)).run, daemon=True)
-    thread.start()
-    assert isinstance(hear(ours), Ready)
-    ours.send(Add(0, [1, 1], {"gamma": 0}))
-    assert hear(ours) == Reply(0, 2)
-    thread.join(10)
-    assert not thread.is_alive() and not ours.poll()
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:

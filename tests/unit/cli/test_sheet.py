@@ -1,4 +1,5 @@
-"""How `foretoken plan` shortens names and breaks its command; the whole is in test_measure.py."""
+"""How the sheet of `foretoken measure` shortens names and breaks a command; the whole is in
+test_measure.py."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import shlex
 
 import pytest
 
-from foretoken.cli.plan import _broken, _short
+from foretoken.cli.sheet import _broken, _short
 
 
 @pytest.mark.parametrize("width", [12, 30, 200])

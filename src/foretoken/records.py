@@ -1,0 +1,127 @@
+"""Records of each step of a request, and their sum: the only instrumentation there is.
+
+Imports no torch: an engine's process sends them to processes that do without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """The record of one step of one sequence: the only instrumentation there is.
+
+    Attributes:
+        gamma: Draft tokens asked for.
+        guesses: The draft tokens.
+        accepted: How many of them were accepted.
+        kept: Tokens gained: the accepted draft tokens and the target's own token, cut at an end.
+        overlaps: beta, sum min(p, q), at every draft token that was judged, the first rejected one
+            included.
+        draft_calls: Draft forwards.
+        draft_seconds: Time of the draft, of the whole batch.
+        score_seconds: Time of the target's forward, of the whole batch.
+        verify_seconds: Time of the verification, of the whole batch.
+        rows: How many sequences shared the step.
+        biases: Total variation from the target's distribution at each token; () where exact.
+        padding: Positions that the target's forward computed for no sequence, of the whole batch.
+        predicted: True where the draft tokens come from the request's prediction or its own text,
+            not from the drafter.
+
+    Examples:
+        >>> import foretoken
+        >>> (out,) = foretoken.load().generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> [token for step in out.steps for token in step.kept] == out.tokens
+        True
+    """
+
+    gamma: int
+    guesses: tuple[int, ...]
+    accepted: int
+    kept: tuple[int, ...]
+    overlaps: tuple[float, ...]
+    draft_calls: int
+    draft_seconds: float
+    score_seconds: float
+    verify_seconds: float
+    rows: int
+    biases: tuple[float, ...] = ()
+    padding: int = 0
+    predicted: bool = False
+
+    @property
+    def drafted(self) -> int:
+        """The number of draft tokens."""
+        return len(self.guesses)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Costs and acceptance of a completion.
+
+    Times are of the batch that the sequence was in, from the start of its prefill.
+
+    Attributes:
+        target_calls: Target forwards, without the prefill of all but the last prompt token.
+        draft_calls: Draft forwards.
+        drafted: Draft tokens.
+        accepted: Draft tokens that were accepted.
+        rounds: Steps.
+        alpha: The mean of sum min(p, q) over judged draft tokens (paper, Corollary 3.6), with
+            lenience of sum min(p / l, q); None where none was judged.
+        accepted_per_drafted: accepted / drafted, which is not alpha; None where nothing was
+            drafted.
+        tokens_per_call: New tokens for each target forward.
+        seconds: To the end of the last step.
+        prefill_seconds: To the first step, which often reads the end of the prompt.
+        first_seconds: To the end of the first step.
+        runtime: The target's backend.
+        draft_runtime: The drafter's backend.
+        cached_tokens: Tokens of the prompt that had been read for other sequences.
+        bias: Total variation from the target's distribution, the mean over tokens; 0 is exact.
+        draft_prefill_seconds: The drafter's share of prefill_seconds.
+        encoder_seconds: The target's encoder's share of the rest of prefill_seconds.
+        draft_encoder_seconds: The share of draft_prefill_seconds that encoders took.
+
+    Examples:
+        >>> import foretoken
+        >>> (out,) = foretoken.load().generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> out.stats.tokens_per_call == len(out.tokens) / out.stats.target_calls
+        True
+    """
+
+    target_calls: int
+    draft_calls: int
+    drafted: int
+    accepted: int
+    rounds: int
+    alpha: float | None
+    accepted_per_drafted: float | None
+    tokens_per_call: float | None
+    seconds: float
+    prefill_seconds: float
+    first_seconds: float
+    runtime: str
+    draft_runtime: str
+    cached_tokens: int = 0
+    bias: float = 0.0
+    draft_prefill_seconds: float = 0.0
+    encoder_seconds: float = 0.0
+    draft_encoder_seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict.
+
+        Returns:
+            Values by field, which `json.dumps` takes.
+        """
+        return asdict(self)
+
+
+class Begun(NamedTuple):
+    """Beginning of a text that another engine wrote."""
+
+    steps: list[StepRecord]
+    shown: int = 0  # characters of the text that were shown

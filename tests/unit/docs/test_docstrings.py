@@ -1,0 +1,164 @@
+"""Docstrings of every public name: sections that agree with its signature, examples that run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from doctest import NORMALIZE_WHITESPACE, DocTestFinder, DocTestRunner
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import griffe
+import pytest
+
+import foretoken
+from foretoken.drafters.base import Rewinding
+from scripts import ROOT
+
+PAGE = (ROOT / "docs" / "api.md").read_text()
+
+
+def members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The public functions of a module and methods of a class, those that the page shows."""
+    if inspect.ismodule(value):
+        names = getattr(value, "__all__", None) or [
+            n
+            for n, each in vars(value).items()
+            if inspect.isfunction(each) and each.__module__ == value.__name__
+        ]
+    else:
+        shown = re.search(rf"foretoken\.{name}\n +options:\n +members: \[(.*)\]", PAGE)
+        names = shown[1].split(", ") if shown else [n for n in vars(value) if n != "__call__"]
+    for each in names:
+        member = getattr(value, each)
+        if each.startswith("_") and each != "__call__":
+            continue
+        if inspect.ismodule(value) and inspect.isclass(member):
+            yield f"{name}.{each}", member
+            yield from members(f"{name}.{each}", member)
+        elif inspect.isroutine(member):
+            # the methods of a drafter are documented once, on the protocol
+            if value is foretoken.Drafter or not hasattr(Rewinding, each):
+                yield f"{name}.{each}", member
+
+
+PUBLIC = {name: getattr(foretoken, name) for name in foretoken.__all__}
+EXEMPLARY = PUBLIC | {
+    n: each
+    for name, value in PUBLIC.items()
+    if inspect.ismodule(value)
+    for n, each in members(name, value)
+    if n.count(".") == 1
+}
+EVERY = EXEMPLARY | {
+    n: each
+    for name, value in PUBLIC.items()
+    if not inspect.isfunction(value)
+    for n, each in members(name, value)
+}
+
+
+def parameters(value: Any) -> list[str]:
+    """What a caller gives: names, with their stars."""
+    own = inspect.isfunction(value) or inspect.ismethod(value) or _constructed(value)
+    if not own:
+        return []
+    every = inspect.signature(value).parameters.values()
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [stars.get(each.kind, "") + each.name for each in every if each.name != "self"]
+
+
+def _constructed(value: Any) -> bool:
+    """Whether callers make objects of this class, other than of an error that has one message."""
+    if not inspect.isclass(value) or getattr(value, "_is_protocol", False):
+        return False
+    return not issubclass(value, Exception) or "__init__" in vars(value)
+
+
+def mistakes(value: Any) -> list[str]:
+    """Return what a docstring lacks or has wrong, beside its signature."""
+    docstring = griffe.Docstring(inspect.getdoc(value) or "", parser="google")
+    sections = {each.kind.value: each.value for each in docstring.parse(warnings=False)}
+    found = [] if sections.get("text") else ["it has no summary"]
+    takes = parameters(value)
+    if inspect.isclass(value) and "parameters" not in sections:
+        told = [each.name for each in sections.get("attributes", [])]
+        takes = list(getattr(value, "_fields", takes))
+    else:
+        told = [each.name for each in sections.get("parameters", [])]
+    if _constructed(value) or inspect.isroutine(value):
+        found += [f"Args has no {name}" for name in takes if name not in told]
+        found += [f"the signature has no {name}" for name in told if name not in takes]
+    if inspect.isroutine(value):
+        gives = inspect.signature(value).return_annotation != "None"
+        if gives != bool({"returns", "yields"} & sections.keys()):
+            found += ["Returns is missing" if gives else "nothing is returned"]
+    return found
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_sections_agree_with_the_signature(name: str) -> None:
+    value = EVERY[name]
+    if isinstance(value, ModuleType):
+        assert value.__doc__
+    else:
+        assert not mistakes(value)
+
+
+def test_a_docstring_that_disagrees_is_found() -> None:
+    def lacks(a: int, b: int) -> int:
+        """Return the sum.
+
+        Args:
+            a: A number.
+
+        Returns:
+            The sum.
+        """
+        return a + b
+
+    def invents(a: int) -> None:
+        """Print a number.
+
+        Args:
+            a: A number.
+            c: Another.
+        """
+
+    def bare(a: int) -> int:
+        """Return a number."""
+        return a
+
+    assert mistakes(lacks) == ["Args has no b"]
+    assert mistakes(invents) == ["the signature has no c"]
+    assert mistakes(bare) == ["Args has no a", "Returns is missing"]
+
+
+@pytest.mark.parametrize("name", EXEMPLARY)
+def test_the_example_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foretoken, "load", loaded)
+    assert examples(EXEMPLARY[name], name)
+
+
+def examples(value: Any, name: str) -> int:
+    """Run the examples of a docstring, not those of its members; how many there were."""
+    module = value if inspect.ismodule(value) else inspect.getmodule(value)
+    finder = DocTestFinder(recurse=False)
+    (test,) = finder.find(value, name, module=module, globs=dict(vars(module)))
+    runner = DocTestRunner(verbose=False, optionflags=NORMALIZE_WHITESPACE)
+    output: list[str] = []
+    result = runner.run(test, out=output.append)
+    assert not result.failed, "".join(output)
+    return result.attempted
+
+
+@cache
+def _load(*args: Any, **options: Any) -> Any:
+    return foretoken.loading.load.load(*args, **options)
+
+
+def loaded(*args: Any, **options: Any) -> Any:
+    """`foretoken.load`, once for equal arguments: the examples take the shipped pair."""
+    return _load(*args, **options)
