@@ -97,7 +97,12 @@ DRAFTS = {
 
 @cache
 def sampled(
-    name: str, kind: str, rule: str, gamma: int, params: SamplingParams, runtime: str = "auto",
+    name: str,
+    kind: str,
+    rule: str,
+    gamma: int,
+    params: SamplingParams,
+    runtime: str = "auto",
     n: int = FEW,
 ) -> Counter:
     """Texts of n rows, `BATCH` of them at a time."""

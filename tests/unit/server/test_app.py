@@ -19,7 +19,7 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.server.app import ServerSettings
 from foretoken.server.limits import Keys, Limits
-from foretoken.server.process.client import EngineClient
+from foretoken.server.process.client import EngineClient, spawned
 from served import LOADING, pair, serving, until
 
 WISHES: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 7, "temperature": 1.0}
@@ -604,7 +604,7 @@ def test_a_full_queue(folders: tuple[str, str]) -> None:
 
 def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
     long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
-    with serving(*folders) as (url, link), ThreadPoolExecutor(2) as pool:
+    with serving(*folders, begin=spawned) as (url, link), ThreadPoolExecutor(2) as pool:
         whole = pool.submit(post, url, "/v1/completions", long)
         streamed = pool.submit(post, url, "/v1/completions", long | {"stream": True})
         until(lambda: link.running == 2)
@@ -624,7 +624,7 @@ def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="nowhere"):
-        with serving(str(tmp_path / "nowhere"), None):
+        with serving(str(tmp_path / "nowhere"), None, begin=spawned):
             pass
 
 
