@@ -33,14 +33,18 @@ from foretoken.loading import runtimes
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
-settings.register_profile("foretoken", deadline=None)  # two busy cores make times meaningless
+# Two busy cores make times meaningless. Other examples are drawn every time; many under `make prove`
+settings.register_profile("foretoken", deadline=None, max_examples=25)
+settings.register_profile("prove", deadline=None, max_examples=200)
 settings.load_profile("foretoken")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """OpenVINO runs on the CPU only."""
+    """OpenVINO runs on the CPU only; what draws its examples is among the proofs too."""
     for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("drawn")
         if "openvino" in item.keywords:
             item.add_marker("cpu_only")
 

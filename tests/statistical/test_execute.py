@@ -14,7 +14,7 @@ from scipy import stats
 from foretoken.execute import speculate
 
 ALPHA = 1e-6
-N = 3000
+N = 1500
 P = {"a": 0.4, "b": 0.3, "c": 0.2, "d": 0.1}
 Q = {"a": 0.1, "b": 0.3, "c": 0.5, "e": 0.1}
 

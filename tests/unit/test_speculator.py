@@ -575,7 +575,7 @@ def test_pieces_are_exactly_what_generate_returns(words, gamma):
     """Random tokens: characters are cut anywhere, specials and ids without a token come between."""
     tokenizer = {"byte_level": byte_level, "metaspace": metaspace}[words]()
     spec = spoken(tokenizer, 330, Ends(eos=frozenset({2})), seed=7)
-    for seed in range(12):
+    for seed in range(5):
         options = {"temperature": 2.0, "gamma": gamma, "seed": seed, "max_new_tokens": 40}
         (whole,) = spec.generate("It was \U0001f600", **options)
         stream, pieces = spec.stream("It was \U0001f600", **options), []
@@ -736,7 +736,7 @@ def test_stop_strings_are_one_path(strings, include):
     """Plain and speculative, batch and stream: the same text, tokens, reason and usage."""
     spec = spoken(byte_level(), 320)
     wishes = {"max_new_tokens": 60, "stop_strings": strings, "include_stop_string": include}
-    for seed in range(4):
+    for seed in range(2):
         options = wishes | {"temperature": 1.0, "rule": "coupled", "seed": [seed]}
         (plain,) = spec.generate("It was the", gamma=0, **options)
         (fast,) = spec.generate("It was the", gamma=3, **options)
