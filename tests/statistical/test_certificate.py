@@ -165,7 +165,7 @@ BROKEN_RULES = {
 
 @pytest.mark.parametrize("name", BROKEN_RULES)
 def test_a_broken_rule_is_found(name):
-    certificate = issue(rule=BROKEN_RULES[name])
+    certificate = issue(rule=BROKEN_RULES[name], texts=128)
     assert certificate.verdict == "not lossless"
     assert min(test.p_value for test in certificate.failed) < 1e-8
 
@@ -324,7 +324,7 @@ def test_mistakes_in_a_plan(changes, message):
 
 @pytest.mark.parametrize("model", [NoPenalty, OneTooMany])
 def test_a_model_that_reads_blocks_otherwise_is_found(model):
-    certificate = issue(target=model(P, V))
+    certificate = issue(target=model(P, V), texts=128)
     assert certificate.verdict == "not lossless" and not certificate.shapes.ok
     assert min(test.p_value for test in certificate.failed) < 1e-8  # sampled text shows it too
     assert any(one.verdict == "bug" for one in certificate.identity.differences)
