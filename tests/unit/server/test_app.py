@@ -591,7 +591,7 @@ def test_a_client_that_goes_away_frees_its_row(server: tuple[str, EngineClient])
 
 
 def test_a_full_queue(folders: tuple[str, str]) -> None:
-    long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
+    long = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "temperature": 1.0}
     with serving(*folders, max_rows=1, max_waiting=1) as (url, _), ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: post(url, "/v1/completions", long), range(6)))
     codes = {answer.status_code for answer in answers}
