@@ -62,7 +62,7 @@ def load(
     Args:
         target: A local folder, a hub id or a model in memory, which is used as it is, in its own
             dtype and on its own device (of one that torch.compile or DataParallel wrapped, the
-            model inside). None is the pair that ships with the package.
+            model inside). None is the default pair, which ships with the package.
         draft: A folder, an id or a model in memory; "none", "lookup", "copy", "uniform",
             "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8", the target with
             rounded weights, or "self:0-3,8", the target with these layers alone, which share the
@@ -104,7 +104,7 @@ def load(
 
     Examples:
         >>> import foretoken
-        >>> spec = foretoken.load()  # the pair that ships; or load("target", "draft")
+        >>> spec = foretoken.load()  # the default pair; or load("target", "draft")
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> out.text
         ' at the doctor, and the doctor said'

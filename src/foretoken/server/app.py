@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter, time
-from types import ModuleType
+from time import time
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -23,18 +22,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from foretoken.server import access_log
-from foretoken.server.api import answers, chat, completions, responses
-from foretoken.server.api.errors import ApiError, BadRequestError, answered
-from foretoken.server.api.responses import Responses
-from foretoken.server.api.turns import turns
-from foretoken.server.api.wire import ApiRequest, Chat, Detokenize, T, Text, Tokenize, read
+from foretoken.server.accounting import Accounting, Metrics
+from foretoken.server.api import answers
+from foretoken.server.api.answers import Answer
+from foretoken.server.api.chat import Chat, ChatAnswer
+from foretoken.server.api.completions import Echo, Text, TextAnswer
+from foretoken.server.api.conversation import turns
+from foretoken.server.api.errors import ApiError, BadRequestError, api_error
+from foretoken.server.api.responses import ResponseAnswer, Responses
+from foretoken.server.api.wire import ApiRequest, Detokenize, T, Tokenize, read
 from foretoken.server.document import STATES, errors, post
 from foretoken.server.limits import Gate, Keys, Limits
-from foretoken.server.metrics import Metrics
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
-from foretoken.server.process.generation import Generation
+from foretoken.server.process.generation import Generation, several
 from foretoken.server.process.messages import TokenLogprob
 
 VERSION = version("foretoken")
@@ -75,15 +76,8 @@ def make(engine: Engines, settings: ServerSettings) -> FastAPI:
     routes = Routes(engine, settings)
     routes.route(app)
     paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
-
-    def answered(scope: Scope, seconds: float) -> None:
-        path, state = scope["path"], scope["state"]
-        status = state.get("status", 500)
-        routes.metrics.answered(path if path in paths else "other", status)
-        if scope["method"] == "POST" and "written" not in state:
-            access_log.write(access_log.line(state["id"], path[:200], status, seconds, None))
-
-    app.add_middleware(Gate, limits=settings.limits, keys=settings.keys, answered=answered)
+    app.add_middleware(Gate, limits=settings.limits, keys=settings.keys)
+    app.add_middleware(Accounting, metrics=routes.metrics, known=paths.__contains__)
     if settings.origins:  # around the gate: what browsers ask beforehand comes without a key
         app.add_middleware(
             CORSMiddleware,
@@ -126,40 +120,36 @@ class Routes:
         app.add_exception_handler(Exception, _broken)
 
     async def chat(self, request: Request) -> Response:
-        wishes = await self._read(request, Chat)
-        messages = turns(wishes.messages, "messages")
-        options = self._templated(wishes.options(self._suggested), "messages")
-        generation = self._generation(request, wishes, [messages], wishes.n or 1, options)
-        return await self._answer(request, wishes, generation, chat)
+        asked = await self._read(request, Chat)
+        generation = self._generation(request, asked)
+        return await self._answer(request, ChatAnswer(asked, self.settings.name, generation))
 
     async def responses(self, request: Request) -> Response:
-        wishes = await self._read(request, Responses)
-        responses.require(wishes)
-        options = self._templated(wishes.options(self._suggested), "input")
-        generation = self._generation(request, wishes, [wishes.messages], 1, options)
-        return await self._answer(request, wishes, generation, responses)
+        asked = await self._read(request, Responses)
+        generation = self._generation(request, asked)
+        return await self._answer(request, ResponseAnswer(asked, self.settings.name, generation))
 
     async def completions(self, request: Request) -> Response:
-        wishes = await self._read(request, Text)
-        n, prompts = completions.candidates(wishes), wishes.prompts
-        options = completions.options(wishes, self._suggested)
-        generation = self._generation(request, wishes, prompts, n, options)
-        echoed = [await self._echo(wishes, prompt) for prompt in prompts]
-        return await self._answer(request, wishes, generation, completions, echoed)
+        asked = await self._read(request, Text)
+        generation = self._generation(request, asked)
+        echoes = [await self._echo(asked, prompt) for prompt in asked.prompts]
+        answer = TextAnswer(asked, self.settings.name, generation, echoes)
+        return await self._answer(request, answer)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
         body = await self._read(request, Tokenize)
         if (body.prompt is None) == (body.messages is None):
             raise BadRequestError("give prompt or messages, one of them", "prompt")
-        template: dict[str, Any] = {}
+        prompt, template = body.prompt, None
         if body.messages is not None:
-            template = self._templated(
-                {"chat_template_kwargs": body.chat_template_kwargs}, "messages"
-            )
-        messages = None if body.messages is None else turns(body.messages, "messages")
-        prompt = body.prompt if messages is None else messages
-        texts = body.return_token_strs
-        answer = await self.engine.ask("tokenize", prompt=prompt, template=template, texts=texts)
+            prompt, template = turns(body.messages, "messages"), self._template("messages")
+        answer = await self.engine.ask(
+            "tokenize",
+            prompt=prompt,
+            chat_template=template,
+            chat_template_kwargs=body.chat_template_kwargs,
+            texts=body.return_token_strs,
+        )
         return answer | {
             "count": len(answer["tokens"]),
             "max_model_len": self._context,
@@ -227,7 +217,7 @@ class Routes:
         except (ValueError, RecursionError) as error:
             reason = str(error).encode(errors="replace").decode()
             raise BadRequestError(f"the body is no JSON: {reason}"[:200]) from None
-        body = request.state.wishes = read(kind, document)
+        body = request.state.asked = read(kind, document)
         model = getattr(body, "model", None)
         if model is not None:
             self._require_model(model)
@@ -260,116 +250,83 @@ class Routes:
             "max_model_len": self._context,
         }
 
-    async def _echo(self, wishes: Text, prompt: str | list[int]) -> completions.Echo:
-        """What is told again of a prompt."""
-        if not wishes.echo:
-            return completions.Echo()
+    async def _echo(self, asked: Text, prompt: str | list[int]) -> Echo:
+        """Return what is told again of a prompt."""
+        if not asked.echo:
+            return Echo()
         ask, first = self.engine.ask, list[TokenLogprob]()
         text = prompt if isinstance(prompt, str) else await ask("detokenize", tokens=prompt)
-        if wishes.logprobs is not None:
-            answer = await ask("tokenize", prompt=prompt, template={}, texts=True)
+        if asked.logprobs is not None:
+            answer = await ask("tokenize", prompt=prompt, texts=True)
             first = [
                 TokenLogprob(word, word.encode(), 0.0, [], 0, 0)
                 for word in answer["token_strs"][:1]
             ]
-        return completions.Echo(text, tuple(first))
+        return Echo(text, tuple(first))
 
-    def _templated(self, options: dict[str, Any], field: str) -> dict[str, Any]:
-        """With the server's own chat template, where there is one and the request names none."""
-        template = self.settings.chat_template
-        info = self.engine.info
+    def _template(self, field: str) -> str | None:
+        """Return the server's own chat template; None for the model's. BadRequestError where there
+        is neither."""
+        template, info = self.settings.chat_template, self.engine.info
         if template is None and info is not None and not info.chat:
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
                 "send a text to /v1/completions",
                 field,
             )
-        return options if template is None else {"chat_template": template, **options}
+        return template
 
-    def _generation(
-        self,
-        request: Request,
-        wishes: ApiRequest,
-        prompts: Sequence[Any],
-        n: int,
-        options: dict[str, Any],
-    ) -> Generation:
-        max_new_tokens = options.get("max_new_tokens")
-        limits, name = self.settings.limits, wishes.param("max_new_tokens")
-        limit = limits.require(len(prompts) * n, max_new_tokens, name or "max_tokens")
-        if limit is None and self.settings.limits.tokens is not None:
-            options["most_tokens"] = self.settings.limits.tokens
-        if self.settings.gamma is not None:
-            options.setdefault("gamma", self.settings.gamma)
-        options["cache_salt"] = f"{request.state.salt}{options['cache_salt']}"
-        return Generation(self.engine, prompts, n, options, wishes.first_seed)
+    def _generation(self, request: Request, asked: ApiRequest) -> Generation:
+        """Return the texts that are asked for, within the server's limits."""
+        prompts, n, settings = asked.prompts, asked.candidates, self.settings
+        first = asked.to_engine(prompts[0], self._suggested)
+        template = None if asked.template_field is None else self._template(asked.template_field)
+        name = asked.param("max_new_tokens") or "max_tokens"
+        settings.limits.require(len(prompts) * n, asked.max_new_tokens, name)
+        first = replace(
+            first,
+            chat_template=template,
+            most_tokens=settings.limits.tokens,
+            gamma=settings.gamma if first.gamma is None else first.gamma,
+            cache_salt=f"{request.state.salt}{first.cache_salt}",
+        )
+        generation = Generation(self.engine, several(first, prompts, n), n)
+        request.state.generation = generation
+        return generation
 
-    async def _answer(
-        self,
-        request: Request,
-        wishes: ApiRequest,
-        generation: Generation,
-        endpoint: ModuleType,
-        *more: Any,
-    ) -> Response:
-        """The endpoint's answer, whole or as server-sent events. What still runs is freed with its
-        end, and when the client is gone."""
-        start, path, id = perf_counter(), request.url.path, request.state.id
-        arguments = (wishes, self.settings.name, generation, *more)
-
-        def over(status: int) -> None:
-            seconds = perf_counter() - start
-            request.state.written = True
-            request.state.status = status  # what became of it, whatever the first line said
-            self.metrics.written(generation, seconds)
-            access_log.write(access_log.line(id, path, status, seconds, generation))
-
-        try:
-            await generation.__aenter__()
-        except (RefusedRequest, UnavailableError) as error:
-            over(answered(error).status)
-            raise
-        if wishes.stream:
-            return Events(wishes, endpoint.events(*arguments), generation, over)
-        status = 499  # the client is gone
-        try:
+    async def _answer(self, request: Request, answer: Answer[Any]) -> Response:
+        """Return the answer, whole or as server-sent events. What still runs is freed with its end,
+        and when the client is gone."""
+        if answer.asked.stream:
+            return Events(answer)
+        async with answer.generation as generation:
             await _unless_gone(request, generation.all())
-            status = 200
-            return JSONResponse(endpoint.body(*arguments))
-        except (RefusedRequest, UnavailableError) as error:
-            status = answered(error).status
-            raise
-        finally:
-            await generation.__aexit__()
-            over(status)
+            return JSONResponse(answer.body())
 
 
 class Events(StreamingResponse):
     """Server-sent events of one request, whose texts end with them."""
 
-    def __init__(
-        self, wishes: ApiRequest, events: AsyncGenerator[str], generation: Generation, over: Any
-    ) -> None:
+    def __init__(self, answer: Answer[Any]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(self._told(events), media_type="text/event-stream", headers=headers)
-        self.generation, self.over, self.wishes = generation, over, wishes
-        self.status = 499  # the client is gone
+        super().__init__(self._told(), media_type="text/event-stream", headers=headers)
+        self.answer, self.status = answer, 499  # the client is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self.generation.__aexit__()
-            self.over(self.status)
+        async with self.answer.generation:  # may raise, before anything is sent
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                scope["state"]["status"] = self.status
 
-    async def _told(self, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
-        """With what breaks them off, which comes too late for a status."""
+    async def _told(self) -> AsyncGenerator[str]:
+        """Yield the events, and what breaks them off, which comes too late for a status."""
         try:
-            async for event in events:
+            async for event in self.answer.events():
                 yield event
             self.status = 200
         except (RefusedRequest, UnavailableError) as error:
-            refusal = answered(error, self.wishes)
+            refusal = api_error(error, self.answer.asked)
             self.status = refusal.status
             yield answers.event(refusal.body)
 
@@ -401,7 +358,7 @@ async def _told(request: Request, error: Exception) -> Response:
     if isinstance(error, ApiError):
         refusal = error
     else:
-        refusal = answered(error, getattr(request.state, "wishes", None))
+        refusal = api_error(error, getattr(request.state, "asked", None))
     return JSONResponse(refusal.body, refusal.status, refusal.headers)
 
 

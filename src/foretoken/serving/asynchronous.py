@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from threading import Condition, Thread
 from typing import Any
 
@@ -37,6 +38,7 @@ class AsyncEngine:
 
     def __init__(self, spec: Speculator, **options: Any) -> None:
         self._make = partial(Engine, spec, **options)
+        self._ids = count()
         self._inboxes: dict[int, Inbox] = {}
         self._awake = Condition()  # held while inboxes change
         self._closing = False
@@ -76,8 +78,10 @@ class AsyncEngine:
         assert self._loop is not None
         if asyncio.get_running_loop() is not self._loop:
             raise InputError("the engine belongs to the loop that entered it; stream there")
-        inbox = Inbox()
-        adding = self._loop.run_in_executor(None, self._add, inbox, prompt, params, options)
+        id, inbox = next(self._ids), Inbox()
+        with self._awake:
+            self._inboxes[id] = inbox
+        adding = self._loop.run_in_executor(None, self._add, id, prompt, params, options)
         try:
             await asyncio.shield(adding)
             while True:
@@ -88,7 +92,7 @@ class AsyncEngine:
                 if event.finish_reason is not None:
                     return
         finally:
-            adding.add_done_callback(lambda _: self._forget(inbox))
+            adding.add_done_callback(lambda _: self._forget(id))
 
     def stats(self) -> EngineStats:
         """Return a copy of the engine's counters.
@@ -107,22 +111,22 @@ class AsyncEngine:
             raise InputError("the engine does not run; use it within `async with`")
 
     def _add(
-        self, inbox: Inbox, prompt: Prompts, params: SamplingParams | None, options: Any
+        self, id: int, prompt: Prompts, params: SamplingParams | None, options: dict[str, Any]
     ) -> None:
+        self._engine.add(prompt, params, **options, id=id)
         with self._awake:
-            self._inboxes[self._engine.add(prompt, params, **options)] = inbox
             self._awake.notify()
 
-    def _forget(self, inbox: Inbox) -> None:
-        """Abort the request of an inbox that nobody reads, unless it is over."""
+    def _forget(self, id: int) -> None:
+        """Abort a request that nobody reads, unless it is over."""
         assert self._loop is not None
-        self._loop.run_in_executor(None, self._abort, inbox)
+        self._loop.run_in_executor(None, self._abort, id)
 
-    def _abort(self, inbox: Inbox) -> None:
+    def _abort(self, id: int) -> None:
         with self._awake:
-            for id in [id for id, queue in self._inboxes.items() if queue is inbox]:
-                del self._inboxes[id]
-                self._engine.abort(id)
+            if self._inboxes.pop(id, None) is not None:
+                with suppress(InputError):  # it was refused
+                    self._engine.abort(id)
 
     def _work(self) -> None:
         while self._wait():
@@ -136,14 +140,18 @@ class AsyncEngine:
     def _wait(self) -> bool:
         """Until there is something to do; False at the end."""
         with self._awake:
-            self._awake.wait_for(lambda: self._inboxes or self._closing)
+            engine = self._engine
+            self._awake.wait_for(lambda: engine.running or engine.waiting or self._closing)
             return not self._closing
 
     def _deliver(self, events: list[Event] | Exception) -> None:
         if isinstance(events, Exception):
             for id in list(self._inboxes):
+                try:
+                    self._engine.abort(id)
+                except InputError:  # it is being added
+                    continue
                 self._put(id, events)
-                self._engine.abort(id)
             return
         for event in events:
             if event.id in self._inboxes:

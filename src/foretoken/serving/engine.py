@@ -176,6 +176,7 @@ class Engine:
         priority: int = 0,
         prediction: Prompt | None = None,
         begun: Begun | None = None,
+        id: int | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
@@ -198,6 +199,7 @@ class Engine:
                 not change the distribution.
             begun: What another engine has written for the same request; the text continues as it
                 would have there, and events tell of what is new.
+            id: The request's, which no other may have that runs or waits; None: a new one.
             chat_template: As `generate` takes it.
             chat_template_kwargs: As `generate` takes them.
             **controls: Fields of SamplingParams, in place of `params`.
@@ -233,6 +235,8 @@ class Engine:
                 "add it several times, with seeds of their own"
             )
         (request,) = self._spec.requests(prompts, [wishes], [seed])
+        if id is not None and (not whole(id) or id in self._entries):
+            raise InputError(f"id is {shown(id)}; give a whole number that no other request has")
         if not isinstance(cache_salt, str | None):
             raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
         if not whole(priority):
@@ -250,7 +254,8 @@ class Engine:
             if row.finish_reason is not None:
                 raise InputError("begun ends the text already; add the request without it")
         self._scheduler.submit([Task(row, judge, policy, int(priority))])
-        id = next(self._ids)
+        if id is None:
+            id = next(number for number in self._ids if number not in self._entries)
         self._entries[id] = output
         if self._closed:  # meanwhile, by another thread
             self._entries.pop(id, None)
@@ -300,8 +305,8 @@ class Engine:
         entry = self._entries.pop(id, None)
         if entry is None:
             raise InputError(f"request {shown(id)} is unknown or finished; give an id that runs")
-        self._scheduler.abort([entry.row])
         self._stats.aborted += 1
+        self._scheduler.abort([entry.row])
 
     @property
     def max_rows(self) -> int:

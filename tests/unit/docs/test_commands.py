@@ -21,7 +21,6 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^make ": "it makes .venv, and its recipes are these commands, the tests and the site",
     r"^foretoken serve|--base-url|--url ": "a server runs until it is stopped: tests/e2e",
     r"--ray ": "several processes: tests/e2e",
-    r"/models/|foretoken-(?!lab )": "folders of a container",
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
     r"NOVELS": "the text is no part of the repository",
     r"^foretoken-lab report": "half an hour: test_report.py has a recipe of a tiny pair",

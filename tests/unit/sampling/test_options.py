@@ -15,8 +15,10 @@ from foretoken.cli.remote import NAMES
 from foretoken.cli.sampling_options import SamplingOptions, Structure
 from foretoken.sampling.checks import as_flag
 from foretoken.sampling.params import ELSEWHERE, FIELDS, OPTIONS, WRITABLE, Controls
+from foretoken.server.api.chat import Chat
+from foretoken.server.api.completions import Text
 from foretoken.server.api.responses import Responses
-from foretoken.server.api.wire import SHARED, Chat, Text, read
+from foretoken.server.api.wire import SHARED, read
 
 DOCS = Path(__file__).parents[3] / "docs"
 # One valid value for each kind of field in a request
@@ -54,8 +56,8 @@ def test_a_field_of_a_request_is_its_option(kind: Any, least: dict[str, Any], na
     assert NAMES[name] == field and parsed.param(name) == field
     if name != "num_return_sequences":  # a request of its own for each text
         expected = {"logit_bias": {5: 1.0}, "stop": ["a"]}.get(field, value)
-        assert parsed.options({})[name] == expected
-        assert read(kind, least).options({}).get(name) in (None, 0, 1)
+        assert parsed._controls({})[name] == expected
+        assert read(kind, least)._controls({}).get(name) in (None, 0, 1)
 
 
 def test_the_table_of_the_docs_is_up_to_date() -> None:

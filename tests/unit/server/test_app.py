@@ -585,7 +585,7 @@ def test_a_client_that_goes_away_frees_its_row(server: tuple[str, EngineClient])
                     for n, _ in enumerate(s.iter_lines()):
                         if n > 4:
                             raise StopIteration
-        until(lambda: not link.running and not link._inboxes)
+        until(lambda: not link.running and not link.open)
     answer = httpx2.get(f"{url}/v1/speculation").json()
     assert answer["running"] == 0 and answer["tokens"] - before < 900
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from foretoken.server.api.wire import Chat, Tokenize
+from foretoken.server.api.chat import Chat
+from foretoken.server.api.wire import Tokenize
 from foretoken.server.app import ServerSettings, make
 from foretoken.server.document import errors, post
 from foretoken.server.process.client import EngineClient

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foretoken.server.accounting import Accounting
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.limits import Gate, Keys, Limits
 
@@ -30,7 +31,8 @@ def test_a_key_has_a_salt_of_its_own() -> None:
 
 def test_limits() -> None:
     limits = Limits(tokens=8, texts=2)
-    assert limits.require(2, 8) == 8 and limits.require(1, None) is None
+    limits.require(2, 8)
+    limits.require(1, None)
     with pytest.raises(BadRequestError, match="3 texts"):
         limits.require(3, 8)
     with pytest.raises(BadRequestError, match="max_tokens is 9"):
@@ -43,6 +45,10 @@ def test_a_body_that_is_too_large(declared: bool) -> None:
     sent: list[Any] = []
     answers: list[Any] = []
 
+    class Counter:
+        def count(self, endpoint: str, status: int) -> None:
+            answers.append((endpoint, status))
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
             pass
@@ -54,12 +60,8 @@ def test_a_body_that_is_too_large(declared: bool) -> None:
         sent.append(message)
 
     headers = {"content_length": "101"} if declared else {}
-    gate = Gate(
-        app,
-        Limits(body=100),
-        Keys(),
-        lambda seen, _: answers.append((seen["path"], seen["state"]["status"])),
-    )
+    counter: Any = Counter()
+    gate = Accounting(Gate(app, Limits(body=100), Keys()), counter, lambda path: True)
     asyncio.run(gate(scope(**headers), receive, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 413 and b"larger than 100 bytes" in sent[1]["body"]
     assert any(name == b"x-request-id" for name, _ in sent[0]["headers"])

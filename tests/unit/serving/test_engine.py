@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,19 @@ def test_a_text_goes_on_in_another_engine_as_it_would_have_in_the_first(way: str
         known = [[each for e in some for each in e.logprobs or ()] for some in (parts, whole)]
         assert known[0] == known[1] and len(known[0]) in (0, len(unbroken.tokens))
         assert last.prompt_logprobs == unbroken.prompt_logprobs
+
+
+def test_a_request_may_have_the_callers_id() -> None:
+    with Engine(speculator()) as engine:
+        options: Any = {"gamma": 1, "max_new_tokens": 2}
+        assert engine.add([1], id=1, **options) == 1
+        with pytest.raises(InputError, match="id is 1; give a whole number that no other"):
+            engine.add([1], id=1, **options)
+        assert [engine.add([1], **options) for _ in range(2)] == [0, 2]
+        ended = set[int]()
+        while len(ended) < 3:
+            ended |= {event.id for event in engine.step() if event.finish_reason}
+        assert ended == {0, 1, 2} and engine.add([1], id=1, **options) == 1
 
 
 def test_steps_that_end_a_text_are_not_gone_on_with() -> None:

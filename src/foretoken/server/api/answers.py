@@ -1,17 +1,19 @@
-"""What the answers of all endpoints share: usage, rates of speculation, server-sent events."""
+"""Common parts of the answers of all endpoints: usage, rates of speculation, server-sent events."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
+from foretoken.records import StepRecord
 from foretoken.server.api.wire import ApiRequest
 from foretoken.server.process.generation import GeneratedText, Generation
-from foretoken.server.process.messages import TokenLogprob
+from foretoken.server.process.messages import StepOutput, TokenLogprob
 
+Asked = TypeVar("Asked", bound=ApiRequest)
 DONE = "data: [DONE]\n\n"
 
 
@@ -26,82 +28,150 @@ def event(data: Any, name: str | None = None) -> str:
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
+class Answer(Generic[Asked]):
+    """Answer of an endpoint: a whole body once all is written, or events while it is."""
+
+    def __init__(self, asked: Asked, model: str, generation: Generation) -> None:
+        self.asked, self.model, self.generation = asked, model, generation
+
+    def body(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        raise NotImplementedError
+
+    def events(self) -> AsyncGenerator[str]:
+        """Yield server-sent events, one for each step of each text."""
+        raise NotImplementedError
+
+    @property
+    def texts(self) -> list[GeneratedText]:
+        return self.generation.texts
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        options = self.asked.stream_options
+        return options is not None and options.include_usage
+
+    def usage(self) -> dict[str, Any]:
+        return usage(self.generation)
+
+    def usage_so_far(self) -> dict[str, Any]:
+        """Return the usage of a chunk, for those who ask for it with each."""
+        options = self.asked.stream_options
+        continuous = options is not None and options.continuous_usage_stats
+        return {"usage": self.usage()} if continuous else {}
+
+    def steps_of(self, part: StepOutput) -> dict[str, Any]:
+        """Return the steps of a chunk, for those who ask for them."""
+        if not self.asked.speculation.steps:
+            return {}
+        steps = [shown_step(step, part.words or {}) for step in part.steps]
+        return {"speculation": {"steps": steps}}
+
+    def speculation(self, *, whole: bool = False) -> dict[str, Any]:
+        """Return the rates of speculation, for those who ask for them; `whole`: with all steps."""
+        if not self.asked.speculation.steps:
+            return {}
+        report = rates(self.texts)
+        if whole:
+            report["steps"] = [
+                [shown_step(step, text.words) for step in text.steps] for text in self.texts
+            ]
+        return {"speculation": report}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return vLLM's metrics, for those who ask for them; null for several texts."""
+        detail = self.asked.speculation.metrics
+        if detail is None:
+            return {}
+        if len(self.texts) > 1:
+            return {"metrics": None}
+        steps = [step for step in self.texts[0].steps if step.drafted]
+        accepted, drafted = [s.accepted for s in steps], [s.drafted for s in steps]
+        widest = max(drafted, default=0)
+        counts: dict[str, Any] = {
+            "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
+            "draft_acceptance_rate": sum(accepted) / sum(drafted) if steps else None,
+            "acceptance_histogram": _histogram(accepted, widest),
+            "acceptance_histogram_by_draft_length": {
+                str(n): _histogram([k for k, d in zip(accepted, drafted, strict=True) if d == n], n)
+                for n in sorted(set(drafted))
+            },
+            "num_spec_steps": len(steps),
+            "num_accepted_draft_tokens": sum(accepted),
+            "num_draft_tokens": sum(drafted),
+            "num_spec_tokens": widest,
+        }
+        if detail == "detailed":
+            counts |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
+        return {"metrics": {"speculative_decoding": counts}}
+
+
 def usage(generation: Generation) -> dict[str, Any]:
-    """Tokens, the prompt's once however many texts continue it."""
+    """Return the numbers of tokens, the prompt's once however many texts continue it."""
     texts = generation.texts
     read = sum(text.prompt_tokens for text in texts[:: generation.n])
     written = sum(len(text.tokens) for text in texts)
-    steps = [step for text in texts for step in text.steps if step["predicted"]]
+    steps = [step for text in texts for step in text.steps if step.predicted]
     predicted = steps if generation.predicts else []  # else the texts themselves foresaw it
-    cached = [text.done.stats["cached_tokens"] for text in texts[:: generation.n] if text.done]
+    cached = [text.done.stats.cached_tokens for text in texts[:: generation.n] if text.done]
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": sum(cached)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": sum(step["accepted"] for step in predicted),
-            "rejected_prediction_tokens": sum(
-                step["drafted"] - step["accepted"] for step in predicted
-            ),
+            "accepted_prediction_tokens": sum(step.accepted for step in predicted),
+            "rejected_prediction_tokens": sum(step.drafted - step.accepted for step in predicted),
             "reasoning_tokens": 0,
         },
     }
 
 
-def so_far(wishes: ApiRequest, generation: Generation) -> dict[str, Any]:
-    """The usage of a chunk, for those who ask for it with each."""
-    options = wishes.stream_options
-    continuous = options is not None and options.continuous_usage_stats
-    return {"usage": usage(generation)} if continuous else {}
-
-
 def rates(texts: Sequence[GeneratedText]) -> dict[str, Any]:
-    """What the texts' steps come to."""
+    """Return the rates of speculation over all steps of the texts."""
     steps = [step for text in texts for step in text.steps]
     stats = [text.done.stats for text in texts if text.done is not None]
-    drafted = sum(each["drafted"] for each in stats)
-    accepted = sum(each["accepted"] for each in stats)
-    calls = sum(each["target_calls"] for each in stats)
+    calls = sum(each.target_calls for each in stats)
     written = sum(len(text.tokens) for text in texts)
     return {
         "target_calls": calls,
-        "draft_calls": sum(each["draft_calls"] for each in stats),
-        "drafted": drafted,
-        "accepted": accepted,
+        "draft_calls": sum(each.draft_calls for each in stats),
+        "drafted": sum(each.drafted for each in stats),
+        "accepted": sum(each.accepted for each in stats),
         "tokens_per_call": written / calls if calls else None,
         "acceptance_by_position": _by_position(steps),
-        "seconds": max((each["seconds"] for each in stats), default=0.0),
-        "target_runtime": stats[0]["runtime"] if stats else None,
-        "draft_runtime": stats[0]["draft_runtime"] if stats else None,
+        "seconds": max((each.seconds for each in stats), default=0.0),
+        "target_runtime": stats[0].runtime if stats else None,
+        "draft_runtime": stats[0].draft_runtime if stats else None,
     }
 
 
-def metrics(generation: Generation, detail: str | None) -> dict[str, Any]:
-    """vLLM's metrics of a request: {} where none are asked for; null where it has several texts."""
-    if detail is None:
-        return {}
-    if len(generation.texts) > 1:
-        return {"metrics": None}
-    steps = [step for step in generation.texts[0].steps if step["drafted"]]
-    accepted, drafted = [s["accepted"] for s in steps], [s["drafted"] for s in steps]
-    widest = max(drafted, default=0)
-    counts: dict[str, Any] = {
-        "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
-        "draft_acceptance_rate": sum(accepted) / sum(drafted) if steps else None,
-        "acceptance_histogram": _histogram(accepted, widest),
-        "acceptance_histogram_by_draft_length": {
-            str(n): _histogram([k for k, d in zip(accepted, drafted, strict=True) if d == n], n)
-            for n in sorted(set(drafted))
-        },
-        "num_spec_steps": len(steps),
-        "num_accepted_draft_tokens": sum(accepted),
-        "num_draft_tokens": sum(drafted),
-        "num_spec_tokens": widest,
+def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
+    """Return a step as the page shows it: what was accepted, and where it came from; what was
+    rejected. `words`: texts of its tokens."""
+    last = "plain" if not step.drafted else "bonus"
+    if step.accepted < step.drafted:
+        last = "corrected"
+    sources = ["accepted"] * step.accepted + [last]
+    return {
+        "tokens": [
+            {"id": token, "text": words[token], "source": source}
+            for token, source in zip(step.kept, sources, strict=False)
+        ],
+        "rejected": [
+            {"id": token, "text": words[token]} for token in step.guesses[step.accepted :]
+        ],
+        "predicted": step.predicted,
+        "gamma": step.gamma,
+        "drafted": step.drafted,
+        "accepted": step.accepted,
+        "overlaps": list(step.overlaps),
+        "draft_seconds": step.draft_seconds,
+        "target_seconds": step.score_seconds,
+        "verify_seconds": step.verify_seconds,
+        "rows": step.rows,
     }
-    if detail == "detailed":
-        counts |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
-    return {"metrics": {"speculative_decoding": counts}}
 
 
 def _histogram(values: list[int], widest: int) -> list[int]:
@@ -110,12 +180,12 @@ def _histogram(values: list[int], widest: int) -> list[int]:
     return [counts[n] for n in range(widest + 1)]
 
 
-def _by_position(steps: list[dict[str, Any]]) -> list[float]:
-    """Of the guesses made at each place, the share that was kept."""
+def _by_position(steps: list[StepRecord]) -> list[float]:
+    """The share of draft tokens that was accepted, at each place."""
     proposed: list[int] = []
     accepted_at: list[int] = []
     for step in steps:
-        accepted, drafted = step["accepted"], step["drafted"]
+        accepted, drafted = step.accepted, step.drafted
         for counts, n in ((proposed, drafted), (accepted_at, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for i in range(n):

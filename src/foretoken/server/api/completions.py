@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts or token ids in, what follows them out."""
+"""POST /v1/completions: texts or token ids in, their continuations out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,76 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from time import time
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import Text
+from foretoken.server.api.wire import (
+    MOST_LOGPROBS,
+    MOST_N,
+    Flag,
+    Predicting,
+    Sets,
+    Whole,
+)
 from foretoken.server.process.generation import GeneratedText, Generation
 from foretoken.server.process.messages import StepOutput, TokenLogprob
+
+
+class Text(Predicting):
+    """Request to continue texts."""
+
+    prompt: Annotated[str | list[str] | list[Whole] | list[list[Whole]], Sets("prompt")]
+    max_tokens: Annotated[Whole | None, Sets("max_new_tokens")] = Field(16, ge=0)
+    logprobs: Annotated[Whole | None, Sets("logprobs", "prompt_logprobs")] = Field(
+        None, ge=0, le=MOST_LOGPROBS
+    )
+    echo: Flag | None = None
+    best_of: Whole | None = Field(None, ge=1, le=MOST_N)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        prompt: Any = self.prompt
+        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        prompts = prompt if several else [prompt]
+        if [] in prompts:
+            raise BadRequestError("prompt is empty; give a text or ids", "prompt")
+        return prompts
+
+    @property
+    def candidates(self) -> int:
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        return None if self.max_tokens is None else max(1, self.max_tokens)
+
+    @property
+    def reported(self) -> int | None:
+        """The best of several texts are told by their logprobs."""
+        ranked = self.candidates > (self.n or 1)
+        return 0 if self.logprobs is None and ranked else self.logprobs
+
+    @property
+    def reported_of_prompt(self) -> int | None:
+        return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
+
+    def require(self) -> None:
+        n, best = self.n or 1, self.best_of
+        if best is not None and best < n:
+            raise BadRequestError(f"best_of is {best}, below n={n}", "best_of")
+        if best is not None and self.stream and best > n:
+            raise BadRequestError("best_of does not go with stream", "best_of")
+        super().require()
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            message = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
+            raise BadRequestError(message, "max_tokens")
+        if self.echo and self.logprobs is not None:
+            for name in ("stream", "prompt_logprobs"):
+                if getattr(self, name) is not None:
+                    raise BadRequestError(f"echo with logprobs does not go with {name}", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,119 +86,87 @@ class Echo:
     first: tuple[TokenLogprob, ...] = ()
 
 
-def candidates(wishes: Text) -> int:
-    """How many texts to write of a prompt."""
-    n, best = wishes.n or 1, wishes.best_of
-    if best is None:
-        return n
-    if best < n:
-        raise BadRequestError(f"best_of is {best}, below n={n}", "best_of")
-    if wishes.stream and best > n:
-        raise BadRequestError("best_of does not go with stream", "best_of")
-    return best
+class TextAnswer(answers.Answer[Text]):
+    """Answer of continuations, each after the echo of its prompt."""
 
+    def __init__(
+        self, asked: Text, model: str, generation: Generation, echoes: Sequence[Echo]
+    ) -> None:
+        super().__init__(asked, model, generation)
+        self.echoes = echoes
 
-def options(wishes: Text, facts: dict[str, Any]) -> dict[str, Any]:
-    """As keywords of the engine; the best of several are told by their logprobs."""
-    parameters = wishes.options(facts)
-    if wishes.max_tokens == 0 and (wishes.stream or not wishes.echo):
-        message = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
-        raise BadRequestError(message, "max_tokens")
-    if wishes.echo and wishes.logprobs is not None:
-        for name in ("stream", "prompt_logprobs"):
-            if getattr(wishes, name) is not None:
-                raise BadRequestError(f"echo with logprobs does not go with {name}", name)
-        parameters["prompt_logprobs"] = wishes.logprobs
-    if wishes.best_of is not None and wishes.best_of > (wishes.n or 1):
-        parameters.setdefault("logprobs", 0)
-    return parameters
+    def body(self) -> dict[str, Any]:
+        n, count = self.asked.n or 1, self.generation.n
+        if self.asked.max_tokens == 0:  # what the engine wrote to read the prompt
+            for text in self.texts:
+                text.text, text.tokens, text.logprobs = "", [], []
+        choices: list[dict[str, Any]] = []
+        for at, echo in enumerate(self.echoes):
+            texts = self.texts[at * count : (at + 1) * count]
+            best = sorted(texts, key=_likelihood, reverse=True)[:n] if count > n else texts
+            choices += [self._choice(at * n + i, text, echo) for i, text in enumerate(best)]
+        answer = self._head() | {"choices": choices, "usage": self.usage()}
+        return answer | self.metrics() | self.speculation(whole=True)
 
+    async def events(self) -> AsyncGenerator[str]:
+        head, texts = self._head(), self.texts
+        echoes = [self.echoes[i // self.generation.n].text for i in range(len(texts))]
+        offsets = [len(echo) for echo in echoes]
+        for i, echo in enumerate(echoes):
+            if echo:
+                yield answers.event(head | {"choices": [_piece(i, echo)]})
+        async for i, part in self.generation.parts():
+            if part.text or part.tokens or part.done is not None:
+                end = None if part.done is None else len(echoes[i]) + len(texts[i].text)
+                chunk = self._chunk(i, part, offsets, end)
+                yield answers.event(head | chunk | self.usage_so_far())
+        if self.tells_usage:
+            last: dict[str, Any] = {"choices": [], "usage": self.usage()}
+            yield answers.event(head | last | self.metrics() | self.speculation())
+        yield answers.DONE
 
-def body(
-    wishes: Text, model: str, generation: Generation, echoed: Sequence[Echo]
-) -> dict[str, Any]:
-    """The whole answer, once all is written."""
-    n, choices = wishes.n or 1, list[dict[str, Any]]()
-    if wishes.max_tokens == 0:  # what the engine wrote to read the prompt
-        for text in generation.texts:
-            text.text, text.tokens, text.logprobs = "", [], []
-    for at, echo in enumerate(echoed):
-        texts = generation.texts[at * generation.n : (at + 1) * generation.n]
-        best = sorted(texts, key=_likelihood, reverse=True)[:n] if generation.n > n else texts
-        choices += [_choice(wishes, at * n + i, text, echo) for i, text in enumerate(best)]
-    answer = _head(answers.fresh("cmpl"), model)
-    answer |= {"choices": choices, "usage": answers.usage(generation)}
-    answer |= answers.metrics(generation, wishes.speculation.metrics)
-    if wishes.speculation.steps:
-        steps = [text.steps for text in generation.texts]
-        answer["speculation"] = answers.rates(generation.texts) | {"steps": steps}
-    return answer
+    def _head(self) -> dict[str, Any]:
+        id, kind = answers.fresh("cmpl"), "text_completion"
+        return {"id": id, "object": kind, "created": int(time()), "model": self.model}
 
+    def _choice(self, i: int, text: GeneratedText, echo: Echo) -> dict[str, Any]:
+        asked = self.asked
+        assert text.done is not None
+        whole, prompt_logprobs = echo.text + text.text, text.done.prompt_logprobs or []
+        choice = _piece(i, whole, text.done.reason) | {"stop_reason": text.done.stop}
+        if asked.logprobs is not None:
+            tokens = (
+                [*echo.first, *prompt_logprobs, *text.logprobs] if asked.echo else text.logprobs
+            )
+            choice["logprobs"] = _logprobs(tokens, asked.logprobs, 0, len(whole))
+            for key in ("token_logprobs", "top_logprobs") if asked.echo else ():
+                if choice["logprobs"][key]:
+                    choice["logprobs"][key][0] = None  # nothing is known of a prompt's first token
+        if asked.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = answers.read(prompt_logprobs)
+        if asked.return_token_ids:
+            choice["token_ids"] = text.tokens
+        return choice
 
-async def events(
-    wishes: Text, model: str, generation: Generation, echoed: Sequence[Echo]
-) -> AsyncGenerator[str]:
-    """Server-sent events: one for each step of each text."""
-    head = _head(answers.fresh("cmpl"), model)
-    ahead = [len(echoed[i // generation.n].text) for i in range(len(generation.texts))]
-    offsets = [*ahead]
-    for i in range(len(generation.texts)):
-        if echo := echoed[i // generation.n].text:
-            yield answers.event(head | {"choices": [_piece(i, echo)]})
-    async for i, part in generation.parts():
-        if part.text or part.tokens or part.done is not None:
-            end = None if part.done is None else ahead[i] + len(generation.texts[i].text)
-            chunk = _chunk(wishes, i, part, offsets, end)
-            yield answers.event(head | chunk | answers.so_far(wishes, generation))
-    if wishes.stream_options is not None and wishes.stream_options.include_usage:
-        last: dict[str, Any] = {"choices": [], "usage": answers.usage(generation)}
-        last |= answers.metrics(generation, wishes.speculation.metrics)
-        if wishes.speculation.steps:
-            last["speculation"] = answers.rates(generation.texts)
-        yield answers.event(head | last)
-    yield answers.DONE
+    def _chunk(
+        self, i: int, part: StepOutput, offsets: list[int], end: int | None
+    ) -> dict[str, Any]:
+        ending = part.done
+        choice = _piece(i, part.text, None if ending is None else ending.reason)
+        if ending is not None:
+            choice["stop_reason"] = ending.stop
+        if self.asked.logprobs is not None:
+            told = part.logprobs or []
+            choice["logprobs"] = _logprobs(told, self.asked.logprobs, offsets[i], end)
+            offsets[i] += sum(len(each.text) for each in told)
+        if self.asked.return_token_ids:
+            choice["token_ids"] = part.tokens
+        return {"choices": [choice]} | self.steps_of(part)
 
 
 def _likelihood(text: GeneratedText) -> float:
-    """Of a text's tokens, the mean logprob."""
+    """The mean logprob of a text's tokens."""
     return fmean(each.logprob for each in text.logprobs) if text.logprobs else 0.0
-
-
-def _head(id: str, model: str) -> dict[str, Any]:
-    return {"id": id, "object": "text_completion", "created": int(time()), "model": model}
-
-
-def _choice(wishes: Text, i: int, text: GeneratedText, echo: Echo) -> dict[str, Any]:
-    assert text.done is not None
-    whole, prompt_logprobs = echo.text + text.text, text.done.prompt_logprobs or []
-    choice = _piece(i, whole, text.done.reason) | {"stop_reason": text.done.stop}
-    if wishes.logprobs is not None:
-        tokens = [*echo.first, *prompt_logprobs, *text.logprobs] if wishes.echo else text.logprobs
-        choice["logprobs"] = _logprobs(tokens, wishes.logprobs, 0, len(whole))
-        for key in ("token_logprobs", "top_logprobs") if wishes.echo else ():
-            if choice["logprobs"][key]:
-                choice["logprobs"][key][0] = None  # nothing is known of a prompt's first token
-    if wishes.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = answers.read(prompt_logprobs)
-    if wishes.return_token_ids:
-        choice["token_ids"] = text.tokens
-    return choice
-
-
-def _chunk(
-    wishes: Text, i: int, part: StepOutput, offsets: list[int], end: int | None
-) -> dict[str, Any]:
-    ending = part.done
-    choice = _piece(i, part.text, None if ending is None else ending.reason)
-    if ending is not None:
-        choice["stop_reason"] = ending.stop
-    if wishes.logprobs is not None:
-        choice["logprobs"] = _logprobs(part.logprobs or [], wishes.logprobs, offsets[i], end)
-        offsets[i] += sum(len(each.text) for each in part.logprobs or [])
-    if wishes.return_token_ids:
-        choice["token_ids"] = part.tokens
-    chunk: dict[str, Any] = {"choices": [choice]}
-    return chunk | ({"speculation": {"steps": part.steps}} if wishes.speculation.steps else {})
 
 
 def _piece(i: int, text: str, reason: str | None = None) -> dict[str, Any]:
@@ -145,7 +176,7 @@ def _piece(i: int, text: str, reason: str | None = None) -> dict[str, Any]:
 def _logprobs(
     tokens: list[TokenLogprob], count: int, offset: int, end: int | None
 ) -> dict[str, Any]:
-    """`end`: where the text ends, if it is known; tokens behind a stop string that is left out
+    """`end`: where the text ends, if it is known; tokens after a stop string that is left out
     stand there."""
     offsets: list[int] = []
     for each in tokens:

@@ -61,11 +61,11 @@ class BadRequestError(ApiError):
         super().__init__(400, message, param)
 
 
-def answered(error: Exception, body: Wire | None = None) -> ApiError:
-    """What the engine, or its absence, means to a client; `body`: of its request."""
+def api_error(error: Exception, asked: Wire | None = None) -> ApiError:
+    """Return what the engine's refusal, or its absence, means to a client; `asked`: its request."""
     if isinstance(error, UnavailableError):
         return ApiError(503, error.message, code="unavailable", after=error.after)
     assert isinstance(error, RefusedRequest)
     after = {"busy": 1, "dead": 5}.get(error.kind)
-    param = None if body is None or error.option is None else body.param(error.option)
+    param = None if asked is None or error.option is None else asked.param(error.option)
     return ApiError(STATUS[error.kind], error.message, param, CODES.get(error.kind), after)

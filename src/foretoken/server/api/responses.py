@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from itertools import count
 from time import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from foretoken.server.api import answers
+from foretoken.server.api.conversation import functions, turns
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.tools import functions
-from foretoken.server.api.turns import turns
-from foretoken.server.api.wire import MOST_LOGPROBS, ApiRequest, Flag, Whole, Wire, small
-from foretoken.server.process.generation import Generation
+from foretoken.server.api.wire import MOST_LOGPROBS, ApiRequest, Flag, Sets, Whole, Wire, small
 
 KEYS = ("role", "content", "type", "id", "status")  # of a message; the last two say nothing new
 ROLES = ("system", "developer", "user", "assistant")
@@ -30,7 +28,7 @@ class Format(Wire):
 
 
 class TextOptions(Wire):
-    format: Format = Format()  # pyright: ignore[reportCallIssue]
+    format: Annotated[Format, Sets("structured")] = Format()  # pyright: ignore[reportCallIssue]
 
 
 def _flag(value: Any) -> bool:
@@ -40,19 +38,25 @@ def _flag(value: Any) -> bool:
 
 
 class Responses(ApiRequest):
-    """The request."""
+    """Request for a response."""
 
-    input: str | list[dict[str, Any]]
+    input: Annotated[str | list[dict[str, Any]], Sets("prompt")]
     instructions: str | None = None
-    max_output_tokens: Whole | None = Field(None, ge=1)
+    max_output_tokens: Annotated[Whole | None, Sets("max_new_tokens")] = Field(None, ge=1)
     text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
-    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
+    top_logprobs: Annotated[Whole | None, Sets("logprobs")] = Field(None, ge=0, le=MOST_LOGPROBS)
+    tools: Annotated[list[dict[str, Any]] | None, Sets("chat_template_kwargs")] = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: Flag | None = None
     truncation: Literal["disabled"] | None = None
     background: Annotated[Literal[False], BeforeValidator(_flag)] | None = None
+
+    template_field: ClassVar[str | None] = "input"
+
+    @property
+    def prompts(self) -> list[list[dict[str, Any]]]:
+        return [self.messages]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -75,18 +79,31 @@ class Responses(ApiRequest):
         return [*system, *turns(plain, "input", ROLES)]
 
     @property
-    def tells(self) -> bool:
-        """Whether logprobs are asked for."""
-        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+    def max_new_tokens(self) -> int | None:
+        return self.max_output_tokens
 
-    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        options = super().options(facts) | self._bounded(self.max_output_tokens)
-        if self.tells:
-            options["logprobs"] = self.top_logprobs or 0
+    @property
+    def reported(self) -> int | None:
+        told = bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if told else None
+
+    @property
+    def variables(self) -> dict[str, Any] | None:
         tools = functions(self.tools or ())
-        if tools and self.tool_choice != "none":
-            options["chat_template_kwargs"] = {"tools": tools}
-        return options
+        return {"tools": tools} if tools and self.tool_choice != "none" else None
+
+    def require(self) -> None:
+        """Refuse, too, what the other endpoints take and a response has no place for."""
+        if self.n is not None and self.n > 1:
+            raise BadRequestError("n is for chat completions; a response is one text", "n")
+        for name in ("prompt_logprobs", "return_token_ids"):
+            if getattr(self, name):
+                raise BadRequestError(
+                    f"{name} is for completions; a response has no place for it", name
+                )
+        if self.structured_outputs and self.text is not None and self.text.format.type != "text":
+            raise BadRequestError("text.format and structured_outputs are both given", "text")
+        super().require()
 
     def _structured(self) -> dict[str, Any] | None:
         text_format = self.text.format if self.text is not None else Format()  # pyright: ignore[reportCallIssue]
@@ -99,100 +116,84 @@ class Responses(ApiRequest):
         return {"json_schema": small(text_format.json_schema, "text.format")}
 
 
-def require(wishes: Responses) -> None:
-    """BadRequestError for what the other endpoints take and a response has no place for."""
-    if wishes.n is not None and wishes.n > 1:
-        raise BadRequestError("n is for chat completions; a response is one text", "n")
-    for name in ("prompt_logprobs", "return_token_ids"):
-        if getattr(wishes, name):
-            raise BadRequestError(
-                f"{name} is for completions; a response has no place for it", name
-            )
-    if wishes.structured_outputs and wishes.text is not None and wishes.text.format.type != "text":
-        raise BadRequestError("text.format and structured_outputs are both given", "text")
+class ResponseAnswer(answers.Answer[Responses]):
+    """Answer to a request for a response."""
 
+    def body(self) -> dict[str, Any]:
+        return self._finished(self._head(), answers.fresh("msg"))
 
-def body(wishes: Responses, model: str, generation: Generation) -> dict[str, Any]:
-    """The whole answer, once all is written."""
-    return _finished(_begun(wishes, model), wishes, generation, answers.fresh("msg"))
+    async def events(self) -> AsyncGenerator[str]:
+        """Yield typed server-sent events, numbered."""
+        numbers, item = count(), answers.fresh("msg")
+        head = self._head()
+        place = {"item_id": item, "output_index": 0, "content_index": 0}
 
+        def event(kind: str, **data: Any) -> str:
+            return answers.event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
-async def events(wishes: Responses, model: str, generation: Generation) -> AsyncGenerator[str]:
-    """Typed server-sent events, numbered."""
-    numbers, item = count(), answers.fresh("msg")
-    head = _begun(wishes, model)
-    place = {"item_id": item, "output_index": 0, "content_index": 0}
+        yield event("response.created", response=head)
+        yield event("response.in_progress", response=head)
+        started = _item(item, [], "in_progress")
+        yield event("response.output_item.added", output_index=0, item=started)
+        yield event("response.content_part.added", **place, part=_part("", []))
+        async for _, part in self.generation.parts():
+            if part.text or part.logprobs:
+                told = [answers.known(each) for each in part.logprobs or []]
+                yield event("response.output_text.delta", **place, delta=part.text, logprobs=told)
+        response = self._finished(head, item)
+        (message,) = response["output"]
+        (content,) = message["content"]
+        told = content["logprobs"]
+        yield event("response.output_text.done", **place, text=content["text"], logprobs=told)
+        yield event("response.content_part.done", **place, part=content)
+        yield event("response.output_item.done", output_index=0, item=message)
+        yield event(f"response.{response['status']}", response=response)
 
-    def event(kind: str, **data: Any) -> str:
-        return answers.event({"type": kind, "sequence_number": next(numbers), **data}, kind)
+    def _head(self) -> dict[str, Any]:
+        asked = self.asked
+        return {
+            "id": answers.fresh("resp"),
+            "object": "response",
+            "created_at": int(time()),
+            "status": "in_progress",
+            "model": self.model,
+            "output": [],
+            "error": None,
+            "incomplete_details": None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": {},
+            "parallel_tool_calls": bool(asked.parallel_tool_calls),
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": asked.tools or [],
+            "text": {"format": {"type": asked.text.format.type if asked.text else "text"}},
+            "truncation": "disabled",
+            "usage": None,
+        }
 
-    yield event("response.created", response=head)
-    yield event("response.in_progress", response=head)
-    yield event("response.output_item.added", output_index=0, item=_item(item, [], "in_progress"))
-    yield event("response.content_part.added", **place, part=_part("", []))
-    async for _, part in generation.parts():
-        if part.text or part.logprobs:
-            logprobs = [answers.known(each) for each in part.logprobs or []]
-            yield event("response.output_text.delta", **place, delta=part.text, logprobs=logprobs)
-    response = _finished(head, wishes, generation, item)
-    (message,) = response["output"]
-    (content,) = message["content"]
-    logprobs = content["logprobs"]
-    yield event("response.output_text.done", **place, text=content["text"], logprobs=logprobs)
-    yield event("response.content_part.done", **place, part=content)
-    yield event("response.output_item.done", output_index=0, item=message)
-    yield event(f"response.{response['status']}", response=response)
-
-
-def _begun(wishes: Responses, model: str) -> dict[str, Any]:
-    return {
-        "id": answers.fresh("resp"),
-        "object": "response",
-        "created_at": int(time()),
-        "status": "in_progress",
-        "model": model,
-        "output": [],
-        "error": None,
-        "incomplete_details": None,
-        "instructions": wishes.instructions,
-        "max_output_tokens": wishes.max_output_tokens,
-        "metadata": {},
-        "parallel_tool_calls": bool(wishes.parallel_tool_calls),
-        "temperature": wishes.temperature,
-        "top_p": wishes.top_p,
-        "tool_choice": wishes.tool_choice or "auto",
-        "tools": wishes.tools or [],
-        "text": {"format": {"type": wishes.text.format.type if wishes.text else "text"}},
-        "truncation": "disabled",
-        "usage": None,
-    }
-
-
-def _finished(
-    head: dict[str, Any], wishes: Responses, generation: Generation, item: str
-) -> dict[str, Any]:
-    (text,) = generation.texts
-    assert text.done is not None
-    cut = text.done.reason == "length"
-    status = "incomplete" if cut else "completed"
-    logprobs = [answers.known(each) for each in text.logprobs] if wishes.tells else []
-    usage = answers.usage(generation)
-    response = head | {
-        "status": status,
-        "output": [_item(item, [_part(text.text, logprobs)], status)],
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "usage": {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage["total_tokens"],
-        },
-    }
-    response |= answers.metrics(generation, wishes.speculation.metrics)
-    if wishes.speculation.steps:
-        response["speculation"] = answers.rates(generation.texts) | {"steps": [text.steps]}
-    return response
+    def _finished(self, head: dict[str, Any], item: str) -> dict[str, Any]:
+        (text,) = self.texts
+        assert text.done is not None
+        cut = text.done.reason == "length"
+        status = "incomplete" if cut else "completed"
+        told = self.asked.reported is not None
+        logprobs = [answers.known(each) for each in text.logprobs] if told else []
+        usage = self.usage()
+        response = head | {
+            "status": status,
+            "output": [_item(item, [_part(text.text, logprobs)], status)],
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"],
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        return response | self.metrics() | self.speculation(whole=True)
 
 
 def _item(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:

@@ -1,21 +1,21 @@
-"""What requests may hold, in OpenAI's names and in vLLM's for what those lack. A field that is not
+"""Fields of requests, in OpenAI's names and in vLLM's for what those lack. A field that is not
 honoured is refused by name; an unknown one gets the nearest that is known."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from foretoken.errors import mismatch
 from foretoken.sampling import checks
-from foretoken.sampling.params import OPTIONS
+from foretoken.sampling.params import OPTIONS, Controls
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.tools import functions
+from foretoken.server.process.messages import GenerateRequest, Prompt
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Whole = Annotated[int, Field(strict=True)]
@@ -66,20 +66,15 @@ ELSEWHERE = {
     "guided_choice": ("structured_outputs",),
     "guided_grammar": ("structured_outputs",),
 }
-# The engine's names for what a request asks for, and the fields that ask for it.
-SAID_BY = {name: (each.api.name,) for name, each in OPTIONS.items() if each.api} | {
-    "prompt": ("messages", "input", "prompt"),
-    "max_new_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
-    "structured": ("structured_outputs", "response_format", "text.format"),
-    "logprobs": ("top_logprobs", "logprobs"),
-    "prompt_logprobs": ("prompt_logprobs", "logprobs"),
-    "chat_template_kwargs": ("chat_template_kwargs", "tools"),
-    "gamma": ("speculation.gamma",),
-    "rule": ("speculation.rule",),
-    "lenience": ("speculation.lenience",),
-}
 # Fields that say who asks or where: one engine serves all, so there is nothing to do for them.
 NOTED = frozenset(("user", "safety_identifier", "prompt_cache_key"))
+
+
+class Sets:
+    """Annotation of a field: the engine's options that it sets, where these have other names."""
+
+    def __init__(self, *options: str) -> None:
+        self.options = options
 
 
 class Wire(BaseModel):
@@ -88,13 +83,22 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     def param(self, option: str) -> str | None:
-        """The field of this request that makes the engine's option what it is; a place within it,
-        as in "prompt[0].role", stays."""
+        """Return the field of this request that sets an option of the engine; a place within it, as
+        in "prompt[0].role", stays."""
         name, place, rest = re.fullmatch(r"(\w+)(\[?)(.*)", option).groups()  # pyright: ignore
-        known = type(self).model_fields
-        fields = [f for f in SAID_BY.get(name, (name,)) if f.split(".")[0] in known]
+        fields = list(_setting(type(self), name))
+        fields = fields or [name for name in (name,) if name in type(self).model_fields]
         asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
         return f"{(asked or fields)[0]}{place}{rest}" if fields else None
+
+
+def _setting(kind: type[Wire], option: str) -> Iterator[str]:
+    """Fields that set an option of the engine, those of parts included."""
+    for name, field in kind.model_fields.items():
+        if any(isinstance(each, Sets) and option in each.options for each in field.metadata):
+            yield name
+        if part := _part(kind, (name,)):
+            yield from (f"{name}.{each}" for each in _setting(part, option))
 
 
 T = TypeVar("T", bound=Wire)
@@ -103,12 +107,12 @@ T = TypeVar("T", bound=Wire)
 class Speculation(Wire):
     """How this request is guessed for; its text stays in the target's law while lenience is 1."""
 
-    gamma: Whole | None = Field(
+    gamma: Annotated[Whole | None, Sets("gamma")] = Field(
         None, ge=0, le=MOST_GAMMA, description="guesses per target call; null: automatic"
     )
     drafter: Flag = Field(True, description="false: plain decoding")
-    rule: Literal["block", "speculative", "coupled"] | None = None
-    lenience: Number | None = Field(None, gt=0, le=1)
+    rule: Annotated[Literal["block", "speculative", "coupled"] | None, Sets("rule")] = None
+    lenience: Annotated[Number | None, Sets("lenience")] = Field(None, gt=0, le=1)
     steps: Flag = Field(False, description="tell of every step in the answer")
     metrics: Literal["summary", "detailed"] | None = Field(
         None, description="vLLM's metrics of the request, in the answer"
@@ -144,10 +148,10 @@ def _field(name: str) -> Any:
     option = OPTIONS[name]
     kind = KINDS.get(option.check) or KINDS[type(option.check)]
     if kind is Flag:
-        return Flag, Field(False, description=option.help)
+        return Annotated[Flag, Sets(name)], Field(False, description=option.help)
     assert option.api
     bounds: dict[str, Any] = {**getattr(option.check, "bounds", {}), **option.api.bounds}
-    return kind | None, Field(None, description=option.help, **bounds)
+    return Annotated[kind | None, Sets(name)], Field(None, description=option.help, **bounds)
 
 
 Sampled: Any = create_model(
@@ -156,21 +160,56 @@ Sampled: Any = create_model(
 
 
 class ApiRequest(Sampled):
-    """What every endpoint that writes text takes."""
+    """Fields of every endpoint that writes text. Each endpoint says how fields of its own set the
+    engine's options."""
 
     model: str | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     seed: Whole | None = None
     return_token_ids: Flag = False
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: Annotated[dict[str, Any] | None, Sets("structured")] = None
     cache_salt: str = ""
     priority: Whole = 0
     speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
 
-    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """As keywords of the engine, where the model's own suggestions stand for what is left
-        out."""
+    template_field: ClassVar[str | None] = None  # what the chat template reads; None: nothing
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """The prompts, of each of which `candidates` texts are written."""
+        raise NotImplementedError
+
+    @property
+    def candidates(self) -> int:
+        return self.n or 1
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """New tokens of a text at most; None: as many as there is room for."""
+        raise NotImplementedError
+
+    @property
+    def reported(self) -> int | None:
+        """How many of the likeliest tokens are told at each place; None: no logprobs."""
+        raise NotImplementedError
+
+    @property
+    def reported_of_prompt(self) -> int | None:
+        return self.prompt_logprobs
+
+    @property
+    def predicted(self) -> str | None:
+        """The text that the client expects."""
+        return None
+
+    @property
+    def variables(self) -> dict[str, Any] | None:
+        """Variables of the chat template."""
+        return None
+
+    def require(self) -> None:
+        """Raise BadRequestError for fields that contradict one another."""
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequestError("prompt_logprobs does not go with stream", "prompt_logprobs")
         if self.stream_options is not None and not self.stream:
@@ -180,8 +219,7 @@ class ApiRequest(Sampled):
                 "include_obfuscation is not supported: events are as long as they are",
                 "stream_options.include_obfuscation",
             )
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > MOST_STOPS or not all(stops):
+        if len(self._stops) > MOST_STOPS or not all(self._stops):
             raise BadRequestError(f"give 1 to {MOST_STOPS} stop strings, none empty", "stop")
         if self.speculation.gamma and not self.speculation.drafter:
             raise BadRequestError(
@@ -189,38 +227,50 @@ class ApiRequest(Sampled):
                 "leave one out",
                 "speculation.gamma",
             )
-        options: dict[str, Any] = {
-            **self._sampling(stops, facts),
-            "structured": self._structured(),
-            "cache_salt": self.cache_salt,
-            "priority": self.priority,
-            "gamma": self.speculation.gamma if self.speculation.drafter else 0,
-            "rule": self.speculation.rule,
-            "lenience": self.speculation.lenience,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        limit, least = self.max_new_tokens, self.min_tokens
+        if limit is not None and least is not None and least > limit:
+            message = f"min_tokens is {least}, above the {limit} new tokens asked for; lower it"
+            raise BadRequestError(message, "min_tokens")
 
-    def _sampling(self, stops: list[str], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """The shared options by the names of `SamplingParams`; None for what is left out."""
-        options = {name: getattr(self, field) for name, field in SHARED.items()}
+    def to_engine(self, prompt: Prompt, suggested: Mapping[str, Any]) -> GenerateRequest:
+        """Return the engine's request for a text of this prompt. `suggested`: values of the
+        generation config for what is left out. Raises BadRequestError."""
+        self.require()
+        speculation = self.speculation
+        return GenerateRequest(
+            prompt,
+            self._controls(suggested),
+            seed=(secrets.randbits(62) if self.seed is None else self.seed % 2**63, 0),
+            gamma=speculation.gamma if speculation.drafter else 0,
+            rule=speculation.rule,
+            lenience=speculation.lenience,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            prediction=self.predicted,
+            chat_template_kwargs=self.variables,
+            show_steps=speculation.steps,
+        )
+
+    def _controls(self, suggested: Mapping[str, Any]) -> Controls:
+        options: dict[str, Any] = {name: getattr(self, field) for name, field in SHARED.items()}
         del options["num_return_sequences"]  # a request of its own for each text
         for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)):
-            options[name] = _first(options[name], facts.get(name), neutral)
+            options[name] = _first(options[name], suggested.get(name), neutral)
         options |= {
             "top_k": max(0, options["top_k"]),
             "logit_bias": self._biases(),
-            "stop_strings": stops or None,
+            "stop_strings": self._stops or None,
+            "max_new_tokens": self.max_new_tokens,
+            "logprobs": self.reported,
+            "prompt_logprobs": self.reported_of_prompt,
+            "structured": self._structured(),
         }
-        return {name: None if value is False else value for name, value in options.items()}
+        controls: Any = {n: v for n, v in options.items() if v is not None and v is not False}
+        return controls
 
-    def _bounded(self, most: int | None) -> dict[str, int]:
-        """How long the text may be, as a keyword of the engine."""
-        if most is None:
-            return {}
-        if self.min_tokens is not None and self.min_tokens > most:
-            message = f"min_tokens is {self.min_tokens}, above the {most} new tokens asked for"
-            raise BadRequestError(f"{message}; lower it", "min_tokens")
-        return {"max_new_tokens": most}
+    @property
+    def _stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def _biases(self) -> dict[int, float] | None:
         if not self.logit_bias:
@@ -257,11 +307,6 @@ class ApiRequest(Sampled):
             )
         return {names[name]: value}
 
-    @property
-    def first_seed(self) -> int:
-        """The seed of the first text; a fresh one where none is given."""
-        return secrets.randbits(62) if self.seed is None else self.seed % 2**63
-
 
 def small(schema: Any, param: str) -> Any:
     """A schema that is soon compiled."""
@@ -288,119 +333,21 @@ class PredictedOutput(Wire):
 
 
 class Predicting(ApiRequest):
-    """What chats and completions take beside."""
+    """Fields that chats and completions have beside."""
 
     prediction: PredictedOutput | None = None
 
-    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        options = super().options(facts)
-        expected = "" if self.prediction is None else self.prediction.text
-        return options | ({"prediction": expected} if expected else {})
-
-
-class JsonSchema(Wire):
-    name: str | None = None
-    description: str | None = None
-    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
-    strict: Flag | None = None
-
-
-class ResponseFormat(Wire):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class Chat(Predicting):
-    """POST /v1/chat/completions."""
-
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    max_tokens: Whole | None = Field(None, ge=1)
-    max_completion_tokens: Whole | None = Field(None, ge=1)
-    logprobs: Flag | None = None
-    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: Flag | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: Flag = True
-    continue_final_message: Flag = False
-
-    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        if self.top_logprobs and not self.logprobs:
-            raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
-        if self.tool_choice == "auto" and not self.tools:
-            raise BadRequestError("tool_choice goes with tools", "tool_choice")
-        variables = dict(self.chat_template_kwargs or {})
-        tools = functions(self.tools or ())
-        if tools and self.tool_choice != "none":
-            variables["tools"] = tools
-        if self.continue_final_message:
-            variables["continue_final_message"] = True
-        elif not self.add_generation_prompt:
-            variables["add_generation_prompt"] = False
-        limits = {self.max_completion_tokens, self.max_tokens} - {None}
-        if len(limits) > 1:
-            raise BadRequestError(
-                f"max_completion_tokens is {self.max_completion_tokens} and max_tokens "
-                f"{self.max_tokens}; give one",
-                "max_tokens",
-            )
-        more: dict[str, Any] = {
-            **self._bounded(next(iter(limits), None)),
-            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
-            "chat_template_kwargs": variables or None,
-        }
-        options = super().options(facts)
-        return options | {name: value for name, value in more.items() if value is not None}
-
-    def _structured(self) -> dict[str, Any] | None:
-        response_format, structure = self.response_format, super()._structured()
-        if response_format is None or response_format.type == "text":
-            return structure
-        if structure is not None:
-            raise BadRequestError(
-                "response_format and structured_outputs are both given; give one", "response_format"
-            )
-        if response_format.type == "json_object":
-            return {"json_schema": {"type": "object"}}
-        if response_format.json_schema is None or response_format.json_schema.json_schema is None:
-            raise BadRequestError("response_format needs json_schema.schema", "response_format")
-        return {"json_schema": small(response_format.json_schema.json_schema, "response_format")}
-
-
-class Text(Predicting):
-    """POST /v1/completions."""
-
-    prompt: str | list[str] | list[Whole] | list[list[Whole]]
-    max_tokens: Whole | None = Field(16, ge=0)
-    logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    echo: Flag | None = None
-    best_of: Whole | None = Field(None, ge=1, le=MOST_N)
-
     @property
-    def prompts(self) -> list[str | list[int]]:
-        prompt: Any = self.prompt
-        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-        prompts = prompt if several else [prompt]
-        if [] in prompts:
-            raise BadRequestError("prompt is empty; give a text or ids", "prompt")
-        return prompts
-
-    def options(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        options = super().options(facts)
-        options |= self._bounded(None if self.max_tokens is None else max(1, self.max_tokens))
-        if self.logprobs is not None:
-            options["logprobs"] = self.logprobs
-        return options
+    def predicted(self) -> str | None:
+        return (self.prediction.text or None) if self.prediction else None
 
 
 class Tokenize(Wire):
     """POST /tokenize: a text, or messages through the chat template."""
 
     model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    prompt: Annotated[str | None, Sets("prompt")] = None
+    messages: Annotated[list[dict[str, Any]] | None, Sets("prompt")] = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: Flag = False
 

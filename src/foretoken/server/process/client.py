@@ -1,12 +1,14 @@
-"""The HTTP process's end of the pipe: requests go out, their events come back; an engine that dies
-is started again, and its requests are told.
+"""The HTTP process's end of the pipe: requests go out, what becomes of them comes back. An engine
+that dies is started again, and its requests are told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
@@ -16,10 +18,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from foretoken.server.process.messages import (
     Abort,
+    Accepted,
     Add,
     Ask,
     Failed,
     FromEngine,
+    GenerateRequest,
     ModelInfo,
     Ready,
     Refusal,
@@ -53,6 +57,9 @@ class UnavailableError(Exception):
     def __init__(self, message: str, after: int) -> None:
         super().__init__(message)
         self.message, self.after = message, after
+
+
+Told = Accepted | StepOutput | Reply | RefusedRequest | UnavailableError
 
 
 class Pipe(Protocol):
@@ -106,7 +113,7 @@ class EngineClient:
         self.preempted = 0  # of all engines
         self._preempted = 0  # of this one
         self._ids = count()
-        self._inboxes: dict[int, asyncio.Queue[Reply | Refusal | StepOutput]] = {}
+        self._listeners: dict[int, Callable[[Told], None]] = {}  # of requests and questions
         self._prompts: dict[int, int] = {}  # tokens of each, where they are known
         self._stuck: set[int] = set()  # who has waited since the last step
         self._silent = 0.0  # seconds for which they have
@@ -119,7 +126,7 @@ class EngineClient:
     @property
     def open(self) -> int:
         """Requests and questions without an end."""
-        return len(self._inboxes)
+        return len(self._listeners)
 
     @property
     def states(self) -> dict[str, int]:
@@ -146,7 +153,7 @@ class EngineClient:
         try:
             await asyncio.wait_for(self._idle.wait(), patience)
         except TimeoutError:
-            log.warning("%s requests are cut off", len(self._inboxes))
+            log.warning("%s requests are cut off", len(self._listeners))
             self._fail("the server is shutting down; send the request to another, or later")
         self.state = "stopped"
         self._send(Stop())
@@ -154,48 +161,33 @@ class EngineClient:
             await asyncio.to_thread(self._process.join, 5)
             self._process.kill()
 
-    async def submit(
-        self, prompt: Any, options: dict[str, Any]
-    ) -> AsyncGenerator[int | StepOutput]:
-        """The number of tokens of the prompt, then what every step adds to the text, the last with
-        its end. Leaving it frees the row within a step. Raises RefusedRequest and
-        UnavailableError."""
+    def submit(
+        self, request: GenerateRequest, listener: Callable[[Told], None]
+    ) -> Callable[[], None]:
+        """Send a request, and call `listener` with all that becomes of it: `Accepted`, then what
+        every step adds, the last with its end; or RefusedRequest. Return what ends the request
+        early, which frees its row within a step. Raises UnavailableError."""
         self._require_ready()
-        id, inbox = self._open()
-        ended = False
-        try:
-            self._send(Add(id, prompt, options))
-            while True:
-                message = await inbox.get()
-                if isinstance(message, Refusal):
-                    ended = True
-                    raise RefusedRequest(message)
-                if isinstance(message, Reply):
-                    self._prompts[id] = message.value
-                    yield message.value
-                    continue
-                ended = message.done is not None
-                yield message
-                if ended:
-                    return
-        finally:
-            self._close(id)
-            if not ended:
-                self._send(Abort(id))
+        id = self._open(listener)
+        self._send(Add(id, request))
+        return partial(self._abort, id)
 
     async def ask(self, name: str, **arguments: Any) -> Any:
-        """An answer that takes no step."""
+        """Return the answer to a question that takes no step. Raises RefusedRequest and
+        UnavailableError."""
         self._require_ready()
-        id, inbox = self._open()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        id = self._open(partial(_settle, answer))
         try:
             self._send(Ask(id, name, arguments))
-            message = await inbox.get()
+            return await answer
         finally:
             self._close(id)
-        if isinstance(message, Refusal):
-            raise RefusedRequest(message)
-        assert isinstance(message, Reply)
-        return message.value
+
+    def _abort(self, id: int) -> None:
+        if id in self._listeners:
+            self._close(id)
+            self._send(Abort(id))
 
     def _require_ready(self) -> None:
         if self.state == "ready":
@@ -207,20 +199,19 @@ class EngineClient:
         }
         raise UnavailableError(reasons.get(self.state, "the server is shutting down"), 2)
 
-    def _open(self) -> tuple[int, asyncio.Queue[Reply | Refusal | StepOutput]]:
+    def _open(self, listener: Callable[[Told], None]) -> int:
         id = next(self._ids)
-        inbox = self._inboxes[id] = asyncio.Queue()
-        return id, inbox
+        self._listeners[id] = listener
+        self._idle.clear()
+        return id
 
     def _close(self, id: int) -> None:
-        self._inboxes.pop(id, None)
+        self._listeners.pop(id, None)
         self._prompts.pop(id, None)
         self._note_idle()
 
     def _note_idle(self) -> None:
-        if self._inboxes:
-            self._idle.clear()
-        else:
+        if not self._listeners:
             self._idle.set()
 
     def _send(self, message: ToEngine) -> None:
@@ -265,7 +256,7 @@ class EngineClient:
                 self._stuck.clear()
                 for part in parts:
                     self._deliver(part)
-            case Reply() | Refusal():
+            case Accepted() | Reply() | Refusal():
                 self._deliver(message)
             case Ready(info):
                 self.info, self._deaths = info, 0
@@ -278,10 +269,18 @@ class EngineClient:
             case None:
                 self._died()
 
-    def _deliver(self, message: Reply | Refusal | StepOutput) -> None:
-        inbox = self._inboxes.get(message.id)
-        if inbox is not None:  # else nobody waits any more
-            inbox.put_nowait(message)
+    def _deliver(self, message: Accepted | Reply | Refusal | StepOutput) -> None:
+        listener = self._listeners.get(message.id)
+        if listener is None:  # nobody waits any more
+            return
+        match message:
+            case Accepted(id, prompt_tokens):
+                self._prompts[id] = prompt_tokens
+            case StepOutput(done=None):
+                pass
+            case _:
+                self._close(message.id)
+        listener(RefusedRequest(message) if isinstance(message, Refusal) else message)
 
     def _watch(self, process: Process) -> None:
         """Every second, as no clock is to be trusted after a suspension: an engine that takes no
@@ -289,9 +288,9 @@ class EngineClient:
         if process is not self._process:
             return
         self._loop.call_later(TICK, self._watch, process)
-        self._stuck &= self._inboxes.keys()
+        self._stuck &= self._listeners.keys()
         if not self._stuck:
-            self._stuck, self._silent = set(self._inboxes), 0.0
+            self._stuck, self._silent = set(self._listeners), 0.0
             return
         self._silent += TICK
         if self._silent > STALL + READING * sum(self._prompts.values()):
@@ -300,34 +299,49 @@ class EngineClient:
             process.kill()
 
     def _fail(self, reason: str) -> None:
-        for id, inbox in self._inboxes.items():
-            inbox.put_nowait(Refusal(id, "dead", reason))
+        for id in list(self._listeners):
+            self._deliver(Refusal(id, "dead", reason))
 
     def _died(self) -> None:
         """The process is gone: its requests fail, and another one is started."""
         if self._process is not None:
             self._process.kill()  # what only closed its pipe
-        self._fail("the engine stopped while it wrote this text; send the request again")
         self.running = self.waiting = self._preempted = 0
-        if self.state in ("failed", "stopped", "draining"):
-            return
-        self.state = "restarting"
-        after = AGAIN[min(self._deaths, len(AGAIN) - 1)]
-        self._deaths += 1
-        self.restarts += 1
-        log.error("the engine's process ended; it is started again in %s s", after)
-        self._loop.call_later(after, self._restart)
+        if self.state not in ("failed", "stopped", "draining"):
+            self.state = "restarting"
+            after = AGAIN[min(self._deaths, len(AGAIN) - 1)]
+            self._deaths += 1
+            self.restarts += 1
+            log.error("the engine's process ended; it is started again in %s s", after)
+            self._loop.call_later(after, self._restart)
+        self._fail("the engine stopped while it wrote this text; send the request again")
 
     def _restart(self) -> None:
         if self.state == "restarting":
             self.start()
 
 
+def _settle(answer: asyncio.Future[Any], message: Told) -> None:
+    if answer.done():  # nobody waits any more
+        return
+    if isinstance(message, Exception):
+        answer.set_exception(message)
+    else:
+        assert isinstance(message, Reply)
+        answer.set_result(message.value)
+
+
 def _deepest(message: ToEngine) -> str | None:
     """The argument that is nested too deeply to be sent."""
-    prompt: dict[str, Any] = {"prompt": message.prompt} if isinstance(message, Add) else {}
-    more = getattr(message, "options", {}) or getattr(message, "arguments", {})
-    for name, value in (prompt | more).items():
+    values: dict[str, Any] = {}
+    if isinstance(message, Add):
+        values = {
+            each.name: getattr(message.request, each.name) for each in fields(GenerateRequest)
+        }
+        values |= values.pop("controls")
+    elif isinstance(message, Ask):
+        values = message.arguments
+    for name, value in values.items():
         try:
             ForkingPickler.dumps(value)
         except RecursionError:

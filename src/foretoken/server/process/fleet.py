@@ -8,19 +8,20 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Hashable
-from contextlib import aclosing
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
+from foretoken.records import Begun, StepRecord
 from foretoken.server.process.client import (
     Child,
     EngineClient,
     RefusedRequest,
     State,
+    Told,
     UnavailableError,
 )
-from foretoken.server.process.messages import ModelInfo, StepOutput
+from foretoken.server.process.messages import Accepted, GenerateRequest, ModelInfo, StepOutput
 from foretoken.server.process.statistics import together
 from foretoken.server.process.worker import Setup
 
@@ -34,15 +35,16 @@ KEPT_DIGESTS = 2**17  # digests: prompts of 8 million characters
 log = logging.getLogger(__name__)
 
 
-def digests(prompt: Any, options: dict[str, Any]) -> list[int]:
-    """Of a prompt's beginnings, the shortest first: of a text, of ids, or of messages in which
-    every turn extends the last. Those of other salts and templates differ."""
+def digests(request: GenerateRequest) -> list[int]:
+    """Return digests of the prompt's beginnings, the shortest first: of a text, of ids, or of
+    messages in which every turn extends the last. Other salts and templates have others."""
+    prompt: Any = request.prompt
     size = CHARACTERS
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
         prompt = "".join(f"{turn.get('role')}\0{turn.get('content')}\0" for turn in prompt)
     elif isinstance(prompt, list):
         size = IDS
-    about = options.get("cache_salt"), options.get("chat_template")
+    about = request.cache_salt, request.chat_template
     running, hashes = hashlib.blake2b(repr(about).encode(), digest_size=8), list[int]()
     for start in range(0, len(prompt) - size + 1, size):
         running.update(repr(prompt[start : start + size]).encode(errors="surrogatepass"))
@@ -154,56 +156,49 @@ class EngineFleet:
     def restarts(self) -> int:
         return self._sum("restarts")
 
-    async def submit(
-        self, prompt: Any, options: dict[str, Any]
-    ) -> AsyncGenerator[int | StepOutput]:
+    def submit(
+        self, request: GenerateRequest, listener: Callable[[Told], None]
+    ) -> Callable[[], None]:
         """As a client's; where the engine dies the text goes on in another one."""
-        steps, shown, started = list[dict[str, Any]](), 0, False
-        for moves_left in reversed(range(MOVES + 1)):
-            client = await self._taking(prompt, options, wait=started)
-            wishes = options | ({"begun": (steps, shown)} if steps else {})
-            try:
-                async with aclosing(client.submit(prompt, wishes)) as messages:
-                    async for message in messages:
-                        if isinstance(message, StepOutput):
-                            steps, shown = [*steps, *message.steps], shown + len(message.text)
-                        elif started:
-                            continue
-                        started = True
-                        yield message
-                return
-            except RefusedRequest as error:
-                if error.kind != "dead" or self._end is not None or not moves_left:
-                    raise
-                log.warning("a text of %s steps goes on in another engine", len(steps))
+        text = MovableText(self, request, listener)
+        text.begin(self.ready_client(request))
+        return text.end
 
     async def ask(self, name: str, **arguments: Any) -> Any:
         """An answer that takes no step; of the speculation, that of all engines together."""
         if name == "speculation":
             ready = [client for client in self._clients if client.state == "ready"]
             outcomes = await asyncio.gather(
-                *(client.ask("ledger") for client in ready), return_exceptions=True
+                *(client.ask("statistics") for client in ready), return_exceptions=True
             )
             answers = [each for each in outcomes if not isinstance(each, BaseException)]
             if answers:
                 return together(answers) | {"running": self.running, "waiting": self.waiting}
-        client = await self._taking("", {}, wait=False)
-        return await client.ask(name, **arguments)
+        return await self.ready_client(GenerateRequest("")).ask(name, **arguments)
 
-    async def _taking(self, prompt: Any, options: dict[str, Any], *, wait: bool) -> EngineClient:
-        """The engine for a request, which is noted to read it."""
-        prefix = digests(prompt, options)
-        for _ in range(int(WAIT / TICK) if wait else 1):
-            ready = [client for client in self._clients if client.state == "ready"]
-            if ready and self.state == "ready":
-                client = self._nearest(ready, prefix)
-                self._prefixes.note(_name(client), prefix)
-                return client
-            if wait and self.state not in ("loading", "restarting"):
+    def ready_client(self, request: GenerateRequest) -> EngineClient:
+        """Return the engine for a request, which is noted to read it. Raises UnavailableError."""
+        ready = [client for client in self._clients if client.state == "ready"]
+        if not ready or self.state != "ready":
+            problem = f": {self.problem}" if self.problem else ""
+            raise UnavailableError(f"no engine is ready ({self.state}){problem}", 2)
+        prefix = digests(request)
+        client = self._nearest(ready, prefix)
+        self._prefixes.note(_name(client), prefix)
+        return client
+
+    async def next_client(self, request: GenerateRequest) -> EngineClient:
+        """As `ready_client`, once one is ready: engines that died are being started again."""
+        for _ in range(int(WAIT / TICK)):
+            if self.state not in ("loading", "restarting"):
                 break
-            await asyncio.sleep(TICK if wait else 0)
-        problem = f": {self.problem}" if self.problem else ""
-        raise UnavailableError(f"no engine is ready ({self.state}){problem}", 2)
+            await asyncio.sleep(TICK)
+        return self.ready_client(request)
+
+    @property
+    def ending(self) -> bool:
+        """Whether no text goes on elsewhere any more."""
+        return self._end is not None
 
     def _nearest(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
         """Where most of a prompt has been read, if that is much of it and others have not far less
@@ -254,6 +249,60 @@ class EngineFleet:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class MovableText:
+    """A request to a fleet: where its engine dies, another one goes on with the text."""
+
+    def __init__(
+        self, fleet: EngineFleet, request: GenerateRequest, listener: Callable[[Told], None]
+    ) -> None:
+        self.fleet, self.request, self.listener = fleet, request, listener
+        self.accepted, self.moves = False, MOVES
+        self.steps: list[StepRecord] = []
+        self.shown = 0  # characters
+        self._moving: asyncio.Task[None] | None = None
+
+    def begin(self, client: EngineClient) -> None:
+        """Send it to an engine, with what another one has written."""
+        begun = Begun(self.steps, self.shown) if self.steps else None
+        self._abort = client.submit(replace(self.request, begun=begun), self._hear)
+
+    def end(self) -> None:
+        """End it early, wherever it is."""
+        self._abort()
+        if self._moving is not None:
+            self._moving.cancel()
+
+    def _hear(self, message: Told) -> None:
+        match message:
+            case RefusedRequest(kind="dead") if self.moves and not self.fleet.ending:
+                log.warning("a text of %s steps goes on in another engine", len(self.steps))
+                self.moves -= 1
+                self._moving = asyncio.create_task(self._move())
+                return
+            case Accepted() if self.accepted:
+                return
+            case StepOutput():
+                self.steps += message.steps
+                self.shown += len(message.text)
+            case _:
+                pass
+        self.accepted = self.accepted or isinstance(message, Accepted)
+        self.listener(message)
+
+    async def _move(self) -> None:
+        fleet = self.fleet
+        try:
+            client = (
+                await fleet.next_client(self.request)
+                if self.accepted
+                else fleet.ready_client(self.request)
+            )
+        except UnavailableError as error:
+            self.listener(error)
+        else:
+            self.begin(client)
 
 
 def _name(client: EngineClient) -> tuple[int, int]:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
+from foretoken.records import StepRecord
+from foretoken.server.process.client import RefusedRequest, Told, UnavailableError
 from foretoken.server.process.fleet import Engines
-from foretoken.server.process.messages import Done, StepOutput, TokenLogprob
-
-Said = tuple[int, int | StepOutput | Exception]  # of which text
+from foretoken.server.process.messages import (
+    Accepted,
+    Done,
+    GenerateRequest,
+    StepOutput,
+    TokenLogprob,
+)
 
 
 @dataclass(slots=True)
 class GeneratedText:
     """A text as far as it is written."""
 
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # 0 until the engine has accepted its request
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
-    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    steps: list[StepRecord] = field(default_factory=list[StepRecord])
+    words: dict[int, str] = field(default_factory=dict[int, str])  # of tokens in `steps`
     done: Done | None = None
 
     def add(self, part: StepOutput) -> None:
@@ -31,58 +39,50 @@ class GeneratedText:
         self.tokens += part.tokens
         self.logprobs += part.logprobs or []
         self.steps += part.steps
+        self.words |= part.words or {}
         self.done = part.done
 
 
 class Generation:
-    """The texts of a request: use it within `async with`, whose end frees what still runs.
+    """The texts of a request, `n` of each prompt: use it within `async with`, whose end frees what
+    still runs. Entering it raises what the engine refuses, before anything is written."""
 
-    Text i is the (i % n)th of prompt i // n, and is keyed (seed, i): the same request with the same
-    seed gives the same texts, whatever else runs.
-    """
-
-    def __init__(
-        self, engine: Engines, prompts: Sequence[Any], n: int, options: dict[str, Any], seed: int
-    ) -> None:
-        self.n, self.predicts = n, "prediction" in options
-        self.texts = [GeneratedText() for _ in range(len(prompts) * n)]
+    def __init__(self, engine: Engines, requests: Sequence[GenerateRequest], n: int = 1) -> None:
+        self.n = n
+        self.predicts = any(request.prediction is not None for request in requests)
+        self.texts = [GeneratedText() for _ in requests]
         self.began = perf_counter()
         self.first: float | None = None  # seconds until the first token of any text
         self.gaps: list[float] = []  # seconds between two parts of a text, a token
-        self._engine, self._prompts, self._options, self._seed = engine, prompts, options, seed
-        self._inbox: asyncio.Queue[Said] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._early: list[Said] = []
+        self._engine, self._requests = engine, requests
+        self._outputs: asyncio.Queue[tuple[int, StepOutput | Exception]] = asyncio.Queue()
+        self._answered = asyncio.Event()  # all texts are accepted, or one is refused
+        self._problem: Exception | None = None
+        self._ends: list[Callable[[], None]] = []
         self._heard = [self.began] * len(self.texts)
 
     async def __aenter__(self) -> Generation:
-        """Raises what the engine refuses, before anything is written."""
-        self._tasks = [asyncio.create_task(self._write(i)) for i in range(len(self.texts))]
         try:
-            while not all(text.prompt_tokens for text in self.texts):
-                i, message = await self._inbox.get()
-                if isinstance(message, Exception):
-                    raise message
-                if isinstance(message, int):
-                    self.texts[i].prompt_tokens = message
-                else:
-                    self._early.append((i, message))
+            for i, request in enumerate(self._requests):
+                self._ends.append(self._engine.submit(request, partial(self._hear, i)))
+            await self._answered.wait()
+            if self._problem is not None:
+                raise self._problem
         except BaseException:
-            await self._stop()
+            self._end()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop()
+        self._end()
 
     async def parts(self) -> AsyncGenerator[tuple[int, StepOutput]]:
         """What is written, text by text as it comes."""
         unfinished = len(self.texts)
         while unfinished:
-            i, part = self._early.pop(0) if self._early else await self._inbox.get()
+            i, part = await self._outputs.get()
             if isinstance(part, Exception):
                 raise part
-            assert isinstance(part, StepOutput)
             self._note(i, part)
             unfinished -= part.done is not None
             yield i, part
@@ -93,6 +93,20 @@ class Generation:
             async for _ in parts:
                 pass
         return self.texts
+
+    def _hear(self, i: int, message: Told) -> None:
+        match message:
+            case Accepted(_, prompt_tokens):
+                self.texts[i].prompt_tokens = prompt_tokens
+            case StepOutput():
+                self._outputs.put_nowait((i, message))
+            case RefusedRequest() | UnavailableError():
+                self._problem = message
+                self._outputs.put_nowait((i, message))
+            case _:
+                raise AssertionError(message)
+        if self._problem is not None or all(text.prompt_tokens for text in self.texts):
+            self._answered.set()
 
     def _note(self, i: int, part: StepOutput) -> None:
         self.texts[i].add(part)
@@ -105,17 +119,18 @@ class Generation:
             self.gaps.append((now - self._heard[i]) / len(part.tokens))
         self._heard[i] = now
 
-    async def _write(self, i: int) -> None:
-        prompt = self._prompts[i // self.n]
-        options = self._options | {"seed": (self._seed, i)}
-        try:
-            async with aclosing(self._engine.submit(prompt, options)) as messages:
-                async for message in messages:
-                    self._inbox.put_nowait((i, message))
-        except Exception as error:
-            self._inbox.put_nowait((i, error))
+    def _end(self) -> None:
+        for end in self._ends:
+            end()
 
-    async def _stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+def several(
+    request: GenerateRequest, prompts: Sequence[str | list[int] | list[dict[str, Any]]], n: int
+) -> list[GenerateRequest]:
+    """Return the requests for `n` texts of each prompt: text i is the (i % n)th of prompt i // n,
+    and is keyed (seed, i), so the same request with the same seed gives the same texts, whatever
+    else runs."""
+    seed, _ = request.seed
+    return [
+        replace(request, prompt=prompts[i // n], seed=(seed, i)) for i in range(len(prompts) * n)
+    ]

@@ -1,21 +1,43 @@
-"""What goes through the pipe between HTTP process and engine process: plain data."""
+"""Messages on the pipe between the HTTP process and the engine's process: plain data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from foretoken.records import Begun, Stats, StepRecord
+from foretoken.sampling.params import Controls
+
+Prompt = str | list[int] | list[dict[str, Any]]  # a text, ids, or messages
 Kind = Literal["input", "length", "busy", "refused", "failed", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Request for one text: what `Engine.add` takes, in plain data."""
+
+    prompt: Prompt
+    controls: Controls = field(default_factory=Controls)  # fields of SamplingParams
+    seed: tuple[int, int] = (0, 0)
+    gamma: int | None = None  # draft tokens per target call; None: automatic
+    rule: str | None = None  # None: the engine's, as of lenience
+    lenience: float | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    prediction: str | None = None
+    chat_template: str | None = None  # None: the model's own
+    chat_template_kwargs: dict[str, Any] | None = None
+    most_tokens: int | None = None  # new ones where no max_new_tokens is set; None: the context
+    begun: Begun | None = None  # what an engine that died has written
+    show_steps: bool = False  # whether texts of the steps' tokens are told
+
+
+@dataclass(frozen=True, slots=True)
 class Add:
-    """A request: one text. `options`: keywords of `Engine.add`; without "max_new_tokens" the text
-    may fill the context, or get "most_tokens"."""
+    """A request, under an id that no other has had."""
 
     id: int
-    prompt: str | list[int] | list[dict[str, Any]]
-    options: dict[str, Any]
+    request: GenerateRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +49,8 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question that no step answers: "tokenize", "detokenize", "speculation", and
-    "ledger", what that is made from."""
+    """A question that no step answers: "tokenize", "detokenize", "speculation", and "statistics",
+    from which that of several engines is made."""
 
     id: int
     name: str
@@ -53,9 +75,7 @@ class ModelInfo:
     runtime: str
     draft_runtime: str | None
     dtype: str
-    suggested: dict[
-        str, Any
-    ]  # temperature, top_p, top_k of the generation config, where it has them
+    suggested: dict[str, Any]  # temperature, top_p, top_k of the generation config, or None
     max_rows: int
     pid: int
     costs: bytes  # of steps, pickled: for other engines, and read only where torch is
@@ -70,22 +90,30 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """They cannot be."""
+    """The models cannot be loaded."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """To an `Ask`, or how many tokens the prompt of an `Add` has."""
+    """Answer to an `Ask`."""
 
     id: int
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """Word that the engine has a request: comes before anything else about it."""
+
+    id: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
-    """An `Add` or an `Ask` that is not honoured, or a request that failed on its way; `option`: the
+    """End of an `Add` or an `Ask` that is not honoured, or of a request that failed; `option`: the
     argument of the engine that it is about, if one is."""
 
     id: int
@@ -108,30 +136,31 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a text ended, and what it took."""
+    """End of a text, and what it cost."""
 
     reason: str  # "stop" or "length"
     stop: int | str | None
-    stats: dict[str, Any]
+    stats: Stats
     prompt_logprobs: list[TokenLogprob] | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step added to a text."""
+    """Addition of a step to a text."""
 
     id: int
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprob] | None
-    steps: list[dict[str, Any]]
-    done: Done | None
+    steps: list[StepRecord]  # most often one
+    done: Done | None = None
+    words: dict[int, str] | None = None  # texts of the steps' tokens, for a request that shows them
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What a step added to all texts, how many run and wait behind it, and how often one had to
-    give up its place since the process began."""
+    """Additions of a step to all texts; how many run and wait after it, and how often one was
+    preempted since the process began."""
 
     parts: list[StepOutput]
     running: int
@@ -140,4 +169,4 @@ class StepOutputs:
 
 
 ToEngine = Add | Abort | Ask | Stop
-FromEngine = Ready | Failed | Reply | Refusal | StepOutputs
+FromEngine = Ready | Failed | Accepted | Reply | Refusal | StepOutputs

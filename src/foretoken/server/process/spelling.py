@@ -1,11 +1,10 @@
-"""Tokens as reports show them: each one's own text and bytes."""
+"""Tokens as reports show them: text and bytes of each one alone."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from foretoken.records import StepRecord
 from foretoken.text.decoding import BYTE
 
 if TYPE_CHECKING:
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Spelling:
-    """Of one tokenizer; without one a token is shown as its id."""
+    """Spelling of one tokenizer's tokens; without a tokenizer a token is shown as its id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.tokenizer = tokenizer
@@ -23,31 +22,6 @@ class Spelling:
 
     def text(self, token: int) -> str:
         return self.word(token)[0]
-
-    def step(self, step: StepRecord) -> dict[str, Any]:
-        """A step as the page shows it: what was kept, and where it came from; what was rejected."""
-        last = "plain" if not step.drafted else "bonus"
-        if step.accepted < step.drafted:
-            last = "corrected"
-        sources = ["accepted"] * step.accepted + [last]
-        return {
-            "tokens": [
-                {"id": token, "text": self.text(token), "source": source}
-                for token, source in zip(step.kept, sources, strict=False)
-            ],
-            "rejected": [
-                {"id": token, "text": self.text(token)} for token in step.guesses[step.accepted :]
-            ],
-            "predicted": step.predicted,
-            "gamma": step.gamma,
-            "drafted": step.drafted,
-            "accepted": step.accepted,
-            "overlaps": list(step.overlaps),
-            "draft_seconds": step.draft_seconds,
-            "target_seconds": step.score_seconds,
-            "verify_seconds": step.verify_seconds,
-            "rows": step.rows,
-        }
 
     def _word(self, token: int) -> tuple[str, bytes]:
         if self.tokenizer is None:
@@ -66,25 +40,6 @@ class Spelling:
         except KeyError:  # a special token
             encoded = name.encode()
         return encoded.decode(errors="replace"), encoded
-
-
-def record(document: dict[str, Any]) -> StepRecord:
-    """The step that `Spelling.step` told of, as far as it did: without biases and padding."""
-    tokens = tuple(token["id"] for token in document["tokens"])
-    rejected = tuple(token["id"] for token in document["rejected"])
-    return StepRecord(
-        document["gamma"],
-        (*tokens[: document["accepted"]], *rejected),
-        document["accepted"],
-        tokens,
-        tuple(document["overlaps"]),
-        document["drafted"],
-        document["draft_seconds"],
-        document["target_seconds"],
-        document["verify_seconds"],
-        document["rows"],
-        predicted=document["predicted"],
-    )
 
 
 def _letters() -> dict[str, int]:

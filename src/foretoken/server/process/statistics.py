@@ -1,13 +1,15 @@
-"""What all requests' steps come to: rates of speculation, as /v1/speculation tells them."""
+"""Rates of speculation over all requests, as /v1/speculation tells them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from operator import add
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from foretoken.sampling.params import GREEDY_BELOW, SamplingParams
+from foretoken.server.process.messages import GenerateRequest
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
@@ -20,7 +22,7 @@ ENDS = {"max_new_tokens", "min_new_tokens", "stop_strings", "stop_token_ids", "i
 
 
 class Kind(NamedTuple):
-    """What the time of a plain token depends on: only texts of one kind are compared."""
+    """Conditions that the time of a plain token depends on: only texts of one kind are compared."""
 
     controls: tuple[str, ...]  # those in force: "temperature", penalties, a grammar, logprobs
     length: int  # that prompt and text may have, as the number of its bits
@@ -28,7 +30,7 @@ class Kind(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """How many texts, and what they come to behind their first steps, which read the prompts."""
+    """Sums over some texts, without their first steps, which read the prompts."""
 
     number: int = 0
     tokens: int = 0
@@ -39,26 +41,22 @@ class Texts(NamedTuple):
 class RequestProfile:
     """A request, as far as its time can be compared with that of others."""
 
-    id: int  # the pipe's
-    plain: bool  # asked for without guesses, which is more than that it had none
+    plain: bool  # asked for without draft tokens, which is more than that it had none
     controls: tuple[str, ...]
     length: int
     mixed: bool  # not comparable: begun in another engine, waits for drafts, or has its own rule
 
     @classmethod
-    def of(cls, id: int, prompt: int, options: Mapping[str, Any]) -> RequestProfile:
-        """A request of so many prompt tokens, with keywords of `Engine.add`."""
-        from foretoken.sampling.params import GREEDY_BELOW, SamplingParams
-
-        off = {field.name: field.default for field in fields(SamplingParams)}
-        names = {name for name in off.keys() & options.keys() if options[name] != off[name]}
-        if options.get("temperature", 0.0) < GREEDY_BELOW:
+    def of(cls, request: GenerateRequest, length: int) -> RequestProfile:
+        """Return the profile of a request whose prompt and text have at most so many tokens."""
+        off: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
+        names = {name for name, value in request.controls.items() if value != off.get(name)}
+        if request.controls.get("temperature", 0.0) < GREEDY_BELOW:
             names -= {"temperature"}
-        length = (prompt + options["max_new_tokens"]).bit_length()
+        own_rule = request.rule not in (None, "block") or request.lenience not in (None, 1.0)
+        mixed = request.begun is not None or own_rule
         controls = tuple(sorted(names - ENDS))
-        own_rule = options.get("rule", "block") != "block" or options.get("lenience", 1.0) != 1.0
-        mixed = "begun" in options or own_rule
-        return cls(id, options.get("gamma") == 0, controls, length, mixed)
+        return cls(request.gamma == 0, controls, length.bit_length(), mixed)
 
 
 class SpecDecodeStats:

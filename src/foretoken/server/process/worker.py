@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
@@ -19,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import (
     BusyError,
@@ -29,14 +28,17 @@ from foretoken.errors import (
     about,
     one_line,
 )
+from foretoken.sampling.checks import as_structured
 from foretoken.server.logs import Logs
 from foretoken.server.process.messages import (
     Abort,
+    Accepted,
     Add,
     Ask,
     Done,
     Failed,
     FromEngine,
+    GenerateRequest,
     Kind,
     ModelInfo,
     Ready,
@@ -50,7 +52,6 @@ from foretoken.server.process.messages import (
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
-    from foretoken.sampling.checks import Structured
     from foretoken.sampling.logprobs import Logprobs
     from foretoken.server.process.spelling import Spelling
     from foretoken.server.process.statistics import RequestProfile, SpecDecodeStats
@@ -117,6 +118,16 @@ def measure(spec: Speculator, rows: int) -> None:
         spec.step_costs(SamplingParams(temperature=1.0), rows)
 
 
+@dataclass(slots=True)
+class EngineRequest:
+    """A request that the engine has."""
+
+    profile: RequestProfile
+    prompt_tokens: int
+    show_steps: bool
+    accepted: bool = False  # and told so
+
+
 class Worker:
     """An engine between two ends of a pipe."""
 
@@ -128,9 +139,8 @@ class Worker:
         self.pipe, self.spec, self.engine = pipe, spec, engine
         self.spelling: Spelling = Spelling(spec.tokenizer)
         self.statistics = SpecDecodeStats()
-        self.requests: dict[int, RequestProfile] = {}  # by the engine's ids
-        self.adding: set[int] = set()  # the pipe's ids of those that are being added
-        self.early: dict[int, list[Event]] = {}  # of the engine's ids that are not known yet
+        # By the pipe's ids, which are the engine's too; None while a request is checked
+        self.requests: dict[int, EngineRequest | None] = {}
         self.sandbox = GrammarSandbox(spec.tokenizer)
         self.compiling = ThreadPoolExecutor(COMPILING, "foretoken grammars")
         self.sending, self.awake = Lock(), Condition()
@@ -167,13 +177,13 @@ class Worker:
             except (EOFError, OSError):  # the HTTP process is gone
                 message = Stop()
             match message:
-                case Add():
+                case Add(id, request):
                     with self.awake:
-                        self.adding.add(message.id)
-                    if "structured" in message.options:  # may take long; others do not wait
-                        self.compiling.submit(self._add, message)
+                        self.requests[id] = None
+                    if request.controls.get("structured"):  # may take long; others do not wait
+                        self.compiling.submit(self._add, id, request)
                     else:
-                        self._add(message)
+                        self._add(id, request)
                 case Abort(id):
                     self._abort(id)
                 case Ask(id, name, arguments):
@@ -184,61 +194,76 @@ class Worker:
     def _wait(self) -> bool:
         """Until there is something to do; False at the end."""
         with self.awake:
-            self.awake.wait_for(lambda: self.requests or self.over)
+            engine = self.engine
+            self.awake.wait_for(lambda: engine.running or engine.waiting or self.over)
             return not self.over
 
-    def _add(self, message: Add) -> None:
-        from foretoken.records import Begun
-        from foretoken.sampling.params import SamplingParams
-        from foretoken.server.process.spelling import record
+    def _add(self, id: int, request: GenerateRequest) -> None:
         from foretoken.server.process.statistics import RequestProfile
 
-        options = dict(message.options)
-        most = options.pop("most_tokens", None)
-        names = ("chat_template", "chat_template_kwargs")
-        template = {name: options.pop(name) for name in names if name in options}
         try:
-            with about("prompt"):
-                ids = self._ids(message.prompt, template)
-            count = options.get("max_new_tokens")
-            options["max_new_tokens"] = self._limit(len(ids), count, most)
-            if "prediction" in options:
-                with about("prediction"):
-                    options["prediction"] = self._prediction(options["prediction"])
-            if "begun" in options:
-                steps, shown = options["begun"]
-                options["begun"] = Begun([record(step) for step in steps], shown)
-            if "structured" in options:
-                wish = SamplingParams(structured=options["structured"]).structured
-                with about("structured"):
-                    self.sandbox.require(cast("Structured", wish))
-            number = self.engine.add(ids, **options)
-            with self.awake:
-                early = self.early.pop(number, [])
-                if message.id not in self.adding:  # aborted meanwhile
-                    self._drop(number)
+            ids, limit, prediction = self._checked(request)
+            profile = RequestProfile.of(request, len(ids) + limit)
+            added = EngineRequest(profile, len(ids), request.show_steps)
+            with self.awake:  # before its first event
+                if id not in self.requests:  # aborted meanwhile
                     return
-                self.requests[number] = RequestProfile.of(message.id, len(ids), options)
-                self._send(Reply(message.id, len(ids)))
-                if early:
-                    self._tell(early)
-                self.awake.notify()
+                self.requests[id] = added
+            self.engine.add(
+                ids,
+                id=id,
+                seed=request.seed,
+                gamma=request.gamma,
+                rule=request.rule,
+                lenience=request.lenience,
+                cache_salt=request.cache_salt,
+                priority=request.priority,
+                prediction=prediction,
+                begun=request.begun,
+                **{**request.controls, "max_new_tokens": limit},
+            )
         except Exception as error:
-            self._refuse(message.id, error)
-        finally:
             with self.awake:
-                self.adding.discard(message.id)
-                if not self.adding:
-                    self.early.clear()
+                self.requests.pop(id, None)
+            self._refuse(id, error)
+            return
+        with self.awake:
+            if id in self.requests:
+                self._accept(id, added)
+                self.awake.notify()
+            else:  # aborted meanwhile, or at its end already
+                self._drop(id)
 
-    def _ids(self, prompt: Any, template: dict[str, Any]) -> list[int]:
+    def _checked(self, request: GenerateRequest) -> tuple[list[int], int, list[int] | None]:
+        """The prompt's ids, how many new tokens may follow, and the prediction's ids."""
+        controls, prediction = request.controls, None
+        with about("prompt"):
+            ids = self._ids(request.prompt, request.chat_template, request.chat_template_kwargs)
+        limit = self._limit(len(ids), controls.get("max_new_tokens"), request.most_tokens)
+        if request.prediction is not None:
+            with about("prediction"):
+                prediction = self._prediction(request.prediction)
+        if structure := controls.get("structured"):
+            with about("structured"):
+                self.sandbox.require(as_structured("structured", structure))
+        return ids, limit, prediction
+
+    def _accept(self, id: int, request: EngineRequest) -> None:
+        if not request.accepted:
+            request.accepted = True
+            self._send(Accepted(id, request.prompt_tokens))
+
+    def _ids(
+        self, prompt: Any, template: str | None, variables: dict[str, Any] | None
+    ) -> list[int]:
+        """The ids of a text, of ids, or of messages through a chat template."""
         self._require_short(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             return self.spec.ids(prompt)
-        (formatted,) = self.spec.prompts(prompt, **template)
+        (formatted,) = self.spec.prompts(prompt, template, variables)
         return self.spec.ids(formatted)
 
-    def _prediction(self, text: str) -> tuple[int, ...]:
+    def _prediction(self, text: str) -> list[int]:
         """What a client expects, no longer than any text can be."""
         self._require_short(text, "prediction")
         ids, context = self.spec.prediction(text), self.engine.longest
@@ -246,7 +271,7 @@ class Worker:
             raise _TooLongError(
                 f"the prediction has {len(ids)} tokens, the context is {context}; shorten it"
             )
-        return ids
+        return list(ids)
 
     def _require_short(self, prompt: Any, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
@@ -276,10 +301,8 @@ class Worker:
 
     def _abort(self, id: int) -> None:
         with self.awake:
-            self.adding.discard(id)
-            for number in [n for n, asked in self.requests.items() if asked.id == id]:
-                del self.requests[number]
-                self._drop(number)
+            if self.requests.pop(id, None) is not None:
+                self._drop(id)
             self._tell([])  # no step follows that of the last text
 
     def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
@@ -287,16 +310,24 @@ class Worker:
             "tokenize": self._tokenize,
             "detokenize": self._detokenize,
             "speculation": self._speculation,
-            "ledger": self._ledger,
+            "statistics": self._statistics,
         }
         try:
             self._send(Reply(id, questions[name](**arguments)))
         except Exception as error:
             self._refuse(id, error)
 
-    def _tokenize(self, prompt: Any, template: dict[str, Any], *, texts: bool) -> dict[str, Any]:
+    def _tokenize(
+        self,
+        prompt: Any,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        *,
+        texts: bool,
+    ) -> dict[str, Any]:
         with about("prompt"):
-            answer: dict[str, Any] = {"tokens": self._ids(prompt, template)}
+            ids = self._ids(prompt, chat_template, chat_template_kwargs)
+            answer: dict[str, Any] = {"tokens": ids}
         return answer | (
             {"token_strs": [*map(self.spelling.text, answer["tokens"])]} if texts else {}
         )
@@ -316,7 +347,7 @@ class Worker:
             "waiting": self.engine.waiting,
         }
 
-    def _ledger(self) -> tuple[SpecDecodeStats, dict[str, Any]]:
+    def _statistics(self) -> tuple[SpecDecodeStats, dict[str, Any]]:
         """As the sums of several engines need it."""
         with self.awake:
             return deepcopy(self.statistics), self._speculation()
@@ -348,35 +379,44 @@ class Worker:
         drafts = any(step.drafted for event in events for step in event.steps)
         with self.awake:
             for event in events:
-                ended = event.finish_reason is not None
-                asked = self.requests.pop(event.id, None) if ended else self.requests.get(event.id)
-                if asked is None:  # aborted meanwhile, or not known yet
-                    if self.adding:
-                        self.early.setdefault(event.id, []).append(event)
+                request = self.requests.get(event.id)
+                if request is None:  # aborted meanwhile
                     continue
-                asked.mixed |= asked.plain and drafts
-                self.statistics.note(event, asked)
+                if event.finish_reason is not None:
+                    del self.requests[event.id]
+                self._accept(event.id, request)
+                request.profile.mixed |= request.profile.plain and drafts
+                self.statistics.note(event, request.profile)
                 if event.error is not None:
                     kind = "refused" if isinstance(event.error, ControlError) else "failed"
                     option = getattr(event.error, "option", None)
-                    self._send(Refusal(asked.id, kind, one_line(event.error), option))
+                    self._send(Refusal(event.id, kind, one_line(event.error), option))
                     continue
-                parts.append(self._part(asked.id, event))
+                parts.append(self._part(event, show_steps=request.show_steps))
         preempted = self.engine.stats().preempted
         self._send(StepOutputs(parts, self.engine.running, self.engine.waiting, preempted))
 
-    def _part(self, id: int, event: Event) -> StepOutput:
-        likelihoods = None if event.logprobs is None else self._known(event.logprobs)
-        steps = [self.spelling.step(step) for step in event.steps]
-        ending = None if event.completion is None else self._done(event.completion)
-        return StepOutput(id, event.text or "", event.tokens, likelihoods, steps, ending)
+    def _part(self, event: Event, *, show_steps: bool) -> StepOutput:
+        words = None
+        if show_steps:
+            tokens = (token for step in event.steps for token in (*step.kept, *step.guesses))
+            words = {token: self.spelling.text(token) for token in tokens}
+        return StepOutput(
+            event.id,
+            event.text or "",
+            event.tokens,
+            None if event.logprobs is None else self._known(event.logprobs),
+            event.steps,
+            None if event.completion is None else self._done(event.completion),
+            words,
+        )
 
     def _done(self, completion: Completion) -> Done:
         likelihoods, stop = completion.prompt_logprobs, completion.stop_reason
         return Done(
             completion.finish_reason,
             None if stop in self.spec.ends.eos else stop,  # as vLLM: its own end needs no reason
-            completion.stats.to_dict(),
+            completion.stats,
             None if likelihoods is None else self._known(likelihoods),
         )
 
@@ -393,15 +433,19 @@ class Worker:
     def _fail(self, message: str) -> None:
         """All requests end: what broke the step off may break the next one off too."""
         with self.awake:
-            for number, asked in self.requests.items():
-                self._drop(number)
-                self._send(Refusal(asked.id, "failed", message))
-            self.requests.clear()
+            for id, request in list(self.requests.items()):
+                if request is not None and (self._drop(id) or request.accepted):
+                    del self.requests[id]
+                    self._send(Refusal(id, "failed", message))
             self._tell([])  # no step follows this one
 
-    def _drop(self, own: int) -> None:
-        with suppress(InputError):  # it has just finished
-            self.engine.abort(own)
+    def _drop(self, id: int) -> bool:
+        """Abort a request; whether the engine had it."""
+        try:
+            self.engine.abort(id)
+        except InputError:  # it has just finished, or is being added
+            return False
+        return True
 
     def _refuse(self, id: int, error: Exception) -> None:
         kind: Kind = "failed"

@@ -11,10 +11,13 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
+from foretoken.server.api.chat import Chat
+from foretoken.server.api.completions import Text
+from foretoken.server.api.conversation import turns
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.responses import Responses
-from foretoken.server.api.turns import turns
-from foretoken.server.api.wire import NEUTRAL, NOTED, Chat, Text, Wire, read
+from foretoken.server.api.wire import NEUTRAL, NOTED, Wire, read
+from foretoken.server.process.messages import GenerateRequest
 
 CLIENTS: dict[type[Wire], Any] = {
     Chat: chat_create_params.CompletionCreateParamsBase,
@@ -27,6 +30,11 @@ LEAST: dict[type[Wire], dict[str, Any]] = {
     Responses: {"input": "a"},
 }
 DOCS = Path(__file__).parents[4] / "docs" / "serving.md"
+
+
+def asked(kind: Any, body: Any, suggested: Any = None) -> GenerateRequest:
+    """Return what the engine is asked for by a request."""
+    return read(kind, body).to_engine("", suggested or {})
 
 
 def fields(kind: type[Wire]) -> set[str]:
@@ -60,21 +68,20 @@ def test_refused_fields_say_why_and_neutral_values_pass(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [Chat, Text])
 def test_a_prediction_is_text_or_parts_of_it(kind: type[Wire]) -> None:
-    def options(prediction: Any) -> dict[str, Any]:
-        parsed: Any = read(kind, LEAST[kind] | {"prediction": prediction})
-        return parsed.options({})
+    def predicted(prediction: Any) -> str | None:
+        return asked(kind, LEAST[kind] | {"prediction": prediction}).prediction
 
     parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
     for content in ("abc", parts):
-        assert options({"type": "content", "content": content})["prediction"] == "abc"
+        assert predicted({"type": "content", "content": content}) == "abc"
     for nothing in (None, {"type": "content", "content": ""}, {"type": "content", "content": []}):
-        assert "prediction" not in options(nothing)
+        assert predicted(nothing) is None
     image = [{"type": "image_url", "text": "a"}]
     for wrong in ("abc", {"content": "abc"}, {"type": "content"}, {"type": "x", "content": "a"}):
         with pytest.raises(BadRequestError, match="^prediction"):
-            options(wrong)
+            predicted(wrong)
     with pytest.raises(BadRequestError, match="^prediction.content"):
-        options({"type": "content", "content": image})
+        predicted({"type": "content", "content": image})
 
 
 def test_unknown_fields_get_the_nearest_known() -> None:
@@ -121,9 +128,8 @@ def test_unknown_parts_of_a_field_get_the_nearest_known() -> None:
     ],
 )
 def test_what_contradicts_itself(more: dict[str, Any], said: str) -> None:
-    parsed: Any = read(Chat, LEAST[Chat] | more)
     with pytest.raises(BadRequestError, match=said):
-        parsed.options({})
+        asked(Chat, LEAST[Chat] | more)
 
 
 def test_guesses_that_others_would_wait_for() -> None:
@@ -139,22 +145,22 @@ def test_types_are_not_guessed() -> None:
 
 def test_what_is_left_out_follows_the_model() -> None:
     facts = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
-    options = read(Text, {"prompt": "a"}).options(facts)
+    options = asked(Text, {"prompt": "a"}, facts).controls
     assert (options["temperature"], options["top_p"], options["top_k"]) == (0.6, 0.9, 20)
-    own = read(Text, {"prompt": "a", "temperature": 0, "top_k": -1}).options(facts)
+    own = asked(Text, {"prompt": "a", "temperature": 0, "top_k": -1}, facts).controls
     assert (own["temperature"], own["top_k"]) == (0, 0)
-    assert read(Text, {"prompt": "a"}).options({})["temperature"] == 1.0
+    assert asked(Text, {"prompt": "a"}).controls["temperature"] == 1.0
 
 
 def test_one_grammar_at_a_time() -> None:
-    asked = LEAST[Chat] | {
+    both = LEAST[Chat] | {
         "response_format": {"type": "json_object"},
         "structured_outputs": {"regex": "a"},
     }
     with pytest.raises(BadRequestError, match="give one"):
-        read(Chat, asked).options({})
+        asked(Chat, both)
     with pytest.raises(BadRequestError, match="give one of json, regex"):
-        read(Text, {"prompt": "a", "structured_outputs": {"xml": "a"}}).options({})
+        asked(Text, {"prompt": "a", "structured_outputs": {"xml": "a"}})
 
 
 def test_turns_name_what_is_no_text() -> None:
@@ -173,10 +179,10 @@ def test_templates_get_tools_in_one_form(kind: type[Wire]) -> None:
     """A response's tool carries its function's name itself, a chat's in a part of its own."""
     flat, nested = {"type": "function", **WEATHER}, {"type": "function", "function": WEATHER}
     for tool in [flat, nested]:
-        parsed: Any = read(kind, LEAST[kind] | {"tools": [tool]})
-        assert parsed.options({})["chat_template_kwargs"] == {"tools": [nested]}
-    silent: Any = read(kind, LEAST[kind] | {"tools": [flat], "tool_choice": "none"})
-    assert "tools" not in (silent.options({}).get("chat_template_kwargs") or {})
+        told = asked(kind, LEAST[kind] | {"tools": [tool]})
+        assert told.chat_template_kwargs == {"tools": [nested]}
+    silent = asked(kind, LEAST[kind] | {"tools": [flat], "tool_choice": "none"})
+    assert silent.chat_template_kwargs is None
 
 
 @pytest.mark.parametrize("kind", [Chat, Responses])
@@ -193,7 +199,7 @@ def test_templates_get_tools_in_one_form(kind: type[Wire]) -> None:
 def test_tools_that_are_no_functions_are_named(kind: type[Wire], tool: Any, param: str) -> None:
     tools = [{"type": "function", **WEATHER}, tool]
     with pytest.raises(BadRequestError) as refused:
-        read(kind, LEAST[kind] | {"tools": tools}).options({})
+        asked(kind, LEAST[kind] | {"tools": tools})
     assert refused.value.param == param
 
 

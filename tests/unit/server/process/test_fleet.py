@@ -11,10 +11,10 @@ from engines import Threaded, speculator, threaded
 from foretoken.server.process import fleet as fleets
 from foretoken.server.process.client import Child, RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import EngineFleet
-from foretoken.server.process.messages import StepOutput
+from foretoken.server.process.messages import Accepted, GenerateRequest, StepOutput
 from foretoken.server.process.worker import Setup
 
-WISHES = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24, "cache_salt": ""}
+WISHES = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24}
 
 
 @pytest.fixture(autouse=True)
@@ -40,15 +40,20 @@ async def text(
 ) -> tuple[list[int], str, int]:
     """Tokens and text as they were streamed, and how often the prompt's length was told."""
     tokens, shown, told, done = list[int](), "", 0, False
-    async for message in fleet.submit(prompt, {**WISHES, "seed": (seed, 0), **more}):
-        if isinstance(message, StepOutput):
-            assert not done, "something follows the end"
-            assert len(message.tokens) == sum(len(step["tokens"]) for step in message.steps)
-            tokens, shown = tokens + message.tokens, shown + message.text
-            done = message.done is not None
-        else:
-            told += 1
-    assert done
+    heard: asyncio.Queue[Any] = asyncio.Queue()
+    controls: Any = {name: value for name, value in (WISHES | more).items() if name != "gamma"}
+    fleet.submit(GenerateRequest(prompt, controls, gamma=2, seed=(seed, 0)), heard.put_nowait)
+    while not done:
+        match await heard.get():
+            case StepOutput() as part:
+                assert len(part.tokens) == sum(len(step.kept) for step in part.steps)
+                tokens, shown = tokens + part.tokens, shown + part.text
+                done = part.done is not None
+            case Accepted():
+                told += 1
+            case error:
+                raise error
+    assert heard.empty(), "something follows the end"
     return tokens, shown, told
 
 
@@ -70,8 +75,7 @@ def test_streams_go_on_when_an_engine_is_killed() -> None:
         return results
 
     for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
-        options = {k: v for k, v in WISHES.items() if k != "cache_salt"}
-        (whole,) = spec.generate(f"text {i}", seed=[(i, 0)], **options)
+        (whole,) = spec.generate(f"text {i}", seed=[(i, 0)], **WISHES)
         assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
 
 
@@ -178,9 +182,8 @@ def test_scaling_loses_nothing(patience: float) -> None:
         return results
 
     spec = speculator()
-    options = {k: v for k, v in WISHES.items() if k != "cache_salt"}
     for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
-        (whole,) = spec.generate(f"{i}", seed=[(i, 0)], **options)
+        (whole,) = spec.generate(f"{i}", seed=[(i, 0)], **WISHES)
         assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from foretoken.server.process import fleet
 from foretoken.server.process.fleet import CHARACTERS, IDS, ReadPrefixes, digests
+from foretoken.server.process.messages import GenerateRequest
 
 
 @pytest.mark.parametrize(
@@ -13,11 +14,11 @@ from foretoken.server.process.fleet import CHARACTERS, IDS, ReadPrefixes, digest
     [("".join(map(str, range(400))), CHARACTERS), ([*range(400)], IDS)],
 )
 def test_a_longer_prompt_begins_with_the_digests_of_a_shorter(long, unit: int) -> None:
-    whole = digests(long, {})
+    whole = digests(GenerateRequest(long))
     assert len(whole) == len(long) // unit and len(set(whole)) == len(whole)
     for cut in (0, 1, unit - 1, unit, 3 * unit + 1):
-        assert digests(long[:cut], {}) == whole[: cut // unit]
-    other = digests(long[unit:], {})
+        assert digests(GenerateRequest(long[:cut])) == whole[: cut // unit]
+    other = digests(GenerateRequest(long[unit:]))
     assert not set(other) & set(whole), "a digest stands for all before it too"
 
 
@@ -26,10 +27,10 @@ def test_turns_extend_each_other_and_salts_part_them() -> None:
         {"role": "user", "content": "word " * 40},
         {"role": "assistant", "content": "yes " * 40},
     ]
-    first, both = digests(talk[:1], {}), digests(talk, {})
+    first, both = digests(GenerateRequest(talk[:1])), digests(GenerateRequest(talk))
     assert both[: len(first)] == first and len(both) > len(first) > 1
-    assert not set(first) & set(digests(talk[:1], {"cache_salt": "b"}))
-    assert digests([{"role": "user", "content": None}], {}) == []
+    assert not set(first) & set(digests(GenerateRequest(talk[:1], cache_salt="b")))
+    assert digests(GenerateRequest([{"role": "user", "content": None}])) == []
 
 
 def test_readers_are_told_apart_and_the_oldest_is_forgotten(monkeypatch) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from foretoken.records import StepRecord
+from foretoken.server.api.answers import shown_step
 from foretoken.server.process.spelling import Spelling
 from tiny import TEXT, byte_level, metaspace
 
@@ -46,11 +45,11 @@ def test_ids_of_padding_have_no_text() -> None:
 )
 def test_where_tokens_come_from(guesses, accepted, kept, sources, rejected) -> None:
     step = StepRecord(len(guesses), guesses, accepted, kept, (), 0, 0.0, 0.0, 0.0, 1)
-    told = Spelling(None).step(step)
+    words = Spelling(None)
+    told = shown_step(step, {token: words.text(token) for token in (*guesses, *kept)})
     assert [token["source"] for token in told["tokens"]] == sources
     assert [token["id"] for token in told["tokens"]] == list(kept)
     assert [token["id"] for token in told["rejected"]] == rejected
-    assert (
-        told["predicted"] is False
-        and Spelling(None).step(replace(step, predicted=True))["predicted"]
+    assert told["predicted"] is False and all(
+        token["text"] == "<6>" for token in told["rejected"][-1:]
     )

@@ -13,11 +13,14 @@ from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
+from foretoken.records import Begun
 from foretoken.request import Steady
+from foretoken.server.process.messages import GenerateRequest
 from foretoken.server.process.statistics import RequestProfile, SpecDecodeStats
 from oracle import random_model
 
 V = 12
+OWN = {"gamma", "rule", "lenience", "begun"}  # of a request, beside its controls
 COSTS = Costs(((0, 0.0), (4, 0.004)), ((1, 0.01), (5, 0.012)), ((1, 0.0), (5, 0.0)))
 
 
@@ -64,7 +67,10 @@ def text(tokens: int, seconds: float, *, rows: int = 1, drafted: int = 0) -> Any
 
 
 def asked(prompt: int = 10, **options: Any) -> RequestProfile:
-    return RequestProfile.of(0, prompt, {"max_new_tokens": 50, "temperature": 0.0} | options)
+    own = {name: options.pop(name) for name in OWN & options.keys()}
+    controls: Any = {"max_new_tokens": 50, "temperature": 0.0} | options
+    request = GenerateRequest("", controls, **own)
+    return RequestProfile.of(request, prompt + controls["max_new_tokens"])
 
 
 def compared(ledger: SpecDecodeStats) -> tuple[float | None, int, int]:
@@ -130,7 +136,7 @@ def test_times_that_are_not_of_one_text_alone_are_left_out() -> None:
     ledger, beside = SpecDecodeStats(), asked(gamma=0)
     beside.mixed = True
     ledger.note(text(10, 9.0), beside)
-    ledger.note(text(10, 9.0), asked(gamma=0, begun=([], 0)))
+    ledger.note(text(10, 9.0), asked(gamma=0, begun=Begun([])))
     single = text(10, 9.0)
     single.completion.steps = single.steps
     ledger.note(single, asked(gamma=0))

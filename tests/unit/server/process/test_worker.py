@@ -22,9 +22,11 @@ from foretoken.models.table import TableModel
 from foretoken.server.process import sandbox
 from foretoken.server.process.messages import (
     Abort,
+    Accepted,
     Add,
     Ask,
     Failed,
+    GenerateRequest,
     Ready,
     Refusal,
     Reply,
@@ -84,15 +86,22 @@ def parts(pipe: Connection, id: int) -> list[StepOutput]:
     return heard
 
 
-WISHES = {"gamma": 2, "seed": 5, "temperature": 1.0, "max_new_tokens": 12}
+WISHES = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 12}
+OWN = {"gamma", "seed", "rule", "prediction", "most_tokens"}  # of a request, beside its controls
+
+
+def add(id: int, prompt: Any, options: dict[str, Any]) -> Add:
+    own = {name: options[name] for name in OWN & options.keys()}
+    controls: Any = {name: value for name, value in options.items() if name not in OWN}
+    return Add(id, GenerateRequest(prompt, controls, **own))
 
 
 def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
     draft = LMDrafter(TableModel(random_model(2, V), V), V)
     spec = Speculator(TableModel(LAW, V, context=200), draft, byte_level(), Ends())
-    (expected,) = spec.generate("It", **WISHES)
-    pipe.send(Add(3, "It", WISHES))
-    assert hear(pipe) == Reply(3, len(spec.ids("It")))
+    (expected,) = spec.generate("It", **WISHES, seed=[(0, 0)])
+    pipe.send(add(3, "It", WISHES))
+    assert hear(pipe) == Accepted(3, len(spec.ids("It")))
     received = parts(pipe, 3)
     assert "".join(part.text for part in received) == expected.text
     assert [token for part in received for token in part.tokens] == expected.tokens
@@ -114,36 +123,36 @@ def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
     ],
 )
 def test_what_is_refused(pipe: Connection, prompt: Any, options: Any, kind: str, said: str) -> None:
-    pipe.send(Add(0, prompt, options))
+    pipe.send(add(0, prompt, options))
     refusal = hear(pipe)
     assert isinstance(refusal, Refusal) and refusal.kind == kind and said in refusal.message
 
 
 def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
     coupled = WISHES | {"rule": "coupled"}  # one text, whatever is guessed
-    pipe.send(Add(0, "It", coupled | {"gamma": 0}))
+    pipe.send(add(0, "It", coupled | {"gamma": 0}))
     hear(pipe)
     plain = [token for part in parts(pipe, 0) for token in part.tokens]
-    pipe.send(Add(1, "It", coupled | {"prediction": "It was"}))
-    assert isinstance(hear(pipe), Reply)
+    pipe.send(add(1, "It", coupled | {"prediction": "It was"}))
+    assert isinstance(hear(pipe), Accepted)
     received = parts(pipe, 1)
     assert [token for part in received for token in part.tokens] == plain
     first = received[0].steps[0]
-    assert first["predicted"] and len(first["rejected"]) in (1, 2)
+    assert first.predicted and first.drafted - first.accepted in (1, 2)
 
 
 def test_without_a_limit_a_text_may_fill_the_context(pipe: Connection) -> None:
     for id, most, written in ((0, None, 195), (1, 7, 7)):
         more = {} if most is None else {"most_tokens": most}
-        pipe.send(Add(id, [1] * 5, {"gamma": 2, "ignore_eos": True, "suppress_tokens": [9]} | more))
-        assert hear(pipe) == Reply(id, 5)
+        pipe.send(add(id, [1] * 5, {"gamma": 2, "ignore_eos": True, "suppress_tokens": [9]} | more))
+        assert hear(pipe) == Accepted(id, 5)
         assert sum(len(part.tokens) for part in parts(pipe, id)) == written
 
 
 def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
     endless = {"gamma": 0, "ignore_eos": True, "suppress_tokens": [9]}
     for id in range(4):
-        pipe.send(Add(id, [1], endless))
+        pipe.send(add(id, [1], endless))
     said = [message for message in (hear(pipe) for _ in range(200)) if isinstance(message, Refusal)]
     assert [(each.id, each.kind) for each in said] == [(3, "busy")]
     for id in range(3):
@@ -167,9 +176,9 @@ def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
 
         def write(**options: Any) -> bool:
             wishes = {"max_new_tokens": 60, "ignore_eos": True, "suppress_tokens": [9]} | options
-            pipe.send(Add(1, [1, 2], wishes))
-            assert hear(pipe) == Reply(1, 2)
-            return any(step["drafted"] for part in parts(pipe, 1) for step in part.steps)
+            pipe.send(add(1, [1, 2], wishes))
+            assert hear(pipe) == Accepted(1, 2)
+            return any(step.drafted for part in parts(pipe, 1) for step in part.steps)
 
         greedy = [write(gamma=4) for _ in range(3)]
         sampled = [write(gamma=4, temperature=50.0, seed=s, max_new_tokens=9) for s in range(3)]
@@ -183,29 +192,29 @@ def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
 
 def test_a_plain_text_that_waits_for_guesses_of_others_is_not_compared(pipe: Connection) -> None:
     wishes = {"max_new_tokens": 150, "ignore_eos": True, "suppress_tokens": [9]}
-    pipe.send(Add(0, [1, 2], wishes | {"gamma": 1}))
+    pipe.send(add(0, [1, 2], wishes | {"gamma": 1}))
     while not (isinstance(message := hear(pipe), StepOutputs) and message.parts):
         pass
-    pipe.send(Add(1, [1, 2], wishes | {"gamma": 0}))
+    pipe.send(add(1, [1, 2], wishes | {"gamma": 0}))
     ended = set[int]()
     while len(ended) < 2:
         if isinstance(message := hear(pipe), StepOutputs):
             ended |= {part.id for part in message.parts if part.done}
     assert speculation(pipe)["measured_texts"] == {"speculative": 0, "plain": 0}
     for id, gamma in ((2, 0), (3, 1)):
-        pipe.send(Add(id, [1, 2], wishes | {"gamma": gamma}))
-        assert hear(pipe) == Reply(id, 2)
+        pipe.send(add(id, [1, 2], wishes | {"gamma": gamma}))
+        assert hear(pipe) == Accepted(id, 2)
         parts(pipe, id)
     assert speculation(pipe)["measured_texts"] == {"speculative": 1, "plain": 1}
 
 
 def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> None:
-    pipe.send(Add(0, [1, 1, 9], {"gamma": 0}))
-    assert hear(pipe) == Reply(0, 3)
+    pipe.send(add(0, [1, 1, 9], {"gamma": 0}))
+    assert hear(pipe) == Accepted(0, 3)
     assert hear(pipe) == Refusal(0, "failed", "the disk is gone")
     assert hear(pipe).running == 0  # gauges follow, though no step does
-    pipe.send(Add(1, [1], {"gamma": 0, "max_new_tokens": 2, "suppress_tokens": [9]}))
-    assert hear(pipe) == Reply(1, 1)
+    pipe.send(add(1, [1], {"gamma": 0, "max_new_tokens": 2, "suppress_tokens": [9]}))
+    assert hear(pipe) == Accepted(1, 1)
     assert parts(pipe, 1)[-1].done is not None
 
 
@@ -229,13 +238,13 @@ def test_a_grammar_that_takes_long_holds_up_nobody(
     """Nor does its request's end, which comes before it is added."""
     monkeypatch.setattr(sandbox, "SECONDS", 3.0)
     for id in (0, 1):
-        pipe.send(Add(id, [1], WISHES | SLOW))
+        pipe.send(add(id, [1], WISHES | SLOW))
     pipe.send(Abort(1))
-    pipe.send(Add(2, [1], WISHES | {"suppress_tokens": [9]}))
+    pipe.send(add(2, [1], WISHES | {"suppress_tokens": [9]}))
     heard = [hear(pipe)]
     while not (isinstance(heard[-1], StepOutputs) and any(part.done for part in heard[-1].parts)):
         heard.append(hear(pipe))
-    assert Reply(2, 1) in heard and not any(isinstance(each, Refusal) for each in heard)
+    assert Accepted(2, 1) in heard and not any(isinstance(each, Refusal) for each in heard)
     refused = {}
     while len(refused) < 2:
         if isinstance(said := hear(pipe), Refusal):
@@ -255,13 +264,13 @@ def test_a_text_that_is_left_while_it_is_added_is_not_written(
         return source(structured)
 
     monkeypatch.setattr(grammar, "source", late)
-    pipe.send(Add(0, [1], WISHES | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
+    pipe.send(add(0, [1], WISHES | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
     assert tried.wait(30)
     pipe.send(Abort(0))
     assert isinstance(hear(pipe), StepOutputs)
     go.set()
     pipe.send(Ask(9, "speculation", {}))
     assert isinstance(answer := hear(pipe), Reply) and answer.id == 9
-    pipe.send(Add(1, [1], WISHES | {"structured": {"regex": "[a-z]{2}"}, "stop_token_ids": [0]}))
-    assert hear(pipe) == Reply(1, 1)
+    pipe.send(add(1, [1], WISHES | {"structured": {"regex": "[a-z]{2}"}, "stop_token_ids": [0]}))
+    assert hear(pipe) == Accepted(1, 1)
     assert parts(pipe, 1)[-1].done is not None

@@ -9,33 +9,41 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.server import access_log
+from foretoken.records import Stats, StepRecord
+from foretoken.server.accounting import Metrics, line
 from foretoken.server.logs import Json
-from foretoken.server.metrics import Metrics
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.generation import Generation
-from foretoken.server.process.messages import Done, StepOutput
+from foretoken.server.process.messages import Done, GenerateRequest, StepOutput
 from foretoken.server.process.worker import Setup
 
 DOCS = Path(__file__).parents[3] / "docs"
-STATS = {
-    "cached_tokens": 2,
-    "drafted": 3,
-    "accepted": 1,
-    "target_calls": 2,
-    "draft_calls": 3,
-    "seconds": 0.5,
-    "runtime": "transformers",
-    "draft_runtime": "transformers",
-}
+STATS = Stats(
+    target_calls=2,
+    draft_calls=3,
+    drafted=3,
+    accepted=1,
+    rounds=2,
+    alpha=None,
+    accepted_per_drafted=1 / 3,
+    tokens_per_call=1.5,
+    seconds=0.5,
+    prefill_seconds=0.1,
+    first_seconds=0.2,
+    runtime="transformers",
+    draft_runtime="transformers",
+    cached_tokens=2,
+)
+ASKED = GenerateRequest("a")
 
 
-def step(accepted: int, rejected: int) -> dict[str, object]:
-    return {"drafted": accepted + rejected, "accepted": accepted, "predicted": False}
+def step(accepted: int, rejected: int) -> StepRecord:
+    guesses = (1,) * (accepted + rejected)
+    return StepRecord(len(guesses), guesses, accepted, (1,), (), 1, 0.0, 0.0, 0.0, 1)
 
 
 def written() -> Generation:
-    writing = Generation(EngineClient(Setup(None, None)), ["a"], 1, {}, 0)
+    writing = Generation(EngineClient(Setup(None, None)), [ASKED])
     writing.texts[0].prompt_tokens = 4
     writing._note(0, StepOutput(0, "ab", [5, 6], None, [step(1, 1)], None))
     writing._note(0, StepOutput(0, "c", [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
@@ -43,12 +51,12 @@ def written() -> Generation:
 
 
 def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
-    writing = Generation(EngineClient(Setup(None, None)), ["a"], 3, {}, 0)
+    writing = Generation(EngineClient(Setup(None, None)), [ASKED] * 3, 3)
     for i, text in enumerate(writing.texts):
         text.prompt_tokens = 4
         writing._note(i, StepOutput(i, "c", [7], None, [], Done("stop", None, STATS, None)))
     metrics = Metrics("m", vllm=False)
-    metrics.written(writing, 0.7)
+    metrics.observe(writing, 0.7)
     samples = values(metrics)
     assert samples['foretoken_prompt_tokens_total{model_name="m"}'] == 4
     assert samples['foretoken_cached_tokens_total{model_name="m"}'] == 2
@@ -63,8 +71,8 @@ def values(metrics: Metrics) -> dict[str, float]:
 def served() -> Metrics:
     """What a server counts that has answered one request."""
     metrics = Metrics("m", vllm=True)
-    metrics.written(written(), 0.7)
-    metrics.answered("/v1/completions", 200)
+    metrics.observe(written(), 0.7)
+    metrics.count("/v1/completions", 200)
     return metrics
 
 
@@ -94,11 +102,11 @@ def test_vllms_names_only_where_asked() -> None:
 
 
 def test_a_line_has_rates_and_no_text() -> None:
-    line = access_log.line("id", "/v1/completions", 200, 0.7, written())
-    assert line["tokens_per_call"] == 1.5 and line["completion_tokens"] == 3
-    assert "ab" not in json.dumps(line)
+    entry = line("id", "/v1/completions", 200, 0.7, written())
+    assert entry["tokens_per_call"] == 1.5 and entry["completion_tokens"] == 3
+    assert "ab" not in json.dumps(entry)
     record = logging.LogRecord("foretoken.requests", 20, "", 0, "x", (), None)
-    record.told = line
+    record.told = entry
     assert json.loads(Json().format(record))["drafted"] == 3
 
 

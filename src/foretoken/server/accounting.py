@@ -1,12 +1,20 @@
-"""What Prometheus reads at /metrics: our own names, and vLLM's for dashboards that know those."""
+"""Accounts of every request: metrics for Prometheus, under our own names and vLLM's, and a line in
+the log. Neither holds a prompt or a text."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter as Counts
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foretoken.server.api import answers
+from foretoken.server.limits import header
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation
 
@@ -33,8 +41,49 @@ GAUGES = {
 }
 
 
+log = logging.getLogger("foretoken.requests")
+
+
+class Accounting:
+    """Middleware around the app: gives every request an id, and accounts for it at its end.
+
+    The app leaves in the request's state the `generation`, if it writes texts, and as `status` what
+    became of a stream whose first line has said 200.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, known: Callable[[str], bool]) -> None:
+        self.app, self.metrics, self.known = app, metrics, known
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, state = perf_counter(), scope["state"]
+        id = state["id"] = header(scope, b"x-request-id")[:128] or uuid4().hex
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                state.setdefault("status", message["status"])
+                message["headers"] = [*message["headers"], (b"x-request-id", id.encode("latin-1"))]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, named)
+        finally:
+            self._account(scope, perf_counter() - start)
+
+    def _account(self, scope: Scope, seconds: float) -> None:
+        path, state = scope["path"], scope["state"]
+        status, generation = state.get("status", 500), state.get("generation")
+        self.metrics.count(path if self.known(path) else "other", status)
+        if generation is not None:
+            self.metrics.observe(generation, seconds)
+        if scope["method"] == "POST":
+            write(line(state["id"], path[:200], status, seconds, generation))
+
+
 class Metrics:
-    """All of them, under `prefixes`: "foretoken_", and "vllm:" where that is asked for."""
+    """All metrics, under `prefixes`: "foretoken_", and "vllm:" where that is asked for."""
 
     def __init__(self, model: str, *, vllm: bool) -> None:
         self.registry = CollectorRegistry()
@@ -71,27 +120,28 @@ class Metrics:
         self.ready = Gauge("foretoken_engines_ready", "Engines that take requests.", **common)
         self.restarts = Gauge("foretoken_engine_restarts", "Engines that died.", **common)
 
-    def answered(self, endpoint: str, status: int) -> None:
+    def count(self, endpoint: str, status: int) -> None:
+        """Count a request."""
         for counter in self.requests:
             counter.labels(endpoint=endpoint, status=str(status), **self.labels).inc()
 
-    def written(self, generation: Generation, seconds: float) -> None:
-        """A request that is over, however it ended."""
+    def observe(self, generation: Generation, seconds: float) -> None:
+        """Count what a request's texts took, however they ended."""
         texts = generation.texts
         steps = [step for text in texts for step in text.steps]
-        cached = [text.done.stats["cached_tokens"] for text in texts[:: generation.n] if text.done]
+        cached = [text.done.stats.cached_tokens for text in texts[:: generation.n] if text.done]
         sums = {
             "prompt_tokens": sum(text.prompt_tokens for text in texts[:: generation.n]),
             "generation_tokens": sum(len(text.tokens) for text in texts),
             "cached_tokens": sum(cached),
             "target_calls": len(steps),
-            "drafts": sum(step["drafted"] > 0 for step in steps),
-            "drafted_tokens": sum(step["drafted"] for step in steps),
-            "accepted_tokens": sum(step["accepted"] for step in steps),
+            "drafts": sum(step.drafted > 0 for step in steps),
+            "drafted_tokens": sum(step.drafted for step in steps),
+            "accepted_tokens": sum(step.accepted for step in steps),
         }
         for name, value in sums.items():
             self._count(name, value)
-        places = Counts(place for step in steps for place in range(step["accepted"]))
+        places = Counts(place for step in steps for place in range(step.accepted))
         for place, count in places.items():
             for counter in self.by_position:
                 counter.labels(position=str(place), **self.labels).inc(count)
@@ -120,3 +170,26 @@ class Metrics:
     def _observe(self, name: str, value: float) -> None:
         for histogram in self.histograms[name]:
             histogram.labels(**self.labels).observe(value)
+
+
+def line(
+    id: str, endpoint: str, status: int, seconds: float, generation: Generation | None
+) -> dict[str, Any]:
+    """Return the fields of a request's line in the log."""
+    entry: dict[str, Any] = {"id": id, "endpoint": endpoint, "status": status, "seconds": seconds}
+    if generation is None:
+        return entry
+    rates, usage = answers.rates(generation.texts), answers.usage(generation)
+    entry |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+    entry |= {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
+    entry |= {name: rates[name] for name in ("drafted", "accepted", "tokens_per_call")}
+    return entry | {"first_token_seconds": generation.first}
+
+
+def write(entry: dict[str, Any]) -> None:
+    """Write the line."""
+    log.info("%s", " ".join(f"{k}={_short(v)}" for k, v in entry.items()), extra={"told": entry})
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
