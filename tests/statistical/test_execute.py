@@ -25,7 +25,7 @@ def p_value(seen: Counter, law: dict) -> float:
     return float(stats.chisquare(counts, [N * mass for mass in law.values()]).pvalue)
 
 
-@pytest.mark.parametrize("guesses", [1, 2])
+@pytest.mark.parametrize("guesses", [pytest.param(1, marks=pytest.mark.prove), 2])
 def test_the_input_of_g_follows_f(guesses: int) -> None:
     with ThreadPoolExecutor(3) as pool:
         runs = [

@@ -45,8 +45,8 @@ def table(context: int | None = None, ends: Ends = FREE, drafter=None) -> Specul
 
 
 def spoken(tokenizer, V: int, ends: Ends = FREE, seed: int = 0) -> Speculator:
-    drafter = LMDrafter(CausalModel(llama(V, seed=seed + 50, num_hidden_layers=1)), V)
-    return Speculator(CausalModel(llama(V, seed=seed)), drafter, tokenizer, ends)
+    target, draft = (TableModel(random_model(n, V), V, context=96) for n in (seed, seed + 50))
+    return Speculator(target, LMDrafter(draft, V), tokenizer, ends)
 
 
 @pytest.fixture(scope="module")
