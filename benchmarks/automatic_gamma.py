@@ -36,7 +36,7 @@ from figures import TEXTS
 from foretoken import theory
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import MAX_GAMMA, Adaptive, Fixed
-from foretoken_lab.turns import by_prompt, in_turn, way
+from foretoken_lab.experiments.beyond import by_prompt, in_turn, way
 from replay import Oracle, Text, replay
 
 TOKENS, ROWS = 256, 100

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from foretoken.engine.batch import threads
 from foretoken.models.base import Model
 from foretoken.models.openvino.conversion import EXPLICIT, PAGED
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.packed import pack
 from machine import describe
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foretoken.costing.costs import Costs, at
 from foretoken.costing.gamma import MAX_GAMMA, NOTHING, Beside, Gamma
-from foretoken.models.padding import Padding
+from foretoken.models.rows import Padding
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey

@@ -28,9 +28,9 @@ from foretoken.cli.prompts import for_model, read
 from foretoken.costing.costs import of
 from foretoken.drafters.lookup import Repeats
 from foretoken.loading.load import asset
+from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import source
-from foretoken.options import ROUNDED
-from foretoken_lab.turns import by_prompt, in_turn, way
+from foretoken_lab.experiments.beyond import by_prompt, in_turn, way
 
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 SHOWN = ("alpha", "c", "bound", "v", "formula", "measured", "of the formula")

@@ -32,8 +32,8 @@ from foretoken.lease import TENANTS
 from foretoken.models import reader
 from foretoken.models.openvino.companion import Companion
 from foretoken.models.stock import packed
-from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.grid import ExactModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.options import check
 from foretoken.sampling.distributions import law
@@ -128,7 +128,7 @@ def packed_model(role: str) -> CausalModel:
 
 
 def graphs(role: str) -> Any:
-    from foretoken.models.graphs.model import GraphModel
+    from foretoken.models.graphs import GraphModel
 
     return GraphModel(network(role))
 

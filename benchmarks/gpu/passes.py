@@ -18,8 +18,8 @@ from rich.table import Table
 from transformers import StaticCache
 
 import gpu
-from foretoken.models.graphs.model import GraphModel
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.graphs import GraphModel
+from foretoken.models.stock.model import CausalModel
 
 NEW = (1, 2, 4, 8, 16)
 SIZES = ("6M", "60M", "500M", "1B", "3B", "8B")

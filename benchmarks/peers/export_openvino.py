@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from foretoken.models.openvino.weights.four_bits import four_bits
+from foretoken.models.openvino.weights import four_bits
 
 INPUTS = ["input_ids", "attention_mask", "position_ids"]
 

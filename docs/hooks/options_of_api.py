@@ -1,5 +1,5 @@
-"""The Args of `SamplingParams` on the API page, with their defaults: its fields declare them
-(`foretoken.sampling.options`), so they are read from the class and not from its source."""
+"""Options on the API page, with their defaults: `SamplingParams` and `LoadOptions` declare them
+(`foretoken.sampling.options`), so they are read from the objects and not from their source."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import griffe
 
+from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams
 
 
 class DeclaredOptions(griffe.Extension):
-    """Takes docstring and defaults of `SamplingParams` from the class."""
+    """Takes the docstring and defaults of `SamplingParams` and of `load` from the objects."""
 
     def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         if cls.path == "foretoken.sampling.params.SamplingParams" and cls.docstring:
@@ -22,3 +23,18 @@ class DeclaredOptions(griffe.Extension):
                 member = cls.members[each.name]
                 assert isinstance(member, griffe.Attribute)
                 member.value = repr(each.default)
+
+    def on_function_instance(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        if func.path == "foretoken.loading.load.load" and func.docstring:
+            func.docstring.value = inspect.getdoc(load) or ""
+            func.parameters = griffe.Parameters(
+                *(
+                    griffe.Parameter(
+                        each.name,
+                        annotation=each.annotation,
+                        kind=griffe.ParameterKind(each.kind.description),
+                        default=repr(each.default),
+                    )
+                    for each in inspect.signature(load).parameters.values()
+                )
+            )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from foretoken.controls import own
 from foretoken.controls.chain import Matcher, chain
 from foretoken.controls.grammar import Grammar
-from foretoken.controls.required import require
+from foretoken.controls.own import require
 from foretoken.errors import ForetokenError, InputError, about, shown
 from foretoken.generation_config import Ends, forced, resolved
 from foretoken.models.base import Model, longest

@@ -1,4 +1,4 @@
-"""A caller's options, checked: prompts, seeds, numbers and rules, whatever the model.
+"""Checks of a call's prompts, seeds and speculation options, whatever the model.
 
 Imports no torch, so that a mistake on the command line is reported without delay.
 """
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
 COUPLED = "coupled"  # not a Rule: it keeps guesses by shared noise, not by p and q alone
 RULES = ("speculative", "block", "match", "rejection", COUPLED)
-ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
-DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
-KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
-RUNTIMES = ("auto", "transformers", "openvino", "graphs")
-SPREAD = (  # of tensor_parallel, which version 0.1.0 had
-    "is gone: a target runs in one process; load it in int8 or int4 if it does not fit, and serve "
-    "it by --replicas if one is too slow"
-)
 WIDER = 4  # draft beams per beam: with fewer, one of the target's beams is soon missing
 
 
@@ -52,20 +44,6 @@ def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
         ).about("lenience")
     if rule not in RULES if isinstance(rule, str) else not callable(rule):
         raise InputError(f"rule is {shown(rule)}; give one of {', '.join(RULES)}, or a function")
-
-
-def require_place(
-    runtime: str, dtype: str, draft_dtype: str | None = None, kv_dtype: str | None = None
-) -> None:
-    """InputError for an unknown runtime or precision; None stands for another's."""
-    for name, value, allowed in (
-        ("runtime", runtime, RUNTIMES),
-        ("dtype", dtype, DTYPES),
-        ("draft_dtype", draft_dtype, DTYPES),
-        ("kv_dtype", kv_dtype, KV_DTYPES),
-    ):
-        if value is not None and value not in allowed:
-            raise InputError(f"{name} is {shown(value)}; give one of {', '.join(allowed)}")
 
 
 def check(gamma: int | None, rule: str | Rule, lenience: float) -> Judge:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from foretoken.beam.hypotheses import BeamParams
-from foretoken.beam.search import Beam, BeamDraft, BeamTask, beam_search, beam_stats
-from foretoken.controls.required import require_beams
+from foretoken.beam.search import Beam, BeamDraft, BeamParams, BeamTask, beam_search, beam_stats
+from foretoken.controls.own import require_beams
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Fixed, Gamma
 from foretoken.costing.pair_costs import PairCosts

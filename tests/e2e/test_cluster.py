@@ -168,11 +168,11 @@ async def scaled(url: str, numbers: range, front: Any, count: int) -> list[tuple
 def test_a_node_with_other_versions_is_refused(
     nodes: str, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foretoken.cluster import replica
+    from foretoken.cluster import front
 
-    own = replica.versions()
-    monkeypatch.setattr(replica, "versions", lambda: own | {"torch": "1.0"})
-    child = replica.placed(Setup(*names, LOADING, {}), 1)
+    own = front.versions()
+    monkeypatch.setattr(front, "versions", lambda: own | {"torch": "1.0"})
+    child = front.placed(Setup(*names, LOADING, {}), 1)
     message = child.pipe.recv()
     assert f"torch {own['torch']} (here 1.0); install the same versions" in str(message)
     child.process.join(60)

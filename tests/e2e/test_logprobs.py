@@ -11,8 +11,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine import batch
 from foretoken.engine.batch import CHUNK
 from foretoken.generation_config import Ends
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.distributions import law
 from pairs import scores
 from tiny import llama, t5

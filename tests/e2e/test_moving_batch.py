@@ -21,8 +21,8 @@ import moving
 from foretoken import Completion, Engine, InputError, RefusedError, SamplingParams, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.engine import memory
-from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.grid import ExactModel
+from foretoken.models.stock.model import CausalModel
 from moving import (
     CONTEXT,
     DRAFT_SICK,

@@ -13,8 +13,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.train.ngram import fit
 from tiny import llama, t5
 

@@ -14,8 +14,7 @@ from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.verify import RULES
 from foretoken.train.ngram import fit
 from pairs import PROMPTS, V, relative, target

@@ -14,7 +14,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.ngram import NGramDrafter
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.verify import RULES
 from foretoken.train.ngram import fit
 from tiny import llama

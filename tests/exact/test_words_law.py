@@ -19,11 +19,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.batch import Batch
 from foretoken.models.vocabularies import translated
-from foretoken.models.vocabularies.dictionary import Dictionary
-from foretoken.models.vocabularies.seam import ways_on
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.translation import Translation
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.translation import Translation, ways_on
+from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import choose

@@ -21,7 +21,7 @@ from foretoken import Draft, Draw, SamplingParams, Speculator, load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.models.families import FAMILIES
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import stir
 from foretoken.sampling.verify import RULES
 from foretoken.train.ngram import fit

@@ -22,8 +22,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import ControlError, ForetokenError, InputError, RefusedError
 from foretoken.generation_config import Ends
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 import pairs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.models.graphs.model import GraphModel
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.graphs import GraphModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.judge import Coupled, Judge, choose

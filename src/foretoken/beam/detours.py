@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.beam.forest import Copied, Forest, Shared
-from foretoken.beam.tree import Node
+from foretoken.beam.forest import Copied, Forest, Node, Shared
 from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks, Model, TreeModel
 from foretoken.models.rows import staying

@@ -35,9 +35,9 @@ def make(
 ) -> None:
     """Measure on a text, print the card and keep it. Raises InputError and RefusedError for what
     cannot be rounded or read."""
-    from foretoken.options import ROUNDED, require_place  # late: NumPy
+    from foretoken.loading.options import ROUNDED, LoadOptions
 
-    require_place(placing.runtime, placing.dtype)
+    LoadOptions(**vars(placing))
     if placing.dtype not in ROUNDED:
         raise InputError(
             f"--dtype is {placing.dtype}, which rounds no weights; give {' or '.join(ROUNDED)}"

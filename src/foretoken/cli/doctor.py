@@ -111,11 +111,11 @@ def _place(
     console: Console, model: str, origin: option.Origin, placing: option.Placing, *, as_json: bool
 ) -> None:
     from foretoken.loading.memory import usable
-    from foretoken.loading.runtimes import Wish, place
+    from foretoken.loading.runtimes import Placement, place
     from foretoken.loading.sources import source
 
-    wish = Wish(placing.dtype, usable(placing.device), placing.runtime)
-    placed = place(source(model, origin.revision, origin.trust_remote_code), wish)
+    placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
+    placed = place(source(model, origin.revision, origin.trust_remote_code), placement)
     runtime = placed.model.runtime
     if as_json:
         print(json.dumps({"model": model, "runtime": runtime, "why": placed.why}))
@@ -185,7 +185,7 @@ def _machine() -> dict[str, Any]:
 
     from foretoken.loading.memory import free_bytes
     from foretoken.loading.runtimes import openvino
-    from foretoken.storage.versions import versions
+    from foretoken.storage.cache import versions
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     return {

@@ -103,7 +103,7 @@ def generate(
     reasons = {each.completion.finish_reason for each in answers}
     comparison = None
     if compare and not reasons & {"interrupted", "error"}:
-        from foretoken.lab.bench.compare import compare as against_plain
+        from foretoken.lab.bench.race import compare as against_plain
 
         comparison = against_plain(spec, texts[0], seed=seed, **tasks[0].given, **dials)
     if as_json:

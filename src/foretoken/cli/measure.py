@@ -129,12 +129,13 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
 def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
     """Name the drafts that a target has without a second model."""
     from foretoken.loading.load import asset  # late: torch takes seconds to import
-    from foretoken.loading.own import kinds
-    from foretoken.loading.runtimes import Known, Wish
+    from foretoken.loading.pending import kinds
+    from foretoken.loading.runtimes import Placement
     from foretoken.loading.sources import source
+    from foretoken.loading.target import ModelFacts
 
     read = source(target or asset("target"), loading.revision, loading.trust_remote_code)
-    facts = Known(read, Wish(loading.dtype, runtime=loading.runtime))
+    facts = ModelFacts(read, Placement(loading.dtype, runtime=loading.runtime))
     return [*kinds(loading.dtype, facts.layers), "lookup"]
 
 

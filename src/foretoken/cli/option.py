@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from foretoken.cli.sampling_options import group, typer_option
 from foretoken.errors import InputError
 from foretoken.loading import hub
+from foretoken.loading.options import OPTIONS, LoadOptions
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 
-def _loading(text: str, *flags: str) -> Any:
-    """An option under "Loading" in `--help`."""
-    return Option(*flags, help=text, rich_help_panel="Loading")
+def _loading(name: str) -> Any:
+    """Return the annotation of an option of `foretoken.load`."""
+    return typer_option(name, OPTIONS[name], OPTIONS[name].help)
 
 
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
@@ -62,7 +64,7 @@ TopP = Annotated[float, Option(help="1 is off.")]
 MinP = Annotated[float, Option(help="0 is off.")]
 MaxNewTokens = Annotated[int, Option(help="New tokens of a prompt at most.")]
 Seed = Annotated[int, Option()]
-DraftRevision = Annotated[str | None, _loading("The draft's commit, tag or branch on the hub.")]
+DraftRevision = _loading("draft_revision")
 Json = Annotated[bool, Option("--json", help="One JSON document.")]
 Examples = Annotated[
     Path,
@@ -73,33 +75,28 @@ Examples = Annotated[
 ]
 
 
+def _group(name: str) -> Any:
+    """Make a dataclass of the options of `foretoken.load` in a group."""
+    declarations = {n: each for n, each in OPTIONS.items() if each.group == name}
+    declarations.pop("generation_config", None)  # a flag of its own
+    return group(name, declarations, LoadOptions())
+
+
 @dataclass(frozen=True)
-class Origin:
+class Origin(_group("origin")):
     """Which version of a model is read, and whether its own code may run."""
 
-    revision: Annotated[str | None, _loading("The target's commit, tag or branch on the hub.")] = (
-        None
-    )
-    trust_remote_code: Annotated[
-        bool,
-        _loading(
-            "Run code that comes with a model; without this it is not run.", "--trust-remote-code"
-        ),
-    ] = False
-
 
 @dataclass(frozen=True)
-class TargetReading(Origin):
+class TargetReading(_group("reading"), Origin):
     """How a target is read, wherever it runs."""
 
-    tokenizer: Annotated[
-        str | None, _loading("Folder or hub id of the target's tokenizer, if not its own.")
-    ] = None
     ignore_generation_config: Annotated[
         bool,
-        _loading(
-            "Ignore entries of the generation config that are refused.",
+        Option(
             "--ignore-generation-config",
+            help=OPTIONS["generation_config"].help,
+            rich_help_panel="Loading",
         ),
     ] = False
 
@@ -112,56 +109,29 @@ class TargetReading(Origin):
 
 
 @dataclass(frozen=True)
-class Placing:
+class Placing(_group("placing")):
     """Where a model runs, and in which precision."""
-
-    dtype: Annotated[
-        str,
-        _loading(
-            "float32, bfloat16, float16, float64, auto; int8, int4: rounded weights, another model."
-        ),
-    ] = "float32"
-    device: Annotated[str, _loading("cpu, cuda, ...")] = "cpu"
-    runtime: Annotated[
-        str, _loading("auto (the fastest that is exact), openvino, graphs, transformers.")
-    ] = "auto"
 
 
 @dataclass(frozen=True)
-class Loading(TargetReading, Placing):
+class Loading(_group("target"), TargetReading, Placing):
     """All options of a target that generates."""
 
-    kv_dtype: Annotated[
-        str | None, _loading("int8: keys and values in eight bits, which is another model.")
-    ] = None
-
     def load(self, target: str | None, draft: str | None) -> Speculator:
-        """`foretoken.load` with these options."""
+        """Call `foretoken.load` with these options."""
         from foretoken.loading.load import load  # late: torch takes seconds to import
 
         return load(target, draft, **self.arguments)
 
 
 @dataclass(frozen=True)
-class PairLoading(Loading):
+class PairLoading(_group("pair"), Loading):
     """The same for a target with a draft."""
 
-    draft_dtype: Annotated[
-        str | None,
-        _loading("The draft's; left out: the target's, or int8 or int4 where that is faster."),
-    ] = None
-    draft_revision: DraftRevision = None
-    exact_shapes: Annotated[
-        bool,
-        _loading("The same text to the bit with and without guesses; slower.", "--exact-shapes"),
-    ] = False
-
     def require(self, target: str | None) -> None:
-        """InputError for unknown values and for a target in neither a folder nor the hub: before
-        torch is imported, which takes seconds."""
-        from foretoken.options import require_place  # late: NumPy, which `--help` does without
-
-        require_place(self.runtime, self.dtype, self.draft_dtype, kv_dtype=self.kv_dtype)
+        """Raise InputError or RefusedError for invalid options and for a target in neither a folder
+        nor the hub: before torch is imported, which takes seconds."""
+        LoadOptions(**self.arguments)
         if target is not None:
             hub.way(hub.path(target), self.revision)
 

@@ -4,7 +4,7 @@ fields of `SamplingParams` declare."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -27,7 +27,7 @@ from foretoken.sampling.checks import (
     as_sequences,
     as_strings,
 )
-from foretoken.sampling.options import Panel, SamplingOption
+from foretoken.sampling.options import DeclaredOption, Panel
 from foretoken.sampling.params import OPTIONS, SamplingParams
 
 
@@ -75,8 +75,8 @@ READERS: dict[Check, Callable[[str, str], Any]] = {
 COMMAS = "{} Give ids with commas between."
 
 
-def _typer_option(name: str, declared: SamplingOption, text: str) -> Any:
-    """The annotation that makes a field an option."""
+def typer_option(name: str, declared: DeclaredOption, text: str) -> Any:
+    """Return the annotation that makes a field an option."""
     check = declared.check
     kind = KINDS.get(check, KINDS.get(type(check), str))
     flag = declared.flag or f"--{name.replace('_', '-')}"
@@ -86,27 +86,25 @@ def _typer_option(name: str, declared: SamplingOption, text: str) -> Any:
     return Annotated[kind if kind is bool else kind | None, option]
 
 
-def _group(name: str, names: list[str]) -> Any:
-    """A dataclass of these options; what is left out is as in `SamplingParams`, or None."""
-    left_out = SamplingParams()
+def group(name: str, declarations: Mapping[str, DeclaredOption], left_out: object) -> Any:
+    """Make a dataclass of these options; one that is not given is as in `left_out`, or None."""
     members: list[tuple[str, Any, Any]] = []
-    for each in names:
-        declared = OPTIONS[each]
+    for each, declared in declarations.items():
         default = False if declared.check is as_flag else getattr(left_out, each)
         default = None if default == () else default
-        annotation = _typer_option(each, declared, declared.help)
+        annotation = typer_option(each, declared, declared.help)
         members.append((each, annotation, field(default=default)))
     return make_dataclass(name, members, frozen=True)
 
 
-def _names(*, one_text: bool) -> list[str]:
-    """The options that commands for one text take, or the others, by their panels."""
+def _declared(*, one_text: bool) -> dict[str, DeclaredOption]:
+    """Return the options that commands for one text take, or the others, by their panels."""
     names = [n for n, each in OPTIONS.items() if each.one_text is one_text and n != "structured"]
-    return [n for panel in get_args(Panel) for n in names if OPTIONS[n].panel == panel]
+    return {n: OPTIONS[n] for panel in get_args(Panel) for n in names if OPTIONS[n].panel == panel}
 
 
-SingleText: Any = _group("SingleText", _names(one_text=True))
-SeveralTexts: Any = _group("SeveralTexts", _names(one_text=False))
+SingleText: Any = group("SingleText", _declared(one_text=True), SamplingParams())
+SeveralTexts: Any = group("SeveralTexts", _declared(one_text=False), SamplingParams())
 
 
 def _structure(text: str, *, metavar: str | None = None) -> Any:

@@ -18,6 +18,7 @@ from rich.table import Table
 from foretoken.cli import option, scoreboard
 from foretoken.cli.render import labelled, milliseconds, prose
 from foretoken.costing.contention import remark
+from foretoken.loading.options import ROUNDED
 
 if TYPE_CHECKING:
     from foretoken.lab.bench.figures import Figures, RaceAgreement, Throughput
@@ -364,8 +365,6 @@ def batches(
 
 def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
     """The target's dtypes, part by part: the cache has by itself that of the computation."""
-    from foretoken.options import ROUNDED  # late: numpy
-
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
     dtypes = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}

@@ -109,7 +109,7 @@ def run(app: typer.Typer) -> None:
 def _said(error: typer.TyperException) -> str:
     """What is wrong, in our words where typer has passed on pydantic's."""
     if getattr(error, "option_name", None) == "--tensor-parallel":
-        from foretoken.options import SPREAD  # late: NumPy, which `--help` does without
+        from foretoken.loading.options import SPREAD
 
         return f"--tensor-parallel {SPREAD}"
     from pydantic import ValidationError  # late: `--help` does without it

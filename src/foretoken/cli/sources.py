@@ -124,7 +124,7 @@ class LocalModel:
         return True
 
     def require(self, options: Mapping[str, Any]) -> None:
-        from foretoken.controls.required import require  # late: torch
+        from foretoken.controls.own import require  # late: torch
 
         require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
 

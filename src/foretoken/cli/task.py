@@ -83,7 +83,7 @@ def key(task: ModelTask, row: int, copy: int, seed: int) -> tuple[int, int]:
 
 def require(tasks: list[ModelTask], spec: Speculator) -> None:
     """InputError or RefusedError for wishes of a line's own that the model cannot honour."""
-    from foretoken.controls.required import require as honoured  # late: torch
+    from foretoken.controls.own import require as honoured  # late: torch
 
     for task in tasks:
         if task.line.wishes:

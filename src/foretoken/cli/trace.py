@@ -56,14 +56,14 @@ def html_page(spec: Speculator, traced: Answer, dials: dict[str, Any], command: 
     from jinja2 import Environment  # late: `--help` does without; and torch
     from markupsafe import Markup
 
-    from foretoken.lab import timeline, view
+    from foretoken.lab import view
     from foretoken.lab.machine import describe
 
     completion, continues = (
         traced.completion,
         not traced.request.source and traced.completion.text is not None,
     )
-    picture = timeline.svg({guesses(dials["gamma"]): completion})
+    picture = view.svg({guesses(dials["gamma"]): completion})
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(
         TEMPLATE.read_text("utf-8")
@@ -203,7 +203,7 @@ def _write(
     written: Files, spec: Speculator, traced: Answer, dials: dict[str, Any]
 ) -> Iterator[Path]:
     """The files that were asked for, each whole or not at all."""
-    from foretoken.lab import timeline
+    from foretoken.lab import view
 
     completion = traced.completion
     if written.html:
@@ -212,16 +212,16 @@ def _write(
         files.write(written.html, page.encode())
         yield written.html
     if written.svg:
-        timeline.draw({guesses(dials["gamma"]): completion}, written.svg)
+        view.draw({guesses(dials["gamma"]): completion}, written.svg)
         yield written.svg
     if written.chrome:
-        files.write(written.chrome, json.dumps(timeline.chrome(completion)).encode())
+        files.write(written.chrome, json.dumps(view.chrome(completion)).encode())
         yield written.chrome
 
 
 def _document(spec: Speculator, traced: Answer, dials: dict[str, Any]) -> dict[str, Any]:
     """What `--json` prints; seconds."""
-    from foretoken.lab.timeline import timeline
+    from foretoken.lab.view import timeline
 
     completion = traced.completion
     return {

@@ -329,7 +329,7 @@ def _fit_samples(
 def _sample(
     spec: Speculator, tokens: int, text: Path | None, temperature: float, seed: int
 ) -> list[list[int]]:
-    from foretoken.train import corpus, samples
+    from foretoken.train import corpus, examples
 
     prompts = None
     if text is not None:
@@ -337,7 +337,7 @@ def _sample(
             raise InputError("the target has no tokenizer, so no prompts can be cut from text")
         prompts = corpus.encode(corpus.read_texts(text), spec.tokenizer)
     options = {"prompts": prompts, "temperature": temperature, "seed": seed}
-    sequences = samples.samples(spec, tokens, **options)  # a mistake is told before the bar
+    sequences = examples.samples(spec, tokens, **options)  # a mistake is told before the bar
     texts: list[list[int]] = []
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("sampling", total=tokens)

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from foretoken.controls import bans, own, penalties
+from foretoken.controls import own, penalties
 from foretoken.controls.history import History, Rewindable
 from foretoken.errors import ControlError, DeadEndError
 from foretoken.request import Request
@@ -144,9 +144,9 @@ Named = Iterator[tuple[str, Control]]
 
 def _biases(params: SamplingParams, row: _Setting) -> Named:
     if params.sequence_bias:
-        yield "sequence_bias", bans.Biased(dict(params.sequence_bias))
+        yield "sequence_bias", penalties.Biased(dict(params.sequence_bias))
     if params.logit_bias:
-        yield "logit_bias", bans.Biased(dict(params.logit_bias))
+        yield "logit_bias", penalties.Biased(dict(params.logit_bias))
 
 
 def _penalties(params: SamplingParams, row: _Setting) -> Named:
@@ -162,9 +162,12 @@ def _penalties(params: SamplingParams, row: _Setting) -> Named:
 
 def _repeats(params: SamplingParams, row: _Setting) -> Named:
     if params.no_repeat_ngram_size:
-        yield "no_repeat_ngram_size", bans.NoRepeat(params.no_repeat_ngram_size, row.request.prompt)
+        yield (
+            "no_repeat_ngram_size",
+            penalties.NoRepeat(params.no_repeat_ngram_size, row.request.prompt),
+        )
     if params.encoder_no_repeat_ngram_size:
-        none = bans.NoneOfSource(params.encoder_no_repeat_ngram_size, row.read, row.V)
+        none = penalties.NoneOfSource(params.encoder_no_repeat_ngram_size, row.read, row.V)
         yield "encoder_no_repeat_ngram_size", none
 
 
@@ -176,24 +179,24 @@ def _bans(params: SamplingParams, row: _Setting) -> Named:
         if not row.request.eos.issuperset(ids) or len(ids) > 1
     ]
     if bad:
-        yield "bad_words_ids", bans.Biased(dict.fromkeys(bad, -torch.inf))
+        yield "bad_words_ids", penalties.Biased(dict.fromkeys(bad, -torch.inf))
     if params.min_new_tokens and row.stops:
-        yield "min_new_tokens", bans.Suppressed(row.stops, until=params.min_new_tokens)
+        yield "min_new_tokens", penalties.Suppressed(row.stops, until=params.min_new_tokens)
     if row.request.forced:
-        yield "forced_bos_token_id and forced_eos_token_id", bans.Forced(row.request.forced)
+        yield "forced_bos_token_id and forced_eos_token_id", penalties.Forced(row.request.forced)
 
 
 def _ends(params: SamplingParams, row: _Setting) -> Named:
     if params.remove_invalid_values:
-        yield "remove_invalid_values", bans.finite
+        yield "remove_invalid_values", penalties.finite
     if params.exponential_decay_length_penalty:
         start, factor = params.exponential_decay_length_penalty
         yield "exponential_decay_length_penalty", penalties.Decay(start, factor, row.stops)
     if params.suppress_tokens:
-        yield "suppress_tokens", bans.Suppressed(list(params.suppress_tokens))
+        yield "suppress_tokens", penalties.Suppressed(list(params.suppress_tokens))
     if params.begin_suppress_tokens:
         begin = int(len(row.request.prompt) == 1 and params.forced_bos_token_id is not None)
-        suppressed = bans.Suppressed(list(params.begin_suppress_tokens), begin, begin + 1)
+        suppressed = penalties.Suppressed(list(params.begin_suppress_tokens), begin, begin + 1)
         yield "begin_suppress_tokens", suppressed
 
 

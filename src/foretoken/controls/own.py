@@ -1,8 +1,9 @@
-"""A user's own processors and stopping criteria, in transformers' form, row by row.
+"""A user's own processors and stopping criteria, in transformers' form, row by row; and what a
+request's controls need of the model and its tokenizer, checked before either runs.
 
-They are functions of a row's ids: one that keeps a state, or that needs its place in a batch, would
-be wrong here where guesses are taken back. Those of transformers that do are adapted or refused by
-name; a user's own must be functions.
+A user's own are functions of a row's ids: one that keeps a state, or that needs its place in a
+batch, would be wrong here where draft tokens are taken back. Those of transformers that do are
+adapted or refused by name; a user's own must be functions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 
 from foretoken.controls.history import History
-from foretoken.errors import ControlError, RefusedError, one_line
+from foretoken.errors import ControlError, InputError, RefusedError, one_line, shown
+from foretoken.models.base import Model
+from foretoken.sampling.params import FIELDS, BeamControls, SamplingParams
 
 PREFIX = "PrefixConstrainedLogitsProcessor"
 
@@ -104,3 +107,40 @@ def _adapted(processor: Any, row: int) -> Any:
         return processor
     allowed = processor._prefix_allowed_tokens_fn
     return type(processor)(lambda _, ids: allowed(row, ids), num_beams=1)
+
+
+def require_beams(params: SamplingParams, names: Iterable[str]) -> None:
+    """RefusedError for wishes that a beam search does not follow; `names`: a caller's own."""
+    for name in names:
+        if name in FIELDS and name not in BeamControls.__annotations__:
+            raise RefusedError(f"beam_search does not take {name}; leave it out, or call generate")
+    if params.stop_strings:
+        raise RefusedError(
+            f"the model's generation config sets stop_strings={list(params.stop_strings)!r:.60}, "
+            "which beam_search does not follow; load with generation_config='ignore'"
+        )
+
+
+def require(params: SamplingParams, target: Model, tokenizer: bool) -> None:
+    """InputError for ids and counts beyond the target's vocabulary and for wishes that only a
+    tokenizer could honour, RefusedError for what no row can have here."""
+    V = target.vocab_size
+    for name, ids in params.ids().items():
+        for token in ids:
+            if token >= V:
+                problem = f"{name} names the id {shown(token)}; ids must be in 0..{V - 1}"
+                raise InputError(problem).about(name)
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if count is not None and count > V:
+            raise InputError(
+                f"{name} is {shown(count)}, but there are {V} tokens; give at most that"
+            ).about(name)
+    if params.prompt_logprobs is not None and target.encoder_decoder:
+        raise RefusedError(
+            "prompt_logprobs: an encoder reads the prompt, which has no probabilities; leave it out"
+        ).about("prompt_logprobs")
+    for name in ("stop_strings", "structured"):
+        if getattr(params, name) and not tokenizer:
+            raise InputError(f"{name} needs a tokenizer; load the model with one").about(name)
+    require_own((*params.processors, *params.stopping))

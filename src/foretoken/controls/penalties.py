@@ -1,4 +1,5 @@
-"""Controls that make what has occurred, or an end, less or more likely.
+"""Controls that make ids less or more likely by what has occurred, and controls that forbid ids, or
+all but one, by place or by the tokens before.
 
 `control(scores, history) -> scores`: the scores `[V]` of one position are its own to change.
 """
@@ -12,6 +13,116 @@ import torch
 from torch import Tensor
 
 from foretoken.controls.history import History
+
+
+class Suppressed:
+    """These ids never occur among the first `until` new tokens from the `start`-th on; by itself
+    everywhere."""
+
+    def __init__(self, ids: list[int], start: int = 0, until: int | None = None) -> None:
+        self.ids, self.start, self.until = torch.tensor(ids, dtype=torch.long), start, until
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        if history.done < self.start or (self.until is not None and history.done >= self.until):
+            return scores
+        return scores.index_fill_(0, self.ids.to(scores.device), -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """At some places among the new tokens only one id is possible."""
+
+    places: dict[int, int]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        token = self.places.get(history.done)
+        if token is not None:
+            scores.fill_(-torch.inf)
+            scores[token] = 0.0
+        return scores
+
+
+class Biased:
+    """An id's score rises by a number where the tokens before it are those of its sequence;
+    -inf: the sequence cannot be completed."""
+
+    def __init__(self, biases: dict[tuple[int, ...], float]) -> None:
+        singles = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
+        self.ids = torch.tensor(list(singles), dtype=torch.long)
+        self.alone = torch.tensor(list(singles.values()), dtype=torch.float64)
+        self.behind: dict[int, list[tuple[list[int], int, float]]] = {}  # by the token before
+        for ids, bias in biases.items():
+            if len(ids) > 1:
+                self.behind.setdefault(ids[-2], []).append((list(ids[:-1]), ids[-1], bias))
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        if len(self.ids):
+            scores.index_add_(0, self.ids.to(scores.device), self.alone.to(scores))
+        tokens = history.tokens
+        for before, token, bias in self.behind.get(tokens[-1], ()):
+            if tokens[-len(before) :] == before:
+                scores[token] += bias
+        return scores
+
+
+class NoRepeat:
+    """No n tokens in a row occur twice in the text: a memory of what has followed any n - 1."""
+
+    def __init__(self, n: int, prompt: list[int]) -> None:
+        self.n = n
+        self.tokens: list[int] = []
+        self.followed: dict[tuple[int, ...], list[int]] = {}  # a stack for each n - 1
+        for token in prompt:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        if len(self.tokens) >= self.n - 1:
+            self.followed.setdefault(self._end(), []).append(token)
+        self.tokens.append(token)
+
+    def pop(self) -> None:
+        self.tokens.pop()
+        if len(self.tokens) >= self.n - 1:
+            self.followed[self._end()].pop()
+
+    def _end(self) -> tuple[int, ...]:
+        return tuple(self.tokens[len(self.tokens) - self.n + 1 :])
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        if len(self.tokens) < self.n - 1:
+            return scores
+        return banned(scores, self.followed.get(self._end(), []))
+
+
+class NoneOfSource:
+    """No n tokens in a row of the source, or of a decoder's prompt, occur in the text."""
+
+    def __init__(self, n: int, source: list[int], V: int) -> None:
+        self.n = n
+        self.followed: dict[tuple[int, ...], list[int]] = {}
+        for i in range(len(source) - n + 1):
+            *before, token = source[i : i + n]
+            if token < V:
+                self.followed.setdefault(tuple(before), []).append(token)
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        first = len(history.tokens) - self.n + 1
+        if first < 0:
+            return scores
+        return banned(scores, self.followed.get(tuple(history.tokens[first:]), []))
+
+
+def finite(scores: Tensor, history: History) -> Tensor:
+    """NaN becomes 0, infinities the largest and least numbers."""
+    return scores.nan_to_num_(0.0)
+
+
+def banned(scores: Tensor, ids: list[int]) -> Tensor:
+    """Scores with the ids at -inf."""
+    if not ids:
+        return scores
+    return scores.index_fill_(0, torch.tensor(ids, device=scores.device), -torch.inf)
+
 
 CERTAIN = 1e30  # times a score: beyond all others, and still a float32
 

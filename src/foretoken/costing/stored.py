@@ -25,8 +25,7 @@ import torch
 from foretoken.costing.contention import MOST
 from foretoken.costing.costs import Costs, at, parsed
 from foretoken.records import StepRecord
-from foretoken.storage.cache import remember, remembered
-from foretoken.storage.versions import versions
+from foretoken.storage.cache import remember, remembered, versions
 
 FILE, FORMAT = "costs.json", 8
 AGREE = 1.25  # largest ratio of a measurement's two halves: on a busy machine it is larger

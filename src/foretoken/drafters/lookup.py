@@ -14,8 +14,7 @@ from itertools import islice
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.models.rows import staying
 from foretoken.request import Request
-from foretoken.text.automaton import ROOT, Automaton
-from foretoken.text.earlier import Earlier
+from foretoken.text.automaton import ROOT, Automaton, Earlier
 
 SURE = 0.1  # estimated chance that all guesses up to one are kept, at least
 LEAST = 4  # tokens that must agree before a text's own past is preferred to a drafter

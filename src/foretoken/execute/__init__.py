@@ -14,7 +14,6 @@ Examples:
 """
 
 from foretoken.execute.finite import Law
-from foretoken.execute.flag import Flag
-from foretoken.execute.speculation import Bet, Execution, Seconds, speculate, speculate_async
+from foretoken.execute.speculation import Bet, Execution, Flag, Seconds, speculate, speculate_async
 
 __all__ = ["Bet", "Execution", "Flag", "Law", "Seconds", "speculate", "speculate_async"]

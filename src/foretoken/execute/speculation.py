@@ -1,15 +1,16 @@
 """Stochastic speculative execution, outside language models (the paper's Discussion).
 
-A slow f gives a law, a slow g takes a sample of it. g is started on guesses, drawn from a fast
-approximation q of f, while f still runs; guesses and f's law then make one sample
-(`finite.sample_law`), which has exactly f's law. Decoding is the case in which g is the next f.
-Knows no models and no tokens.
+A slow f gives a distribution, a slow g takes a sample of it. g is started on guesses, drawn from a
+fast approximation q of f, while f still runs; guesses and f's distribution then make one sample
+(`finite.sample_law`), which has exactly f's distribution. Decoding is the case in which g is the
+next f. `Flag` is an Event that several processes share, by files. Knows no models and no tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import pickle
 import secrets
 from collections.abc import Awaitable, Callable, Hashable
@@ -17,15 +18,64 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from threading import Event
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 from foretoken.errors import InputError, one_line, shown, whole
 from foretoken.execute import finite
 from foretoken.execute.finite import EMPTY, Law, finite_law
-from foretoken.execute.flag import Flag
 from foretoken.options import as_seed
 from foretoken.sampling.keys import Purpose, RowKey, uniform
+
+
+class Flag:
+    """An Event that several processes share: set, for all of them, once its file exists.
+
+    Args:
+        path: The file.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> flag = Flag(folder.name + "/stop")
+        >>> flag.is_set()
+        False
+        >>> flag.set()
+        >>> flag.wait()
+        True
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def set(self) -> None:
+        """Set it, for all processes."""
+        with open(self._path, "w"):
+            pass
+
+    def is_set(self) -> bool:
+        """Tell whether it is set.
+
+        Returns:
+            True where it is.
+        """
+        return os.path.exists(self._path)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set.
+
+        Args:
+            timeout: Seconds at most; None is without a limit.
+
+        Returns:
+            True where it is set.
+        """
+        end = None if timeout is None else perf_counter() + timeout
+        while not self.is_set() and (end is None or perf_counter() < end):
+            sleep(0.002)
+        return self.is_set()
+
 
 COROUTINE = "is a coroutine function; await speculate_async(...) instead"
 

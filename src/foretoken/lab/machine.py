@@ -20,7 +20,7 @@ import torch
 
 from foretoken.lab.estimate import Spread, spread
 from foretoken.loading.memory import free_bytes
-from foretoken.storage.versions import versions
+from foretoken.storage.cache import versions
 
 READ_BYTES = 2**29  # far beyond any cache
 READS = 7

@@ -20,10 +20,17 @@ from openvino import opset13 as ops
 
 from foretoken.loading.memory import free_bytes
 from foretoken.models.openvino.conversion import settings
-from foretoken.models.openvino.core import core
-from foretoken.models.openvino.weights.eight_bits import scaled, whole
-from foretoken.models.openvino.weights.four_bits import GROUP, in_groups, nearest
-from foretoken.models.openvino.weights.halves import WORTH, widened, widened_in_products
+from foretoken.models.openvino.tracing import core
+from foretoken.models.openvino.weights import (
+    GROUP,
+    WORTH_HALVING,
+    in_groups,
+    nearest,
+    scaled,
+    whole,
+    widened,
+    widened_in_products,
+)
 
 TOKENS = (1, 8)  # of a pass: plain decoding, and a target that scores seven guesses
 SECONDS = 16.0  # nothing is begun that is expected to end later
@@ -104,7 +111,7 @@ def _float32(weight: Any, stack: LinearStack) -> Layer:
 
 def _bfloat16(weight: Any, stack: LinearStack) -> Layer:
     narrow = torch.from_numpy(weight).bfloat16()
-    if stack.parameters < WORTH:  # as conversions keep them
+    if stack.parameters < WORTH_HALVING:  # as conversions keep them
         return _float32(narrow.float().numpy(), stack)
     return lambda i: widened(narrow.roll(i, 0))
 

@@ -1,9 +1,9 @@
-"""What is chosen at loading: the draft of a target that comes without one, and the bits of a draft
-of which nothing is said.
+"""Choices made at loading: the draft of a target that comes without one, and the precision of a
+draft for which none was asked.
 
-What pays is read from costs and acceptance measured on the pair. A choice is kept, whatever the
-machine did meanwhile, until weights, precision, versions or the machine change: the draft that a
-command runs with is the same every time. Does not know how a model is made.
+Which one pays is read from costs and acceptance measured on the pair. A choice is kept, whatever
+the machine did meanwhile, until weights, precision, versions or the machine change: the draft that
+a command runs with is the same every time. Does not know how a model is made.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from foretoken.costing import stored
 from foretoken.costing.costs import PLAIN, Costs
@@ -20,14 +21,11 @@ from foretoken.costing.gamma import MAX_GAMMA, Past, prices_of, rate
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
 from foretoken.errors import ForetokenError
-from foretoken.loading.own import OwnCopy
-from foretoken.loading.sources import Source
-from foretoken.options import ROUNDED
+from foretoken.loading.options import ROUNDED
+from foretoken.loading.pending import ModelDraft, OwnCopy
+from foretoken.loading.target import LoadedTarget
 from foretoken.speculator import Speculator
 from foretoken.storage.cache import remember, remembered
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +38,20 @@ FASTER = 1.02  # predicted tokens a second for which a draft is rounded
 DEARER, BEST = 1.3, 0.99  # a draft in int8 against one in int4: its time at least, its alpha
 
 
-def chosen(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
-    """`looking`, which has a target, made from `read`, and looks up; or the same target drafting
-    for itself, with look-up in front where a text repeats. What was chosen is logged."""
+def chosen(looking: Speculator, target: LoadedTarget) -> Speculator:
+    """Return `looking`, which looks up, or the same target drafting for itself, with look-up in
+    front where a text repeats. The choice is logged."""
     if looking.target.runtime != "openvino":  # no other shares its rows
         return looking
     name = stored.key(looking.target, looking.drafter, FILE)
     remembered_kind = remembered(FILE).get(name) if name else None
     kind = remembered_kind if remembered_kind in (*KINDS, "") else None
     if kind is None:
-        best = _fastest(looking, read)
+        best = _fastest(looking, target)
         if name:
             remember(FILE, name, best.draft_name.partition(":")[2])
     else:
-        best = (_drafting(looking, read, kind) if kind else None) or looking
+        best = (_drafting(target, kind) if kind else None) or looking
     log.info(
         "no draft was given: %s guesses%s",
         best.draft_name,
@@ -62,20 +60,19 @@ def chosen(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
     return best
 
 
-def rounded(
-    spec: Speculator, dtype: str, make: Callable[[str], LMDrafter], parameters: int
-) -> Speculator:
-    """`spec`, whose draft of so many parameters is in `dtype`, or the same with the draft that
-    `make` returns in eight or four bits. What was chosen is logged, where it is another."""
-    if parameters < SMALL or spec.target.runtime != "openvino":
+def rounded(spec: Speculator, draft: ModelDraft) -> Speculator:
+    """Return `spec`, or the same with its draft in eight or four bits. The choice is logged, where
+    it is another."""
+    if spec.target.runtime != "openvino" or draft.facts.parameters < SMALL:
         return spec
+    make = partial(draft.rounded, V=spec.target.vocab_size)
     name = stored.key(spec.target, spec.drafter, FILE)
     remembered_kind = remembered(FILE).get(name) if name else None
     if remembered_kind in (*ROUNDED, ""):
         kind = cast(str, remembered_kind)
         best = replace(spec, drafter=make(kind)) if kind else spec
     else:
-        best, kind = _quickest(spec, dtype, make)
+        best, kind = _quickest(spec, draft.placement.dtype, make)
         if name:
             remember(FILE, name, kind)
     if kind:
@@ -88,7 +85,7 @@ def rounded(
 def _quickest(
     spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
 ) -> tuple[Speculator, str]:
-    """The best of all, and its bits if they are fewer."""
+    """Return the fastest, and its precision if it is another one."""
     best, kind, base = spec, "", spec.step_costs(PLAIN)
     most = _rate(base)
     for fewer in ROUNDED[ROUNDED.index(dtype) + 1 if dtype in ROUNDED else 0 :]:
@@ -109,8 +106,8 @@ def _quickest(
     return best, kind
 
 
-def _fastest(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
-    """The best of all."""
+def _fastest(looking: Speculator, target: LoadedTarget) -> Speculator:
+    """Return the fastest of look-up and the copies."""
     if looking.step_costs(PLAIN).seconds(0) < QUICK:
         return looking
     best, most = looking, LEAST
@@ -118,7 +115,7 @@ def _fastest(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
     for kind in KINDS:
         if bound <= most:
             break
-        own = _drafting(looking, read, kind)
+        own = _drafting(target, kind)
         if own is None:
             continue
         measured = own.step_costs(PLAIN)
@@ -131,22 +128,22 @@ def _fastest(looking: Speculator, read: Source | PreTrainedModel) -> Speculator:
     return best
 
 
-def _drafting(looking: Speculator, read: Source | PreTrainedModel, kind: str) -> Speculator | None:
-    """The target with its copy; None where there can be none."""
+def _drafting(target: LoadedTarget, kind: str) -> Speculator | None:
+    """Return the target with its copy; None where there can be none."""
     name = f"self:{kind}"
     try:
-        drafter = OwnCopy(name, kind, ()).attached(read, looking.target)
+        drafter = OwnCopy(name, kind, ()).attach(target)
     except ForetokenError as error:
         log.info("%s cannot draft: %s", name, error)
         return None
-    return replace(looking, drafter=drafter, draft_name=name, foresight=Repeats)
+    return target.speculator(drafter, name, Repeats)
 
 
 def _gain(measured: Costs) -> float:
-    """Tokens a second over plain decoding."""
+    """Return tokens a second over plain decoding."""
     return _rate(measured) * measured.seconds(0)
 
 
 def _rate(measured: Costs) -> float:
-    """Tokens a second, by costs and the acceptance seen with them."""
+    """Return tokens a second, by costs and the acceptance seen with them."""
     return rate(Past(measured.prior), MAX_GAMMA, prices_of(measured, 1))

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from dataclasses import fields, replace
 from importlib.resources import files
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from foretoken.drafters.base import Drafter
-from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import require_ids
-from foretoken.loading import memory
 from foretoken.loading.chosen import chosen, rounded
-from foretoken.loading.draft import (
-    DetachedHeads,
-    Fit,
-    drafter_of,
-    model_drafter,
-    name_of,
-    read_of,
-)
-from foretoken.loading.own import OwnCopy
-from foretoken.loading.runtimes import Known, Wish, place, place_exact, require_torch
-from foretoken.loading.sources import in_memory
+from foretoken.loading.draft import draft_of, name_of
+from foretoken.loading.memory import usable
+from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
+from foretoken.loading.pending import ModelDraft, PendingDraft
+from foretoken.loading.runtimes import Placement, place, place_exact
+from foretoken.loading.sources import read_of, unwrapped
 from foretoken.loading.sources import tokenizer as tokenizer_of
-from foretoken.loading.vocabularies import ForeignDraft
-from foretoken.loading.wrapped import unwrapped
-from foretoken.options import SPREAD, require_place
+from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
+from foretoken.sampling.options import with_args
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -42,22 +35,17 @@ log = logging.getLogger(__name__)
 def load(
     target: str | Path | PreTrainedModel | None = None,
     draft: str | Path | PreTrainedModel | Drafter | Speculator | None = None,
-    *,
-    dtype: str = "float32",
-    draft_dtype: str | None = None,
-    kv_dtype: str | None = None,
-    device: str = "cpu",
-    runtime: str = "auto",
-    exact_shapes: bool = False,
-    revision: str | None = None,
-    draft_revision: str | None = None,
-    trust_remote_code: bool = False,
-    same_tokenizer: bool = False,
-    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
-    generation_config: str | None = None,
-    tensor_parallel: None = None,
+    **options: Unpack[LoadKeywords],
 ) -> Speculator:
     """Load a target and a draft, ready to generate.
+
+    A draft's precision never changes the output's distribution, only which text a seed gives. A
+    decoder-only draft with another tokenizer is translated; how it drafts best is tried here, which
+    takes seconds. With exact_shapes each sequence runs by itself, in forwards of one width
+    (docs/exact.md says what that costs). generation_config="ignore" passes over entries of the
+    model's generation config that would change the distribution, which are refused otherwise. Its
+    sampling settings are never followed: a warning names them once, at the first text that is
+    sampled otherwise.
 
     Args:
         target: A local folder, a hub id or a model in memory, which is used as it is, in its own
@@ -69,31 +57,7 @@ def load(
             target's keys and values and need OpenVINO; any Drafter; or a Speculator from `load`, a
             cascade: its target drafts here and is itself accelerated by its draft
             (docs/drafters.md). None is the shipped draft for the shipped target, else the fastest
-            of "lookup", "self:int4" and "self:int8" by costs measured here once (logged at INFO). A
-            decoder-only draft with another tokenizer is translated; how it drafts best is tried
-            here, which takes seconds.
-        dtype: The arithmetic: "float32", "float64", "bfloat16", "float16", "auto"; "int8" and
-            "int4" round the weights, which makes the target another model.
-        draft_dtype: The draft's; None is the target's, or on OpenVINO int8 or int4 where that is
-            measured to be faster. It never changes the output's distribution, only which text a
-            seed gives.
-        kv_dtype: "int8" keeps the target's keys and values in eight bits, in a quarter of the
-            memory: another model, as rounded weights are. Needs OpenVINO.
-        device: A device of torch, such as "cuda".
-        runtime: The backend: "auto", "transformers", "openvino" or "graphs".
-        exact_shapes: True runs each sequence by itself, in forwards of one width, so that greedy
-            text is the same to the bit with and without draft tokens (docs/exact.md says what it
-            costs).
-        revision: The target's and its own tokenizer's, on the hub.
-        draft_revision: The draft's, on the hub.
-        trust_remote_code: True runs code that comes with a model.
-        same_tokenizer: True says that equal ids are equal tokens in a draft and a target of which
-            there are no two tokenizers to compare, as with models in memory.
-        tokenizer: A folder, an id or a tokenizer in memory; None is the target's.
-        generation_config: "ignore" passes over entries of the model's generation config that would
-            change the distribution, which are refused otherwise. Its sampling settings are never
-            followed: a warning names them once, at the first text that is sampled otherwise.
-        tensor_parallel: No longer an option; anything but None is an error.
+            of "lookup", "self:int4" and "self:int8" by costs measured here once (logged at INFO).
 
     Returns:
         The Speculator.
@@ -109,102 +73,69 @@ def load(
         >>> out.text
         ' at the doctor, and the doctor said'
     """
-    if generation_config not in (None, "ignore"):
-        raise InputError(f"generation_config is {generation_config!r}; give None or 'ignore'")
-    at = memory.usable(device)
-    for name, value in (
-        ("exact_shapes", exact_shapes),
-        ("trust_remote_code", trust_remote_code),
-        ("same_tokenizer", same_tokenizer),
-    ):
-        if not isinstance(value, bool):  # "False" would be true, and run a model's code
-            raise InputError(f"{name} is {value!r:.60}; give True or False")
-    require_place(runtime, dtype, kv_dtype=kv_dtype, draft_dtype=draft_dtype)
-    if tensor_parallel is not None:
-        raise InputError(f"tensor_parallel {SPREAD}")
-    wish = Wish(dtype, at, runtime, kv_dtype)
-    draft_wish = Wish(draft_dtype or dtype, at, runtime)
-    if exact_shapes:
-        require_torch(wish)
+    asked = LoadOptions(**options)
+    device = usable(asked.device)
     ships = target is None
     target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
-    choose, draft = draft is None, "lookup" if draft is None else draft
-    read = read_of(target, revision, trust_remote_code)
-    facts = Known(read, wish)
+    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
+    known = _known(target, asked, placement)
+    # The draft first: what does not fit is refused before the target is loaded or converted
+    pending = _pending(draft, known, asked, device)
+    loaded = _loaded(known, asked, placement)
+    name = "lookup" if draft is None else name_of(draft)
+    spec = loaded.speculator(pending.attach(loaded), name)
+    if draft is None:
+        return chosen(spec, loaded)
+    free = asked.draft_dtype is None and not ships and not asked.exact_shapes
+    if free and isinstance(pending, ModelDraft) and pending.loaded:
+        return rounded(spec, pending)
+    return spec
+
+
+def _known(
+    target: str | Path | PreTrainedModel, asked: LoadOptions, placement: Placement
+) -> KnownTarget:
+    """Read all of a target that a draft must fit."""
+    facts = ModelFacts(read_of(target, asked.revision, asked.trust_remote_code), placement)
     settings = facts.settings
-    if generation_config is None and settings.objection:
+    if asked.generation_config == "ignore":
+        settings = replace(settings, controls={}, suggested={})
+    elif settings.objection:
         raise RefusedError(settings.objection)
     require_ids(settings.ends, facts.V)
-    own = (
-        tokenizer_of(target, revision, trust_remote_code)
-        if tokenizer is None
-        else tokenizer_of(tokenizer, None, trust_remote_code, required=True)
-    )
-    # The draft first: what does not fit is refused before the target is loaded or converted
-    fit = Fit(name_of(target), facts, own)
+    if asked.tokenizer is None:
+        tokenizer = tokenizer_of(target, asked.revision, asked.trust_remote_code)
+    else:
+        tokenizer = tokenizer_of(asked.tokenizer, None, asked.trust_remote_code, required=True)
+    return KnownTarget(name_of(target), facts, settings, tokenizer)
+
+
+def _pending(
+    draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
+    target: KnownTarget,
+    asked: LoadOptions,
+    device: torch.device,
+) -> PendingDraft:
+    """Load the draft; without one it looks up."""
+    if draft is None:
+        asked.refuse("same_tokenizer", "draft_dtype", because="there is no draft")
+        draft = "lookup"
+    placement = Placement(asked.draft_dtype or asked.dtype, device, asked.runtime)
     with log_if_slow(log, "loading %s", name_of(draft)):
-        drafter = drafter_of(
-            draft, fit, draft_wish, draft_revision, trust_remote_code, same_tokenizer=same_tokenizer
-        )
-    if same_tokenizer and (drafter is draft or not isinstance(drafter, LMDrafter)):
-        reason = "there is no draft" if choose else f"{name_of(draft)} is no model that is loaded"
-        raise InputError(f"same_tokenizer is True, but {reason}; leave it out")
-    if isinstance(drafter, OwnCopy):
-        drafter = _copied(drafter, draft_dtype, draft_revision)
-        drafter.require("transformers" if exact_shapes else runtime)
-    elif draft_dtype is not None and (
-        in_memory(draft) or not isinstance(drafter, LMDrafter | ForeignDraft)
-    ):
-        reason = "there is no draft" if choose else f"{name_of(draft)} is no model that is loaded"
-        raise InputError(f"draft_dtype is {draft_dtype!r}, but {reason}; leave it out")
-    if exact_shapes and isinstance(drafter, DetachedHeads):
-        raise RefusedError(
-            "exact_shapes=True shows no hidden states, which heads read; give another draft"
-        )
-    with log_if_slow(log, "loading %s", name_of(target)):
-        running = (place_exact if exact_shapes else place)(read, wish).model
-    if isinstance(drafter, DetachedHeads | OwnCopy):
-        drafter = drafter.attached(read, running)
-    spec = Speculator(
-        target=running,
-        drafter=NoDrafter() if isinstance(drafter, ForeignDraft) else drafter,
-        tokenizer=own,
-        ends=settings.ends,
-        controls=settings.controls if generation_config is None else {},
-        target_name=name_of(target),
-        draft_name=name_of(draft),
-        suggested=settings.suggested if generation_config is None else {},
-    )
-    if isinstance(drafter, ForeignDraft):
-        return drafter.attached(spec)
-    if choose:
-        return chosen(spec, read)
-    free = draft_dtype is None and not ships and not exact_shapes
-    if not (free and isinstance(draft, str | Path) and isinstance(drafter, LMDrafter)):
-        return spec
-    if drafter.shares:
-        return spec
-    draft_read = read_of(draft, draft_revision, trust_remote_code)
-    return rounded(
-        spec,
-        dtype,
-        partial(model_drafter, draft_read, draft_wish, facts.V),
-        Known(draft_read, draft_wish).parameters,
-    )
+        pending = draft_of(draft, target, asked, placement)
+    pending.require(asked)
+    return pending
 
 
-def _copied(copy: OwnCopy, draft_dtype: str | None, draft_revision: str | None) -> OwnCopy:
-    """The target's copy in the bits asked for; it has no revision of its own."""
-    copy = copy.rounded(draft_dtype)
-    if draft_revision is not None:
-        raise InputError(
-            f"draft_revision is {draft_revision!r:.60}, but the draft is the target's copy; "
-            "leave it out"
-        )
-    return copy
+def _loaded(target: KnownTarget, asked: LoadOptions, placement: Placement) -> LoadedTarget:
+    """Load the target on its runtime."""
+    read = target.facts.read
+    with log_if_slow(log, "loading %s", target.name):
+        running = (place_exact if asked.exact_shapes else place)(read, placement).model
+    return LoadedTarget(target, running)
 
 
 def asset(name: str) -> Path:
@@ -213,3 +144,18 @@ def asset(name: str) -> Path:
     if not (folder / "config.json").exists():
         raise InputError(f"the default pair is missing at {folder}; install the package again")
     return folder
+
+
+def _signature() -> Signature:
+    """Return the signature of `load` with every option by its name, for `help` and notebooks."""
+    own = signature(load)
+    named = [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in fields(LoadOptions)
+    ]
+    first = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    return own.replace(parameters=[*first, *named])
+
+
+load.__doc__ = with_args(load.__doc__ or "", OPTIONS)
+cast(Any, load).__signature__ = _signature()

@@ -1,4 +1,4 @@
-"""What a model runs on: the fastest runtime that serves it exactly, and why it is that one.
+"""Runtimes: each model gets the fastest one that serves it exactly.
 
 OpenVINO on a CPU and graphs of fixed shapes on CUDA, for models whose family passes the self-check
 in that form; else transformers on torch. Does not know prompts, drafts or tokenizers.
@@ -10,17 +10,17 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
-from foretoken.generation_config import Settings, read_settings
+from foretoken.generation_config import read_settings
 from foretoken.loading.hub import is_folder
+from foretoken.loading.options import OPTIONS, ROUNDED
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
-from foretoken.options import ROUNDED, require_place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A model that runs, and why it runs on what it runs on."""
+    """A running model, and the reason for its runtime."""
 
     model: Model
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a caller asks for; InputError for an unknown dtype or runtime."""
+class Placement:
+    """Where a model is to run, and in which precision. InputError for an unknown one."""
 
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
@@ -49,136 +49,73 @@ class Wish:
     kv_dtype: str | None = None  # of keys and values; None: that of the arithmetic
 
     def __post_init__(self) -> None:
-        require_place(self.runtime, self.dtype, kv_dtype=self.kv_dtype)
+        for name in ("runtime", "dtype", "kv_dtype"):
+            if (value := getattr(self, name)) is not None:
+                OPTIONS[name].check(name, value)
 
 
-def place(source: Source | PreTrainedModel, wish: Wish) -> Placed:
+def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     """The model behind the Model protocol, once its family has passed the self-check.
 
     A network in memory is used as it is, where it is, unless OpenVINO is asked for by name, which
-    takes a copy. Raises RefusedError for a wish that cannot be honoured.
+    takes a copy. Raises RefusedError for a placement that cannot be honoured.
     """
     loaded = isinstance(source, Source)
-    device = wish.device if loaded else source.device
-    if not loaded and wish.runtime == "auto" and device.type != "cuda" and not wish.kv_dtype:
-        return Placed(_torch(source, wish.dtype, device)[0], "it was in memory")
-    dtype = dtype_of(source, wish)
+    device = placement.device if loaded else source.device
+    plain = placement.runtime == "auto" and not placement.kv_dtype
+    if not loaded and plain and device.type != "cuda":
+        return Placed(_torch(source, placement.dtype, device)[0], "it was in memory")
+    dtype = dtype_of(source, placement)
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype not in ROUNDED else "openvino"
-    fast = fast if wish.runtime == "auto" else wish.runtime
+    fast = fast if placement.runtime == "auto" else placement.runtime
     if fast != "transformers":
         try:
             if fast == "openvino":
-                model = _openvino(source, dtype, device, wish.kv_dtype)
+                model = _openvino(source, dtype, device, placement.kv_dtype)
             else:
                 model = _graphs(source, dtype, device)
             return Placed(model, "it passed the self-check")
         except RefusedError as error:
-            if wish.runtime == fast or dtype in ROUNDED or wish.kv_dtype:
-                raise RefusedError(f"{error}{_remedy(wish, dtype)}") from error.__cause__
+            if placement.runtime == fast or dtype in ROUNDED or placement.kv_dtype:
+                raise RefusedError(f"{error}{_remedy(placement, dtype)}") from error.__cause__
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
-    for name, value in (("dtype", dtype), ("kv_dtype", wish.kv_dtype)):
+    for name, value in (("dtype", dtype), ("kv_dtype", placement.kv_dtype)):
         if value in ROUNDED:
             raise RefusedError(f"{name}={value!r} runs on OpenVINO only; leave runtime at 'auto'")
-    model, packed = _torch(source, dtype, wish.device)
+    model, packed = _torch(source, dtype, placement.device)
     return Placed(model, "; ".join([reason, *packed]))
 
 
-def _remedy(wish: Wish, dtype: str) -> str:
-    """What to give instead where a model cannot run as it was asked to, by the options given."""
-    changes = [f"leave runtime at 'auto' (not {wish.runtime!r})"] if wish.runtime != "auto" else []
-    changes += ["give dtype='float32'"] if dtype in ROUNDED else []
-    changes += ["leave kv_dtype out"] if wish.kv_dtype else []
+def _remedy(placement: Placement, dtype: str) -> str:
+    """Say what to give instead where a model cannot run as it was asked to."""
+    changes = ["give dtype='float32'"] if dtype in ROUNDED else []
+    changes += ["leave kv_dtype out"] if placement.kv_dtype else []
+    if placement.runtime != "auto":
+        changes.insert(0, f"leave runtime at 'auto' (not {placement.runtime!r})")
     return "; " + ", ".join(changes)
 
 
-class Known:
-    """Facts of a model that does not run yet: from its kept conversion, at once, or else from its
-    structure, which takes seconds to build."""
-
-    def __init__(self, read: Source | PreTrainedModel, wish: Wish) -> None:
-        self.read = read
-        self._facts = _kept_facts(read, wish) if isinstance(read, Source) else None
-
-    @cached_property
-    def structure(self) -> PreTrainedModel:
-        return self.read.empty if isinstance(self.read, Source) else self.read
-
-    @property
-    def V(self) -> int:
-        """Rows of the output layer."""
-        if self._facts:
-            return self._facts["vocab_size"]
-        from foretoken.models.stock.sizes import output_rows  # late: takes seconds
-
-        return output_rows(self.structure)
-
-    @property
-    def encoder_decoder(self) -> bool:
-        if self._facts:
-            return self._facts.get("encoder_decoder", False)
-        return bool(self.structure.config.is_encoder_decoder)
-
-    @property
-    def parameters(self) -> int:
-        """All numbers of its weights."""
-        if self._facts:
-            return self._facts["parameters"]
-        return sum(weight.numel() for weight in self.structure.parameters())
-
-    @property
-    def layers(self) -> int:
-        """Of the decoder."""
-        if self._facts:
-            return self._facts.get("layers") or len(self._facts["windows"])
-        from foretoken.models.openvino.thinned import stack_of  # late: as above
-
-        return len(stack_of(self.structure))
-
-    @property
-    def settings(self) -> Settings:
-        """Its generation config; raises as `read_settings` does."""
-        stored = self._facts and self._facts.get("settings")
-        if stored and "controls" in stored:
-            return Settings.of(stored)
-        return read_settings(self.structure)  # a conversion of before the controls has none of them
-
-
-def _kept_facts(source: Source, wish: Wish) -> dict[str, Any] | None:
-    """A folder's kept conversion has them; for a hub model's, its config would have to be read."""
-    if wish.runtime not in ("auto", "openvino") or wish.dtype == "auto" or source.trust:
+def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
+    """Read the facts that are kept with a folder's conversion; for a hub model's, its config would
+    have to be read."""
+    if placement.runtime not in ("auto", "openvino") or placement.dtype == "auto" or source.trust:
         return None
     try:
-        return _library().facts(source, wish.dtype) if is_folder(source.path) else None
+        return _library().facts(source, placement.dtype) if is_folder(source.path) else None
     except RefusedError:
         return None
 
 
-def place_exact(source: Source | PreTrainedModel, wish: Wish) -> Placed:
+def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     """As `place`, in passes of one width on a grid, so that logits are, to the bit, a function of
     the text. Raises RefusedError for a model that cannot run so."""
-    require_torch(wish)
     from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
 
-    network, packed = _network(source, dtype_of(source, wish), wish.device, ON_A_GRID)
+    network, packed = _network(source, dtype_of(source, placement), placement.device, ON_A_GRID)
     return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
-
-
-def require_torch(wish: Wish) -> None:
-    """RefusedError where exact shapes are asked of another runtime than torch: it may choose its
-    kernels by more than a pass's shape."""
-    if wish.runtime not in ("auto", "transformers"):
-        raise RefusedError(
-            f"exact_shapes=True runs on torch, and was not shown to be exact on {wish.runtime}; "
-            "give runtime='transformers'"
-        )
-    for name, value in (("dtype", wish.dtype), ("kv_dtype", wish.kv_dtype)):
-        if value in ROUNDED:
-            raise RefusedError(
-                f"exact_shapes=True runs on torch, which has no {name}={value!r}; leave it out"
-            )
 
 
 def _torch(
@@ -231,10 +168,10 @@ def require_precision(network: PreTrainedModel) -> None:
         ) from error
 
 
-def dtype_of(source: Source | PreTrainedModel, wish: Wish) -> str:
+def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
     """The precision by name; "auto" is that of the model's own config."""
-    if wish.dtype != "auto" or not isinstance(source, Source):
-        return wish.dtype
+    if placement.dtype != "auto" or not isinstance(source, Source):
+        return placement.dtype
     dtype = source.config.dtype
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
 
@@ -242,7 +179,7 @@ def dtype_of(source: Source | PreTrainedModel, wish: Wish) -> str:
 def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
     if dtype in ROUNDED:
         raise RefusedError(f"graphs have no {dtype}; give runtime='openvino', or another dtype")
-    from foretoken.models.graphs.model import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
+    from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
     from foretoken.models.stock.selfcheck import self_check
 
     loaded = isinstance(source, Source)
@@ -293,14 +230,14 @@ def companion(
     Raises RefusedError where the target shares no rows.
     """
     require_shared(target.runtime)
-    library = _library()
-    if dtype not in library.DTYPES:
+    conversion = _library()
+    if dtype not in conversion.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
     host: Any = target  # one of that library's models
     if not isinstance(source, Source):
-        return library.companion(None, host, dtype, layers, lambda: copy.deepcopy(source), dict)
+        return conversion.companion(None, host, dtype, layers, lambda: copy.deepcopy(source), dict)
     load, more = _weights(source, dtype, target.device), partial(_kept_beside, source)
-    return library.companion(source, host, dtype, layers, load, more)
+    return conversion.companion(source, host, dtype, layers, load, more)
 
 
 def _weights(source: Source, dtype: str, device: torch.device) -> Callable[[], PreTrainedModel]:
@@ -336,7 +273,7 @@ def _way(network: PreTrainedModel) -> Way:
 
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
     """The runtimes that may serve a model here, each with its form, the fastest first."""
-    from foretoken.models.graphs.model import ON_GRAPHS  # late: takes seconds
+    from foretoken.models.graphs import ON_GRAPHS  # late: takes seconds
     from foretoken.models.stock.selfcheck import ON_TORCH
 
     if torch.cuda.is_available():

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file
 from foretoken.loading import hub, memory
-from foretoken.storage.cache import remember, remembered
+from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
-from foretoken.storage.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
 MADE_FROM = ("*.safetensors", "*.bin", "*.json", "*.py")
 CLASSES = "tokenizers.json"  # cached classes of tokenizers
 CHOOSING = ("config.json", "tokenizer_config.json")  # what the class follows from
+# Wrappers that change neither weights nor what is computed, and where they keep the network
+WRAPPERS = {
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+}
 TOKENIZER_FILES = (
     "tokenizer_config.json",  # a tokenizer of bytes has no other file
     "tokenizer.json",
@@ -152,6 +157,34 @@ def in_memory(model: object) -> TypeGuard[PreTrainedModel]:
     """Whether it is a network. Before their module, slow to import, is imported, none exists."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
+
+
+def read_of(
+    model: str | Path | PreTrainedModel, revision: str | None, trust: bool
+) -> Source | PreTrainedModel:
+    return model if in_memory(model) else source(cast(str | Path, model), revision, trust)
+
+
+def unwrapped(model: object, name: str) -> object:
+    """Return the network that torch.compile, DataParallel or DistributedDataParallel wrapped, as
+    training leaves them; anything else as it is. `name`: of the argument, for an error.
+
+    Raises InputError, with the remedy, for an adapter's wrapper, whose weights are not the
+    network's, and for a pipeline.
+    """
+    while inside := WRAPPERS.get(f"{type(model).__module__}.{type(model).__qualname__}"):
+        model = getattr(model, inside)
+    if in_memory(model) or isinstance(model, type) or hasattr(model, "propose"):
+        return model
+    kind = type(model).__name__
+    if hasattr(model, "merge_and_unload"):
+        raise InputError(
+            f"{name} is a {kind}, a model with an adapter beside it; merge it first: "
+            f"give {name}.merge_and_unload()"
+        )
+    if in_memory(getattr(model, "model", None)):
+        raise InputError(f"{name} is a {kind} around a model; give {name}.model")
+    return model
 
 
 def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:

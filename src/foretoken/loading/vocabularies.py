@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError
+from foretoken.loading.options import NO_MODEL, LoadOptions
+from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model
-from foretoken.models.vocabularies.dictionary import Dictionary
 from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.slow_log import log_if_slow
-from foretoken.speculator import Speculator
 from foretoken.text.decoding import other_words
 
 if TYPE_CHECKING:
@@ -61,36 +61,42 @@ def dictionary_of(draft: Side, target: Side) -> Dictionary | None:
 
 @dataclass(frozen=True, slots=True)
 class ForeignDraft:
-    """`model`, whose words are others than the target's, waiting for the target to run."""
+    """A running model whose words are others than the target's, waiting for the target to run."""
 
     name: str
     model: Model
     dictionary: Dictionary
+    loaded: bool  # from files, and not a network in memory
 
-    def attached(self, spec: Speculator) -> Speculator:
-        """`spec` with this draft, which guesses in the better of both ways, greedily and sampled,
-        by a few texts of the target's: in seconds, and the same each time."""
-        quiet = replace(spec, suggested={})  # what it generates here is nobody's text
+    def require(self, options: LoadOptions) -> None:
+        if not self.loaded:
+            options.refuse("draft_dtype", because=f"{self.name} {NO_MODEL}")
+
+    def attach(self, target: LoadedTarget) -> LMDrafter:
+        """Return the drafter, which guesses in the better of both ways, greedily and sampled, by a
+        few texts of the target's: in seconds, and the same each time."""
         try:
             with log_if_slow(log, "trying how %s guesses best", self.name):
                 trials = {
-                    (greedy, by_text): self._tried(quiet, greedy=greedy, by_text=by_text)
+                    (greedy, by_text): self._tried(target, greedy=greedy, by_text=by_text)
                     for greedy in (True, False)
                     for by_text in (True, False)
                 }
         except ForetokenError as error:  # such as a target that cannot read the prompts
             log.info("%s guesses as it would by default: %s", self.name, error)
-            return replace(spec, drafter=self._drafter(spec, ByText()))
+            return self._drafter(target, ByText())
         better = (
             trials[greedy, True].kept > trials[greedy, False].kept for greedy in (True, False)
         )
-        drafter = self._drafter(spec, ByText(*better))
+        drafter = self._drafter(target, ByText(*better))
         self._tell(drafter, trials)
-        return replace(spec, drafter=drafter)
+        return drafter
 
-    def _tried(self, spec: Speculator, *, greedy: bool, by_text: bool) -> _Trial:
-        drafts = replace(spec, drafter=self._drafter(spec, ByText(by_text, by_text)))
-        completions = drafts.generate(
+    def _tried(self, target: LoadedTarget, *, greedy: bool, by_text: bool) -> _Trial:
+        drafter = self._drafter(target, ByText(by_text, by_text))
+        # its texts are nobody's: no warning of how the model would sample
+        spec = replace(target.speculator(drafter, self.name), suggested={})
+        completions = spec.generate(
             list(PROMPTS),
             max_new_tokens=TOKENS,
             gamma=GAMMA,
@@ -104,8 +110,8 @@ class ForeignDraft:
         tokens = fmean(len(step.kept) for step in steps)
         return _Trial(tokens, fmean(overlaps) if overlaps else 0.0, texts)
 
-    def _drafter(self, spec: Speculator, by_text: ByText) -> LMDrafter:
-        V = spec.target.vocab_size
+    def _drafter(self, target: LoadedTarget, by_text: ByText) -> LMDrafter:
+        V = target.model.vocab_size
         return LMDrafter(TranslatedModel(self.model, self.dictionary, V, by_text))
 
     def _tell(self, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:

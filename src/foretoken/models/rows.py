@@ -1,8 +1,14 @@
-"""What models of every runtime share: checks of rows and sources, and blocks as one tensor. Does
-not know transformers, whose import takes seconds.
+"""Rows of models on every runtime: their places in arrays, how far a pass is padded, checks of
+lengths and sources, and blocks as one tensor.
+
+Imports no transformers, which takes seconds.
 """
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +17,87 @@ from torch.nn import functional
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks
 from foretoken.transfer import sent
+
+
+def moved(places: list[int], rows: list[int]) -> list[int]:
+    """The places of all rows, where these `rows` have taken the first ones that are free."""
+    used, new = set(places), list(places)
+    free = (place for place in itertools.count() if place not in used)
+    for b in rows:
+        new[b] = next(free)
+    return new
+
+
+def joined(places: list[int], rows: int) -> list[int]:
+    """Places of so many more rows, the first ones that are free."""
+    return moved(places + [-1] * rows, list(range(len(places), len(places) + rows)))
+
+
+def repeated(places: list[int]) -> list[int]:
+    """The rows whose place a row before them has."""
+    return [b for b, place in enumerate(places) if place in places[:b]]
+
+
+def beyond(places: list[int]) -> list[int]:
+    """The rows that are not in the first places, of which there are as many as rows."""
+    return [b for b, place in enumerate(places) if place >= len(places)]
+
+
+def by_place(places: list[int]) -> list[int]:
+    """The rows in the order of their places."""
+    return sorted(range(len(places)), key=places.__getitem__)
+
+
+def room(places: list[int]) -> int:
+    """How many rows must fit, for these to have their places."""
+    return 1 + max(places, default=-1)
+
+
+def most_slots(lengths: list[int], unit: int) -> int:
+    """How many slots rows of these lengths take at most, in arrays that are never twice as long as
+    the longest and rounded up to a multiple of `unit`."""
+    return len(lengths) * 2 * (max(lengths, default=0) + unit)
+
+
+def roomy(rows: int) -> int:
+    """So many, and half as many that may join them."""
+    return rows + rows // 2
+
+
+@dataclass(slots=True)
+class Padding:
+    """The rule for hiring and buying: a smaller pass is padded to the size of the last one until
+    that has cost as much as the change would; then the smaller size is the new one. So at most
+    twice of what the best choice in hindsight costs is lost.
+
+    Nothing is padded before `price` has told the costs.
+    """
+
+    last: int = 0  # tokens of the last pass
+    lost: float = 0.0  # seconds since a pass of that size was needed
+    change: float = 0.0  # seconds that a pass of another size than the last takes more
+    seconds: Callable[[int], float] | None = None  # of a pass over so many tokens
+    single: bool = False  # whether passes over one token of each row are padded too
+
+    def price(self, seconds: Callable[[int], float] | None, change: float, *, single: bool) -> None:
+        """What passes cost from now on; None: unknown."""
+        self.seconds, self.change, self.single, self.lost = seconds, change, single, 0.0
+
+    def forget(self) -> None:
+        """A new batch: what it is padded to does not depend on passes before it."""
+        self.last, self.lost = 0, 0.0
+
+    def missing(self, tokens: int, room: int, *, single: bool = False) -> int:
+        """Tokens to add to a pass, at most `room`; `single`: it is over one token of each row."""
+        missing = self.last - tokens
+        possible = 0 < missing <= room and (self.single or not single)
+        if possible and self.seconds is not None:
+            self.lost += max(0.0, self.seconds(self.last) - self.seconds(tokens))
+            if self.lost <= self.change:
+                return missing
+        self.last, self.lost = tokens, 0.0
+        return 0
+
 
 CHUNK = 512  # tokens of a prompt in one run: bounds the memory of a prefill
 BEYOND = 2**24  # added to positions in a long row of a model that `Switches`

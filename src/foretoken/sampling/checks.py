@@ -77,13 +77,14 @@ class Count:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several strings."""
+    """One of several strings. `remedy`: as above; by itself it lists the strings."""
 
     values: tuple[str, ...]
+    remedy: str = ""
 
     def __call__(self, name: str, value: Any) -> str:
         if value not in self.values:
-            allowed = " or ".join(repr(each) for each in self.values)
+            allowed = self.remedy or " or ".join(repr(each) for each in self.values)
             raise InputError(f"{name} is {shown(value)}; give {allowed}")
         return value
 

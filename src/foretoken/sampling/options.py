@@ -1,8 +1,9 @@
-"""Declaration of a sampling option: all that is said of it besides its type and default.
+"""Declaration of an option: all that is said of it besides its type and default.
 
-Every field of `SamplingParams` declares its option once, with `option`. The check of its value, the
-command line (`cli.sampling_options`), the server's fields (`server.api.wire`), the keys of a JSONL
-line and the table in docs/controls.md are derived from the declaration. Knows no tensors.
+Every field of `SamplingParams` and of `loading.options.LoadOptions` declares its option once, with
+`option`. The check of its value, the command line (`cli.sampling_options`, `cli.option`), the
+server's fields (`server.api.wire`), the keys of a JSONL line and the tables of the docs are derived
+from the declaration. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from foretoken.sampling.checks import Check
 
 T = TypeVar("T")
 Panel = Literal[
-    "Sampling", "Stop conditions", "Penalties and bans", "Structured output", "Reported"
+    "Sampling", "Stop conditions", "Penalties and bans", "Structured output", "Reported", "Loading"
 ]
 
 
@@ -31,8 +32,8 @@ class ApiField:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOption:
-    """What a field of `SamplingParams` declares.
+class DeclaredOption:
+    """Declaration of one option, by its field.
 
     Attributes:
         check: Makes a caller's value the field's, or raises InputError.
@@ -44,6 +45,7 @@ class SamplingOption:
             differ in more than a name.
         aliases: Names that other libraries have for it, to suggest this one for them.
         one_text: Whether commands that write one text at a time take it.
+        group: Which commands take it, where `cli.option` has groups.
     """
 
     check: Check
@@ -53,6 +55,7 @@ class SamplingOption:
     api: ApiField | None = None
     aliases: tuple[str, ...] = ()
     one_text: bool = True
+    group: str = ""
 
 
 def option(
@@ -65,21 +68,27 @@ def option(
     api: str | ApiField | None = None,
     aliases: tuple[str, ...] = (),
     one_text: bool = True,
+    group: str = "",
 ) -> T:
-    """Declare a field of a dataclass of options; the arguments are `SamplingOption`'s."""
+    """Declare a field of a dataclass of options; the arguments are `DeclaredOption`'s."""
     named = ApiField(api) if isinstance(api, str) else api
-    declared = SamplingOption(check, help, panel, flag, named, aliases, one_text)
-    return field(default=default, metadata={SamplingOption: declared})
+    declared = DeclaredOption(check, help, panel, flag, named, aliases, one_text, group)
+    return field(default=default, metadata={DeclaredOption: declared})
 
 
-def declared(kind: Any) -> dict[str, SamplingOption]:
+def declared(kind: Any) -> dict[str, DeclaredOption]:
     """The options that a dataclass declares, by field, in their order."""
     members: tuple[Field[Any], ...] = fields(kind)
-    return {each.name: each.metadata[SamplingOption] for each in members}
+    return {each.name: each.metadata[DeclaredOption] for each in members}
 
 
-def with_args(docstring: str, options: Mapping[str, SamplingOption]) -> str:
-    """Return a docstring with its Args section, from the help texts, before `Raises:`."""
-    before, raises, after = docstring.partition("    Raises:\n")
+def with_args(docstring: str, options: Mapping[str, DeclaredOption]) -> str:
+    """Return a docstring with the help texts of these options in its Args section: at the end of
+    one that it has, else of a new one before `Raises:`."""
     args = "".join(f"        {name}: {each.help}\n" for name, each in options.items())
+    if "    Args:\n" in docstring:
+        before, begin, rest = docstring.partition("    Args:\n")
+        own, end, after = rest.partition("\n\n")
+        return f"{before}{begin}{own}\n{args.rstrip()}{end}{after}"
+    before, raises, after = docstring.partition("    Raises:\n")
     return f"{before}    Args:\n{args}\n{raises}{after}"

@@ -1,4 +1,5 @@
-"""A cache of computed values: small JSON files in the user's cache folder.
+"""A cache of computed values: small JSON files in the user's cache folder; and the versions of the
+libraries that stored results depend on.
 
 A file that is missing, broken or cannot be written only means that the next process computes its
 values again. Does not know what the values are.
@@ -10,12 +11,27 @@ import json
 import logging
 import os
 import tempfile
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from stat import S_IWGRP, S_IWOTH
 from typing import Any
 
 from foretoken.storage import files
+
+LIBRARIES = ("foretoken", "torch", "transformers", "openvino")
+
+
+@cache
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of the installed ones among `packages`; without any, of LIBRARIES."""
+    installed: dict[str, str] = {}
+    for name in packages or LIBRARIES:
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    return installed
+
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """Every run of tokens in a text, how often it occurs and what followed it: a suffix automaton
-(Blumer et al. 1985; for drafting: SAM-Decoding, arXiv 2411.10666).
+(Blumer et al. 1985; for drafting: SAM-Decoding, arXiv 2411.10666); and automata of earlier texts,
+apart by whose they are, in bounded memory.
 
 A state stands for all runs that end at the same places of the text. The state of the whole text
 links to that of its longest end which occurs elsewhere too, this to the longest end which occurs at
@@ -9,7 +10,9 @@ yet more places, and so on to the root, the empty run. Knows no models and no to
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 ROOT = 0
 DEEP = 32  # states that a token counts for; the ends of few texts but repetitions have more
@@ -175,3 +178,38 @@ class Automaton:
     def _drop(self) -> None:
         for column in (self.length, self.link, self.count, self.recent, self._next):
             column.pop()
+
+
+VOLUME = 2**14  # tokens that are forgotten together
+MOST = 2**16  # tokens of all together, some 12 MB
+
+
+@dataclass(slots=True)
+class _Volume:
+    salt: str
+    texts: Automaton = field(default_factory=Automaton)
+
+
+class Earlier:
+    """Texts by salt: nothing of one salt is shown to another. Beyond `MOST` tokens in all, those
+    that came first are forgotten, a volume at a time; of one text at most its last `VOLUME`."""
+
+    def __init__(self) -> None:
+        self._volumes: deque[_Volume] = deque()  # the oldest first
+
+    def add(self, salt: str, tokens: Sequence[int]) -> None:
+        """Another text of this salt."""
+        tokens = tokens[-VOLUME:]
+        volume = next((v for v in reversed(self._volumes) if v.salt == salt), None)
+        if volume is None or len(volume.texts) + len(tokens) > VOLUME:
+            volume = _Volume(salt)
+            self._volumes.append(volume)
+        for token in tokens:
+            volume.texts.append(token)
+        volume.texts.bar()
+        while sum(len(v.texts) for v in self._volumes) > MOST:
+            self._volumes.popleft()
+
+    def of(self, salt: str) -> list[Automaton]:
+        """All texts of this salt, the latest first, with barriers between them."""
+        return [volume.texts for volume in reversed(self._volumes) if volume.salt == salt]

@@ -20,9 +20,8 @@ from foretoken.models.rows import padded
 from foretoken.options import Seed
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
-from foretoken.train.examples import Example
+from foretoken.train.examples import Example, completed
 from foretoken.train.pair import Pair
-from foretoken.train.samples import completed
 
 GAMMA = 4  # fixed: one chosen by the clock would give a resumed run other texts
 Author = Literal["draft", "target", "data"]

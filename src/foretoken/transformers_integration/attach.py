@@ -15,7 +15,8 @@ from foretoken.drafters.base import Drafter
 from foretoken.errors import ForeignError, InputError, one_line, shown
 from foretoken.generation_config import CHANGES_LAW, FOLLOWED
 from foretoken.loading.load import load
-from foretoken.loading.wrapped import unwrapped
+from foretoken.loading.options import OPTIONS
+from foretoken.loading.sources import unwrapped
 from foretoken.speculator import Speculator
 from foretoken.transformers_integration.generate_call import ending_strings
 
@@ -77,11 +78,9 @@ def attach(
         raise InputError(f"strict is {shown(strict)}; give True or False")
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
-    parameters = signature(load).parameters.values()
-    names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     for name in options:
-        if name not in names:
-            near = get_close_matches(name, names, 1, 0.5)
+        if name not in OPTIONS:
+            near = get_close_matches(name, OPTIONS, 1, 0.5)
             remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
             raise InputError(f"{name} is no option of attach; {remedy}")
     detach(model)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from foretoken.controls.own import require_own
-from foretoken.controls.required import require
+from foretoken.controls.own import require, require_own
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import forced
 from foretoken.models.base import Model

@@ -22,6 +22,7 @@ from foretoken.cli.command import command
 from foretoken.cli.command import quiet as quietly
 from foretoken.errors import InputError
 from foretoken.loading import hub
+from foretoken.loading.options import LoadOptions
 from foretoken.storage import files
 
 if TYPE_CHECKING:
@@ -135,7 +136,6 @@ def _recipes(paths: list[Path]) -> list[Recipe]:
 
 def _require(recipes: list[Recipe], out: Path, *, measuring: bool) -> None:
     """InputError for what would fail at once: before torch is imported."""
-    from foretoken.options import require_place  # late: NumPy
     from foretoken_lab.recipes import prompts  # late, as above
 
     for name in NEEDED:
@@ -145,7 +145,7 @@ def _require(recipes: list[Recipe], out: Path, *, measuring: bool) -> None:
         raise InputError(f"{out} is a file; give another --out, a folder")
     for recipe in recipes if measuring else []:
         prompts.read(recipe.prompts)
-        require_place("auto", recipe.dtype)
+        LoadOptions(dtype=recipe.dtype)
         if recipe.target is not None:
             hub.way(hub.path(recipe.target), None)
 

@@ -1,15 +1,22 @@
-"""What the paper leaves open: block verification against Algorithm 1, automatic gamma against the
-best fixed one and the oracle's bound (section 3.5), and cascades (Discussion)."""
+"""Questions that the paper leaves open: block verification against Algorithm 1, automatic gamma
+against the best fixed one and the oracle's bound (section 3.5), and cascades (Discussion).
+
+Ways of writing the same texts are timed in turn, so that other load on the machine meets them all.
+Times are of decoding, without the prefill.
+"""
 
 from __future__ import annotations
 
-from statistics import fmean
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, TypeVar
 
 from foretoken import theory
 from foretoken.costing import costs
+from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.options import Prompt
+from foretoken.request import Completion
 from foretoken.speculator import Speculator
-from foretoken_lab import turns
 from foretoken_lab.experiments.experiment import (
     BLANK,
     Case,
@@ -24,10 +31,73 @@ from foretoken_lab.experiments.experiment import (
 from foretoken_lab.recipes.pairs import Pairs
 from foretoken_lab.recipes.recipe import Recipe, RecipeDraft
 
+WARM = 8  # new tokens of the runs that do not count: first calls are slow
+
+Name = TypeVar("Name", bound=Hashable)
+Way = Callable[[Prompt, int, int], Completion]  # prompt, seed, number of tokens
+Runs = list[list[Completion]]  # of one way: at each repeat, the text of each prompt
+
+
+def way(spec: Speculator, **options: Any) -> Way:
+    """One prompt at a time; options are `generate`'s."""
+
+    def write(prompt: Prompt, seed: int, tokens: int) -> Completion:
+        (one,) = spec.generate([prompt], max_new_tokens=tokens, seed=seed, **options)
+        return one
+
+    return write
+
+
+def in_turn(
+    ways: Mapping[Name, Way],
+    prompts: Sequence[Prompt],
+    *,
+    repeats: int,
+    tokens: int,
+    seed: int = 0,
+) -> dict[Name, Runs]:
+    """Every way on every prompt, one after another, first in short runs that do not count.
+
+    At every second text their order is reversed. Repeat r has seed + r. Raises KeyboardInterrupt
+    where a run was interrupted.
+    """
+    runs: dict[Name, Runs] = {name: [[] for _ in range(repeats)] for name in ways}
+    order = list(ways)
+    for prompt in prompts:
+        for name in order:
+            uninterrupted([ways[name](prompt, seed, min(WARM, tokens))])
+    for repeat in range(repeats):
+        for i, prompt in enumerate(prompts):
+            for name in order if (repeat + i) % 2 == 0 else order[::-1]:
+                (one,) = uninterrupted([ways[name](prompt, seed + repeat, tokens)])
+                runs[name][repeat].append(one)
+    return runs
+
+
+def seconds_per_token(runs: Runs) -> float:
+    """Of all texts of a repeat together; the median over repeats."""
+    steady = [[text.steady for text in texts] for texts in runs]
+    return median(
+        sum(each.seconds for each in texts) / sum(each.tokens for each in texts) for texts in steady
+    )
+
+
+def by_prompt(runs: Runs) -> list[list[float]]:
+    """Seconds a token of each prompt's text, at each repeat."""
+    steady = [[text.steady for text in texts] for texts in zip(*runs, strict=True)]
+    return [[each.seconds / each.tokens for each in texts] for texts in steady]
+
+
+def tokens_per_call(runs: Runs) -> float:
+    """New tokens over calls of the target."""
+    texts = [text for repeat in runs for text in repeat]
+    return sum(len(text.tokens) for text in texts) / sum(text.stats.target_calls for text in texts)
+
+
 RULES = ("speculative", "block")
 
 Options = dict[str, Any]  # of `generate`
-Turns = dict[str, turns.Runs]  # by way
+Turns = dict[str, Runs]  # by way
 
 
 def cases(recipe: Recipe) -> list[Case]:
@@ -91,18 +161,18 @@ def _in_turn(pairs: Pairs, case: Case, specs: dict[str, tuple[Speculator, Option
     """Each way, with options of its own, on the prompts that are timed."""
     recipe, temperature = pairs.recipe, case["temperature"]
     ways = {
-        name: turns.way(spec, temperature=temperature, **options)
+        name: way(spec, temperature=temperature, **options)
         for name, (spec, options) in specs.items()
     }
     settings = {"tokens": recipe.max_new_tokens, "seed": recipe.seed}
-    return turns.in_turn(ways, pairs.timed, repeats=recipe.repeats, **settings)
+    return in_turn(ways, pairs.timed, repeats=recipe.repeats, **settings)
 
 
 def _figures(runs_of: Turns) -> dict[str, dict[str, float]]:
     return {
         name: {
-            "seconds_per_token": turns.seconds_per_token(runs),
-            "tokens_per_call": turns.tokens_per_call(runs),
+            "seconds_per_token": seconds_per_token(runs),
+            "tokens_per_call": tokens_per_call(runs),
         }
         for name, runs in runs_of.items()
     }

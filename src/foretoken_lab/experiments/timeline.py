@@ -7,8 +7,8 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from foretoken.lab.timeline import ModelCall, blocks, timeline
 from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.lab.view import ModelCall, blocks, timeline
 from foretoken_lab.experiments import paper
 from foretoken_lab.experiments.experiment import (
     BLANK,

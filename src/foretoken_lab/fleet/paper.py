@@ -19,8 +19,7 @@ from foretoken.drafters.base import Draft, pack
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.lab.measurement.result import Serving
 from foretoken.models.base import Blocks
-from foretoken.models.padding import Padding
-from foretoken.models.rows import staying
+from foretoken.models.rows import Padding, staying
 from foretoken.request import Request, Row
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.judge import Judge, JudgedBlock, Verdict, choose

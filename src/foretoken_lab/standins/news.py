@@ -14,7 +14,7 @@ from pathlib import Path
 
 from foretoken.storage import files
 from foretoken.train import corpus
-from foretoken_lab.standins import models, parallel
+from foretoken_lab.standins import commands
 from foretoken_lab.standins.commands import Sizes, distill, flags, lab, positive, tables, told
 
 VOCABULARY, CONTEXT = 8192, 256
@@ -53,14 +53,14 @@ def main() -> None:
     options = {"steps": arguments.distill_steps, "target_generated": 0.5, "on_policy": 0.25}
     distill(out / "text", out, "draft", options)
     tables(out, out / "text", out / "target" / "model")
-    alphas = models.chosen(out, ["draft"], out / "text", CONTEXT // 2)
-    models.record(out, "alphas", alphas)
+    alphas = commands.chosen(out, ["draft"], out / "text", CONTEXT // 2)
+    commands.record(out, "alphas", alphas)
 
 
 def prepare(texts: list[Path], out: Path) -> None:
     """The texts in files that the trainer reads, in parts, of which it holds some out, and
     beginnings of lines of those."""
-    lines = [line for path in texts for line in parallel.lines(path)]
+    lines = [line for path in texts for line in commands.lines(path)]
     (out / "text").mkdir(parents=True, exist_ok=True)
     size = -(-len(lines) // corpus.HELD_OUT_EVERY**2)
     parts = ["\n".join(lines[start : start + size]) for start in range(0, len(lines), size)]

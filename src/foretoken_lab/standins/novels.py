@@ -14,7 +14,7 @@ from pathlib import Path
 
 import foretoken as package
 from foretoken.storage import files
-from foretoken_lab.standins import models, parallel
+from foretoken_lab.standins import commands
 from foretoken_lab.standins.commands import distill, flags, foretoken, lab, positive, told
 
 ASSETS = Path(package.__file__).parent / "assets"
@@ -49,7 +49,7 @@ def main() -> None:
     lab("train", "lm", *paths, "--out", out / "draft", *flags(lesson))
     options = {"steps": arguments.distill_steps, "target_generated": 0.5, "length": LENGTH}
     distill(out / "text", out, "draft", options)
-    models.record(out, "alphas", models.chosen(out, ["draft"], out / "text", LENGTH))
+    commands.record(out, "alphas", commands.chosen(out, ["draft"], out / "text", LENGTH))
     print(f"its alpha, to compare: foretoken measure --draft {out / 'models' / 'draft'}")
 
 
@@ -57,7 +57,7 @@ def prepare(novels: list[Path], folder: Path) -> None:
     """The novels by their names, with one space between words."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in novels:
-        text = "\n".join(GAP.sub(" ", line) for line in parallel.lines(path))
+        text = "\n".join(GAP.sub(" ", line) for line in commands.lines(path))
         files.write(folder / path.name.removesuffix(".gz"), text.encode())
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from foretoken.train import corpus
 from foretoken_lab.quality import lead, rouge, sentences
-from foretoken_lab.standins import models, parallel
+from foretoken_lab.standins import commands
 from foretoken_lab.standins.commands import (
     T5_DRAFTS,
     Sizes,
@@ -80,12 +80,12 @@ def main() -> None:
     if "tables" in arguments.stages:
         tables(out, articles, out / "target" / "model")
     if "choose" in arguments.stages:
-        models.record(out, "alphas", models.chosen(out, DRAFTS, articles, LENGTH))
+        commands.record(out, "alphas", commands.chosen(out, DRAFTS, articles, LENGTH))
     if "score" in arguments.stages:
-        pairs = parallel.read(str(articles), ("source", "target"))
+        pairs = commands.read(str(articles), ("source", "target"))
         _, held_out = corpus.hold_out(pairs)
-        scores = models.scores(out, DRAFTS[0], held_out, rouge, LENGTH, leads)
-        models.record(out, "held-out articles", scores)
+        scores = commands.scores(out, DRAFTS[0], held_out, rouge, LENGTH, leads)
+        commands.record(out, "held-out articles", scores)
 
 
 def leads(articles: list[str]) -> list[str]:
@@ -95,15 +95,15 @@ def leads(articles: list[str]) -> list[str]:
 def prepare(arguments: argparse.Namespace, gaps: Path, articles: Path) -> None:
     """Pairs of texts and their missing sentences, and of articles and their summaries. The gaps are
     not those of articles that are held out."""
-    pairs = [pair for name in arguments.articles for pair in parallel.read(name, arguments.keys)]
-    pairs = [(cut(article), summary) for article, summary in parallel.cleaned(pairs, ())]
-    parallel.write(articles, pairs)
+    pairs = [pair for name in arguments.articles for pair in commands.read(name, arguments.keys)]
+    pairs = [(cut(article), summary) for article, summary in commands.cleaned(pairs, ())]
+    commands.write(articles, pairs)
     learnt, held_out = corpus.hold_out(pairs)
-    parallel.write(arguments.out / "held-out.jsonl", held_out)  # for the recipe
+    commands.write(arguments.out / "held-out.jsonl", held_out)  # for the recipe
     texts = [article for article, _ in learnt]
-    texts += ["\n".join(parallel.lines(path)) for path in arguments.texts]
+    texts += ["\n".join(commands.lines(path)) for path in arguments.texts]
     drawn = (pair for text in texts for pair in gap_pairs(text))
-    parallel.write(gaps, parallel.cleaned(drawn, ()))
+    commands.write(gaps, commands.cleaned(drawn, ()))
 
 
 def cut(text: str) -> str:
@@ -111,7 +111,7 @@ def cut(text: str) -> str:
     return " ".join(text.split()[:WORDS])
 
 
-def gap_pairs(text: str) -> Iterator[parallel.Pair]:
+def gap_pairs(text: str) -> Iterator[commands.Pair]:
     """Every piece of a text without its most telling sentence, and that sentence."""
     parts = sentences(" ".join(text.split()))
     for start in range(0, len(parts) - 2, PIECE):

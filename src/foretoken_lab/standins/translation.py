@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from foretoken_lab.standins import models, parallel
+from foretoken_lab.standins import commands
 from foretoken_lab.standins.commands import (
     T5_DRAFTS,
     Sizes,
@@ -87,20 +87,20 @@ def main() -> None:
     if "tables" in arguments.stages:
         tables(arguments.out, data, target / "tokenizer")
     if "choose" in arguments.stages:
-        alphas = models.chosen(arguments.out, arguments.drafts, data, LENGTH)
-        models.record(arguments.out, "alphas", alphas)
+        alphas = commands.chosen(arguments.out, arguments.drafts, data, LENGTH)
+        commands.record(arguments.out, "alphas", alphas)
     if "score" in arguments.stages:
         score(arguments.out, arguments.drafts[0], arguments.test, arguments.limit)
 
 
 def prepare(arguments: argparse.Namespace) -> None:
     """OUT/pairs.jsonl, and a file of each test set."""
-    pairs = [pair for name in arguments.train for pair in parallel.read(name, arguments.keys)]
-    tests = {name: parallel.read(name, arguments.keys) for name in arguments.test}
+    pairs = [pair for name in arguments.train for pair in commands.read(name, arguments.keys)]
+    tests = {name: commands.read(name, arguments.keys) for name in arguments.test}
     banned = [source for test in tests.values() for source, _ in test]
-    parallel.write(arguments.out / "pairs.jsonl", filter(alike, parallel.cleaned(pairs, banned)))
+    commands.write(arguments.out / "pairs.jsonl", filter(alike, commands.cleaned(pairs, banned)))
     for name, test in tests.items():
-        parallel.write(test_file(arguments.out, name), test)
+        commands.write(test_file(arguments.out, name), test)
 
 
 def test_file(out: Path, name: str) -> Path:
@@ -108,7 +108,7 @@ def test_file(out: Path, name: str) -> Path:
     return out / f"test-{'-'.join(Path(name).parts[-2:])}.jsonl"
 
 
-def alike(pair: parallel.Pair) -> bool:
+def alike(pair: commands.Pair) -> bool:
     """Whether a pair may be a translation: neither side long, nor much longer than the other."""
     shorter, longer = sorted(len(text.split()) for text in pair)
     return longer <= min(WORDS, RATIO * shorter + 2)
@@ -123,14 +123,16 @@ def score(out: Path, draft: str, tests: list[str], limit: int | None) -> None:
     """BLEU and chrF of the target without and with a draft, beside the look-up's."""
     from foretoken_lab.quality import LookUp, translation
 
-    pairs = parallel.read(str(out / "pairs.jsonl"), ("source", "target"))
+    pairs = commands.read(str(out / "pairs.jsonl"), ("source", "target"))
     look_up = LookUp(pairs)
     for name in tests:
-        test = parallel.read(str(test_file(out, name)), ("source", "target"))[:limit]
+        test = commands.read(str(test_file(out, name)), ("source", "target"))[:limit]
         start = time.perf_counter()
-        scores = models.scores(out, draft, test, translation, LENGTH, partial(_looked_up, look_up))
+        scores = commands.scores(
+            out, draft, test, translation, LENGTH, partial(_looked_up, look_up)
+        )
         scores["seconds"] = time.perf_counter() - start
-        models.record(out, test_file(out, name).stem, scores)
+        commands.record(out, test_file(out, name).stem, scores)
 
 
 def _looked_up(look_up: Callable[[str], str], sources: list[str]) -> list[str]:

@@ -586,7 +586,7 @@ def test_ctrl_c_in_a_batch_prints_every_completion(run, base, tmp_path, monkeypa
     file, calls = tmp_path / "prompts.txt", []
     file.write_text("It was\nThe day\n")
     foretoken.load(base / "target", "none")  # the self-check is over before calls are counted
-    original = foretoken.models.stock.causal.CausalModel.score
+    original = foretoken.models.stock.model.CausalModel.score
 
     def score(self, *args):
         calls.append(1)
@@ -594,7 +594,7 @@ def test_ctrl_c_in_a_batch_prints_every_completion(run, base, tmp_path, monkeypa
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(foretoken.models.stock.causal.CausalModel, "score", score)
+    monkeypatch.setattr(foretoken.models.stock.model.CausalModel, "score", score)
     args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 9, "--json")
     result = run("generate", "--prompt-file", file, *args)
     assert result.code == 130

@@ -14,6 +14,8 @@ from foretoken.lab import machine
 from foretoken.lab.bench import race
 from foretoken.loading import hub
 from foretoken.loading import load as loading
+from foretoken.loading.options import OPTIONS
+from foretoken.sampling.checks import Choice, as_flag
 from tiny import TEXT, byte_level, folder, llama
 
 READING = {"--revision", "--trust-remote-code", "--tokenizer", "--ignore-generation-config"}
@@ -112,23 +114,20 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
 
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(hub, "way", lambda *_: {})  # a folder has no revision
-    arguments = {"revision": "main", "draft_revision": "old", "tokenizer": "w", "dtype": "bfloat16"}
-    arguments |= {
-        "draft_dtype": "float32",
-        "kv_dtype": "int8",
-        "device": "cuda",
-        "runtime": "graphs",
-    }
-    flags = [part for n, v in arguments.items() for part in (f"--{n.replace('_', '-')}", v)]
-    switches = ("--trust-remote-code", "--exact-shapes", "--ignore-generation-config")
-    run("generate", "text", "--target", tmp_path, "--draft", "d", *flags, *switches)
-    on = {"trust_remote_code": True, "exact_shapes": True, "generation_config": "ignore"}
-    assert seen == arguments | on | {"target": str(tmp_path), "draft": "d"}
+    options = {name: each for name, each in OPTIONS.items() if each.panel}
+    for name, each in options.items():
+        flag = each.flag or f"--{name.replace('_', '-')}"
+        switch = each.check is as_flag or name == "generation_config"
+        value = True if switch else each.check.values[-1] if type(each.check) is Choice else "main"
+        seen.clear()
+        run("generate", "a", "--target", tmp_path, flag, *(() if switch else (value,)))
+        assert seen.pop("target") == str(tmp_path)
+        assert seen[name] == ("ignore" if name == "generation_config" else value)
+        assert seen.keys() == options.keys() | {"draft"}
     seen.clear()
     run("generate", "text")
-    # of models that a command line cannot name, and what is refused
-    in_memory = {"same_tokenizer", "tensor_parallel"}
-    assert seen == {one.name: one.default for one in parameters if one.name not in in_memory}
+    said = {"target", "draft", *options}
+    assert seen == {one.name: one.default for one in parameters if one.name in said}
 
 
 def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):

@@ -26,7 +26,7 @@ from foretoken.costing.stored import (
 )
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered

@@ -14,7 +14,7 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, NumericsError, RefusedError
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw

@@ -1,4 +1,4 @@
-"""speculate: threads, processes and asyncio; what is called off, what is raised, what is left."""
+"""Speculative execution: its distribution, its times, and how it ends."""
 
 from __future__ import annotations
 
@@ -16,11 +16,27 @@ import pytest
 import torch
 
 from foretoken.errors import InputError
-from foretoken.execute import speculate, speculate_async
+from foretoken.execute import Flag, speculate, speculate_async
+
+LONG = 30.0  # seconds that no test waits for
+
+
+def test_flag(tmp_path) -> None:
+    flag = Flag(str(tmp_path / "flag"))
+    assert not flag.is_set() and not flag.wait(0.001)
+    flag.set()
+    flag.set()
+    assert flag.is_set() and flag.wait() and flag.wait(LONG)
+
+
+def test_two_flags_of_one_file_are_one(tmp_path) -> None:
+    ours, theirs = Flag(str(tmp_path / "flag")), Flag(str(tmp_path / "flag"))
+    threading.Timer(0.05, theirs.set).start()
+    assert ours.wait(LONG)
+
 
 RIGHT = {"a": 1.0}
 WRONG = {"b": 1.0}
-LONG = 30.0  # seconds that no test waits for: what lasts so long was called off
 
 
 def threads() -> set[threading.Thread]:

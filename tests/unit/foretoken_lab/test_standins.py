@@ -14,10 +14,8 @@ from foretoken.errors import InputError
 from foretoken.train import corpus, examples
 from foretoken_lab.standins import (
     commands,
-    models,
     news,
     novels,
-    parallel,
     summarization,
     translation,
 )
@@ -28,7 +26,7 @@ KEYS = ("en", "de")
 
 
 def test_pairs_are_read_from_every_kind_of_file(tmp_path):
-    read = parallel.read
+    read = commands.read
     (tmp_path / "a.tsv").write_text("one\teins\ntwo\tzwei\n")
     (tmp_path / "a.jsonl").write_text('{"en": "one", "de": "eins"}\n{"en": "two", "de": "zwei"}\n')
     (tmp_path / "b.en").write_text("one\ntwo\n")
@@ -44,14 +42,14 @@ def test_pairs_are_read_from_every_kind_of_file(tmp_path):
 
 
 def test_texts_are_written_as_people_write_them():
-    clean = parallel.clean
+    clean = commands.clean
     told = "In 1934 , the dog &apos;s well @-@ known house ( red )  is n&apos;t here ."
     assert clean(told) == "In 1934, the dog's well-known house (red) isn't here."
     assert clean("It's (all) fine, here.") == "It's (all) fine, here."
 
 
 def test_a_source_is_learnt_once_and_a_banned_one_never():
-    cleaned = parallel.cleaned
+    cleaned = commands.cleaned
     told = [("a ,", "eins"), ("a,", "zwei"), ("b", "drei"), ("", "vier"), ("c", ""), ("d", "acht")]
     assert sorted(cleaned(told, ["b"])) == [("a,", "eins"), ("d", "acht")]
     many = [(str(i), "x") for i in range(50)]
@@ -112,7 +110,7 @@ def test_the_better_draft_is_kept_in_bfloat16_with_all_alphas(tmp_path):
     for name, noise in (("draft-4", 1.0), ("draft-4-taught", 0.1)):
         (tmp_path / name).mkdir()
         folder(tmp_path / name / "model", relative(target, noise))
-    alphas = models.chosen(tmp_path, ["draft-4"], pairs, 4)
+    alphas = commands.chosen(tmp_path, ["draft-4"], pairs, 4)
     assert alphas["draft-4"]["kept"] == "draft-4-taught"
     assert all(0 < alphas["draft-4"]["draft-4-taught"][t] <= 1 for t in ("T=0", "T=1"))
     kept = tmp_path / "models" / "draft-4"
@@ -124,10 +122,10 @@ def test_the_better_draft_is_kept_in_bfloat16_with_all_alphas(tmp_path):
         return {"equal": float(list(texts) == list(references))}
 
     test = [(f"the day {i}", "day") for i in range(3)]
-    scores = models.scores(tmp_path, "draft-4", test, score, 4, lambda sources: ["day"] * 3)
+    scores = commands.scores(tmp_path, "draft-4", test, score, 4, lambda sources: ["day"] * 3)
     assert scores["same"] == 1 and scores["baseline"] == {"equal": 1} and scores["texts"] == 3
-    models.record(tmp_path, "alphas", alphas)
-    models.record(tmp_path, "test", scores)
+    commands.record(tmp_path, "alphas", alphas)
+    commands.record(tmp_path, "test", scores)
     assert json.loads((tmp_path / "scores.json").read_text()) == {"alphas": alphas, "test": scores}
 
 

@@ -10,7 +10,7 @@ import pytest
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab import rounding as module
 from foretoken.lab.rounding import RoundedPiece, pieces, rounding
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.models.table import TableModel
 from tiny import TEXT, byte_level, metaspace, t5
 

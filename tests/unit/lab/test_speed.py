@@ -9,8 +9,8 @@ import pytest
 
 from foretoken.lab import speed
 from foretoken.lab.speed import LAYERS, TOKENS, LinearStack, PrecisionSpeed, graph, speeds
-from foretoken.models.openvino.core import core
-from foretoken.models.openvino.weights import halves
+from foretoken.models.openvino.tracing import core
+from foretoken.models.openvino.weights import widened_in_products
 
 pytestmark = pytest.mark.openvino
 SMALL = LinearStack(128, 3)
@@ -23,7 +23,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(made: ov.Model, x: np.ndarray) -> np.ndarray:
     exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    compiled = core().compile_model(halves.widened_in_products(made), "CPU", exact)
+    compiled = core().compile_model(widened_in_products(made), "CPU", exact)
     return compiled([x])[0]
 
 
@@ -39,7 +39,7 @@ def run(made: ov.Model, x: np.ndarray) -> np.ndarray:
 def test_a_stack_is_the_same_layers_in_any_precision(
     monkeypatch: pytest.MonkeyPatch, dtype: str, error: float, kind: str
 ) -> None:
-    monkeypatch.setattr(speed, "WORTH", 0)
+    monkeypatch.setattr(speed, "WORTH_HALVING", 0)
     random = np.random.default_rng(0)
     weight = random.standard_normal((128, 128), dtype=np.float32) / 128**0.5
     x = random.standard_normal((2, 128), dtype=np.float32)

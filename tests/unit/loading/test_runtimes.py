@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from foretoken import RefusedError, load
 from foretoken.errors import InputError
 from foretoken.loading import runtimes
-from foretoken.loading.runtimes import Wish, place
+from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
+from foretoken.loading.target import ModelFacts
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion, store
 from foretoken.models.stock import selfcheck
@@ -50,7 +51,7 @@ def saved(folder: Path, seed: int = 0, name: str = "Llama") -> str:
 
 
 def at(path: str, **wish: object) -> runtimes.Placed:
-    return place(source(path, None, trust=False), Wish(**wish))
+    return place(source(path, None, trust=False), Placement(**wish))
 
 
 def stock(path: str, prompt: list[int], n: int) -> list[int]:
@@ -203,8 +204,8 @@ def test_a_family_that_fails_its_check_stays_on_torch(
 def test_a_model_in_memory_is_used_as_it_is_unless_openvino_is_asked_for() -> None:
     torch.manual_seed(6)
     model = build("Llama").double()
-    assert place(model, Wish()).model.runtime == "transformers"
-    placed = place(model, Wish(runtime="openvino"))
+    assert place(model, Placement()).model.runtime == "transformers"
+    placed = place(model, Placement(runtime="openvino"))
     assert placed.model.runtime == "openvino"
     assert model.dtype == torch.float64  # still
 
@@ -229,7 +230,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
 )
 def test_wishes_that_there_are_not(wish: dict[str, str], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Wish(**wish)
+        Placement(**wish)
 
 
 def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> None:
@@ -243,9 +244,9 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
         file.write_text(json.dumps(document | settings))
         first = load(path, "uniform", generation_config="ignore")
         second = load(path, "uniform", generation_config="ignore")
-        wish = Wish()
-        facts = runtimes.Known(source(path, None, False), wish)
-        own = runtimes.Known(type(build(name)).from_pretrained(path), wish)
+        placement = Placement()
+        facts = ModelFacts(source(path, None, False), placement)
+        own = ModelFacts(type(build(name)).from_pretrained(path), placement)
         assert facts._facts is not None and own._facts is None
         assert facts.settings == own.settings and facts.settings.suggested["temperature"] == 0.6
         assert (facts.V, facts.encoder_decoder) == (own.V, own.encoder_decoder)

@@ -9,7 +9,7 @@ from foretoken import load
 from foretoken.errors import InputError
 from foretoken.models.base import TreeModel, counts_of, require_model
 from foretoken.models.families import build
-from foretoken.models.graphs.model import GraphModel
+from foretoken.models.graphs import GraphModel
 from foretoken.models.openvino import conversion
 from foretoken.models.stock.grid import ExactModel
 from foretoken.models.stock.selfcheck import on_torch

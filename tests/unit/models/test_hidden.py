@@ -7,9 +7,8 @@ import torch
 
 import pairs
 from foretoken.loading import runtimes
-from foretoken.models.graphs.model import GraphModel
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.graphs import GraphModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 
 FORMS = {
     "causal": ("Llama", CausalModel),
@@ -52,5 +51,5 @@ def test_on_torch(name):
 @pytest.mark.parametrize("family", ["Llama", "T5"])
 def test_on_openvino(family):
     network = pairs.random(family, 0)
-    wish = runtimes.Wish(runtime="openvino")
+    wish = runtimes.Placement(runtime="openvino")
     shows_what_the_head_reads(runtimes.place(network, wish).model, network)

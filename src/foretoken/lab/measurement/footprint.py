@@ -14,9 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.errors import ForetokenError
+from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
-from foretoken.options import ROUNDED
 
 PYTHON = "python"  # the runtime of a drafter without a model
 FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale

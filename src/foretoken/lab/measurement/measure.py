@@ -39,8 +39,9 @@ from foretoken.lab.measurement.result import (
 )
 from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.lease import leased
+from foretoken.loading.options import ROUNDED
 from foretoken.models.base import Model
-from foretoken.options import ROUNDED, Prompt
+from foretoken.options import Prompt
 from foretoken.records import StepRecord
 from foretoken.request import Completion, Request
 from foretoken.sampling.distributions import check

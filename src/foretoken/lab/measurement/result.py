@@ -20,22 +20,12 @@ from foretoken.errors import InputError, mismatch
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
 from foretoken.lab.measurement.footprint import Footprint
+from foretoken.loading.options import OPTIONS
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.measurement", 1
-LOADING = (
-    "dtype",
-    "draft_dtype",
-    "kv_dtype",
-    "device",
-    "runtime",
-    "exact_shapes",
-    "revision",
-    "draft_revision",
-    "trust_remote_code",
-    "tokenizer",
-)
+LOADING = tuple(n for n, each in OPTIONS.items() if each.panel and n != "generation_config")
 
 
 @dataclass(frozen=True, slots=True)

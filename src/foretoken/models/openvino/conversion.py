@@ -22,15 +22,17 @@ import torch
 from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.models.base import Model
 from foretoken.models.openvino import store
-from foretoken.models.openvino.core import core
 from foretoken.models.openvino.explicit import ExplicitModel
 from foretoken.models.openvino.paged import PagedModel, paged
-from foretoken.models.openvino.tracing import Exported
-from foretoken.models.openvino.weights.eight_bits import eight_bits
-from foretoken.models.openvino.weights.four_bits import four_bits
-from foretoken.models.openvino.weights.halves import halved, widened_in_products
-from foretoken.models.openvino.weights.siblings import joined
-from foretoken.storage.versions import versions
+from foretoken.models.openvino.tracing import Exported, core
+from foretoken.models.openvino.weights import (
+    eight_bits,
+    four_bits,
+    halved,
+    joined,
+    widened_in_products,
+)
+from foretoken.storage.cache import versions
 
 # Raised where the same weights become another graph: conversions kept before are made again
 CACHE_FORMAT = 1

@@ -20,22 +20,20 @@ from torch import Tensor
 
 from foretoken.models.base import Blocks
 from foretoken.models.openvino.companion import Companion, require_alike
-from foretoken.models.places import (
-    beyond,
-    by_place,
-    joined,
-    most_slots,
-    moved,
-    repeated,
-    room,
-    roomy,
-)
 from foretoken.models.rows import (
     CHUNK,
+    beyond,
+    by_place,
     check_lengths,
     check_room,
     check_sources,
+    joined,
+    most_slots,
+    moved,
     padded,
+    repeated,
+    room,
+    roomy,
     staying,
 )
 

@@ -21,9 +21,7 @@ from torch import Tensor
 
 from foretoken.models.base import Blocks
 from foretoken.models.openvino.companion import Companion, require_alike
-from foretoken.models.openvino.pages.flat import MOST, Flat
-from foretoken.models.openvino.pages.pool import Pool, layers
-from foretoken.models.openvino.pages.prefixes import Prefixes
+from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, staying
 
 KEY_CACHE, WINDOW = 3, 10  # inputs of the PagedAttentionExtension operator

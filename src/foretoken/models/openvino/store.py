@@ -19,8 +19,7 @@ from typing import Any
 
 import openvino as ov
 
-from foretoken.models.openvino.core import core
-from foretoken.models.openvino.tracing import Exported
+from foretoken.models.openvino.tracing import Exported, core
 from foretoken.storage.cache import cache_folder, owned, remember, remembered
 from foretoken.storage.files import parse_json, write
 

@@ -1,6 +1,10 @@
-"""A torch module as an OpenVINO graph, through OpenVINO's own front end, and what an export is.
+"""A torch module as an OpenVINO graph, through OpenVINO's own front end, what an export is, and the
+one core of this process.
 
-Not by its `convert_model`: that one reports its use to its makers and writes to the user's home.
+Not by `convert_model`: that one reports its use to its makers and writes to the user's home. A
+core's CPU plugin takes the thread's alternate signal stack for its own. Where there were two and
+the older ended first, the younger's end would put the freed stack of the older back, and the next
+signal, such as Ctrl-C, would crash the process.
 """
 
 from __future__ import annotations
@@ -9,12 +13,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+@cache
+def core() -> ov.Core:
+    """Made when first asked for, kept until the process ends."""
+    return ov.Core()
 
 
 @dataclass(frozen=True, slots=True)

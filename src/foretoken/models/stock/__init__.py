@@ -1,5 +1,3 @@
 """transformers' own models over a cache whose rows differ in length, and what is computed from
 their weights: sketches and packed layers. It does not know OpenVINO or CUDA graphs.
-
-`causal`, `seq2seq`: `tests/unit/models/stock/test_model.py`.
 """

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Tree
-from foretoken.models.places import beyond, by_place, joined, moved, repeated, room, roomy
+from foretoken.models.rows import beyond, by_place, joined, moved, repeated, room, roomy
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below

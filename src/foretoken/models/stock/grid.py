@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
 from foretoken.models.rows import check_lengths, check_room, check_sources, staying
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import Form
-from foretoken.models.stock.seq2seq import Seq2SeqModel
 
 WIDTH = 16  # tokens of a pass; a block that crosses a line of the grid takes two
 

@@ -1,13 +1,15 @@
-"""Linear layers of a torch model on a CPU, packed once for products with few rows.
+"""Linear layers of a torch model on a CPU, packed once for products with few rows; and a sample of
+every layer's weights, which tells models apart whatever their precision.
 
 oneDNN lays the weights out so that a pass over 8 tokens costs little more than one over 1. The
-packed weight replaces the original, so only a model that we loaded ourselves may be packed. It does
+packed weight replaces the original, so only a model that we loaded ourselves may be packed. Does
 not know caches, tokens or who owns a model.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,3 +153,29 @@ def trial(model: PreTrainedModel) -> Tensor:
     text = {"decoder_input_ids": one} if model.config.is_encoder_decoder else {}
     outputs = model(input_ids=one, attention_mask=one, use_cache=False, return_dict=True, **text)
     return outputs.logits.float()
+
+
+PER_WEIGHT = 16  # values of every weight, evenly spaced
+ROUNDING = 2**-7  # relative: one model in float32, bfloat16 and float16 differs by less
+
+
+@torch.no_grad()
+def sketch(model: PreTrainedModel) -> Tensor:
+    """Values of all weights in the order of the modules, `[N]`, float32 on the CPU."""
+    return torch.cat([_sample(weight) for weight in _weights(model)]).cpu()
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two sketches are of one model."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=ROUNDING, atol=1e-6)
+
+
+def _weights(model: PreTrainedModel) -> Iterator[Tensor]:
+    for module in model.modules():
+        layer = module.unpacked() if isinstance(module, PackedLinear) else module
+        yield from layer.parameters(recurse=False)
+
+
+def _sample(weight: Tensor) -> Tensor:
+    steps = torch.arange(PER_WEIGHT, device=weight.device)
+    return weight.flatten()[steps * (weight.numel() - 1) // (PER_WEIGHT - 1)].float()

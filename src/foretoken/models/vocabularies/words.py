@@ -1,7 +1,8 @@
-"""The tokens of a vocabulary as the bytes that they stand for, and texts as its tokens.
+"""The tokens of a vocabulary as the bytes that they stand for, texts as its tokens, and the tokens
+of a target and a draft that mean the same.
 
-Nothing here decides what is exact: a draft may read any text and guess by any law of the text so
-far. It decides how well a draft understands what it reads.
+Nothing here decides what is exact: a draft may read any text and guess by any distribution over the
+text so far. It decides how well a draft understands what it reads.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from foretoken.text.decoding import BYTE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 SPACE = "\u2581"  # SentencePiece's mark for a space
 BEHIND = ("", "\n")  # what a text is tokenized behind, so that no space is put before it
@@ -164,3 +166,30 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTES = _byte_characters()
+
+
+class Dictionary:
+    """Two vocabularies. ours, theirs: the ids of the tokens that both have, pair by pair: they
+    stand for the same bytes, are the same special token, or each ends a text."""
+
+    def __init__(self, target: Words, draft: Words) -> None:
+        self.target, self.draft = target, draft
+        pairs = {id_: draft.ids[word] for word, id_ in target.ids.items() if word in draft.ids}
+        self.words = len(pairs)  # without special tokens
+        self.special = {
+            i: draft.specials[name] for name, i in target.specials.items() if name in draft.specials
+        }
+        if target.end is not None and draft.end is not None:
+            self.special = {i: x for i, x in self.special.items() if x != draft.end}
+            self.special[target.end] = draft.end
+        pairs |= self.special
+        self.ours, self.theirs = list(pairs), list(pairs.values())
+
+    def require(self, draft_name: str, target_name: str) -> None:
+        """RefusedError where the two have no word in common."""
+        if not self.words:
+            raise RefusedError(
+                f"{draft_name} shares none of its {len(self.draft.spelled)} words with the "
+                f"{len(self.target.spelled)} of {target_name}; give a draft for texts of the same "
+                "kind, or draft='lookup'"
+            )

@@ -1,4 +1,4 @@
-"""p-values and power against scipy's, and against what simulation shows."""
+"""Odds of counts and of uniform numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from foretoken.lab.certificate.odds import (
     chi_square_tail,
     normal_tails,
     two_samples,
+    uniforms,
     unrelated,
     visible,
 )
+from foretoken.sampling.distributions import sample
 
 LEVEL = 1e-5
 
 
-def uniforms(n: int, seed: int = 0) -> torch.Tensor:
+def numbers(n: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -42,7 +44,7 @@ def test_visible_is_where_the_power_is_reached(dof):
 
 
 def test_uniform_numbers_pass_and_others_do_not():
-    u = uniforms(20_000)
+    u = numbers(20_000)
     fine = binned("", "", u, LEVEL)
     assert 1e-3 < fine.p_value < 1 and fine.n == 20_000
     assert binned("", "", u**1.2, LEVEL).p_value < LEVEL
@@ -54,33 +56,33 @@ def test_what_is_caught_is_caught():
     """A law that is off by as much as `catches`, in its least visible shape, is found in 99 % of
     samples, so in all of 20 but 3 or more once in 1e3 seeds."""
     n, p_values = 4000, []
-    off = binned("", "", uniforms(n), LEVEL).catches
+    off = binned("", "", numbers(n), LEVEL).catches
     assert off is not None
     for seed in range(20):
-        u = uniforms(n, seed)  # every other bin of the 32 is heavier by 2 off, the rest lighter
-        bins, move = (u * 32).long(), uniforms(n, 100 + seed) < 2 * off
+        u = numbers(n, seed)  # every other bin of the 32 is heavier by 2 off, the rest lighter
+        bins, move = (u * 32).long(), numbers(n, 100 + seed) < 2 * off
         bins = torch.where(move & (bins % 2 == 1), bins - 1, bins)
         p_values.append(binned("", "", (bins + 0.5) / 32, LEVEL).p_value < LEVEL)
     assert sum(p_values) >= 18
 
 
 def test_events_as_often_as_said():
-    chances = uniforms(5000, 1)
-    hits = (uniforms(5000, 2) < chances).double()
+    chances = numbers(5000, 1)
+    hits = (numbers(5000, 2) < chances).double()
     fine = balanced("", "", hits, chances, LEVEL)
     variance = float((chances * (1 - chances)).sum())
     z = float((hits - chances).sum()) / math.sqrt(variance)
     assert fine.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-9)
     assert fine.catches is not None
     shifted = (chances + fine.catches).clamp(max=1.0)
-    more = (uniforms(5000, 3) < shifted).double()
+    more = (numbers(5000, 3) < shifted).double()
     assert balanced("", "", more, chances, LEVEL).p_value < LEVEL
     certain = torch.ones(50).double()
     assert balanced("", "", certain, certain, LEVEL).p_value == 1
 
 
 def test_numbers_that_come_back_are_seen():
-    rows = [uniforms(8, seed) for seed in range(300)]
+    rows = [numbers(8, seed) for seed in range(300)]
     assert unrelated("", "", rows, 3).p_value > 1e-3
     again = [torch.cat([row[:6], row[3:5]]) for row in rows]
     assert unrelated("", "", again, 3).p_value < 1e-10
@@ -95,3 +97,32 @@ def test_two_samples_are_scipys():
     other = np.array([80.0, 30.0, 40.0, 3.0, 2.0])
     assert two_samples("", "", [(a, b), (other, b)], LEVEL).p_value < LEVEL
     assert two_samples("", "", [(a[:1], b[:1])], LEVEL).p_value == 1
+
+
+P = torch.tensor([[0.1, 0.6, 0.0, 0.3]])
+
+
+def test_where_a_token_lies():
+    law = P.repeat(4, 1)
+    values = uniforms(law, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.5).double())
+    near = {"atol": 1e-6, "rtol": 0}
+    torch.testing.assert_close(values.by_id, torch.tensor([0.05, 0.4, 0.7, 0.85]).double(), **near)
+    torch.testing.assert_close(values.ranked, torch.tensor([0.95, 0.3, 1, 0.75]).double(), **near)
+
+
+def test_ties_share_their_mass():
+    values = uniforms(torch.full((2, 4), 0.25), torch.tensor([3, 0]), torch.tensor([0.5, 0.25]))
+    assert values.ranked.tolist() == [0.5, 0.25]
+
+
+def test_drawn_tokens_are_uniform():
+    """Fails by chance for two seeds in a million."""
+    dice = torch.Generator().manual_seed(0)
+    laws = torch.rand(20_000, 7, generator=dice, dtype=torch.float64) ** 4
+    u, noise = torch.rand(2, 20_000, generator=dice, dtype=torch.float64)
+    laws = laws / laws.sum(-1, keepdim=True)
+    values = uniforms(laws, sample(laws, u), noise)
+    assert binned("", "", values.ranked, 1e-6).p_value > 1e-6
+    assert binned("", "", values.by_id, 1e-6).p_value > 1e-6
+    wrong = uniforms(laws**1.1, sample(laws, u), noise)
+    assert binned("", "", wrong.ranked, 1e-6).p_value < 1e-6

@@ -11,8 +11,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.lab.measurement.footprint import of_drafter, of_model
 from foretoken.models.families import build
-from foretoken.models.stock.causal import CausalModel
-from foretoken.models.stock.seq2seq import Seq2SeqModel
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.table import TableModel
 from tiny import folder, llama, t5
 

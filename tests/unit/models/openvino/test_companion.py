@@ -18,10 +18,9 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.certificate.certify import OffByOne
 from foretoken.models.families import build
-from foretoken.models.openvino import conversion
+from foretoken.models.openvino import conversion, weights
 from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.thinned import thinned
-from foretoken.models.openvino.weights import eight_bits
 from foretoken.models.stock.cache import given
 from foretoken.models.stock.selfcheck import deviation, stir
 
@@ -116,7 +115,7 @@ def test_an_exact_copy_scores_what_the_target_scores(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_guesses_leave_no_trace(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind every pass the target's logits are those of a text that was never guessed."""
-    monkeypatch.setattr(eight_bits, "WORTH", 0)  # small weights too
+    monkeypatch.setattr(weights, "WORTH", 0)  # small weights too
     both = Hosted(*hosted(network(name), dtype))
     assert deviation(network(name), both) < 1e-5  # pyright: ignore[reportArgumentType]
     assert both.guessed > 20 and both.apart > 1e-4

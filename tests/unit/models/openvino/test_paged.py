@@ -18,7 +18,7 @@ from foretoken.models.families import build
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.export_paged import export_paged
 from foretoken.models.openvino.paged import CHUNK, PagedModel, passes
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import small_copy, stir
 from foretoken.request import Request, Row
 from foretoken.sampling.judge import choose
@@ -28,7 +28,7 @@ from interrupts import interrupted
 from pairs import BrokenOff
 
 pytestmark = pytest.mark.cpu_only
-WHERE = ("openvino/paged.py", "pages/flat.py", "pages/pool.py")  # to interrupt
+WHERE = ("openvino/paged.py", "openvino/pages.py")  # to interrupt
 
 
 @pytest.fixture(scope="module")

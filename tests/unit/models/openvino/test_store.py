@@ -13,8 +13,7 @@ import pytest
 from openvino import opset13 as ops
 
 from foretoken.models.openvino import store
-from foretoken.models.openvino.core import core
-from foretoken.models.openvino.tracing import Exported
+from foretoken.models.openvino.tracing import Exported, core
 
 pytestmark = pytest.mark.cpu_only
 

@@ -11,7 +11,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.families import build
 from foretoken.models.stock import cache
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer, given
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 
 CPU = torch.device("cpu")
 

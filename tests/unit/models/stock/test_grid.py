@@ -15,8 +15,8 @@ from foretoken.loading.load import asset
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.models.families import CAUSAL, build
-from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.grid import ON_A_GRID, WIDTH, ExactModel, steady
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check, stir
 from tiny import llama
 

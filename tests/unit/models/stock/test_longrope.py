@@ -13,8 +13,8 @@ import pairs
 from foretoken import Engine, InputError, RefusedError, Speculator, attach, load
 from foretoken.models.base import Switches, longest
 from foretoken.models.stock import longrope
-from foretoken.models.stock.causal import CausalModel
 from foretoken.models.stock.longrope import BothFactors, switch_of
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check
 from pairs import relative, stock
 

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from foretoken.errors import InputError
 from foretoken.models.families import FAMILIES, build
-from foretoken.models.stock import attention, causal
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock import attention
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import CheckedRows, stir
-from foretoken.models.stock.seq2seq import Seq2SeqModel
 
 
 def network(name: str, seed: int = 0) -> transformers.PreTrainedModel:
@@ -32,7 +31,7 @@ def full(model: transformers.PreTrainedModel, ids: list[int]) -> Tensor:
 
 
 def test_long_prompts_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causal, "CHUNK", 7)
+    monkeypatch.setattr("foretoken.models.stock.model.CHUNK", 7)
     model = network("Mistral")
     rows = CheckedRows(model, random.Random(1))
     widths: list[int] = []

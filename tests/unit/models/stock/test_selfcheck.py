@@ -25,7 +25,7 @@ from foretoken.models.base import Model
 from foretoken.models.families import build
 from foretoken.models.stock import attention, selfcheck
 from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check, on_torch, self_check, structure
 
 

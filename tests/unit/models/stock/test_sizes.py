@@ -10,7 +10,7 @@ import transformers
 from transformers import LlamaConfig, PreTrainedConfig
 
 from foretoken.models.families import build
-from foretoken.models.stock.causal import CausalModel
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,

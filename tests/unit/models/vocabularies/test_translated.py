@@ -1,4 +1,4 @@
-"""A model in another vocabulary's ids: its law over the words of both, and the text it writes."""
+"""A draft of another vocabulary as a model of the target's ids, which reads nothing twice."""
 
 from __future__ import annotations
 
@@ -9,30 +9,106 @@ from foretoken.costing import stored
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.base import Sized, Writes
 from foretoken.models.table import TableModel
-from foretoken.models.vocabularies.dictionary import Dictionary
-from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.translated import ByText, Following, TranslatedModel, agreed
+from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model
+
+V = 5
+Q = random_model(1, V)
+
+
+class Counting(TableModel):
+    """Counts what it reads."""
+
+    read = 0
+
+    def score(self, blocks, need):
+        self.read += sum(map(len, blocks))
+        assert self.context is None or all(
+            len(text) + len(block) <= self.context
+            for text, block in zip(self._texts, blocks, strict=True)
+        )
+        return super().score(blocks, need)
+
+
+def following(texts, **options) -> tuple[Following, Counting]:
+    model = Counting(Q, V, **options)
+    follower = Following(model)
+    follower.start(texts)
+    return follower, model
+
+
+def laws(rows: Following, texts) -> list[list[float]]:
+    return rows.score(texts, [int(text is not None) for text in texts])[:, 0].exp().tolist()
+
+
+def test_only_what_differs_is_read():
+    rows, model = following([[1, 2, 3], [4]])
+    (first, second), read = laws(rows, [[1, 2, 4, 4], [4, 0]]), model.read
+    assert first == pytest.approx(Q((1, 2, 4, 4))) and second == pytest.approx(Q((4, 0)))
+    assert read == 3
+    assert laws(rows, [None, [4, 0]])[1] == pytest.approx(Q((4, 0))) and model.read == read + 1
+    rows.read([[1, 2, 4, 4, 3], None])
+    assert model.read == read + 2
+    rows.read([None, None])
+
+
+def test_what_follows_several_tokens_is_read_again():
+    rows, model = following([[1, 2, 3]])
+    logits = rows.score([[1, 2, 3]], [2])
+    assert logits[0, 0].exp().tolist() == pytest.approx(Q((1, 2)))
+    assert logits[0, 1].exp().tolist() == pytest.approx(Q((1, 2, 3)))
+    assert model.read == 2 and rows.holds([1, 2, 3]) == 3
+
+
+def test_rows_move_up_and_are_copied():
+    rows, _ = following([[1], [2], [3]])
+    rows.leave([0])
+    assert laws(rows, [[2, 0], [3, 0]])[1] == pytest.approx(Q((3, 0)))
+    rows.permute([1, 1])
+    assert laws(rows, [[3, 1], [3, 0, 2]])[1] == pytest.approx(Q((3, 0, 2)))
+
+
+@pytest.mark.parametrize("context", [1, 2, 5, 8])
+def test_of_a_long_text_the_end_is_read_and_moves_seldom(context):
+    rows, model = following([[]], context=context)
+    text = [int(x) for x in torch.randint(V, (40,), generator=torch.Generator().manual_seed(0))]
+    lengths = []
+    for n in range(1, len(text) + 1):
+        (law,) = laws(rows, [text[:n]])
+        lengths.append(len(rows._cached[0]))
+        assert law == pytest.approx(Q(tuple(text[n - lengths[-1] : n])))
+    assert lengths[:context] == list(range(1, context + 1))
+    assert min(lengths[context:], default=1) > context // 2 and max(lengths) == context
+    whole, _ = following([text], context=context)
+    assert whole._cached == rows._cached
+
+
+def test_the_common_beginning_of_two_texts():
+    assert agreed([1, 2, 3], [1, 2, 4, 5]) == 2
+    assert agreed([1, 2], [1, 2, 3]) == agreed([1, 2, 3], [1, 2]) == 2
+    assert agreed([], [1]) == agreed([2], [1]) == 0
+
 
 OURS = Words({0: b"b", 1: b"a", 2: b" ab", 3: b" "}, end=4)
 THEIRS = Words({0: b"a", 1: b"ab", 2: b" ", 3: b"b", 5: b"c"}, end=4)
 SHARED = {0: 3, 1: 0, 3: 2, 4: 4}
 DICTIONARY = Dictionary(OURS, THEIRS)
-V, DRAFT_V = 5, 7  # one id of the draft is padding
-P, Q = random_model(1, V), random_model(2, DRAFT_V)
+V2, DRAFT_V = 5, 7  # one id of the draft is padding
+P, Q_WORDS = random_model(1, V2), random_model(2, DRAFT_V)
 
 
-def translated(by_text: ByText | None = None, law=Q) -> TranslatedModel:
-    return TranslatedModel(TableModel(law, DRAFT_V), DICTIONARY, V, by_text)
+def translated(by_text: ByText | None = None, law=Q_WORDS) -> TranslatedModel:
+    return TranslatedModel(TableModel(law, DRAFT_V), DICTIONARY, V2, by_text)
 
 
 def expected(told: tuple[int, ...]) -> list[float]:
     """The draft's law on the shared words, in the target's ids."""
-    q = torch.zeros(V, dtype=torch.float64)
+    q = torch.zeros(V2, dtype=torch.float64)
     for ours, theirs in SHARED.items():
-        q[ours] = float(Q(told)[theirs])
+        q[ours] = float(Q_WORDS(told)[theirs])
     return (q / q.sum()).tolist()
 
 
@@ -50,10 +126,10 @@ def test_longer_tokens_than_the_last_one_are_ways_on():
     model = translated()
     model.start([[]])
     law = model.score([[0, 1]], [1])[0, 0].softmax(-1)
-    a, ab = float(Q((3,))[0]), float(Q((3,))[1])
-    q = torch.zeros(V, dtype=torch.float64)
+    a, ab = float(Q_WORDS((3,))[0]), float(Q_WORDS((3,))[1])
+    q = torch.zeros(V2, dtype=torch.float64)
     for ours, theirs in SHARED.items():
-        q[ours] = a / (a + ab) * float(Q((3, 0))[theirs])
+        q[ours] = a / (a + ab) * float(Q_WORDS((3, 0))[theirs])
     q[0] += ab / (a + ab)
     assert law.tolist() == pytest.approx((q / q.sum()).tolist())
 
@@ -72,7 +148,7 @@ def test_every_position_of_a_block_and_finite_numbers_beside_them():
 def test_rows_go_back_are_copied_and_leave():
     model = translated()
     model.start([[1], [3, 3]])
-    assert model.score([[0, 3], [1]], [0, 0]).shape == (2, 0, V)
+    assert model.score([[0, 3], [1]], [0, 0]).shape == (2, 0, V2)
     model.set_lengths([2, 3])
     model.permute([0, 1, 0])
     model.leave([1])
@@ -114,7 +190,9 @@ def test_which_way_it_guesses():
 def test_the_share_of_its_mass_on_words_of_both():
     model = translated()
     shares = model.covered([[1], [1, 0]])
-    assert shares == pytest.approx([sum(Q(t)[i] for i in SHARED.values()) for t in ((0,), (1,))])
+    assert shares == pytest.approx(
+        [sum(Q_WORDS(t)[i] for i in SHARED.values()) for t in ((0,), (1,))]
+    )
     model.start([[1]])  # no rows are left
 
 
@@ -122,7 +200,7 @@ def test_the_share_of_its_mass_on_words_of_both():
 @pytest.mark.parametrize("by_text", [False, True])
 def test_a_rows_text_depends_on_nothing_beside_it(by_text, temperature):
     def speculator() -> Speculator:
-        return Speculator(TableModel(P, V), LMDrafter(translated(ByText(by_text, by_text))))
+        return Speculator(TableModel(P, V2), LMDrafter(translated(ByText(by_text, by_text))))
 
     prompts = [[1], [2, 3, 1, 1, 0], [3] * 40]
     wishes = SamplingParams(temperature=temperature, max_new_tokens=30)

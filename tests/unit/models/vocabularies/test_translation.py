@@ -1,12 +1,12 @@
-"""A text in another vocabulary's ids: a function of the text, as its tokenizer would have it."""
+"""A text in a draft's ids as it grows and shrinks, and its end within a longer token."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from foretoken.models.vocabularies.dictionary import Dictionary
-from foretoken.models.vocabularies.translation import LONGEST, Translation
-from foretoken.models.vocabularies.words import Words
+from foretoken.models.vocabularies.translation import LONGEST, Translation, ways_on
+from foretoken.models.vocabularies.words import Dictionary, Words
 from unit.models.vocabularies.test_words import TOKENIZERS, words
 
 TEXT = 'ab a bab, naïve;\n  "ab" — 日本語 \U0001f600 aaab\n\nthe day'
@@ -109,3 +109,38 @@ def test_the_rest_of_a_text_is_guessed_whole(ours, theirs):
     if whole[: len(grown.ids)] == grown.ids:
         written = words(theirs).tokens(rest.encode())
         assert grown.guesses(written) == whole[len(grown.ids) :]
+
+
+OURS_SEAM = Words({0: b" day", 1: b",", 2: b"s", 3: b" days", 4: b" ", 5: b"!!"}, end=6)
+THEIRS_SEAM = Words({0: b" day", 1: b" day,", 2: b" days", 3: b" day!!", 4: b" ", 5: b" day!?"})
+
+
+def text(*tokens: int) -> Translation:
+    translation = Translation(Dictionary(OURS_SEAM, THEIRS_SEAM))
+    translation.extend(tokens)
+    return translation
+
+
+def logits(*probabilities: float) -> torch.Tensor:
+    return torch.tensor([*probabilities, *[1e-9] * (6 - len(probabilities))]).double().log()
+
+
+def test_they_go_on_from_the_text_without_another_cut_of_it():
+    """ " days" is one token of the target's, which the text does not begin."""
+    ways = ways_on(text(0), logits(0.3, 0.1, 0.5, 0.2))
+    assert [(way.token, way.more, way.guess) for way in ways] == [(3, b"!!", 5), (1, b",", 1)]
+    assert [way.share for way in ways] == pytest.approx([0.2 / 0.6, 0.1 / 0.6])
+
+
+def test_unlikely_ones_are_not_weighed():
+    assert not ways_on(text(0), logits(0.5, 0.004, 0.4))
+
+
+def test_behind_what_has_none_longer_there_are_none():
+    assert text(0).last_told == 0 and text(0, 1).last_told is None
+    assert not ways_on(text(0, 1), logits(0.5, 0.5))
+    assert text(6).last_told is None and text().last_told is None
+
+
+def test_invalid_numbers_are_no_ways_on():
+    assert not ways_on(text(0), torch.full((6,), torch.nan))

@@ -1,0 +1,183 @@
+"""Options of `foretoken.load`, each declared once.
+
+The checks, the command line (`cli.option`), the signature of `load` and its Args follow from the
+declarations. Imports no torch, so that a mistake on the command line is reported without delay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from foretoken.errors import InputError, RefusedError, about
+from foretoken.sampling.checks import Choice, as_flag
+from foretoken.sampling.options import declared, option
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
+DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
+KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
+RUNTIMES = ("auto", "transformers", "openvino", "graphs")
+SPREAD = (  # of tensor_parallel, which version 0.1.0 had
+    "is gone: a target runs in one process; load it in int8 or int4 if it does not fit, and serve "
+    "it by --replicas if one is too slow"
+)
+NO_MODEL = "is no model that is loaded"  # of drafts that have no options of a model
+
+
+def one_of(values: tuple[str, ...]) -> Choice:
+    return Choice(values, f"one of {', '.join(values)}")
+
+
+def as_given(name: str, value: Any) -> Any:
+    """Return any value: whoever reads it says what is wrong with it."""
+    return value
+
+
+def as_device(name: str, value: Any) -> Any:
+    if value is None:
+        raise InputError("device is None; give 'cpu' or 'cuda'")
+    return value
+
+
+def gone(name: str, value: Any) -> Any:
+    raise InputError(f"{name} {SPREAD}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Options of `foretoken.load` beside target and draft, checked when made.
+
+    The group of a declaration says which commands take the option: "origin" those that read a
+    model, "reading" those that read a target, "placing" those that run a model, "target" those that
+    generate, "pair" those with a draft.
+    """
+
+    dtype: str = option(
+        "float32",
+        one_of(DTYPES),
+        "float32, bfloat16, float16, float64, auto; int8, int4: rounded weights, another model.",
+        "Loading",
+        group="placing",
+    )
+    device: str = option("cpu", as_device, "cpu, cuda, ...", "Loading", group="placing")
+    runtime: str = option(
+        "auto",
+        one_of(RUNTIMES),
+        "auto (the fastest that is exact), openvino, graphs, transformers.",
+        "Loading",
+        group="placing",
+    )
+    revision: str | None = option(
+        None, as_given, "The target's commit, tag or branch on the hub.", "Loading", group="origin"
+    )
+    trust_remote_code: bool = option(
+        False,
+        as_flag,
+        "Run code that comes with a model; without this it is not run.",
+        "Loading",
+        group="origin",
+    )
+    tokenizer: str | Path | PreTrainedTokenizerBase | None = option(
+        None,
+        as_given,
+        "Folder or hub id of the target's tokenizer, if not its own.",
+        "Loading",
+        group="reading",
+    )
+    generation_config: str | None = option(
+        None,
+        Choice(("ignore",), "None or 'ignore'"),
+        "Ignore entries of the generation config that are refused.",
+        "Loading",
+        flag="--ignore-generation-config",
+        group="reading",
+    )
+    kv_dtype: str | None = option(
+        None,
+        one_of(KV_DTYPES),
+        "int8: keys and values in eight bits, which is another model.",
+        "Loading",
+        group="target",
+    )
+    draft_dtype: str | None = option(
+        None,
+        one_of(DTYPES),
+        "The draft's; left out: the target's, or int8 or int4 where that is faster.",
+        "Loading",
+        group="pair",
+    )
+    draft_revision: str | None = option(
+        None, as_given, "The draft's commit, tag or branch on the hub.", "Loading", group="pair"
+    )
+    exact_shapes: bool = option(
+        False,
+        as_flag,
+        "The same text to the bit with and without draft tokens; slower.",
+        "Loading",
+        group="pair",
+    )
+    same_tokenizer: bool = option(
+        False,
+        as_flag,
+        "Equal ids are equal tokens in target and draft, where tokenizers cannot be compared.",
+        None,
+    )
+    tensor_parallel: None = option(
+        None, gone, "No longer an option; anything but None is an error.", None
+    )
+
+    def __post_init__(self) -> None:
+        for name, declaration in OPTIONS.items():
+            value = getattr(self, name)
+            if value is None and name in OPTIONAL:
+                continue
+            with about(name):
+                declaration.check(name, value)
+        if self.exact_shapes:
+            self._require_torch()
+
+    def refuse(self, *names: str, because: str) -> None:
+        """InputError where one of these options is given, for this reason."""
+        for name in names:
+            if (value := getattr(self, name)) not in (None, False):
+                raise InputError(f"{name} is {value!r:.60}, but {because}; leave it out")
+
+    def _require_torch(self) -> None:
+        """RefusedError for exact shapes on another runtime than torch: it may choose its kernels by
+        more than a pass's shape."""
+        if self.runtime not in ("auto", "transformers"):
+            raise RefusedError(
+                f"exact_shapes=True runs on torch, and was not shown to be exact on {self.runtime};"
+                " give runtime='transformers'"
+            )
+        for name in ("dtype", "kv_dtype"):
+            if (value := getattr(self, name)) in ROUNDED:
+                raise RefusedError(
+                    f"exact_shapes=True runs on torch, which has no {name}={value!r}; leave it out"
+                )
+
+
+class LoadKeywords(TypedDict, total=False):
+    """Fields of `LoadOptions`, as keywords of `foretoken.load`."""
+
+    dtype: str
+    device: str
+    runtime: str
+    revision: str | None
+    trust_remote_code: bool
+    tokenizer: str | Path | PreTrainedTokenizerBase | None
+    generation_config: str | None
+    kv_dtype: str | None
+    draft_dtype: str | None
+    draft_revision: str | None
+    exact_shapes: bool
+    same_tokenizer: bool
+    tensor_parallel: None
+
+
+OPTIONS = declared(LoadOptions)
+OPTIONAL = {field.name for field in fields(LoadOptions) if field.default is None}

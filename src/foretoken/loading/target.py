@@ -1,0 +1,117 @@
+"""A target, before it runs and after.
+
+All that a draft must fit is known from the model's files, so that a draft that does not fit is
+refused before the target is loaded or converted. Does not know which drafts there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from foretoken.drafters.base import Drafter
+from foretoken.generation_config import Settings, read_settings
+from foretoken.loading.runtimes import Placement, kept_facts
+from foretoken.loading.sources import Source
+from foretoken.models.base import Model
+from foretoken.request import Foresight, Request
+from foretoken.speculator import Speculator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ModelFacts:
+    """Facts of a model that does not run yet: from its kept conversion, at once, or else from its
+    structure, which takes seconds to build."""
+
+    def __init__(self, read: Source | PreTrainedModel, placement: Placement) -> None:
+        self.read = read
+        self._facts = kept_facts(read, placement) if isinstance(read, Source) else None
+
+    @cached_property
+    def structure(self) -> PreTrainedModel:
+        return self.read.empty if isinstance(self.read, Source) else self.read
+
+    @property
+    def V(self) -> int:
+        """Rows of the output layer."""
+        if self._facts:
+            return self._facts["vocab_size"]
+        from foretoken.models.stock.sizes import output_rows  # late: takes seconds
+
+        return output_rows(self.structure)
+
+    @property
+    def encoder_decoder(self) -> bool:
+        if self._facts:
+            return self._facts.get("encoder_decoder", False)
+        return bool(self.structure.config.is_encoder_decoder)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all of its weights."""
+        if self._facts:
+            return self._facts["parameters"]
+        return sum(weight.numel() for weight in self.structure.parameters())
+
+    @property
+    def layers(self) -> int:
+        """Layers of the decoder."""
+        if self._facts:
+            return self._facts.get("layers") or len(self._facts["windows"])
+        from foretoken.models.openvino.thinned import stack_of  # late: as above
+
+        return len(stack_of(self.structure))
+
+    @property
+    def settings(self) -> Settings:
+        """Its generation config; raises as `read_settings` does."""
+        stored = self._facts and self._facts.get("settings")
+        if stored and "controls" in stored:
+            return Settings.of(stored)
+        return read_settings(self.structure)  # a conversion of before the controls has none of them
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTarget:
+    """A target that does not run yet: all that a draft must fit."""
+
+    name: str
+    facts: ModelFacts
+    settings: Settings
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """A target that runs."""
+
+    known: KnownTarget
+    model: Model
+
+    @property
+    def read(self) -> Source | PreTrainedModel:
+        """The files or the network that it was made from."""
+        return self.known.facts.read
+
+    def speculator(
+        self,
+        drafter: Drafter,
+        draft_name: str,
+        foresight: Callable[[Request], Foresight] | None = None,
+    ) -> Speculator:
+        settings = self.known.settings
+        return Speculator(
+            target=self.model,
+            drafter=drafter,
+            tokenizer=self.known.tokenizer,
+            ends=settings.ends,
+            controls=settings.controls,
+            target_name=self.known.name,
+            draft_name=draft_name,
+            suggested=settings.suggested,
+            foresight=foresight,
+        )

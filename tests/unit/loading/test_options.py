@@ -1,0 +1,47 @@
+"""An option of `load` is declared once: its signature, its docstring, the command line and a
+measurement all have it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+import pytest
+
+import foretoken
+from foretoken.cli.option import PairLoading
+from foretoken.errors import InputError, RefusedError
+from foretoken.lab.measurement.result import LOADING
+from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
+
+PARAMETERS = inspect.signature(foretoken.load).parameters
+WORD = "generation_config"  # the command line has a flag for it
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_is_wherever_text_can_hold_it(name: str) -> None:
+    option = OPTIONS[name]
+    assert option.help.endswith((".", "...")) and name in LoadKeywords.__annotations__
+    assert PARAMETERS[name].default == getattr(LoadOptions(), name)
+    assert f"{name}: {option.help}" in (inspect.getdoc(foretoken.load) or "")
+    line = {field.name for field in fields(PairLoading)}
+    assert (name in {WORD if each == f"ignore_{WORD}" else each for each in line}) == (
+        option.panel is not None
+    )
+    assert (name in LOADING) == (option.panel is not None and name != WORD)
+
+
+def test_there_is_no_other() -> None:
+    assert [*PARAMETERS][2:] == [*OPTIONS] == [*LoadKeywords.__annotations__]
+    with pytest.raises(TypeError, match="dytpe"):
+        foretoken.load(None, "none", **{"dytpe": "int8"})
+
+
+def test_what_cannot_be_together_is_refused_before_a_model_is_read() -> None:
+    with pytest.raises(RefusedError, match="has no kv_dtype='int8'"):
+        LoadOptions(exact_shapes=True, kv_dtype="int8")
+    with pytest.raises(InputError, match="kv_dtype is 'int4'; give one of int8") as error:
+        LoadOptions(kv_dtype="int4")
+    assert error.value.option == "kv_dtype"
+    with pytest.raises(InputError, match="tensor_parallel is gone"):
+        foretoken.load(None, "none", **{"tensor_parallel": 2})

@@ -1,0 +1,278 @@
+"""Forwards of fixed shapes: their cache, the guard against operations that no graph can have."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import pairs
+from foretoken.errors import RefusedError
+from foretoken.loading.runtimes import Placement, forms, place
+from foretoken.models.families import FAMILIES, build
+from foretoken.models.graphs import (
+    ON_GRAPHS,
+    FixedCache,
+    GraphModel,
+    Pass,
+    Recordable,
+    bucket,
+    power,
+    rehearsed,
+    wide,
+)
+from foretoken.models.stock.cache import RaggedCache, RaggedLayer
+from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.selfcheck import CheckedRows, Form, check, deviation
+from pairs import PROMPTS
+
+CPU = torch.device("cpu")
+
+
+def test_buckets() -> None:
+    assert [power(n) for n in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 4, 4, 8]
+    assert [bucket(n) for n in (0, 1, 64, 65, 129)] == [0, 64, 64, 128, 256]
+    assert [wide(n) for n in (1, 2, 3, 4, 5, 6, 9, 10, 17)] == [1, 2, 3, 5, 5, 9, 9, 17, 17]
+
+
+def filled(lengths: list[int]) -> RaggedCache:
+    """One layer, one head, width 1: the values of row b are b + 1."""
+    cache = RaggedCache([RaggedLayer()], len(lengths), CPU)
+    cache.prepare(max(lengths))
+    block = torch.arange(1.0, len(lengths) + 1).view(-1, 1, 1, 1).expand(-1, -1, max(lengths), 1)
+    cache.update(block, block, 0)
+    cache.advance(lengths)
+    return cache
+
+
+def test_rows_join_and_change_places_within_the_same_tensors() -> None:
+    cache = FixedCache([RaggedLayer()], CPU)
+    cache.join(filled([3, 70]))
+    assert cache.room == (2, 128) and cache.lengths == [3, 70]
+    (layer,) = cache.kept()
+    keys = layer.arrays[0]
+    cache.select([1])
+    cache.join(filled([2]))
+    assert cache.room == (2, 128) and layer.arrays[0] is keys
+    assert cache.lengths == [70, 2] and cache.places == [1, 0]
+    assert keys[1, 0, :70].eq(2).all() and keys[0, 0, :2].eq(1).all()
+    cache.select([1, 0, 1])
+    assert cache.room == (4, 128) and cache.lengths == [2, 70, 2]
+    assert layer.arrays[0][cache.places, 0, 0, 0].tolist() == [1, 2, 1]
+
+
+def test_the_guard_lets_fixed_shapes_through_and_names_others() -> None:
+    x = torch.arange(4.0)
+    with Recordable("Mine"):
+        chosen = x[torch.tensor([0, 2])]
+    assert chosen.tolist() == [0, 2]
+    for depends in (lambda: x[x > 1], lambda: x.nonzero(), lambda: float(x.sum())):
+        with pytest.raises(RefusedError, match="Mine cannot be run in fixed shapes"):
+            with Recordable("Mine"):
+                depends()
+
+
+CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_ragged_equals_alone(name: str) -> None:
+    """Joins, rollbacks, growth, repeated rows and leaves; float32 casts within families allowed."""
+    model = pairs.random(name, 0)
+    assert deviation(model, GraphModel(model)) < (1e-5 if name in pairs.SINGLE else 1e-6)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_self_check_passes(name: str) -> None:
+    assert check(build(name), ON_GRAPHS).delta < 1e-5
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 3"])
+def test_blocks_as_tensors_are_their_rows_first_ids(name: str) -> None:
+    """Against lists on the ragged cache: what stands behind need[b] counts for nothing."""
+    model = pairs.target(name)
+    fixed, ragged = GraphModel(model), CausalModel(model)
+    dice = torch.Generator().manual_seed(5)
+    for runner in (fixed, ragged):
+        runner.start(PROMPTS)
+    for need in ([1, 1, 1], [3, 0, 5], [4, 4, 4], [1, 1, 1], [1, 2, 1]):
+        ids = torch.randint(pairs.V, (3, max(need) + 1), generator=dice).to(pairs.DEVICE)
+        blocks = [row[:n] for row, n in zip(ids.tolist(), need, strict=True)]
+        ours, theirs = fixed.score(ids, need), ragged.score(blocks, need)
+        for b, n in enumerate(need):
+            assert torch.allclose(ours[b, :n], theirs[b, :n], atol=1e-6)
+        lengths = [max(0, length - 2) for length in ragged.cache.lengths]
+        for runner in (fixed, ragged):
+            runner.set_lengths(lengths)
+
+
+def test_a_tensor_on_the_ragged_cache() -> None:
+    """As the same model takes it on a device without graphs."""
+    model = pairs.target("Llama")
+    one, other = CausalModel(model), CausalModel(model)
+    for runner in (one, other):
+        runner.start(PROMPTS)
+    ids = torch.tensor([[5, 6], [7, 60], [8, 9]], device=pairs.DEVICE)
+    ours = one.score(ids, [2, 1, 2])
+    theirs = other.score([[5, 6], [7], [8, 9]], [2, 1, 2])
+    assert torch.allclose(
+        ours[[0, 0, 1, 2, 2], [0, 1, 0, 0, 1]], theirs[[0, 0, 1, 2, 2], [0, 1, 0, 0, 1]]
+    )
+    assert one.cache.lengths == other.cache.lengths
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, wrong: Any) -> None:
+    monkeypatch.setattr(kind, name, wrong)
+    with pytest.raises(RefusedError, match="not exact over fixed shapes"):
+        check(build("Llama"), Form("fixed shapes", GraphModel))
+
+
+def test_lengths_that_are_not_taken_back_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_the_host_only(self: GraphModel, lengths: list[int]) -> None:
+        self.cache.lengths = list(lengths)
+
+    planted(monkeypatch, GraphModel, "set_lengths", on_the_host_only)
+
+
+def test_slots_that_are_not_hidden_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, FixedCache, "get_query_offset", lambda self, layer_idx=0: self.offset + 3)
+
+
+def test_rows_that_stay_where_others_were_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(self: FixedCache, rows: list[int]) -> None:
+        self.lengths, self.long = [self.lengths[b] for b in rows], [False] * len(rows)
+        self.places = list(range(len(rows)))
+
+    planted(monkeypatch, FixedCache, "select", forgets)
+
+
+class Work(TorchDispatchMode):
+    """What is done, and to which shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[str, list[tuple[int, ...]]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, result)) if isinstance(x, torch.Tensor)]
+        self.done.append((str(func), [(*x.shape, *x.stride()) for x in tensors]))
+        return result
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"])
+def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a recording holds must be all there is to do at any lengths and for any ids."""
+    seen: dict[tuple[int, ...], list[Any]] = {}
+    run = Pass.__call__
+
+    def watched(self: Pass, ids: torch.Tensor, lengths: torch.Tensor, firsts: Any) -> Any:
+        if self.guard is not None:  # under the guard, and buffers are made
+            return run(self, ids, lengths, firsts)
+        self.ids[: ids.shape[0], : ids.shape[1]] = ids
+        self.lengths[: len(lengths)] = lengths
+        with Work() as work:
+            logits = self.forward(self.ids, self.lengths, self.firsts)
+        seen.setdefault((*self.ids.shape, id(self)), []).append(work.done)
+        return logits
+
+    monkeypatch.setattr(Pass, "__call__", watched)
+    model = pairs.target(name)
+    rows = CheckedRows(model, random.Random(2), GraphModel(model))
+    rows.start([4, 21, 9])
+    for width in (3, 1, 5, 5, 1, 4, 3, 1, 5, 1):
+        rows.score(width)
+    assert max(map(len, seen.values())) > 1
+    for works in seen.values():
+        assert all(work == works[0] for work in works)
+    assert rows.worst < 1e-5 * rows.spread
+
+
+def test_few_passes_serve_all() -> None:
+    """Rows leave, texts end and new ones begin: nothing that was made is made again."""
+    model = pairs.target("Llama")
+    pair = pairs.speculator(model, pairs.relative(model), runtime="graphs")
+    pair.generate(PROMPTS, max_new_tokens=30, gamma=4)
+    passes = dict(pair.target.passes)
+    assert 0 < len(passes) <= 3 * 4  # rows of 4, 2 and 1, widths of 1, 2, 3 and 5
+    pair.generate(PROMPTS, max_new_tokens=30, gamma=4)
+    assert all(pair.target.passes[key] is one for key, one in passes.items())
+    assert {width for _, width, _ in pair.target.passes} <= {1, 2, 3, 5}
+
+
+def test_what_a_shape_holds_beside_the_blocks_is_padding() -> None:
+    model = GraphModel(pairs.target("Llama"))
+    model.start([[5], [6], [7]])
+    model.score([[5, 6, 7, 8], [6], [7]], [1, 1, 1])
+    assert model.padding == 4 * 5 - 6
+    model.score([[8], [8], [8]], [1, 1, 1])
+    assert model.padding == 4 - 3
+
+
+def test_growth_makes_all_anew() -> None:
+    """Recorded passes write to where the cache was."""
+    model = GraphModel(pairs.target("Llama"))
+    model.start([[5, 6]])
+    model.score([[7]], [1])
+    (before,) = model.passes.values()
+    model.start([[5] * 70])
+    model.score([[7], [8]], [1, 1])
+    assert before not in model.passes.values()
+    assert set(model.passes) == {(2, 1, 128)}
+
+
+def test_what_a_broken_text_left_harms_no_later_one() -> None:
+    """NaN survives a mask: hidden slots are multiplied by zero."""
+    network = pairs.target("Llama")
+    model, fresh = GraphModel(network), GraphModel(network)
+    model.start([[5, 6, 7]])
+    with torch.inference_mode():
+        for layer in model.cache.kept():
+            for x in layer.arrays:
+                x.fill_(torch.nan)
+    model.leave([0])
+    for one in (model, fresh):
+        one.start([[9, 8]])
+    assert torch.equal(model.score([[3]], [1]), fresh.score([[3]], [1]))
+
+
+def test_what_looks_at_its_numbers_is_refused_by_name() -> None:
+    """Dynamic frequencies ask for the longest position, and the host waits for the answer."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 128}
+    model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, **shape))
+    with pytest.raises(RefusedError, match="LlamaForCausalLM cannot be run in fixed shapes"):
+        place(model, Placement(runtime="graphs"))
+    assert place(model, Placement()).model.runtime == "transformers"
+
+
+def test_encoder_decoders_and_int8_are_refused() -> None:
+    with pytest.raises(RefusedError, match="decoder-only models; give runtime='transformers'"):
+        place(build("T5"), Placement(runtime="graphs"))
+    with pytest.raises(RefusedError, match="graphs have no int8"):
+        place(build("Llama"), Placement(runtime="graphs", dtype="int8"))
+
+
+def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Pass, ids: Any, lengths: Any, firsts: Any) -> Any:
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    model = rehearsed(GraphModel(build("Llama")))
+    assert model.cache.lengths == []
+    monkeypatch.setattr(Pass, "__call__", fails)
+    with pytest.raises(RefusedError, match="cannot be recorded as a graph: RuntimeError$") as error:
+        rehearsed(GraphModel(build("Llama")))
+    assert "operation not permitted" in str(error.value.__cause__)
+
+
+def test_where_it_is_chosen() -> None:
+    placed = place(build("Llama"), Placement(runtime="graphs"))
+    assert placed.model.runtime == "graphs" and placed.why == "it passed the self-check"
+    names = [name for name, _ in forms(build("Llama"))]
+    assert names[0] == ("graphs" if torch.cuda.is_available() else "transformers")
