@@ -22,7 +22,7 @@ report: .venv/ready
 
 # The heart of the tests
 quick: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove and not openvino" tests/exact/test_step_law.py tests/exact/test_negative_controls.py \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove and not openvino" tests/exact/test_step_distribution.py tests/exact/test_negative_controls.py \
 		tests/unit/test_step.py tests/unit/test_layers.py tests/unit/test_names.py tests/unit/sampling tests/unit/engine tests/unit/drafters
 
 test: .venv/ready

@@ -41,8 +41,8 @@ from replay import Oracle, Text, replay
 
 TOKENS, ROWS = 256, 100
 DICE = random.Random(0)
-# In passes of the target: a guess, each further token in a pass, the second token, and a pass of
-# another size than the last
+# In passes of the target: a draft token, each further token in a pass, the second token, and a pass
+# of another size than the last
 COSTS = {
     "cheap": (0.01, 0.02, 0.0, 0.0),
     "middle": (0.05, 0.04, 0.0, 0.0),

@@ -1,7 +1,7 @@
 """What controls cost: the part of a step that is spent outside the models, by what a row asks for.
 
-The models' passes are timed where they are called; the rest of a step is ours: guesses, laws,
-controls, the verdict. Cases alternate in one process, medians of all steps.
+The models' passes are timed where they are called; the rest of a step is ours: guesses,
+distributions, controls, the verdict. Cases alternate in one process, medians of all steps.
 
 Expected: without controls at temperature 0 next to nothing; with a repetition penalty and top-p 0.9
 at most 5 % of a step of the 0.4B pair (V = 32,000, gamma 4).
@@ -67,8 +67,8 @@ def main() -> None:
                 model.seconds = 0.0
             steps, seconds = 0, 0.0
             for prompt in prompts:
-                wishes = replace(params, max_new_tokens=options.tokens)
-                (completion,) = spec.generate(prompt, wishes, gamma=options.gamma, seed=round_)
+                sampling = replace(params, max_new_tokens=options.tokens)
+                (completion,) = spec.generate(prompt, sampling, gamma=options.gamma, seed=round_)
                 steps += len(completion.steps)
                 parts = (
                     (s.draft_seconds, s.score_seconds, s.verify_seconds) for s in completion.steps

@@ -1,4 +1,5 @@
-"""Texts with and without guesses on the pair that ships: the same to the bit, over 10,000 tokens?
+"""Texts with and without draft tokens on the pair that ships: the same to the bit, over 10,000
+tokens?
 
 Expected: with exact_shapes=True no text differs, greedy or coupled, in float32 or bfloat16. Without
 it (the negative control) few or none in float32 and most in bfloat16: two likely tokens lie closer
@@ -46,7 +47,7 @@ def main() -> None:
 def compare(
     spec: foretoken.Speculator, way: dict[str, Any], enough: int = TOKENS
 ) -> dict[str, Any]:
-    """Every prompt decoded plainly and with guesses, until there are `enough` tokens."""
+    """Every prompt decoded plainly and with draft tokens, until there are `enough` tokens."""
     texts = tokens = accepted = 0
     differences: list[int] = []
     for i, prompt in enumerate(PROMPTS):

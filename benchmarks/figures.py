@@ -49,12 +49,12 @@ ALL = ("transformers", "openvino-genai", "llama.cpp")
 
 class Bench(NamedTuple):
     """Options of `foretoken bench`. No pair: the one that ships, on texts. `batch`: as its
-    `--batch`, on as many prompts as there are; transformers guesses at `assisted` of them only, as
-    it does that for one text after another."""
+    `--batch`, on as many prompts as there are; transformers draft tokens at `assisted` of them
+    only, as it does that for one text after another."""
 
     pair: str
     draft: str
-    law: str
+    distribution: str
     dtype: str
     gammas: str
     peers: tuple[str, ...]
@@ -107,7 +107,7 @@ def bench(name: str, folder: Path, out: Path) -> None:
     texts = ((MANY if run.batch else PROMPTS) if run.pair else TEXTS)[: run.prompts]
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in texts))
     command = [sys.executable, "-m", "foretoken", "bench", "--prompts", prompts, "--out", out]
-    command += [*run.law.split(), "--dtype", run.dtype, "--gamma", run.gammas]
+    command += [*run.distribution.split(), "--dtype", run.dtype, "--gamma", run.gammas]
     command += ["--repeats", str(run.rounds), "--max-new-tokens", str(run.tokens)]
     if run.batch:
         command += ["--batch", run.batch, "--assisted", run.assisted]

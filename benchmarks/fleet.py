@@ -173,12 +173,14 @@ def replica(measurement: Measurement, pipe: Connection) -> None:
     """An engine that takes requests as they come and tells when their first and last tokens came,
     by the clock that all processes share."""
     spec, texts = loaded(measurement)
-    wishes = measurement.options.sampling
-    law = {name: getattr(wishes, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    sampling = measurement.options.sampling
+    distribution = {
+        name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")
+    }
     assert measurement.serving is not None
     with Engine(spec, measurement.serving.rows, prefix_cache=False) as engine:
         for number in range(WARM):
-            engine.add(texts[number % len(texts)], max_new_tokens=16, seed=number, **law)
+            engine.add(texts[number % len(texts)], max_new_tokens=16, seed=number, **distribution)
         while engine.running or engine.waiting:
             engine.step()
         pipe.send("ready")
@@ -188,7 +190,12 @@ def replica(measurement: Measurement, pipe: Connection) -> None:
             idle = not (engine.running or engine.waiting)
             while pipe.poll(None if idle else 0.0):
                 number, text, limit = pipe.recv()
-                options = {"max_new_tokens": limit, "ignore_eos": True, "seed": number, **law}
+                options = {
+                    "max_new_tokens": limit,
+                    "ignore_eos": True,
+                    "seed": number,
+                    **distribution,
+                }
                 numbers[engine.add(texts[text], **options)] = number
                 idle = False
             for event in engine.step():

@@ -1,24 +1,25 @@
 """The suffix automaton of `lookup` against the search that it took the place of, on known texts.
 
-Replays at temperature 0 without a model: the target is the text itself, so a guess is kept where
-the text goes on with it. Reported are tokens and guesses a call of the target, which gamma bounds,
-of the search before, the automaton, and the automaton in an engine, which reads earlier outputs.
-Texts: Spec-Bench (the reference where there is one, else the second half of the prompts), HumanEval
-(solutions; a function renamed; conversations that then ask for tests), GSM8K (eight questions a
-conversation). MBPP's renamed functions had no part in choosing how the chance of a guess is
-estimated: the others had. Then microseconds a token read and a call, and bytes a token, by length.
+Replays at temperature 0 without a model: the target is the text itself, so a draft token is kept
+where the text goes on with it. Reported are tokens and draft tokens a call of the target, which
+gamma bounds, of the search before, the automaton, and the automaton in an engine, which reads
+earlier outputs. Texts: Spec-Bench (the reference where there is one, else the second half of the
+prompts), HumanEval (solutions; a function renamed; conversations that then ask for tests), GSM8K
+(eight questions a conversation). MBPP's renamed functions had no part in choosing how the chance of
+a draft token is estimated: the others had. Then microseconds a token read and a call, and bytes a
+token, by length.
 
 Expected before the first run: tokens a call within 3 % of the search's, but for edits, where the
 longest match of any length knows which of two places this is: 5 to 10 % more; two thirds of the
-guesses at gamma 4, less than half at 16. Earlier outputs: a tenth more where they share their form
-(tests, answers), nothing elsewhere. Twice the time to read a token, as an automaton does more than
-a dictionary (5 to 10 us), half the bytes.
+draft tokens at gamma 4, less than half at 16. Earlier outputs: a tenth more where they share their
+form (tests, answers), nothing elsewhere. Twice the time to read a token, as an automaton does more
+than a dictionary (5 to 10 us), half the bytes.
 
 Found: 2 us and 170 bytes instead; the rest is in results/. Tried and left out: the latest token in
 place of the most frequent one, which gains 1 to 3 % in edits, where the old name has the counts,
-and loses 2 % in summaries; a match's length, or twice it, as the most guesses (SuffixDecoding),
-which takes fewer yet and loses 5 to 25 % of the tokens at gamma 16; the best of eight shorter
-matches, which changes nothing.
+and loses 2 % in summaries; a match's length, or twice it, as the most draft tokens
+(SuffixDecoding), which takes fewer yet and loses 5 to 25 % of the tokens at gamma 16; the best of
+eight shorter matches, which changes nothing.
 
     python benchmarks/lookup.py --data FOLDER    # three minutes
 
@@ -58,7 +59,7 @@ Texts = dict[str, list[tuple[Ids, Ids]]]  # by kind: prompts, and what follows t
 
 class Before:
     """The search as it was: the longest match of at most 8 tokens, the latest of several, by the
-    hashes of all runs of up to 8; as many guesses as are asked for."""
+    hashes of all runs of up to 8; as many draft tokens as are asked for."""
 
     def __init__(self) -> None:
         self.ids: Ids = []
@@ -185,31 +186,32 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def replayed(drafter: Any, texts: list[tuple[Ids, Ids]], gamma: int) -> dict[str, float]:
     """The texts one after the other, each a row."""
-    calls = tokens = guessed = kept = 0
+    calls = tokens = drafted = kept = 0
     for prompt, text in texts:
         drafter.start([0], [list(prompt)], None)
         at = 0
         while at < len(text):
             most = min(gamma, len(text) - at - 1)
-            guesses = guess(drafter, most) if most else []
+            draft_tokens = propose(drafter, most) if most else []
             right = next(
-                (i for i, token in enumerate(guesses) if token != text[at + i]), len(guesses)
+                (i for i, token in enumerate(draft_tokens) if token != text[at + i]),
+                len(draft_tokens),
             )
             drafter.commit([text[at : at + right + 1]])
             at += right + 1
-            calls, guessed, kept = calls + 1, guessed + len(guesses), kept + right
+            calls, drafted, kept = calls + 1, drafted + len(draft_tokens), kept + right
         tokens += len(text)
         drafter.leave([0])
     return {
         "rows": len(texts),
         "tokens": tokens,
         "tokens_per_call": tokens / calls,
-        "guesses_per_call": guessed / calls,
-        "kept_per_guess": kept / guessed if guessed else 0.0,
+        "guesses_per_call": drafted / calls,
+        "kept_per_guess": kept / drafted if drafted else 0.0,
     }
 
 
-def guess(drafter: Any, gamma: int) -> Ids:
+def propose(drafter: Any, gamma: int) -> Ids:
     return drafter.propose([gamma], GREEDY).tokens[0].tolist()
 
 

@@ -1,8 +1,9 @@
-"""Random Llama and T5 networks of any size, with peaked laws and an agreement that can be chosen.
+"""Random Llama and T5 networks of any size, with peaked distributions and an agreement that can be
+chosen.
 
 A small part of each, the core, writes into the residual stream at full size and the rest with size
-eps: a wide and a narrow network with the same core have nearly the same law, each at the full cost
-of its size, and no weight is zero. pairs.py measures how near.
+eps: a wide and a narrow network with the same core have nearly the same distribution, each at the
+full cost of its size, and no weight is zero. pairs.py measures how near.
 """
 
 from __future__ import annotations

@@ -37,23 +37,23 @@ CLOSE, TOLERANCE = 0.005, 0.02  # of alpha: where the bisection stops, and what 
 
 @dataclass(frozen=True)
 class Texts:
-    """The target's own texts, and its law at each new token."""
+    """The target's own texts, and its distribution at each new token."""
 
     given: dict[str, Tensor]  # inputs of a forward over all of them
     new: int
-    laws: Tensor  # [B * new, V]
+    distributions: Tensor  # [B * new, V]
 
     def written(self) -> list[list[int]]:
         ids = self.given.get("decoder_input_ids", self.given["input_ids"])
         return ids[:, -self.new :].tolist()
 
     def seen_by(self, model: PreTrainedModel) -> Tensor:
-        return laws(model, self.given, self.new)
+        return distributions(model, self.given, self.new)
 
 
 @torch.inference_mode()
-def laws(model: PreTrainedModel, inputs: dict[str, Tensor], new: int) -> Tensor:
-    """The laws of the last `new` tokens of each row, `[B * new, V]`."""
+def distributions(model: PreTrainedModel, inputs: dict[str, Tensor], new: int) -> Tensor:
+    """The distributions of the last `new` tokens of each row, `[B * new, V]`."""
     logits = model(**inputs, use_cache=False).logits[:, -new - 1 : -1]
     return logits.flatten(0, 1).softmax(-1)
 
@@ -68,7 +68,7 @@ def texts(target: PreTrainedModel, new: int, sampled: bool, seed: int) -> Texts:
     mask = torch.ones_like(read)
     ids = target.generate(read, attention_mask=mask, max_new_tokens=new, **way)  # pyright: ignore
     inputs = {"input_ids": read, "decoder_input_ids": ids} if reads_source else {"input_ids": ids}
-    return Texts(inputs, new, laws(target, inputs, new))
+    return Texts(inputs, new, distributions(target, inputs, new))
 
 
 def alpha(p: Tensor, q: Tensor) -> float:
@@ -135,7 +135,7 @@ def _drafts(
     """Save a draft of each alpha; returns what was measured."""
     log("the target writes, sampled and greedy")
     sampled, greedy = (texts(target, NEW, way, arguments.seed) for way in (True, False))
-    p = sampled.laws
+    p = sampled.distributions
     card: dict[str, Any] = {"measured on": f"{len(p)} tokens after {ROWS} random prompts"}
     card["entropy"] = float(torch.special.entr(p).sum(-1).mean())
     card["repeated 8-grams, greedy"] = repeats(greedy.written())
@@ -143,7 +143,7 @@ def _drafts(
     for goal in arguments.alpha:
         eps, reached = bisect(lambda eps: alpha(p, sampled.seen_by(draft(eps))), goal)
         model, name = draft(eps), f"draft-a{round(100 * goal):02d}"
-        agreed = agreement(greedy.laws, greedy.seen_by(model))
+        agreed = agreement(greedy.distributions, greedy.seen_by(model))
         log(f"{name}: alpha {reached:.3f} at T = 1, {agreed:.3f} at T = 0")
         card["drafts"][name] = {"alpha at T=1": reached, "alpha at T=0": agreed}
         card["drafts"][name] |= _described(model, eps)

@@ -1,7 +1,8 @@
-"""Generation without models and clocks: guesses of known chances under a policy of gamma.
+"""Generation without models and clocks: draft tokens of known chances under a policy of gamma.
 
-A text has a beta at every place: how likely a guess there is kept, whatever the policy. Seconds
-follow from given costs, so that policies compare to the last digit. Used by automatic_gamma.py.
+A text has a beta at every place: how likely a draft token there is kept, whatever the policy.
+Seconds follow from given costs, so that policies compare to the last digit. Used by
+automatic_gamma.py.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ class Text:
     betas: list[float]
     numbers: list[float]
     greedy: bool = False  # the policy sees outcomes, not betas, as at temperature 0
-    decay: float = 1.0  # every further guess of a draft has this share of its beta
+    decay: float = 1.0  # every further draft token of a draft has this share of its beta
 
-    def guess(self, place: int, i: int) -> tuple[bool, float]:
-        """Whether guess i (from 0) of a draft, at `place`, is kept, and the overlap recorded."""
+    def propose(self, place: int, i: int) -> tuple[bool, float]:
+        """Whether draft token i (from 0) of a draft, at `place`, is kept, and the overlap
+        recorded."""
         beta = self.betas[place] * self.decay**i
         accepted = self.numbers[place] < beta
         return accepted, float(accepted) if self.greedy else beta
@@ -41,31 +43,40 @@ def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
     padding.price(lambda n: float(at(costs.score, n)), costs.change, single=False)
     while not row.finish_reason:
         place = len(row.new_tokens)
-        (guesses,) = gamma.ask([row])
-        guesses = min(guesses, row.room - 1)
-        judged = _judged(text, place, guesses)
+        (draft_tokens,) = gamma.ask([row])
+        draft_tokens = min(draft_tokens, row.room - 1)
+        judged = _judged(text, place, draft_tokens)
         accepted = sum(kept for kept, _ in judged)
         tokens = row.commit([0] * (accepted + 1))
-        last, size = padding.last, 1 + guesses
-        size += padding.missing(size, MAX_GAMMA, single=not guesses)
-        seconds += costs.change * (size != last) + costs.drafting(guesses, guesses, 1)
-        seconds += costs.passing(size, 1 + guesses)
+        last, size = padding.last, 1 + draft_tokens
+        size += padding.missing(size, MAX_GAMMA, single=not draft_tokens)
+        seconds += costs.change * (size != last) + costs.drafting(draft_tokens, draft_tokens, 1)
+        seconds += costs.passing(size, 1 + draft_tokens)
         overlaps = tuple(overlap for _, overlap in judged)
         record = StepRecord(
-            guesses, (0,) * guesses, accepted, tuple(tokens), overlaps, guesses, 0.0, 0.0, 0.0, 1
+            draft_tokens,
+            (0,) * draft_tokens,
+            accepted,
+            tuple(tokens),
+            overlaps,
+            draft_tokens,
+            0.0,
+            0.0,
+            0.0,
+            1,
         )
         row.records.append(record)
     return seconds, row
 
 
 def _judged(text: Text, place: int, most: int) -> list[tuple[bool, float]]:
-    """The guesses at `place` up to the first that is not kept."""
-    guesses: list[tuple[bool, float]] = []
+    """The draft tokens at `place` up to the first that is not kept."""
+    draft_tokens: list[tuple[bool, float]] = []
     for i in range(most):
-        guesses.append(text.guess(place + i, i))
-        if not guesses[-1][0]:
+        draft_tokens.append(text.propose(place + i, i))
+        if not draft_tokens[-1][0]:
             break
-    return guesses
+    return draft_tokens
 
 
 class Oracle:

@@ -69,7 +69,7 @@ def measured(
 ) -> list[dict[str, Any]]:
     """A row for each gamma, the automatic one, and that with a look-up in front; all in turn."""
     prompts = _prompts(spec, arguments)
-    looking = replace(spec, foresight=Repeats)
+    looking = replace(spec, predicted_output=Repeats)
     gammas = {"0": 0, **{str(gamma): gamma for gamma in arguments.gammas}, "automatic": None}
     options = {"temperature": T, "ignore_eos": True}
     ways = {name: way(spec, gamma=gamma, **options) for name, gamma in gammas.items()}

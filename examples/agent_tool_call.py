@@ -1,9 +1,9 @@
 """An agent's step: the likely tool already runs while a large classifier still chooses the tool.
 
-f is a large network that reads a request and gives the law of the tool to call, q a small one, g
-the call: a subprocess that computes, or searches or counts in the files of foretoken. Both networks
-are trained here, in a second, on the same requests. Where the choice turns out to be another tool,
-the call that was begun is killed; tools are chosen by f's law all the same.
+f is a large network that reads a request and gives the distribution of the tool to call, q a small
+one, g the call: a subprocess that computes, or searches or counts in the files of foretoken. Both
+networks are trained here, in a second, on the same requests. Where the choice turns out to be
+another tool, the call that was begun is killed; tools are chosen by f's distribution all the same.
 
     python examples/agent_tool_call.py [--requests 100] [--guesses 1] [--network 0]
 """
@@ -74,12 +74,12 @@ class Classifier:
         features = self.features(texts)
         labels = np.array([[tool == name for name in TOOLS] for tool in tools], dtype=float)
         for _ in range(steps):
-            self.out += 10 * features.T @ (labels - self._law(features)) / len(texts)
+            self.out += 10 * features.T @ (labels - self._distribution(features)) / len(texts)
 
     def __call__(self, text: str) -> dict[str, float]:
-        return dict(zip(TOOLS, self._law(self.features([text]))[0].tolist(), strict=True))
+        return dict(zip(TOOLS, self._distribution(self.features([text]))[0].tolist(), strict=True))
 
-    def _law(self, features: np.ndarray) -> np.ndarray:
+    def _distribution(self, features: np.ndarray) -> np.ndarray:
         scores = features @ self.out
         weights = np.exp(scores - scores.max(1, keepdims=True))
         return weights / weights.sum(1, keepdims=True)

@@ -36,7 +36,7 @@ def report(plain: list[Execution], runs: list[Execution]) -> str:
     factor = theory.execution_factor(beta, f, g, q)
     gains = theory.execution_improves(beta, f, g, q)
     sign, predicted = ("<", "a gain") if gains else (">=", "no gain")
-    verdict = "a gain" if after < before else "no gain"
+    verification = "a gain" if after < before else "no gain"
     return "\n".join(
         [
             f"{right} of {len(runs)} calls began with the right guess; beta {beta:.3f}",
@@ -44,6 +44,6 @@ def report(plain: list[Execution], runs: list[Execution]) -> str:
             f"f and then g: {1000 * before:.1f} ms; side by side: {1000 * after:.1f} ms",
             f"formula:  x {factor:.2f}, {predicted} where cores are free, as q {sign} "
             f"beta min(f, g) = {1000 * beta * min(f, g):.1f} ms",
-            f"measured: x {before / after:.2f} on {cores} core{'s' * (cores != 1)}, {verdict}",
+            f"measured: x {before / after:.2f} on {cores} core{'s' * (cores != 1)}, {verification}",
         ]
     )

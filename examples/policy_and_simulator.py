@@ -3,7 +3,8 @@
 f, the policy, looks ahead: it simulates every push in thousands of slightly different worlds, and
 pushes more often what keeps the pole nearer to upright. q does the same with a few worlds and a
 coarse time step. g is the world: a cloud of carts at a fine time step. While f is still looking
-ahead, g already runs on the push that q takes to be likely; the pushes follow f's law all the same.
+ahead, g already runs on the push that q takes to be likely; the pushes follow f's distribution all
+the same.
 
     python examples/policy_and_simulator.py [--steps 100] [--guesses 1] [--processes]
 """
@@ -40,7 +41,8 @@ def move(state: np.ndarray, force: float, seconds: float, dt: float) -> np.ndarr
 
 
 def look_ahead(state: np.ndarray, worlds: int, dt: float) -> dict[str, float]:
-    """The law of the push: how far from upright each leaves the pole, on average over worlds."""
+    """The distribution of the push: how far from upright each leaves the pole, on average over
+    worlds."""
     noise = np.random.default_rng(worlds).normal(0, 0.02, (4, worlds))
     harm = []
     for force in PUSHES.values():

@@ -26,8 +26,8 @@ LATE = 24  # tokens of a text at least where a fault comes
 SPARE = 2**29  # bytes that an engine may take beyond those that it begins with
 
 
-def law(seed: int) -> Any:
-    """A random law, under which no text calls for a fault or ends by itself."""
+def distribution(seed: int) -> Any:
+    """A random distribution, under which no text calls for a fault or ends by itself."""
     whole = random_model(seed, V)
 
     def without(text: tuple[int, ...]) -> list[float]:
@@ -64,8 +64,8 @@ class Faulty(TableModel):
 
 def pair(tokenizer: str) -> Speculator:
     spelling = PreTrainedTokenizerFast.from_pretrained(tokenizer)
-    draft = LMDrafter(TableModel(law(2), V), V)
-    return Speculator(Faulty(law(1), V, context=CONTEXT), draft, spelling, Ends())
+    draft = LMDrafter(TableModel(distribution(2), V), V)
+    return Speculator(Faulty(distribution(1), V, context=CONTEXT), draft, spelling, Ends())
 
 
 def work(pipe: Connection, setup: Setup) -> None:

@@ -38,7 +38,7 @@ def observed(passes: list[float], gamma: int, beside: float) -> dict[str, Any]:
 
 def document(
     kept: list[float],
-    guess: float,
+    draft_token: float,
     *,
     passes: int | list[float] = 16,
     tokens: int = 64,
@@ -51,7 +51,7 @@ def document(
     draft: str = "draft",
     **options: Any,
 ) -> dict[str, Any]:
-    """kept: how likely guess 1, 2, .. is kept once those before it were; speedup: measured at
+    """kept: how likely draft token 1, 2, .. is kept once those before it were; speedup: measured at
     gamma len(kept); beside: how many times as slow a pass is beside drafts."""
     positions, reached_count = [], 10**6
     for rate in kept:
@@ -83,7 +83,7 @@ def document(
         "positions": positions,
         "tokens": float(tokens),
         "tokens_per_call": interval(2.0),
-        "draft_seconds": spread(guess),
+        "draft_seconds": spread(draft_token),
         "context": 64,
         "passes": [spread(seconds) for seconds in passes],
         "plain_overhead": spread(overhead[0]),

@@ -36,7 +36,7 @@ from foretoken.models.stock.grid import ExactModel
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.options import check
-from foretoken.sampling.distributions import law
+from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.keys import RowKey, exponentials
 from oracle import random_model
 from tiny import byte_level, llama
@@ -108,7 +108,7 @@ def network(role: str) -> PreTrainedModel:
 def table(role: str) -> TableModel:
     own, shared = random_model(len(role), V, 0.5, 0.05), random_model(0, V, 0.5, 0.05)
 
-    def law(text: tuple[int, ...]) -> np.ndarray:
+    def distribution(text: tuple[int, ...]) -> np.ndarray:
         if SICK in text or (DRAFT_SICK in text and role == "draft"):
             return np.full(V, np.nan)
         values = shared(text[-3:]) if role == "target" else (own(text) + 4 * shared(text[-3:])) / 5
@@ -116,7 +116,7 @@ def table(role: str) -> TableModel:
         values[[SICK, DRAFT_SICK]] = 0.0
         return values / values.sum()
 
-    return TableModel(law, V, context=CONTEXT)
+    return TableModel(distribution, V, context=CONTEXT)
 
 
 def packed_model(role: str) -> CausalModel:
@@ -256,8 +256,8 @@ class Alone:
             spec = shared(self.runtime, self.drafter, number=1)
             made = spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
             made = [replace(request, prediction=asked.prediction) for request in made]
-            judge = check(asked.gamma, self.rule, 1.0)
-            (self.known[asked],) = spec.completions(spec.rows(made), judge, asked.gamma)
+            verifier = check(asked.gamma, self.rule, 1.0)
+            (self.known[asked],) = spec.completions(spec.rows(made), verifier, asked.gamma)
         return self.known[asked]
 
     def require(self, asked: Asked, found: list[int], done: Completion | None) -> None:
@@ -282,7 +282,8 @@ class Alone:
         if (noise or not fixed) and done is not None and len(errors) == 2:
             return  # how many tokens come before depends on what is guessed at once
         if not fixed and done is not None and any("logits hold" in error for error in errors):
-            return  # and so does whether any come: behind a guess that is not kept they may, too
+            # and so does whether any come: behind a draft token that is not kept they may, too
+            return
         assert done is not None and place == len(found) == len(own.tokens), asked
         assert done.finish_reason == own.finish_reason and done.stop_reason == own.stop_reason
         assert done.text == own.text and (done.error is None) == (own.error is None)
@@ -303,7 +304,7 @@ class Alone:
         cut = float(edge[-2] - edge[-1]) if asked.params.top_k else np.inf
         if not asked.params.greedy:
             assert self.rule == "coupled"
-            p = law(logits[None], asked.params)[0]
+            p = probabilities(logits[None], asked.params)[0]
             position = len(asked.prompt) + place
             drawn = exponentials(RowKey(asked.seed, 1), position, V)
             logits = (p.log() - torch.from_numpy(drawn).log()) * asked.params.temperature

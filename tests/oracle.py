@@ -1,7 +1,8 @@
 """The mathematics once more, naively: float64 NumPy, one row, no cache, no blocks of tensors.
 
-What the package computes is compared with this. A model here is a function from a text (a tuple
-of ids) to the law of the next token; a verdict is (probability, guesses kept, law of the next).
+What the package computes is compared with this. A model here is a function from a text (a tuple of
+ids) to the distribution of the next token; a verdict is (probability, draft tokens accepted,
+distribution of the next).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 Text = tuple[int, ...]
 Model = Callable[[Text], np.ndarray]
-Verdict = tuple[float, int, np.ndarray]
+Verification = tuple[float, int, np.ndarray]
 
 
 def standardize(
@@ -41,14 +42,14 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return e / e.sum()
 
 
-def inverse_cdf(law: np.ndarray, u: float) -> int:
+def inverse_cdf(distribution: np.ndarray, u: float) -> int:
     """The first id at which the running sum passes u."""
     running = 0.0
-    for i, mass in enumerate(law):
+    for i, mass in enumerate(distribution):
         running += mass
-        if mass > 0 and u * law.sum() < running:
+        if mass > 0 and u * distribution.sum() < running:
             return i
-    return int(np.flatnonzero(law)[-1])
+    return int(np.flatnonzero(distribution)[-1])
 
 
 def residual(p: np.ndarray, q: np.ndarray, weight: float = 1.0) -> np.ndarray:
@@ -59,34 +60,35 @@ def residual(p: np.ndarray, q: np.ndarray, weight: float = 1.0) -> np.ndarray:
 
 def algorithm1(
     p: np.ndarray, q: np.ndarray, x: Sequence[int], lenience: float = 1.0
-) -> list[Verdict]:
-    """Algorithm 1 of the paper on guesses x: p [len(x) + 1, V], q [len(x), V]; appendix A.5."""
-    verdicts, reached = [], 1.0
+) -> list[Verification]:
+    """Algorithm 1 of the paper on draft tokens x: p [len(x) + 1, V], q [len(x), V]; appendix
+    A.5."""
+    verifications, reached = [], 1.0
     for i, token in enumerate(x):
         accept = min(1.0, p[i, token] / (lenience * q[i, token])) if q[i, token] > 0 else 0.0
-        verdicts.append((reached * (1 - accept), i, residual(p[i], q[i])))
+        verifications.append((reached * (1 - accept), i, residual(p[i], q[i])))
         reached *= accept
-    return [*verdicts, (reached, len(x), p[len(x)])]
+    return [*verifications, (reached, len(x), p[len(x)])]
 
 
-def block_verification(p: np.ndarray, q: np.ndarray, x: Sequence[int]) -> list[Verdict]:
+def block_verification(p: np.ndarray, q: np.ndarray, x: Sequence[int]) -> list[Verification]:
     """Sun et al. (arXiv 2403.10444): the longest prefix that wins its coin."""
     weight = [1.0]
     for i, token in enumerate(x):
         ratio = p[i, token] / q[i, token] if q[i, token] > 0 else 0.0
         weight.append(min(1.0, weight[-1] * ratio))
-    verdicts, not_longer = [(weight[-1], len(x), p[len(x)])], 1 - weight[-1]
+    verifications, not_longer = [(weight[-1], len(x), p[len(x)])], 1 - weight[-1]
     for k in range(len(x) - 1, -1, -1):
         S = float(np.clip(weight[k] * p[k] - q[k], 0.0, None).sum())
         coin = S / (S + 1 - weight[k]) if k and S + 1 - weight[k] > 0 else 1.0
-        verdicts.append((not_longer * coin, k, residual(p[k], q[k], weight[k])))
+        verifications.append((not_longer * coin, k, residual(p[k], q[k], weight[k])))
         not_longer *= 1 - coin
-    return verdicts[::-1]
+    return verifications[::-1]
 
 
 def lenient_greedy(
     p: np.ndarray, q: np.ndarray, x: Sequence[int], lenience: float
-) -> list[Verdict]:
+) -> list[Verification]:
     """Appendix A.5 at temperature 0, the inequality put right."""
     n = 0
     while n < len(x) and p[n, x[n]] >= lenience * p[n].max():
@@ -96,20 +98,21 @@ def lenient_greedy(
 
 def steps(
     model: Model,
-    guess: Model,
+    draft_token: Model,
     gamma: int,
-    verify: Callable[[np.ndarray, np.ndarray, Sequence[int]], list[Verdict]],
+    verify: Callable[[np.ndarray, np.ndarray, Sequence[int]], list[Verification]],
     count: int,
     prompt: Text = (),
 ) -> dict[Text, float]:
-    """The law of the new tokens that `count` steps make, guesses being drawn from `guess`."""
+    """The distribution of the new tokens that `count` steps make, draft tokens being drawn from
+    `guess`."""
     ended = {(): 1.0}
     for _ in range(count):
-        law: dict[Text, float] = {}
+        distribution: dict[Text, float] = {}
         for text, weight in ended.items():
             head = (*prompt, *text)
             for x in itertools.product(range(len(model(head))), repeat=gamma):
-                q = np.array([guess((*head, *x[:i])) for i in range(gamma)])
+                q = np.array([draft_token((*head, *x[:i])) for i in range(gamma)])
                 drawn = weight * float(np.prod([q[i, token] for i, token in enumerate(x)]))
                 if not drawn:
                     continue
@@ -117,31 +120,33 @@ def steps(
                 for happens, n, after in verify(p, q, x):
                     for y, mass in enumerate(after):
                         new = (*text, *x[:n], y)
-                        law[new] = law.get(new, 0.0) + drawn * happens * float(mass)
-        ended = law
+                        distribution[new] = distribution.get(new, 0.0) + drawn * happens * float(
+                            mass
+                        )
+        ended = distribution
     return ended
 
 
 def extend(
     weights: dict[Text, float], model: Model, length: int, eos: frozenset[int] = frozenset()
 ) -> dict[Text, float]:
-    """The law of texts of `length` new tokens, from weighted beginnings; shorter where EOS came,
-    and where no next token is possible."""
+    """The distribution of texts of `length` new tokens, from weighted beginnings; shorter where EOS
+    came, and where no next token is possible."""
     ended: dict[Text, float] = {}
     todo = list(weights.items())
     while todo:
         text, weight = todo.pop()
         over = len(text) == length or (text and text[-1] in eos) or not weight
-        law = () if over else model(text)
-        if not any(law):
+        distribution = () if over else model(text)
+        if not any(distribution):
             ended[text] = ended.get(text, 0.0) + weight
         else:
-            todo += [((*text, y), weight * float(py)) for y, py in enumerate(law)]
+            todo += [((*text, y), weight * float(py)) for y, py in enumerate(distribution)]
     return ended
 
 
 def joint(model: Model, length: int, eos: frozenset[int] = frozenset()) -> dict[Text, float]:
-    """The model's own law over texts."""
+    """The model's own distribution over texts."""
     return extend({(): 1.0}, model, length, eos)
 
 
@@ -151,16 +156,16 @@ def tv(a: dict[Text, float], b: dict[Text, float]) -> float:
 
 
 def random_model(seed: int, V: int, zeros: float = 0.0, sharpness: float = 0.7) -> Model:
-    """A law of its own for every text; a share of `zeros` of its entries is impossible."""
+    """A distribution of its own for every text; a share of `zeros` of its entries is impossible."""
 
     @lru_cache(None)
     def model(text: Text) -> np.ndarray:
         rng = np.random.default_rng([seed, len(text), *text])
-        law = rng.gamma(sharpness, size=V) + 1e-3
+        distribution = rng.gamma(sharpness, size=V) + 1e-3
         gone = rng.random(V) < zeros
         gone[rng.integers(V)] = False
-        law[gone] = 0.0
-        return law / law.sum()
+        distribution[gone] = 0.0
+        return distribution / distribution.sum()
 
     return model
 
@@ -180,8 +185,8 @@ def beam_search(
         grown = []
         for total, text in running:
             with np.errstate(divide="ignore"):
-                log_law = np.log(model(text))
-            grown += [(total + float(lp), (*text, y)) for y, lp in enumerate(log_law)]
+                log_distribution = np.log(model(text))
+            grown += [(total + float(lp), (*text, y)) for y, lp in enumerate(log_distribution)]
         grown = sorted((g for g in grown if g[0] > -np.inf), key=lambda g: -g[0])
         for total, text in grown[:width]:
             if text[-1] in eos or length == limit:

@@ -16,7 +16,7 @@ from foretoken.errors import InputError, RefusedError, whole
 from foretoken.sampling.distributions import sample
 from foretoken.sampling.verify import leading, live
 
-ROUNDING = 1e-2  # of the sum of a law, in the lowest precision
+ROUNDING = 1e-2  # of the sum of a distribution, in the lowest precision
 
 
 class Tried(NamedTuple):
@@ -28,15 +28,15 @@ class Tried(NamedTuple):
 
 def rejection_sample(p: Tensor, q: Tensor, uniforms: Iterator[float]) -> Tried:
     """Rejection sampling as it is usually meant: draw x from q until r < p(x) / (M q(x)) (appendix
-    A.2). One token in the law p, by M = max p/q draws on average; p, q `[V]`.
+    A.2). One token in the distribution p, by M = max p/q draws on average; p, q `[V]`.
 
     Two numbers in [0, 1) are taken from `uniforms` for every try. Raises RefusedError where p gives
     a token that q cannot: M is infinite, and no try would ever be kept; InputError for an invalid
-    law.
+    distribution.
     """
-    for name, law in (("p", p), ("q", q)):
-        total = float(law.sum())
-        if not (bool((law >= 0).all()) and abs(total - 1) < ROUNDING):
+    for name, distribution in (("p", p), ("q", q)):
+        total = float(distribution.sum())
+        if not (bool((distribution >= 0).all()) and abs(total - 1) < ROUNDING):
             raise InputError(f"{name} sums to {total}; give numbers of 0 or more that sum to 1")
     ratio = torch.where(p > 0, q.double() / p.double(), torch.inf)
     least = min(1.0, float(ratio.amin()))  # 1/M
@@ -53,11 +53,11 @@ def rejection_sample(p: Tensor, q: Tensor, uniforms: Iterator[float]) -> Tried:
 
 def blockwise_top_k(logits: Tensor, x: Tensor, lengths: Tensor, k: int) -> Tensor:
     """Blockwise parallel decoding's looser criterion (Stern et al. 2018, arXiv 1811.03115, section
-    5.1): n [B], the leading guesses that are each among the k likeliest of `logits [B, G+1, V]`,
-    the lowest index first on ties.
+    5.1): n [B], the leading draft tokens that are each among the k likeliest of `logits [B, G+1,
+    V]`, the lowest index first on ties.
 
     Not the target's text, but at k = 1, the exact match: that is `verify.greedy`. InputError where
-    a guess is judged by NaN.
+    a draft token is judged by NaN.
     """
     V = logits.shape[-1]
     if not whole(k) or not 1 <= k <= V:

@@ -38,7 +38,7 @@ SHAPE |= {"num_key_value_heads": 2, "intermediate_size": 48}
 
 
 def llama(V: int = 320, context: int = 96, seed: int = 0, **settings) -> LlamaForCausalLM:
-    """A random causal model whose laws are far from flat, float32."""
+    """A random causal model whose distributions are far from flat, float32."""
     torch.manual_seed(seed)
     settings = {"bos_token_id": 0, "eos_token_id": 0} | settings
     config = LlamaConfig(vocab_size=V, max_position_embeddings=context, **(SHAPE | settings))

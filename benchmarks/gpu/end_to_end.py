@@ -111,8 +111,8 @@ def _seconds(run: Callable[[], object], repeats: int) -> float:
 def _formula(spec: Any, alpha: float, gamma: int, batch: int) -> float:
     """Theorem 3.8 with v: what the passes' times allow at that alpha."""
     one, block = (_pass(spec.target, n, batch) for n in (1, gamma + 1))
-    guess = _pass(spec.drafter.model, 1, batch)
-    return theory.walltime_factor(alpha, gamma, guess / one, v=lambda n: block / one)
+    draft_token = _pass(spec.drafter.model, 1, batch)
+    return theory.walltime_factor(alpha, gamma, draft_token / one, v=lambda n: block / one)
 
 
 def _pass(model: Model, n: int, batch: int) -> float:

@@ -93,7 +93,7 @@ class Peer:
         self.draft = request["draft"] and Model(request["draft"], request["draft_dtype"], threads)
 
     def generate(self, request: Request) -> Texts:
-        """Greedy decoding with gamma guesses a step; 0 is plain."""
+        """Greedy decoding with gamma draft tokens a step; 0 is plain."""
         if request["temperature"]:
             raise Refused("llama.cpp is run greedily only; leave --temperature at 0")
         (prompt,), gamma, clock = request["prompts"], request["gamma"], Clock()
@@ -105,10 +105,10 @@ class Peer:
         text += self.target.read(text, 1)
         clock.tick(1)
         while len(text) < full:
-            guesses = self._guess(text, min(gamma, full - len(text) - 1))
-            best = self.target.read([text[-1], *guesses], len(guesses) + 1)
-            n = next((i for i, x in enumerate(guesses) if x != best[i]), len(guesses))
-            text += [*guesses[:n], best[n]]
+            draft_tokens = self._guess(text, min(gamma, full - len(text) - 1))
+            best = self.target.read([text[-1], *draft_tokens], len(draft_tokens) + 1)
+            n = next((i for i, x in enumerate(draft_tokens) if x != best[i]), len(draft_tokens))
+            text += [*draft_tokens[:n], best[n]]
             self.target.cut(len(text) - 1)
         return [clock.text(text[len(prompt) :])]
 
@@ -118,10 +118,10 @@ class Peer:
         cached = min(self.draft.length, len(text) - 1)
         if cached < self.draft.length:
             self.draft.cut(cached)
-        guesses = self.draft.read(text[cached:], 1)
-        while len(guesses) < gamma:
-            guesses += self.draft.read(guesses[-1:], 1)
-        return guesses
+        draft_tokens = self.draft.read(text[cached:], 1)
+        while len(draft_tokens) < gamma:
+            draft_tokens += self.draft.read(draft_tokens[-1:], 1)
+        return draft_tokens
 
 
 def load(request: Request) -> tuple[dict[str, Any], Any]:

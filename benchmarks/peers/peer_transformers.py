@@ -1,6 +1,6 @@
 """transformers' own `generate` and assisted generation, for `foretoken bench --vs transformers`.
 
-The project's own venv. gamma is constant, and no guess is held back for want of confidence.
+The project's own venv. gamma is constant, and no draft token is held back for want of confidence.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Peer:
 
 
 def _settings(request: Request, own: GenerationConfig) -> GenerationConfig:
-    """Greedy, or the law at a temperature; nothing ends a text but its length."""
+    """Greedy, or the distribution at a temperature; nothing ends a text but its length."""
     options: dict[str, Any] = {"do_sample": False}
     if request["temperature"]:
         options = {

@@ -1,4 +1,4 @@
-"""Laws and numbers as callers give them, checked: an InputError names an invalid one.
+"""Distributions and numbers as callers give them, checked: an InputError names an invalid one.
 
 Knows no formula.
 """
@@ -13,22 +13,25 @@ from numpy.typing import ArrayLike, NDArray
 
 from foretoken.errors import InputError, as_float, shown
 
-Law = NDArray[np.float64]
+Distribution = NDArray[np.float64]
 MOST = 1_000_000  # guesses or tokens: a longer table would not fit in memory
-DEAREST = 1e100  # the largest cost: times so many guesses it is still finite
+DEAREST = 1e100  # the largest cost: times so many draft tokens it is still finite
 LEAST = 1e-30  # the least lenience: a float32 probability divided by it is still finite
 
 
-def laws(p: ArrayLike, q: ArrayLike) -> tuple[Law, Law]:
-    """Two laws, `[V]` each, over the same tokens."""
-    p, q = law("p", p), law("q", q)
+def distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, Distribution]:
+    """Two distributions, `[V]` each, over the same tokens."""
+    p, q = distribution("p", p), distribution("q", q)
     if p.size != q.size:
         raise InputError(f"p has {p.size} tokens and q {q.size}; give laws over the same tokens")
     return p, q
 
 
-def law(name: str, values: ArrayLike, outcomes: Sequence[Hashable] | None = None) -> Law:
-    """A law `[V]` in float64; `outcomes`: what an error calls its entries, if not 0..V-1."""
+def distribution(
+    name: str, values: ArrayLike, outcomes: Sequence[Hashable] | None = None
+) -> Distribution:
+    """A distribution `[V]` in float64; `outcomes`: what an error calls its entries, if not
+    0..V-1."""
     masses = numbers(name, values)
     if masses.ndim != 1:
         raise InputError(f"{name} has shape {masses.shape}; give one law, of shape (V,)")
@@ -40,12 +43,12 @@ def law(name: str, values: ArrayLike, outcomes: Sequence[Hashable] | None = None
             f"{name} has a probability of {masses[i]} for {outcome}; give numbers, 0 or more"
         )
     total = masses.sum()
-    if not abs(total - 1) < 1e-4:  # a float32 law carries the rounding of many terms
+    if not abs(total - 1) < 1e-4:  # a float32 distribution carries the rounding of many terms
         raise InputError(f"{name} sums to {total:g}; give a law, which sums to 1")
     return masses
 
 
-def numbers(name: str, values: ArrayLike) -> Law:
+def numbers(name: str, values: ArrayLike) -> Distribution:
     """An array in float64."""
     try:
         return np.asarray(values, dtype=np.float64)

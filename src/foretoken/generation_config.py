@@ -1,5 +1,5 @@
 """A model's generation config: how its texts begin and end, entries that are refused because they
-change the law, and its suggested sampling."""
+change the distribution, and its suggested sampling."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from foretoken.sampling.params import FIELDS, SamplingParams
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# Entries of a generation_config that change the law, and the values at which they do not
-CHANGES_LAW: dict[str, tuple[Any, ...]] = {
+# Entries of a generation_config that change the distribution, and the values at which they do not
+CHANGES_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0.0),
@@ -43,7 +43,7 @@ CHANGES_LAW: dict[str, tuple[Any, ...]] = {
 
 # Those of them that are controls of a row (docs/controls.md) and are followed; min_length counts
 # the prompt, of which each row has its own
-FOLLOWED = {*FIELDS, "min_length"} & {*CHANGES_LAW}
+FOLLOWED = {*FIELDS, "min_length"} & {*CHANGES_DISTRIBUTION}
 
 # Entries that are options of `generate`, and the values at which they change nothing
 SUGGESTED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -64,7 +64,8 @@ class Settings:
     """Facts from a model's generation config."""
 
     ends: Ends
-    objection: str | None  # why it is refused: an entry that changes the law and is not followed
+    # why it is refused: an entry that changes the distribution and is not followed
+    objection: str | None
     controls: dict[str, Any]  # entries that are followed where the caller leaves them open
     suggested: dict[str, Any]  # its sampling, by the names of `generate`'s options; {}: greedy
 
@@ -117,7 +118,7 @@ def read_settings(network: PreTrainedModel) -> Settings:
 def resolved(
     params: SamplingParams, controls: dict[str, Any], ends: Ends, prompt: int
 ) -> SamplingParams:
-    """A caller's wishes, and where he left them open what the model's generation config says.
+    """A caller's options, and where he left them open what the model's generation config says.
 
     controls: as `Settings.controls`; prompt: the decoder's tokens before the new ones.
     """
@@ -161,17 +162,19 @@ def _suggested(config: GenerationConfig) -> dict[str, Any]:
 
 def _controls(config: GenerationConfig) -> dict[str, Any]:
     """Return the controls that the config names, as JSON can hold them."""
-    values = {entry: getattr(config, entry, None) for entry in CHANGES_LAW if entry in FOLLOWED}
+    values = {
+        entry: getattr(config, entry, None) for entry in CHANGES_DISTRIBUTION if entry in FOLLOWED
+    }
     if values["min_new_tokens"] is not None:  # transformers then passes over it
         values["min_length"] = None
-    controls = {n: v for n, v in values.items() if v not in CHANGES_LAW[n]}
+    controls = {n: v for n, v in values.items() if v not in CHANGES_DISTRIBUTION[n]}
     if isinstance(bias := controls.get("sequence_bias"), dict):
         controls["sequence_bias"] = [[list(ids), number] for ids, number in bias.items()]
     return controls
 
 
 def _objection(config: GenerationConfig) -> str | None:
-    for entry, harmless in CHANGES_LAW.items():
+    for entry, harmless in CHANGES_DISTRIBUTION.items():
         value = getattr(config, entry, None)
         if value in harmless:
             continue

@@ -17,7 +17,7 @@ from foretoken.errors import ForetokenError, InputError, about, shown
 from foretoken.generation_config import Ends, forced, resolved
 from foretoken.models.base import Model, longest
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
-from foretoken.request import Foresight, Request, Row
+from foretoken.request import Request, Row, TextPrediction
 from foretoken.sampling.checks import Structured, as_ids
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """The ways into one target. `controls`, `foresight`: as a Speculator's."""
+    """The ways into one target. `controls`, `predicted output`: as a Speculator's."""
 
     target: Model
     tokenizer: PreTrainedTokenizerBase | None
     ends: Ends
     controls: dict[str, Any]
-    foresight: Callable[[Request], Foresight] | None = None
+    predicted_output: Callable[[Request], TextPrediction] | None = None
 
     def prompts(
         self, prompts: Prompts, template: str | None, options: Mapping[str, Any] | None
@@ -57,15 +57,15 @@ class InputProcessor:
         """Return the requests of prompts, `num_return_sequences` of each; InputError for one that
         cannot be continued."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        counts = [wishes.num_return_sequences for wishes in each]
+        counts = [sampling.num_return_sequences for sampling in each]
         keys = iter(keys_of(seed, counts))
         requests: list[Request] = []
-        for i, (prompt, wishes) in enumerate(zip(prompts, each, strict=True)):
+        for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
             ids = self.ids(prompt, i)
             self._require_fit(ids, i)
             with _naming_prompt(i, count=len(prompts)):
-                copies = islice(keys, wishes.num_return_sequences)
-                requests += self._requests(ids, wishes, list(copies))
+                copies = islice(keys, sampling.num_return_sequences)
+                requests += self._requests(ids, sampling, list(copies))
         return requests
 
     def _requests(
@@ -103,8 +103,8 @@ class InputProcessor:
 
     def _row(self, number: int, request: Request) -> Row:
         row, params = Row.of(request), request.params
-        if row.foresight is None and self.foresight is not None:
-            row.foresight = self.foresight(request)
+        if row.predicted_output is None and self.predicted_output is not None:
+            row.predicted_output = self.predicted_output(request)
         row.controls = chain(request, self.target.vocab_size, number, self._matcher(request))
         if params.stop_strings:
             assert self.tokenizer is not None  # `require` has seen to it

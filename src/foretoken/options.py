@@ -14,10 +14,10 @@ from foretoken.errors import InputError, RefusedError, shown, whole
 from foretoken.sampling.keys import RowKey
 
 if TYPE_CHECKING:
-    from foretoken.sampling.judge import Judge
+    from foretoken.sampling.verifier import Verifier
     from foretoken.sampling.verify import Rule
 
-COUPLED = "coupled"  # not a Rule: it keeps guesses by shared noise, not by p and q alone
+COUPLED = "coupled"  # not a Rule: it keeps draft tokens by shared noise, not by p and q alone
 RULES = ("speculative", "block", "match", "rejection", COUPLED)
 WIDER = 4  # draft beams per beam: with fewer, one of the target's beams is soon missing
 
@@ -46,15 +46,15 @@ def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
         raise InputError(f"rule is {shown(rule)}; give one of {', '.join(RULES)}, or a function")
 
 
-def check(gamma: int | None, rule: str | Rule, lenience: float) -> Judge:
-    """The judge of the guesses; raises as `require` does."""
+def check(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
+    """The verifier of the draft tokens; raises as `require` does."""
     require(gamma, rule, lenience)
-    from foretoken.sampling import judge  # late: torch takes seconds
+    from foretoken.sampling import verifier  # late: torch takes seconds
 
     if rule == COUPLED:
-        return judge.COUPLED
-    law_rule = judge.NAMED[rule] if isinstance(rule, str) else judge.OwnRule(rule)
-    return judge.choose(law_rule, float(lenience))
+        return verifier.COUPLED
+    distribution_rule = verifier.NAMED[rule] if isinstance(rule, str) else verifier.OwnRule(rule)
+    return verifier.choose(distribution_rule, float(lenience))
 
 
 def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:

@@ -41,7 +41,7 @@ class RowControls(Shaping, Protocol):
         ...
 
 
-class Foresight(Protocol):
+class TextPrediction(Protocol):
     """A predictor of a text without a drafter: from its request's prediction, or from earlier parts
     of the text."""
 
@@ -94,18 +94,18 @@ class Row:
     draft_encoder_seconds: float = 0.0  # of the drafter's, its encoders'
     first_seconds: float = 0.0
     seconds: float = 0.0
-    behind: int = 1
+    pending: int = 1
     cached: int = 0  # tokens of the prompt that had been read for other rows
-    foresight: Foresight | None = None
+    predicted_output: TextPrediction | None = None
     plain: bool = False  # draft tokens have spoilt its logits: it makes none any more
-    trusts: bool = True  # its foresight, where that says something, and not its draft
+    trusts: bool = True  # its predicted output, where that says something, and not its draft
     began: float = 0.0  # when it first joined, by `perf_counter`
 
     @classmethod
     def of(cls, request: Request) -> Row:
         """A fresh row."""
         expected = Prediction(request.prediction) if request.prediction else None
-        return cls(request, list(request.prompt), foresight=expected)
+        return cls(request, list(request.prompt), predicted_output=expected)
 
     @property
     def new_tokens(self) -> list[int]:
@@ -114,7 +114,7 @@ class Row:
     @property
     def unread(self) -> list[int]:
         """The tokens that the target has not read."""
-        return self.tokens[len(self.tokens) - self.behind :]
+        return self.tokens[len(self.tokens) - self.pending :]
 
     @property
     def room(self) -> int:
@@ -122,8 +122,12 @@ class Row:
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
 
     def predicted(self, most: int) -> list[int]:
-        """At most so many tokens that are foreseen to come next."""
-        return [] if self.foresight is None else self.foresight.after(self.new_tokens, most)
+        """At most so many tokens that are predicted to come next."""
+        return (
+            []
+            if self.predicted_output is None
+            else self.predicted_output.after(self.new_tokens, most)
+        )
 
     def forced(self, most: int) -> list[int]:
         """At most so many tokens that its grammar leaves no choice about."""
@@ -194,7 +198,7 @@ class Row:
         self.finish_reason = self.stop_reason = self.error = None
 
     def fail(self, error: RefusedError) -> None:
-        """The row ends here; its mates go on."""
+        """The row ends here; other rows go on."""
         self.finish_reason, self.error = "error", error
         self.close()
 

@@ -28,9 +28,9 @@ from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
-from foretoken.request import Completion, Foresight, Piece, Request, Row, stats
-from foretoken.sampling.judge import Judge
+from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
+from foretoken.sampling.verifier import Verifier
 from foretoken.sampling.verify import Rule
 from foretoken.text.decoding import continued
 from foretoken.text.transcript import Transcript
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 # Fields that other parts are made from: they stay
-PARTS = ("target", "drafter", "tokenizer", "ends", "controls", "foresight")
+PARTS = ("target", "drafter", "tokenizer", "ends", "controls", "predicted_output")
 
 
 @dataclass(slots=True)
@@ -66,7 +66,8 @@ class Speculator:
         draft_name: The draft's name, for messages and stored costs.
         suggested: Sampling options that the model's generation config suggests; a warning names
             them once, and they are not followed.
-        foresight: Makes the predictor of a request that has no prediction of its own; None: none.
+        predicted output: Makes the predictor of a request that has no prediction of its own; None:
+        none.
 
     Examples:
         >>> import foretoken
@@ -84,7 +85,7 @@ class Speculator:
     target_name: str = "target"
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    foresight: Callable[[Request], Foresight] | None = field(default=None, repr=False)
+    predicted_output: Callable[[Request], TextPrediction] | None = field(default=None, repr=False)
     inputs: InputProcessor = field(init=False, repr=False)
     costing: PairCosts = field(init=False, repr=False)
     _scheduler: Scheduler = field(init=False, repr=False)
@@ -93,7 +94,7 @@ class Speculator:
     def __post_init__(self) -> None:
         self._scheduler = Scheduler(self.target, self.drafter, BATCH)
         self.inputs = InputProcessor(
-            self.target, self.tokenizer, self.ends, self.controls, self.foresight
+            self.target, self.tokenizer, self.ends, self.controls, self.predicted_output
         )
         pair = f"{self.target_name}, {self.draft_name}"
         self.costing = PairCosts(
@@ -169,18 +170,18 @@ class Speculator:
             >>> again.text == two.text
             True
         """
-        judge = check(gamma, rule, lenience)
+        verifier = check(gamma, rule, lenience)
         formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
         requests = self.requests(formatted, gathered(params, controls, len(formatted)), seed)
         if not requests:
             return []
         rows = self.rows(requests)
-        completions = list(self.completions(rows, judge, gamma))
+        completions = list(self.completions(rows, verifier, gamma))
         _require_one(rows)
         return completions
 
     def completions(
-        self, rows: list[Row], judge: Judge, gamma: int | None
+        self, rows: list[Row], verifier: Verifier, gamma: int | None
     ) -> Generator[Completion]:
         """What `generate` makes of its rows, also where all of them fail: in their order, each as
         soon as it and those before it are done."""
@@ -189,7 +190,7 @@ class Speculator:
         policy = self.policy(requests, gamma, len(requests))
         unfinished = deque(rows)
         try:
-            for _ in self._scheduler.run(rows, judge, policy):
+            for _ in self._scheduler.run(rows, verifier, policy):
                 while unfinished and unfinished[0].finish_reason is not None:
                     yield self.completion(unfinished.popleft())
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
@@ -243,7 +244,7 @@ class Speculator:
             >>> "".join(piece.text for piece in pieces)
             ' at the doctor, and the doctor said'
         """
-        judge = check(gamma, rule, lenience)
+        verifier = check(gamma, rule, lenience)
         formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
         if not formatted:
             raise InputError("stream takes one prompt or more, not 0; give a text or ids")
@@ -252,7 +253,7 @@ class Speculator:
         )
         rows = self.rows(requests)
         self.tell_suggested([request.params for request in requests])
-        return self._pieces(rows, judge, self.policy(requests, gamma, len(rows)))
+        return self._pieces(rows, verifier, self.policy(requests, gamma, len(rows)))
 
     def beam_search(
         self,
@@ -403,7 +404,7 @@ class Speculator:
 
     def _decode(self, task: GenerateCall, gamma: int | None, streamer: BaseStreamer | None) -> Any:
         """Rows that transformers handed over, to what it returns."""
-        judge = check(gamma, "block", 1.0)
+        verifier = check(gamma, "block", 1.0)
         requests = task.requests(self.target)
         rows = self.rows(requests)
         policy = self.policy(requests, gamma, len(rows))
@@ -412,7 +413,7 @@ class Speculator:
                 row.seen = []
         stream = StreamedRows(streamer, rows)
         with task.heard(self.target):
-            for _ in self._scheduler.run(rows, judge, policy):
+            for _ in self._scheduler.run(rows, verifier, policy):
                 stream.put()
         for b, row in enumerate(rows):
             _require(row, b)
@@ -447,8 +448,8 @@ class Speculator:
         return beams
 
     def policy(self, requests: list[Request], gamma: int | None, rows: int) -> Gamma:
-        """Who says how many guesses these requests get, among at most so many rows: always `gamma`,
-        or where that is None what pays, by costs that are measured the first time."""
+        """Who says how many draft tokens these requests get, among at most so many rows: always
+        `gamma`, or where that is None what pays, by costs that are measured the first time."""
         context = self.target.context
         if gamma is None:
             predicted = any(request.prediction for request in requests)
@@ -569,10 +570,10 @@ class Speculator:
         self._scheduler.disengage(BATCH)
 
     def _pieces(
-        self, rows: list[Row], judge: Judge, gamma: Gamma
+        self, rows: list[Row], verifier: Verifier, gamma: Gamma
     ) -> Generator[Piece, None, Completion | list[Completion]]:
         outputs = [self.output_stream(row, number) for number, row in enumerate(rows)]
-        for _ in self._scheduler.run(rows, judge, gamma):
+        for _ in self._scheduler.run(rows, verifier, gamma):
             with self._scheduler.still():
                 pieces = [output.piece() for output in outputs]
             yield from (piece for piece in pieces if piece is not None)

@@ -1,6 +1,7 @@
 """Algorithm 1 on a ragged batch: draft, score, verify, commit.
 
-Plain decoding is this step with gamma 0. Knows protocols only: any model, any drafter, any judge.
+Plain decoding is this step with gamma 0. Knows protocols only: any model, any drafter, any
+verifier.
 """
 # torch leaves the type of tolist() open
 # pyright: reportUnknownMemberType=false
@@ -26,30 +27,31 @@ from foretoken.request import Row, Seen
 from foretoken.sampling.distributions import (
     invalid,
     known_finite,
-    law,
     mended,
+    probabilities,
     require_finite,
     require_mass,
     working,
 )
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Judge, JudgedBlock, Verdict
 from foretoken.sampling.logprobs import logprobs
+from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier
 from foretoken.sampling.verify import live
 from foretoken.transfer import read, sent
 
 
 class _DeadEnd(NamedTuple):
-    """A row's first position without a law: its controls leave none, or its logits are invalid."""
+    """A row's first position without a distribution: its controls leave none, or its logits are
+    invalid."""
 
     place: int
     error: RefusedError
 
 
-class _Guessed(NamedTuple):
+class _Drafted(NamedTuple):
     """The rows that are advanced, and what was guessed for them."""
 
-    places: list[int]  # of the rows in the batch
+    indices: list[int]  # of the rows in the batch
     rows: list[Row]
     gamma: list[int]
     draft: Draft
@@ -60,8 +62,8 @@ class _Guessed(NamedTuple):
 class _Scored(NamedTuple):
     """Guesses that the target has scored."""
 
-    block: JudgedBlock
-    ids: Tensor  # [B, G], the guesses as the drafter gave them: any ids
+    block: ScoredBlock
+    ids: Tensor  # [B, G], the draft tokens as the drafter gave them: any ids
     tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
     raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that report them
     failed: dict[int, _DeadEnd]  # by row
@@ -69,9 +71,9 @@ class _Scored(NamedTuple):
 
 
 class _Verified(NamedTuple):
-    """The verdict on a row's guesses, on the host."""
+    """The verification on a row's draft tokens, on the host."""
 
-    x: list[int]  # the guesses
+    x: list[int]  # the draft tokens
     n: int
     t: int
     beta: list[float]
@@ -84,24 +86,24 @@ def step(
     rows: list[Row],
     target: Scorer,
     drafter: Drafter,
-    judge: Judge,
+    verifier: Verifier,
     gamma: list[int],
     reads: list[int] | None = None,
-) -> Verdict:
+) -> Verification:
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
-    (paper, Algorithm 1), or as near to it as the judge says.
+    (paper, Algorithm 1), or as near to it as the verifier says.
 
-    reads: how many of its `Row.behind` tokens each row reads in this pass, all where left out. A
+    reads: how many of its `Row.pending` tokens each row reads in this pass, all where left out. A
     row that keeps some for later is not advanced, and its gamma is 0; one row at least is.
 
-    Each row that is advanced gets a StepRecord. On a device the host waits once, for the verdict,
-    and where rows have controls for the guesses; the times then say when work was handed over. A
-    row fails alone whose controls leave no token, or whose logits are invalid behind guesses that
-    it keeps. Raises NumericsError for logits that are invalid at once and RefusedError for an
-    invalid draft; the rows are then as they were.
+    Each row that is advanced gets a StepRecord. On a device the host waits once, for the
+    verification, and where rows have controls for the draft tokens; the times then say when work
+    was handed over. A row fails alone whose controls leave no token, or whose logits are invalid
+    behind draft tokens that it keeps. Raises NumericsError for logits that are invalid at once and
+    RefusedError for an invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
-    draw = judge.draws(
+    draw = verifier.draws(
         [row.request.key for row in rows],
         [len(row.tokens) for row in rows],
         [row.request.params for row in rows],
@@ -110,31 +112,32 @@ def step(
     if target.takes_tensors and not draw.greedy:
         draw.ahead(max(gamma), target.device)
 
-    # Sample gamma guesses x_1, .., x_gamma from M_q autoregressively
+    # Sample gamma draft tokens x_1, .., x_gamma from M_q autoregressively
     draft = drafter.propose(list(gamma), draw)
     counts = _counts(draft, gamma, target.vocab_size)
     times.append(perf_counter())
 
-    # Run M_p in parallel: what it has not read, most often the last token, and the guesses behind
-    reads = [row.behind for row in rows] if reads is None else reads
-    guessed = _advanced(_Guessed([*range(len(rows))], rows, gamma, draft, counts, draw), reads)
-    scored = _score(rows, reads, target, guessed)
+    # Run M_p in parallel: what it has not read, most often the last token, and the draft tokens
+    # behind
+    reads = [row.pending for row in rows] if reads is None else reads
+    drafted = _advanced(_Drafted([*range(len(rows))], rows, gamma, draft, counts, draw), reads)
+    scored = _score(rows, reads, target, drafted)
     times.append(perf_counter())
 
-    # Determine the number n of accepted guesses, and the token t that follows them
-    verdict = judge(scored.block, guessed.draw)
-    verified = _read(verdict, scored, guessed)
+    # Determine the number n of accepted draft tokens, and the token t that follows them
+    verification = verifier(scored.block, drafted.draw)
+    verified = _read(verification, scored, drafted)
 
     # Return prefix + [x_1, .., x_n, t]
     with _whole(rows):
-        kept = [_commit(row, v) for row, v in zip(guessed.rows, verified, strict=True)]
-        _report(guessed.rows, scored, verdict, kept)
-        _settle(rows, reads, guessed.places, kept, target, drafter)
+        kept = [_commit(row, v) for row, v in zip(drafted.rows, verified, strict=True)]
+        _report(drafted.rows, scored, verification, kept)
+        _settle(rows, reads, drafted.indices, kept, target, drafter)
         times.append(perf_counter())
         seconds = [after - before for before, after in pairwise(times)]
-        for b, row in enumerate(guessed.rows):
-            row.records.append(_record(guessed, b, verified[b], kept[b], seconds, scored.padding))
-    return verdict
+        for b, row in enumerate(drafted.rows):
+            row.records.append(_record(drafted, b, verified[b], kept[b], seconds, scored.padding))
+    return verification
 
 
 @contextmanager
@@ -151,7 +154,7 @@ def _whole(rows: list[Row]) -> Generator[None]:
 
 
 def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
-    """How many guesses each row has; RefusedError for a draft of invalid types or shapes."""
+    """How many draft tokens each row has; RefusedError for a draft of invalid types or shapes."""
     for name, value, axes in (("tokens", draft.tokens, 2), ("lengths", draft.lengths, 1)):
         dtype = getattr(value, "dtype", None)  # a drafter may be anybody's code
         if dtype not in (torch.int64, torch.int32) or value.ndim != axes:
@@ -170,13 +173,13 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
     return counts
 
 
-def _advanced(every: _Guessed, reads: list[int]) -> _Guessed:
+def _advanced(every: _Drafted, reads: list[int]) -> _Drafted:
     """Those whose text is read to its end in this pass."""
     behind = zip(every.rows, reads, strict=True)
-    places = [b for b, (row, count) in enumerate(behind) if row.behind <= count]
-    if len(places) == len(reads):
+    indices = [b for b, (row, count) in enumerate(behind) if row.pending <= count]
+    if len(indices) == len(reads):
         return every
-    draft, index = every.draft, torch.tensor(places)
+    draft, index = every.draft, torch.tensor(indices)
     some = replace(
         draft,
         tokens=draft.tokens[index.to(draft.tokens.device)],
@@ -184,40 +187,40 @@ def _advanced(every: _Guessed, reads: list[int]) -> _Guessed:
         q=None if draft.q is None else draft.q[index.to(draft.q.device)],
         tops=None if draft.tops is None else draft.tops[index.to(draft.tops.device)],
     )
-    rows = [every.rows[b] for b in places]
-    gamma, counts = ([each[b] for b in places] for each in (every.gamma, every.counts))
-    return _Guessed(places, rows, gamma, some, counts, every.draw.of(places))
+    rows = [every.rows[b] for b in indices]
+    gamma, counts = ([each[b] for b in indices] for each in (every.gamma, every.counts))
+    return _Drafted(indices, rows, gamma, some, counts, every.draw.of(indices))
 
 
-def _score(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed) -> _Scored:
-    draft, counts = guessed.draft, guessed.counts
+def _score(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted) -> _Scored:
+    draft, counts = drafted.draft, drafted.counts
     G = max(counts)
     ids = sent(draft.tokens[:, :G], target.device).long()
     if min(counts) < G:  # a drafter's padding may be anything
         ids = torch.where(live(ids, sent(draft.lengths, target.device)), ids, 0)
     x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
-    logits = _run(rows, reads, target, guessed, x)
-    logits, tops, lengths = _judged(logits, guessed, G)
-    raw = {b: logits[b].clone() for b, row in enumerate(guessed.rows) if row.reports}
-    logits, failed = _shaped(logits, guessed.rows, x, counts)
+    logits = _run(rows, reads, target, drafted, x)
+    logits, tops, lengths = _judged(logits, drafted, G)
+    raw = {b: logits[b].clone() for b, row in enumerate(drafted.rows) if row.reports}
+    logits, failed = _shaped(logits, drafted.rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
-    return _Scored(JudgedBlock(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
+    return _Scored(ScoredBlock(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
 
 
-def _judged(logits: Tensor, guessed: _Guessed, G: int) -> tuple[Tensor, Tensor, Tensor]:
+def _judged(logits: Tensor, drafted: _Drafted, G: int) -> tuple[Tensor, Tensor, Tensor]:
     """The logits, without what is invalid; the largest of each position, in which that shows before
-    controls hide it; and how many guesses there are to judge.
+    controls hide it; and how many draft tokens there are to judge.
 
-    None is judged behind invalid logits. Which these are follows from the guesses up to there, so
-    the law stays the target's: a text that gets there fails, as by plain decoding.
+    None is judged behind invalid logits. Which these are follows from the draft tokens up to there,
+    so the distribution stays the target's: a text that gets there fails, as by plain decoding.
     """
     own, device = logits, logits.device
     logits, tops = mended(own)
-    lengths = sent(torch.tensor(guessed.counts), device)
-    parts = [tops] if guessed.draft.tops is None else [tops, guessed.draft.tops[:, :G]]
+    lengths = sent(torch.tensor(drafted.counts), device)
+    parts = [tops] if drafted.draft.tops is None else [tops, drafted.draft.tops[:, :G]]
     if all(map(known_finite, parts)):
         return logits, tops, lengths
-    mends = [bool(row.request.params.remove_invalid_values) for row in guessed.rows]
+    mends = [bool(row.request.params.remove_invalid_values) for row in drafted.rows]
     skip = sent(torch.tensor(mends), device)  # rows whose controls see to it
     for part in parts:
         valid = torch.isfinite(sent(part, device)) | skip[:, None]
@@ -230,38 +233,38 @@ def _leading(valid: Tensor) -> Tensor:
     return valid.long().cumprod(1).sum(1)
 
 
-def _run(rows: list[Row], reads: list[int], target: Scorer, guessed: _Guessed, x: Tensor) -> Tensor:
-    """The target's logits at the last token and the guesses of the rows that are advanced,
+def _run(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted, x: Tensor) -> Tensor:
+    """The target's logits at the last token and the draft tokens of the rows that are advanced,
     `[len(places), G+1, V]`."""
     need = [0] * len(rows)
-    for b, count in zip(guessed.places, guessed.counts, strict=True):
+    for b, count in zip(drafted.indices, drafted.counts, strict=True):
         need[b] = 1 + count
-    every = len(guessed.places) == len(rows)
-    if target.takes_tensors and every and all(row.behind == 1 for row in rows):
+    every = len(drafted.indices) == len(rows)
+    if target.takes_tensors and every and all(row.pending == 1 for row in rows):
         last = sent(torch.tensor([row.tokens[-1] for row in rows]), target.device)
         return target.score(torch.cat([last[:, None], x], 1), need)
     blocks = [row.unread[:count] for row, count in zip(rows, reads, strict=True)]
-    for b, ids, count in zip(guessed.places, _list(x), guessed.counts, strict=True):
+    for b, ids, count in zip(drafted.indices, _list(x), drafted.counts, strict=True):
         blocks[b] += ids[:count]
     logits = target.score(blocks, need)
-    return logits if every else logits[guessed.places]
+    return logits if every else logits[drafted.indices]
 
 
 def _settle(
     rows: list[Row],
     reads: list[int],
-    places: list[int],
+    indices: list[int],
     kept: list[list[int]],
     target: Scorer,
     drafter: Drafter,
 ) -> None:
     """Target and drafter keep what the rows kept."""
     for row, count in zip(rows, reads, strict=True):
-        row.behind -= count  # below 1 nowhere but in rows that are advanced
+        row.pending -= count  # below 1 nowhere but in rows that are advanced
     gained: list[list[int]] = [[] for _ in rows]
-    for b, tokens in zip(places, kept, strict=True):
-        rows[b].behind, gained[b] = 1, list(tokens)
-    target.set_lengths([len(row.tokens) - row.behind for row in rows])
+    for b, tokens in zip(indices, kept, strict=True):
+        rows[b].pending, gained[b] = 1, list(tokens)
+    target.set_lengths([len(row.tokens) - row.pending for row in rows])
     drafter.commit(gained)
 
 
@@ -277,28 +280,28 @@ def _shaped(
     if all(row.controls is None for row in rows):
         return logits, failed
     logits = logits.to(working(logits.dtype))
-    for b, (row, guesses) in enumerate(zip(rows, _list(x), strict=True)):
+    for b, (row, draft_tokens) in enumerate(zip(rows, _list(x), strict=True)):
         if row.controls is None:
             continue
         for i in range(counts[b] + 1):
             try:
-                logits[b, i] = row.controls.shape(logits[b, i], guesses[:i])
+                logits[b, i] = row.controls.shape(logits[b, i], draft_tokens[:i])
             except ControlError as error:
                 failed[b] = _DeadEnd(i, error)
                 break
     return logits, failed
 
 
-def _read(verdict: Verdict, scored: _Scored, guessed: _Guessed) -> list[_Verified]:
+def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> list[_Verified]:
     """The step's one read from the device; raises as `step` does."""
-    draft, counts, draw = guessed.draft, guessed.counts, guessed.draw
-    empty = verdict.beta[:, :0]
+    draft, counts, draw = drafted.draft, drafted.counts, drafted.draw
+    empty = verification.beta[:, :0]
     n, lengths, t, betas, biases, ids, tops, draft_tops, *masses = read(
-        verdict.n,
+        verification.n,
         scored.block.lengths,
-        verdict.t,
-        verdict.beta,
-        empty if verdict.bias is None else verdict.bias,
+        verification.t,
+        verification.beta,
+        empty if verification.bias is None else verification.bias,
         scored.ids,
         scored.tops,
         empty if draft.tops is None else draft.tops,
@@ -310,13 +313,13 @@ def _read(verdict: Verdict, scored: _Scored, guessed: _Guessed) -> list[_Verifie
             raise RefusedError(
                 f"the drafter guessed {ids[b][:count]} for row {b}; ids must be in 0..{V - 1}"
             )
-    failed = _invalid(tops, n, guessed)
+    failed = _invalid(tops, n, drafted)
     first = [int(not params.remove_invalid_values) for params in draw.params]
-    require_finite(tops, "target", draw.lengths, first, guessed.places)
-    # the draft's logits matter where the next guess would have been judged
+    require_finite(tops, "target", draw.lengths, first, drafted.indices)
+    # the draft's logits matter where the next draft token would have been judged
     ends = [kept + (b not in failed) for b, kept in enumerate(n)]
     reached = [min(count, end) * on for count, end, on in zip(counts, ends, first, strict=True)]
-    require_finite(draft_tops, "draft", draw.lengths, reached, guessed.places)
+    require_finite(draft_tops, "draft", draw.lengths, reached, drafted.indices)
     require_mass(list(chain.from_iterable(masses)))
     x = [row[:count] for row, count in zip(ids, lengths, strict=True)]
     beta = [row[:count] for row, count in zip(betas, lengths, strict=True)]
@@ -326,36 +329,39 @@ def _read(verdict: Verdict, scored: _Scored, guessed: _Guessed) -> list[_Verifie
         )
     verified = [_Verified(*row, None) for row in zip(x, n, t, beta, biases, strict=True)]
     for b, (place, error) in chain(failed.items(), scored.failed.items()):
-        if place <= n[b]:  # guesses behind a dead end were judged by what is no law of the row's
+        # draft tokens behind a dead end were judged by what is no distribution of the row's
+        if place <= n[b]:
             n[b] = place
             verified[b] = verified[b]._replace(n=place, failed=error)
     return verified
 
 
-def _invalid(tops: list[list[float]], n: list[int], guessed: _Guessed) -> dict[int, _DeadEnd]:
-    """The rows whose text gets to invalid logits by guesses."""
+def _invalid(tops: list[list[float]], n: list[int], drafted: _Drafted) -> dict[int, _DeadEnd]:
+    """The rows whose text gets to invalid logits by draft tokens."""
     failed: dict[int, _DeadEnd] = {}
     for b, kept in enumerate(n):
-        mends = guessed.draw.params[b].remove_invalid_values
+        mends = drafted.draw.params[b].remove_invalid_values
         if kept and not mends and not math.isfinite(tops[b][kept]):
-            position = guessed.draw.lengths[b] + kept
-            error = invalid(tops[b][kept], "target", position, guessed.places[b])
+            position = drafted.draw.lengths[b] + kept
+            error = invalid(tops[b][kept], "target", position, drafted.indices[b])
             failed[b] = _DeadEnd(kept, error)
     return failed
 
 
 def _commit(row: Row, verified: _Verified) -> list[int]:
-    """The tokens that a row keeps; without a law for the next one it fails behind them."""
-    guesses = verified.x[: verified.n]
+    """The tokens that a row keeps; without a distribution for the next one it fails behind them."""
+    draft_tokens = verified.x[: verified.n]
     if verified.failed is None:
-        return row.commit([*guesses, verified.t])
-    kept = row.commit(guesses)
+        return row.commit([*draft_tokens, verified.t])
+    kept = row.commit(draft_tokens)
     if row.finish_reason is None:
         row.fail(verified.failed)
     return kept
 
 
-def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[int]]) -> None:
+def _report(
+    rows: list[Row], scored: _Scored, verification: Verification, kept: list[list[int]]
+) -> None:
     """Logits and logprobs of the tokens kept, in rows that ask for them."""
     for b, raw in scored.raw.items():
         row, n = rows[b], len(kept[b])
@@ -365,15 +371,15 @@ def _report(rows: list[Row], scored: _Scored, verdict: Verdict, kept: list[list[
             continue
         if row.request.params.logprobs_of == "raw":
             scores = raw[:n].to(working(raw.dtype)).log_softmax(-1)
-        elif verdict.p is None:
-            scores = law(scored.block.logits[b, :n], row.request.params).log()
+        elif verification.p is None:
+            scores = probabilities(scored.block.logits[b, :n], row.request.params).log()
         else:
-            scores = verdict.p[b, :n].log()
+            scores = verification.p[b, :n].log()
         row.logprobs += logprobs(scores, kept[b], row.request.params.logprobs or 0)
 
 
 def _record(
-    guessed: _Guessed,
+    drafted: _Drafted,
     b: int,
     verified: _Verified,
     kept: list[int],
@@ -381,19 +387,19 @@ def _record(
     padding: int,
 ) -> StepRecord:
     judged = min(verified.n + 1, len(verified.x), len(kept))
-    predicted = guessed.places[b] in guessed.draft.predicted
-    calls = 0 if predicted else guessed.draft.calls
+    predicted = drafted.indices[b] in drafted.draft.predicted
+    calls = 0 if predicted else drafted.draft.calls
     return StepRecord(
-        gamma=guessed.gamma[b],
+        gamma=drafted.gamma[b],
         guesses=tuple(verified.x),
         accepted=min(verified.n, len(kept)),
         kept=tuple(kept),
         overlaps=tuple(verified.beta[:judged]),
-        draft_calls=min(calls, guessed.counts[b]),  # those this row took part in
+        draft_calls=min(calls, drafted.counts[b]),  # those this row took part in
         draft_seconds=seconds[0],
         score_seconds=seconds[1],
         verify_seconds=seconds[2],
-        rows=len(guessed.rows),
+        rows=len(drafted.rows),
         biases=tuple(verified.bias[:judged]),
         padding=padding,
         predicted=predicted,

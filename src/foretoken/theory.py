@@ -51,7 +51,7 @@ def beta(p: ArrayLike, q: ArrayLike) -> float:
         >>> beta([0.5, 0.5], [1.0, 0.0])
         0.5
     """
-    p, q = checked.laws(p, q)
+    p, q = checked.distributions(p, q)
     return min(1.0, float(np.minimum(p, q).sum()))
 
 
@@ -99,7 +99,7 @@ def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, .
         >>> lenient_betas([0.5, 0.5], [1.0, 0.0], 0.5)
         (1.0, 1.0, 1.0, 1.0, 1.0)
     """
-    p, q = checked.laws(p, q)
+    p, q = checked.distributions(p, q)
     p, q = p[q > 0], q[q > 0]  # the other tokens add nothing
     lenience = checked.lenience(lenience)
     scaled = lenience * q
@@ -174,7 +174,7 @@ def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
         >>> greedy_lenient_beta([0.6, 0.3, 0.1], [0.25, 0.5, 0.25], 0.5)
         0.75
     """
-    p, q = checked.laws(p, q)
+    p, q = checked.distributions(p, q)
     return min(1.0, float(q[p >= checked.lenience(lenience) * p.max()].sum()))
 
 
@@ -197,7 +197,7 @@ def match_beta(p: ArrayLike, q: ArrayLike) -> float:
         >>> match_beta([0.5, 0.5], [0.5, 0.5])
         0.5
     """
-    p, q = checked.laws(p, q)
+    p, q = checked.distributions(p, q)
     return min(1.0, float(p @ q))
 
 
@@ -221,7 +221,7 @@ def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
         >>> rejection_beta([0.5, 0.5], [0.25, 0.75])
         0.5
     """
-    p, q = checked.laws(p, q)
+    p, q = checked.distributions(p, q)
     return min(1.0, float((q[p > 0] / p[p > 0]).min()))
 
 
@@ -244,7 +244,7 @@ def d_lk(p: ArrayLike, q: ArrayLike) -> float:
         >>> d_lk([0.5, 0.5], [1.0, 0.0])
         0.5
     """
-    p, q = checked.laws(p, q)
+    p, q = checked.distributions(p, q)
     return min(1.0, float(np.abs(p - q).sum() / 2))
 
 
@@ -268,7 +268,7 @@ def match_probability(p: ArrayLike, q: ArrayLike) -> float:
         >>> match_probability([0.5, 0.5], [0.5, 0.5])
         1.0
     """
-    p, q = checked.laws(p, q)
+    p, q = checked.distributions(p, q)
     both = (p > 0) & (q > 0)
     order = np.argsort(p[both] / q[both])
     pi, qi = p[both][order], q[both][order]
@@ -278,7 +278,7 @@ def match_probability(p: ArrayLike, q: ArrayLike) -> float:
     return min(1.0, float((1 / (above / pi + below / qi)).sum()))
 
 
-def tokens_law(alpha: float, gamma: int) -> list[float]:
+def tokens_distribution(alpha: float, gamma: int) -> list[float]:
     """Return the distribution of the tokens that a target forward gives (paper, section 3.1).
 
     It is a capped geometric distribution: alpha^(k-1) (1 - alpha) for k = 1..gamma, and alpha^gamma
@@ -584,10 +584,10 @@ def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
     """Return the expected time of `execute.speculate` (paper, Discussion).
 
     It is q + beta max(f, g) + (1 - beta) (f + g). Holds where everything that runs side by side has
-    a core of its own, and the cancelled g of a wrong guess ends no later than the right one.
+    a core of its own, and the cancelled g of a wrong draft token ends no later than the right one.
 
     Args:
-        beta: The probability that a guess is right; for one guess sum min(p, q).
+        beta: The probability that a draft token is right; for one draft token sum min(p, q).
         f: Time of f, in any unit.
         g: Time of g, in the same unit.
         q: Time of q, in the same unit.
@@ -610,7 +610,7 @@ def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
     """Return how many times faster `execute.speculate` is than f and then g; at most 2.
 
     Args:
-        beta: The probability that a guess is right.
+        beta: The probability that a draft token is right.
         f: Time of f, in any unit.
         g: Time of g, in the same unit.
         q: Time of q, in the same unit.
@@ -635,7 +635,7 @@ def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
     """Tell whether `execute.speculate` is faster than f and then g: where q < beta min(f, g).
 
     Args:
-        beta: The probability that a guess is right.
+        beta: The probability that a draft token is right.
         f: Time of f, in any unit.
         g: Time of g, in the same unit.
         q: Time of q, in the same unit.
@@ -662,13 +662,16 @@ def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tok
     """
     tokens = checked.count("tokens", tokens, least=1)
     most = min(checked.count("gamma", gamma), tokens - 1)
-    law = np.array(tokens_law(alpha, most)[::-1])  # that of a smaller gamma is its end, and a rest
+    # that of a smaller gamma is its end, and a rest
+    distribution = np.array(tokens_distribution(alpha, most)[::-1])
     rest = checked.probability("alpha", alpha) ** np.arange(most + 1)
     runs = [_round_cost(g, c, v) for g in range(most + 1)]
     cost = np.zeros(tokens + 1)
     for n in range(1, tokens + 1):
         g = min(most, n - 1)
-        cost[n] = runs[g] + law[most + 1 - g :] @ cost[n - g : n] + rest[g] * cost[n - g - 1]
+        cost[n] = (
+            runs[g] + distribution[most + 1 - g :] @ cost[n - g : n] + rest[g] * cost[n - g - 1]
+        )
     return float(cost[tokens])
 
 

@@ -1,7 +1,7 @@
 """Between the host and a device: numbers go there without a wait, and come back in one read.
 
 A host that reads from a device waits for all work handed to it, so a step reads once. On a CPU
-nothing here costs more than the plain call. Knows no models and no laws.
+nothing here costs more than the plain call. Knows no models and no distributions.
 """
 # torch leaves the types of to() and tolist() open
 # pyright: reportUnknownMemberType=false

@@ -98,7 +98,7 @@ def _grams(text: str) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The same prompts' texts without guesses and with them."""
+    """The same prompts' texts without draft tokens and with them."""
 
     plain: Scores
     speculative: Scores
@@ -114,11 +114,11 @@ def with_and_without(
     gamma: int,
     max_new_tokens: int,
 ) -> Compared:
-    """Greedy texts by plain decoding and with gamma guesses a step, scored. In exact arithmetic
-    they are equal; float32 may tip a near-tie."""
+    """Greedy texts by plain decoding and with gamma draft tokens a step, scored. In exact
+    arithmetic they are equal; float32 may tip a near-tie."""
     plain, drafted = (
-        greedy(spec, prompts, gamma=guesses, max_new_tokens=max_new_tokens)
-        for guesses in (0, gamma)
+        greedy(spec, prompts, gamma=draft_tokens, max_new_tokens=max_new_tokens)
+        for draft_tokens in (0, gamma)
     )
     same = float(np.mean([a == b for a, b in zip(plain, drafted, strict=True)]))
     return Compared(score(plain, references), score(drafted, references), same)

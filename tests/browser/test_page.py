@@ -21,8 +21,8 @@ CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("needs chromium, which is not installed", allow_module_level=True)
 
-WISHES = {"temperature": "1", "seed": "7", "gamma": "3", "max_tokens": "48"}
-LONG = WISHES | {"max_tokens": "900"}
+SAMPLING = {"temperature": "1", "seed": "7", "gamma": "3", "max_tokens": "48"}
+LONG = SAMPLING | {"max_tokens": "900"}
 Opened = Callable[..., Any]
 
 
@@ -69,12 +69,14 @@ def opened(browser: Any, url: str) -> Iterator[Opened]:
     assert not problems
 
 
-def send(page: Any, prompt: str = "Hello", wishes: dict[str, str] = WISHES, **more: str) -> None:
+def send(
+    page: Any, prompt: str = "Hello", sampling: dict[str, str] = SAMPLING, **more: str
+) -> None:
     """Types a prompt, with controls, and presses Enter."""
     page.wait_for_selector("#send:enabled")
     if not page.is_visible("[name=seed]"):
         page.click("#settings summary")
-    for name, value in (wishes | more).items():
+    for name, value in (sampling | more).items():
         field = page.locator(f"[name={name}]")
         field.select_option(value) if name == "gamma" else field.fill(value)
     page.fill("#prompt", prompt)
@@ -88,7 +90,7 @@ def finished(page: Any) -> Any:
 
 
 def made(answer: Any) -> str:
-    """Its text, without the guesses that were refused."""
+    """Its text, without the draft tokens that were refused."""
     return "".join(answer.locator("[data-source]").all_text_contents())
 
 
@@ -131,9 +133,10 @@ def test_colours_are_never_the_only_sign(opened: Opened) -> None:
 
     assert (line(".accepted"), line(".corrected")) == ("none", "underline")
     assert line(".rejected") == "line-through"
-    guesses = page.locator("#turns .guess")
-    assert guesses.count() and all(
-        guesses.nth(i).get_attribute("aria-hidden") == "true" for i in range(guesses.count())
+    draft_tokens = page.locator("#turns .guess")
+    assert draft_tokens.count() and all(
+        draft_tokens.nth(i).get_attribute("aria-hidden") == "true"
+        for i in range(draft_tokens.count())
     )
 
 
@@ -164,7 +167,7 @@ def test_measurements_are_those_of_the_steps(opened: Opened) -> None:
 
 def test_escape_stops_a_text_and_frees_its_row(opened: Opened, url: str) -> None:
     page = opened()
-    send(page, wishes=LONG)
+    send(page, sampling=LONG)
     page.wait_for_selector("#turns .step")
     page.keyboard.press("Escape")
     page.wait_for_selector(".answer[data-state=stopped]")

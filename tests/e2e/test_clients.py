@@ -59,7 +59,7 @@ def run(console: Run) -> Run:
 
 @pytest.mark.parametrize("raw", [(), ("--raw",)])
 @pytest.mark.parametrize(
-    "wishes",
+    "sampling",
     [
         SAMPLED,
         ("--max-new-tokens", 40, "--gamma", 0),
@@ -68,10 +68,10 @@ def run(console: Run) -> Run:
         (*SAMPLED, "--rule", "speculative", "--lenience", 0.5),
     ],
 )
-def test_the_same_here_and_there(run, here, there, raw, wishes):
-    own = run("chat", *raw, "-q", "It was naïve", *here, *wishes)
+def test_the_same_here_and_there(run, here, there, raw, sampling):
+    own = run("chat", *raw, "-q", "It was naïve", *here, *sampling)
     assert own.code == 0 and own.err == "" and len(own.out) > 2
-    assert run("chat", *raw, "-q", "It was naïve", *there, *wishes) == own
+    assert run("chat", *raw, "-q", "It was naïve", *there, *sampling) == own
 
 
 @pytest.mark.parametrize("raw", [(), ("--raw",)])
@@ -91,16 +91,16 @@ def test_colours_are_the_same(run, here, there, raw):
     own = run(*command_line, *here)
     assert own.code == 0 and own.out.count("[") > 2 and own.err == ""
     assert run(*command_line, *there) == own
-    assert re.sub(r"\[[^]]*\]", "", own.out).strip()  # some guesses are accepted
+    assert re.sub(r"\[[^]]*\]", "", own.out).strip()  # some draft tokens are accepted
 
 
 def opened(url: str, *, messages: bool = True, **how: object):
     return remote(url, None, None, None, messages=messages, seed=1, speculation=how)
 
 
-def answered(source: RemoteModel, prompt, **wishes) -> tuple[str, ChatReply]:
+def answered(source: RemoteModel, prompt, **sampling) -> tuple[str, ChatReply]:
     reply = ChatReply()
-    return "".join(part.text for part in source.parts(prompt, wishes, 0, reply)), reply
+    return "".join(part.text for part in source.parts(prompt, sampling, 0, reply)), reply
 
 
 def test_what_a_reply_counts(server):

@@ -83,7 +83,7 @@ def taken(name: str, control: str, random: Random) -> Any:
     return sorted({*ids, texts[0][0]})
 
 
-def wishes(name: str, chosen: dict[str, Any], random: Random) -> dict[str, Any]:
+def sampling(name: str, chosen: dict[str, Any], random: Random) -> dict[str, Any]:
     """A choice of controls, its ids filled in."""
     return {k: taken(name, k, random) if v == "taken" else v for k, v in chosen.items()}
 
@@ -94,16 +94,16 @@ def combined(name: str, seed: int) -> dict[str, Any]:
     names = random.sample(list(VALUES), random.choice([2, 3, 4, 6]))
     if {"remove_invalid_values", "exponential_decay_length_penalty"} <= {*names}:
         names.remove("remove_invalid_values")  # the least number, doubled, would be infinite
-    return wishes(name, {k: random.choice(VALUES[k]) for k in names}, random)
+    return sampling(name, {k: random.choice(VALUES[k]) for k in names}, random)
 
 
 def expected(
-    model: PreTrainedModel, prompt: list[int], eos: int, wished: dict[str, Any], limit: int = LIMIT
+    model: PreTrainedModel, prompt: list[int], eos: int, sampled: dict[str, Any], limit: int = LIMIT
 ) -> Text:
     """transformers' text of one row, and where its scores say that it is none to compare."""
     ids = torch.tensor([prompt], device=model.device)
-    settings = {**wished, "eos_token_id": eos, "pad_token_id": 0, "max_new_tokens": limit}
-    if "processors" in wished:
+    settings = {**sampled, "eos_token_id": eos, "pad_token_id": 0, "max_new_tokens": limit}
+    if "processors" in sampled:
         settings["logits_processor"] = own(settings.pop("processors"))
     out = model.generate(
         ids,
@@ -150,11 +150,11 @@ def assert_same(found: Completion, text: Text, limit: int = LIMIT) -> None:
     assert not text.failed or "leaves no token behind" in (found.error or "")
 
 
-def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, Any]) -> int:
-    """In a ragged batch and alone; how many guesses were kept."""
+def compare(name: str, draft: str, gammas: tuple[int, ...], sampled: dict[str, Any]) -> int:
+    """In a ragged batch and alone; how many draft tokens were kept."""
     pair, eos = spec(name, draft)
-    texts = [expected(target(name), prompt, eos, wished) for prompt in PROMPTS]
-    arguments = {k: own(v) if k == "processors" else v for k, v in wished.items()}
+    texts = [expected(target(name), prompt, eos, sampled) for prompt in PROMPTS]
+    arguments = {k: own(v) if k == "processors" else v for k, v in sampled.items()}
     count = 0
     for gamma in gammas:
         options = {"max_new_tokens": LIMIT, "gamma": gamma, **arguments}
@@ -175,8 +175,8 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], wished: dict[str, An
 @pytest.mark.parametrize("control", ALONE)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_control_alone(name: str, control: str) -> None:
-    wished = wishes(name, ALONE[control], Random(0))
-    count = compare(name, "model", (0, 4), wished)
+    sampled = sampling(name, ALONE[control], Random(0))
+    count = compare(name, "model", (0, 4), sampled)
     assert count or control in ("everything banned", "remove_invalid_values")
 
 
@@ -190,9 +190,9 @@ def test_combinations(seed: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(200))
 def test_all_combinations(seed: int, name: str) -> None:
-    wished = combined(name, 1000 + seed)
+    sampled = combined(name, 1000 + seed)
     for draft in DRAFTS:
-        compare(name, draft, GAMMAS, wished)
+        compare(name, draft, GAMMAS, sampled)
 
 
 def test_controls_take_effect() -> None:
@@ -202,7 +202,7 @@ def test_controls_take_effect() -> None:
         _, eos = spec(name, "model")
         plain = [stock(target(name), prompt, LIMIT, eos) for prompt in PROMPTS]
         for control in {*ALONE} - effective:
-            wished = wishes(name, ALONE[control], Random(0))
-            texts = [expected(target(name), prompt, eos, wished).tokens for prompt in PROMPTS]
+            sampled = sampling(name, ALONE[control], Random(0))
+            texts = [expected(target(name), prompt, eos, sampled).tokens for prompt in PROMPTS]
             effective |= {control} if texts != plain else set()
     assert effective == {*ALONE}

@@ -1,5 +1,5 @@
 """rule="coupled": a seed gives one text, whatever guesses, however many, and in which batch; in
-float64, where a law does not depend on the shape of the pass but in its last digits."""
+float64, where a distribution does not depend on the shape of the pass but in its last digits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def drafters(name: str) -> dict[str, object]:
 
 
 def texts(name: str, way: dict[str, float], gammas=GAMMAS) -> tuple[list[list[list[int]]], int]:
-    """Those of every drafter and gamma, together and alone; and how many guesses were kept."""
+    """Those of every drafter and gamma, together and alone; and how many draft tokens were kept."""
     texts_found, accepted = [], 0
     for i, drafter in enumerate(drafters(name).values()):
         pair = speculator(target(name), drafter)
@@ -56,7 +56,7 @@ CASES = [  # each family and each way once soon
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-def test_one_text_whatever_guesses(name: str, way: dict[str, float]) -> None:
+def test_one_text_whatever_draft_tokens(name: str, way: dict[str, float]) -> None:
     texts_found, accepted = texts(name, way)
     assert all(text == texts_found[0] for text in texts_found)
     assert accepted > 20
@@ -76,7 +76,7 @@ def test_noise_that_depends_on_the_step_breaks_it(monkeypatch: pytest.MonkeyPatc
     assert any(text != texts_found[0] for text in texts_found)
 
 
-def test_guesses_are_kept_while_they_are_the_targets_own() -> None:
+def test_draft_tokens_are_kept_while_they_are_the_targets_own() -> None:
     model = target("Llama")
     (completion,) = speculator(model, relative(model)).generate(
         PROMPTS[0], max_new_tokens=60, gamma=4, rule="coupled", temperature=1.0

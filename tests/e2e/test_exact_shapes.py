@@ -1,4 +1,5 @@
-"""exact_shapes=True on the pair that ships: the same text to the bit, with and without guesses.
+"""exact_shapes=True on the pair that ships: the same text to the bit, with and without draft
+tokens.
 
 The longer proof is the comparison of `benchmarks/exact_shapes.py`, over 10,000 tokens; that also
 shows that without it bfloat16 texts differ.

@@ -59,9 +59,9 @@ def test_what_was_predicted_and_what_was_seen(monkeypatch, total: float, seen: s
         for total in (2.0, total)
     )
     printed = importlib.import_module("measured").report([plain], [run])
-    verdict = "a gain" if total < 2 else "no gain"
+    verification = "a gain" if total < 2 else "no gain"
     assert "formula:  x 1.82, a gain where cores are free, as q <" in printed
-    assert re.search(rf"measured: {seen} on \d+ cores?, {verdict}$", printed)
+    assert re.search(rf"measured: {seen} on \d+ cores?, {verification}$", printed)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,11 @@ def test_policy_and_simulator(run, extra: list[str]) -> None:
     assert "of 6 calls began with the right guess" in printed
 
 
-@pytest.mark.parametrize("guesses", ["1", "2"])
-def test_agent_tool_call(run, guesses: str) -> None:
-    printed = run("agent_tool_call", "--requests", "8", "--width", "1024", "--guesses", guesses)
+@pytest.mark.parametrize("draft_tokens", ["1", "2"])
+def test_agent_tool_call(run, draft_tokens: str) -> None:
+    printed = run(
+        "agent_tool_call", "--requests", "8", "--width", "1024", "--guesses", draft_tokens
+    )
     formula, measured = factors(printed)
     assert 0 < formula <= 2 and measured > 0
     answers = re.findall(r"\? (?:calculate|search|count) \(.*had begun\): (\d+)", printed)

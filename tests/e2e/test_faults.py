@@ -32,8 +32,8 @@ from foretoken.server.process.client import EngineClient
 from served import pair, serving, until
 from tiny import byte_level
 
-WISHES: dict[str, Any] = {"temperature": 1.0, "seed": 7, "speculation": {"gamma": 2}}
-WISHES |= {"max_tokens": 40}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "seed": 7, "speculation": {"gamma": 2}}
+SAMPLING |= {"max_tokens": 40}
 Server = tuple[str, EngineClient]
 
 
@@ -47,13 +47,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             yield running
 
 
-def post(url: str, **wishes: Any) -> httpx2.Response:
-    return httpx2.post(f"{url}/v1/completions", json=WISHES | wishes, timeout=60)
+def post(url: str, **sampling: Any) -> httpx2.Response:
+    return httpx2.post(f"{url}/v1/completions", json=SAMPLING | sampling, timeout=60)
 
 
-def lasting(url: str, **wishes: Any) -> tuple[list[Any], Any]:
+def lasting(url: str, **sampling: Any) -> tuple[list[Any], Any]:
     """The events of a stream, and the error that ended it or None."""
-    lines = post(url, **wishes, stream=True).text.strip().split("\n\n")
+    lines = post(url, **sampling, stream=True).text.strip().split("\n\n")
     assert all(line.startswith("data: ") for line in lines)
     events = [line.removeprefix("data: ") for line in lines]
     if events[-1] == "[DONE]":
@@ -95,7 +95,7 @@ def test_a_step_that_fails(server: Server, fault: int) -> None:
     assert link.info.pid == pid
 
 
-def test_logits_that_are_no_law_fail_their_row_alone(server: Server) -> None:
+def test_logits_that_are_no_distribution_fail_their_row_alone(server: Server) -> None:
     url, _ = server
     mates = [{"prompt": [5, 6, i], "seed": i, "max_tokens": 90} for i in range(20, 23)]
     alone = [text(lasting(url, **mate)[0]) for mate in mates]
@@ -124,8 +124,8 @@ def test_a_client_that_reads_a_byte_a_second(
 
     monkeypatch.setattr(Connection, "connection_made", narrow)
     monkeypatch.setattr(connection, "UNREAD", 0.5)
-    wishes = {"prompt": [faulty.SLOW, 5], "n": 4, "max_tokens": 390, "logprobs": 20}
-    body = json.dumps(WISHES | wishes | {"stream": True, "speculation": {"gamma": 0}})
+    sampling = {"prompt": [faulty.SLOW, 5], "n": 4, "max_tokens": 390, "logprobs": 20}
+    body = json.dumps(SAMPLING | sampling | {"stream": True, "speculation": {"gamma": 0}})
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
@@ -207,10 +207,10 @@ def _status(url: str) -> int | None:
         return None
 
 
-def _torn(url: str, **wishes: Any) -> bool:
+def _torn(url: str, **sampling: Any) -> bool:
     """Whether a stream broke off without a last word."""
     try:
-        lasting(url, **wishes)
+        lasting(url, **sampling)
     except httpx2.TransportError:
         return True
     return False

@@ -45,7 +45,7 @@ def test_greedy_text_is_transformers_own(name: str) -> None:
 @pytest.mark.parametrize("kind", ["model", "ngram", "lookup", "uniform"])
 @pytest.mark.parametrize("rule", ["speculative", "block"])
 def test_sampled_texts_are_those_of_the_ragged_cache(kind: str, rule: str) -> None:
-    """The same keyed numbers and, but for rounding, the same laws: the same tokens."""
+    """The same keyed numbers and, but for rounding, the same distributions: the same tokens."""
     model = target("Llama")
     drafts = {
         "model": relative(model),
@@ -64,7 +64,7 @@ def test_sampled_texts_are_those_of_the_ragged_cache(kind: str, rule: str) -> No
 
 
 @pytest.mark.parametrize("name", [soon(n) for n in CAUSAL if n not in SINGLE])
-def test_a_text_does_not_depend_on_its_batch_mates(name: str) -> None:
+def test_a_text_does_not_depend_on_its_batch_others(name: str) -> None:
     model = target(name)
     pair = speculator(model, relative(model), runtime="graphs")
     how = {"temperature": 1.0, "gamma": 3, "max_new_tokens": 12}

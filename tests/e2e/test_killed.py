@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def prompts(path: Path, count: int) -> None:
-    """Lines with wishes of their own, some of several texts, and a bad one."""
+    """Lines with options of their own, some of several texts, and a bad one."""
     rows = [
         {"prompt": [i % 300 + 1, 7], "id": f"n{i}", "max_new_tokens": 1 + i % 3}
         for i in range(count)

@@ -1,5 +1,5 @@
 """The translation ladder in models/: a T5 target and its drafts translate, and translate alike with
-and without guesses."""
+and without draft tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_is_small_and_in_transformers_own_layout() -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.prove] * (n != "draft-12")) for n in DRAFTS]
 )
-def test_translations_score_the_same_with_and_without_guesses(name: str) -> None:
+def test_translations_score_the_same_with_and_without_draft_tokens(name: str) -> None:
     pair = foretoken.load(LADDER / "target", LADDER / name, dtype="float64")
     comparison = quality.with_and_without(
         pair, SOURCES[:12], REFERENCES[:12], quality.translation, gamma=3, max_new_tokens=24
@@ -47,7 +47,7 @@ def test_translations_score_the_same_with_and_without_guesses(name: str) -> None
     assert comparison.plain["bleu"] > 15  # it translates
 
 
-def test_sampled_translations_cost_the_target_the_same_with_and_without_guesses() -> None:
+def test_sampled_translations_cost_the_target_the_same_with_and_without_draft_tokens() -> None:
     """Two estimates of one number from 40 texts each. Their difference is beyond four standard
     errors, twice the intervals' root of squares, in 1 of 16,000 runs; the seeds are fixed."""
     pair = foretoken.load(LADDER / "target", LADDER / "draft-12", dtype="float64")

@@ -12,7 +12,7 @@ from foretoken.engine import batch
 from foretoken.engine.batch import CHUNK
 from foretoken.generation_config import Ends
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.sampling.distributions import law
+from foretoken.sampling.distributions import probabilities
 from pairs import scores
 from tiny import llama, t5
 
@@ -32,7 +32,7 @@ def full(prompt: list[int], tokens: list[int]) -> torch.Tensor:
 
 
 def assert_told(told, log_p: torch.Tensor, tokens: list[int], count: int) -> None:
-    """`log_p [n, V]`: logarithms of the laws."""
+    """`log_p [n, V]`: logarithms of the distributions."""
     assert [one.token for one in told] == tokens
     for one, row in zip(told, log_p, strict=True):
         assert one.logprob == pytest.approx(float(row[one.token]), abs=1e-9)
@@ -63,7 +63,7 @@ def test_raw(count, gamma, temperature):
 @pytest.mark.parametrize("rule", ["block", "speculative", "coupled"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drawn(temperature, rule, gamma):
-    """The law that a token was drawn from: a certain one at temperature 0."""
+    """The distribution that a token was drawn from: a certain one at temperature 0."""
     params = SamplingParams(
         temperature,
         top_k=9,
@@ -73,13 +73,13 @@ def test_drawn(temperature, rule, gamma):
         logprobs_of="drawn",
     )
     others = {0: params, 1: SamplingParams(0.9), 4: SamplingParams(0.0)}[gamma]
-    wishes = [params, others, params]
-    completions = spec().generate(PROMPTS, wishes, gamma=gamma, rule=rule)
+    sampling = [params, others, params]
+    completions = spec().generate(PROMPTS, sampling, gamma=gamma, rule=rule)
     for prompt, one in zip(PROMPTS[::2], completions[::2], strict=True):
         logits = full(prompt, one.tokens)
         logits[:, 3] += 2.0
         assert one.logprobs is not None and all(x.logprob > -torch.inf for x in one.logprobs)
-        assert_told(one.logprobs, law(logits, params).log(), one.tokens, MOST)
+        assert_told(one.logprobs, probabilities(logits, params).log(), one.tokens, MOST)
 
 
 def test_an_end_has_its_logprob_too():
@@ -94,7 +94,7 @@ def test_an_end_has_its_logprob_too():
 
 @pytest.mark.parametrize("count", [0, MOST])
 def test_of_the_prompt(count):
-    """All but the first token's, in passes of a few positions; mates are read as ever."""
+    """All but the first token's, in passes of a few positions; other rows are read as ever."""
     long = [(7 * i) % V for i in range(2 * CHUNK + 5)]
     prompts = [long, PROMPTS[0], [60], PROMPTS[2]]
     params = SamplingParams(0.0, max_new_tokens=5, prompt_logprobs=count)

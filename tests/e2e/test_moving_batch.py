@@ -72,7 +72,7 @@ MATES = [([5, 6], 2), ([7], 0), ([40, 41, 42, 40, 41], 4)]
 @pytest.mark.parametrize("place", [0, 1, 6])
 @pytest.mark.parametrize("runtime", ["table", "torch", "graphs"])
 def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: str) -> None:
-    """Behind its `place`-th new token; its mates' texts are as without it, also those that come
+    """Behind its `place`-th new token; other rows' texts are as without it, also those that come
     into the cache where it stood."""
     sick = SICK if whose == "target" else DRAFT_SICK
     spec = moving.shared(runtime, "lm")
@@ -112,7 +112,7 @@ def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: s
         "explicit",
     ],
 )
-def test_a_sick_row_that_wants_no_guess_costs_its_mates_nothing(runtime: str) -> None:
+def test_a_sick_row_that_wants_no_draft_token_costs_its_others_nothing(runtime: str) -> None:
     """The draft cannot read it, and need not."""
     spec = moving.shared(runtime, "lm")
     with Engine(spec) as engine:
@@ -139,23 +139,23 @@ def exact() -> Speculator:
 
 def differing(tokens: int, rule: str) -> tuple[int, int, int]:
     """Tokens made by an engine of random arrivals, those that differ from plain decoding of the
-    row alone, and guesses that were kept."""
+    row alone, and draft tokens that were kept."""
     chance, spec, plain = random.Random(rule), exact(), exact()
     made = different = kept = 0
     with Engine(spec, 6, rule=rule) as engine:
-        wishes_of: dict[int, tuple[list[int], SamplingParams, int]] = {}
-        while made < tokens or wishes_of:
-            if made < tokens and len(wishes_of) < 9 and chance.random() < 0.5:
+        sampling_of: dict[int, tuple[list[int], SamplingParams, int]] = {}
+        while made < tokens or sampling_of:
+            if made < tokens and len(sampling_of) < 9 and chance.random() < 0.5:
                 prompt = [chance.randrange(1, 300) for _ in range(chance.choice([1, 5, 40, 90]))]
                 params = SamplingParams(
                     1.0 if rule == "coupled" else 0.0, max_new_tokens=chance.randrange(1, 80)
                 )
                 seed = chance.randrange(2**60)
                 id = engine.add(prompt, params, gamma=chance.choice([0, 1, 3, 7]), seed=(seed, 0))
-                wishes_of[id] = prompt, params, seed
+                sampling_of[id] = prompt, params, seed
             for event in engine.step():
                 if event.completion is not None:
-                    prompt, params, seed = wishes_of.pop(event.id)
+                    prompt, params, seed = sampling_of.pop(event.id)
                     (own,) = plain.generate([prompt], params, gamma=0, seed=[(seed, 0)], rule=rule)
                     ids = event.completion.tokens
                     assert len(ids) == len(own.tokens)
@@ -192,7 +192,7 @@ def resident() -> int:
     return int(line.split()[1]) * 1024
 
 
-def wishes(chance: random.Random) -> dict[str, Any]:
+def sampling(chance: random.Random) -> dict[str, Any]:
     """Controls of any kind; some leave no token."""
     some: dict[str, Any] = {
         "temperature": chance.choice([0.0, 0.7, 1.0]),
@@ -242,26 +242,26 @@ def require_right(done: Completion, asked: dict[str, Any]) -> None:
 
 def served(engine: Engine, requests: int) -> Iterator[int]:
     """Random requests, lengths and aborts, one by one; yields how many are over."""
-    chance, wishes_of, over = random.Random(0), dict[int, dict[str, Any]](), Counter[str]()
+    chance, sampling_of, over = random.Random(0), dict[int, dict[str, Any]](), Counter[str]()
     added = 0
     while sum(over.values()) < requests:
-        while added < requests and len(wishes_of) < 24:
+        while added < requests and len(sampling_of) < 24:
             head = [*range(1, 70)] if chance.random() < 0.2 else []
             prompt = [*head, *(chance.randrange(1, 300) for _ in range(chance.randrange(1, 9)))]
-            options = wishes(chance)
+            options = sampling(chance)
             salt = f"user {added}"
             gamma = chance.choice([0, 1, 3])
             id = engine.add(prompt, gamma=gamma, seed=added, cache_salt=salt, **options)
-            wishes_of[id], added = options, added + 1
+            sampling_of[id], added = options, added + 1
         for event in engine.step():
             if event.completion is not None:
-                require_right(event.completion, wishes_of.pop(event.id))
+                require_right(event.completion, sampling_of.pop(event.id))
                 over[event.completion.finish_reason] += 1
                 yield sum(over.values())
-        if wishes_of and chance.random() < 0.4:
-            id = chance.choice(sorted(wishes_of))
+        if sampling_of and chance.random() < 0.4:
+            id = chance.choice(sorted(sampling_of))
             engine.abort(id)
-            del wishes_of[id]
+            del sampling_of[id]
             over["aborted"] += 1
             yield sum(over.values())
     stats = engine.stats()
@@ -298,7 +298,7 @@ def test_proof_ten_thousand_requests_take_no_memory(
 
 
 class Reads:
-    """Counts the tokens that a paged model's passes take, beginnings and guesses alike."""
+    """Counts the tokens that a paged model's passes take, beginnings and draft tokens alike."""
 
     def __init__(self, model: Any, patch: pytest.MonkeyPatch) -> None:
         self.tokens, run = 0, model._run
@@ -316,7 +316,7 @@ class Reads:
 
 def test_ten_turns_read_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a turn both models read what the last one has not shown them, a page more at most; the
-    target's guesses that were not kept come on top, as they do in any text."""
+    target's draft tokens that were not kept come on top, as they do in any text."""
     spec = moving.shared("paged", "lm", before=SOUND)
     models: list[Any] = [spec.target, spec.drafter.model]  # pyright: ignore
     reads = [Reads(model, monkeypatch) for model in models]
@@ -328,8 +328,8 @@ def test_ten_turns_read_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
             id = engine.add(history, max_new_tokens=6, gamma=2, cache_salt="a talk")
             (completion,) = (drained(engine)[id],)
             assert len(history) < CONTEXT
-            guessed = sum(len(step.guesses) for step in completion.steps)
-            own = len(text) + len(completion.tokens) + guessed
+            drafted = sum(len(step.guesses) for step in completion.steps)
+            own = len(text) + len(completion.tokens) + drafted
             for read in reads:
                 count = read.taken()
                 assert turn == 0 or count <= own + 64

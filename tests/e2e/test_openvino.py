@@ -37,7 +37,7 @@ def pair(name: str, runtime: str = "openvino") -> Speculator:
     return speculator(model, relative(model), an_end(model, PROMPTS[1], LIMIT), runtime)
 
 
-def laws(model: PreTrainedModel, prompt: list[int], new: list[int]) -> Tensor:
+def distributions(model: PreTrainedModel, prompt: list[int], new: list[int]) -> Tensor:
     """Logits before every new token, `[len(new), V]`: one forward, no cache."""
     settings, encoder_decoder = model.generation_config, model.config.is_encoder_decoder
     head, source = (
@@ -61,7 +61,7 @@ def assert_chosen(found: Completion, model: PreTrainedModel, prompt: list[int], 
     """Every token has, up to float noise, the largest logit once `added [LIMIT, V]` is added; the
     text ends where it must."""
     new = torch.tensor(found.tokens)[:, None]
-    logits = laws(model, prompt, found.tokens)
+    logits = distributions(model, prompt, found.tokens)
     sums = logits + added[: len(new)]
     missing = sums.amax(-1) - sums.gather(1, new)[:, 0]
     finite = logits[logits.isfinite()]
@@ -72,7 +72,8 @@ def assert_chosen(found: Completion, model: PreTrainedModel, prompt: list[int], 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_texts(name: str) -> None:
-    """A ragged batch whose rows leave at different times, with guesses and without, and alone."""
+    """A ragged batch whose rows leave at different times, with draft tokens and without, and
+    alone."""
     model, spec = target(name), pair(name)
     eos = an_end(model, PROMPTS[1], LIMIT)
     assert spec.target.runtime == spec.drafter.runtime == "openvino"
@@ -93,9 +94,10 @@ def test_greedy_texts(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sampled_texts_follow_from_their_draws(name: str) -> None:
-    """At temperature 1 with shared noise a text follows from its key and the target's laws alone;
-    under the other rules it is that of the torch runtime, unless a draw falls within the float
-    noise of a boundary: in one row once in thousands, in two of three less than once in 1e6."""
+    """At temperature 1 with shared noise a text follows from its key and the target's distributions
+    alone; under the other rules it is that of the torch runtime, unless a draw falls within the
+    float noise of a boundary: in one row once in thousands, in two of three less than once in
+    1e6."""
     model, how = target(name), {"temperature": 1.0, "seed": SEEDS, "max_new_tokens": LIMIT}
     for gamma in 3, 0:
         texts = pair(name).generate(PROMPTS, gamma=gamma, rule="coupled", **how)

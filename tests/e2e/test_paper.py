@@ -39,7 +39,7 @@ class Counting(TableModel):
 @pytest.mark.parametrize("drafter", ["useless", "random", "perfect"])
 def test_runs_of_the_target_and_the_positions_they_score(gamma: int, drafter: str) -> None:
     """Section 2.1: never more runs than plain decoding has. Section 3.4: gamma + 1 positions a
-    run, and what is scored in vain is what was rejected, one for each rejected guess."""
+    run, and what is scored in vain is what was rejected, one for each rejected draft token."""
     makes = {
         "useless": lambda: LMDrafter(TableModel(lambda text: [0] * (V - 1) + [1], V), V),
         "random": lambda: UniformDrafter(V),
@@ -135,8 +135,8 @@ def alpha(
     "name", ["draft-12", *(pytest.param(f"draft-{n}", marks=pytest.mark.prove) for n in (4, 40))]
 )
 def test_greedy_texts_agree_more(name: str) -> None:
-    """Section 4.2: the sharper the law the higher alpha, at temperature 0 against 1. So it is for
-    translations of captions; not for the pair that ships (docs/paper_map.md)."""
+    """Section 4.2: the sharper the distribution the higher alpha, at temperature 0 against 1. So it
+    is for translations of captions; not for the pair that ships (docs/paper_map.md)."""
     pair = foretoken.load(LADDER / "target", LADDER / name, runtime="transformers")
     lines = CAPTIONS.read_text("utf-8").splitlines()
     prompts = [line.partition("\t")[0] for line in lines]

@@ -33,7 +33,7 @@ DRAFTS = {
 def test_a_tiny_temperature_is_greedy_everywhere(name: str, kind: str) -> None:
     """vLLM #27077, NeMo #3627: below which temperature is argmax meant? Once, for all of the code.
 
-    Just above it the laws are computed, of logits in the millions: the text is the same.
+    Just above it the distributions are computed, of logits in the millions: the text is the same.
     """
     model = target(name)
     pair = load(model, DRAFTS[kind](model))
@@ -138,8 +138,8 @@ class Moody:
 def test_a_draft_that_is_the_target_is_right_again_after_every_rejection(name, temperature) -> None:
     """EAGLE ports kept rejected tokens in the draft's cache, or the replacement twice.
 
-    alpha is then below 1 although both models are one. Here each guess that was not misled has
-    overlap 1 and is kept, over 80 tokens of ragged rows and more than 20 rejections.
+    alpha is then below 1 although both models are one. Here each draft token that was not misled
+    has overlap 1 and is kept, over 80 tokens of ragged rows and more than 20 rejections.
     """
     model = target(name)
     runner = (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
@@ -173,7 +173,7 @@ def test_alpha_is_one_where_the_draft_is_the_target(name: str) -> None:
 
 @pytest.mark.parametrize("gamma", [0, 4])
 @pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "Gemma 3"])
-def test_sampled_text_far_past_a_window_has_the_laws_of_full_forwards(name, gamma) -> None:
+def test_sampled_text_far_past_a_window_has_the_distributions_of_full_forwards(name, gamma) -> None:
     """transformers #46629, #48280: beyond the window, masks and cached keys did not match.
 
     At a temperature the alpha of draft = target would show it; greedy text is compared elsewhere.
@@ -195,7 +195,7 @@ def test_sampled_text_far_past_a_window_has_the_laws_of_full_forwards(name, gamm
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_nothing_comes_after_an_end_of_sequence(name: str, rule: str) -> None:
-    """Many systems: the guesses behind an accepted EOS, or the bonus token, were kept."""
+    """Many systems: the draft tokens behind an accepted EOS, or the bonus token, were kept."""
     model = target(name)
     ends = [3, 5, 7, 11, 20, 41]
     model.generation_config.eos_token_id = ends
@@ -210,7 +210,7 @@ def test_nothing_comes_after_an_end_of_sequence(name: str, rule: str) -> None:
         assert (text.finish_reason == "stop") == (text.tokens[-1] in ends)
         assert text.finish_reason == "stop" or len(text.tokens) == 12
         assert text.stats.accepted <= len(text.tokens)
-    # all guesses are right here: whatever was cut stood inside a kept block
+    # all draft tokens are right here: whatever was cut stood inside a kept block
     assert any(len(t.steps[-1].guesses) > len(t.steps[-1].kept) for t in texts)
     pieces = list(pair.stream(PROMPTS[1], seed=[0], **how))
     assert [token for piece in pieces for token in piece.tokens] == texts[0].tokens

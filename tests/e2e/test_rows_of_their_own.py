@@ -1,4 +1,4 @@
-"""Rows of one batch, each with wishes of its own, are each what they are alone.
+"""Rows of one batch, each with options of its own, are each what they are alone.
 
 In float64 a batch rounds otherwise than a row alone by some 1e-15: a number between 0 and 1 falls
 into such a gap less than once in 1e10 runs of this file.
@@ -34,7 +34,7 @@ def allow_half(ids, scores):
 
 
 PROMPTS = [[5, 17, 33], [60], [3, 58, 20, 3, 58], [9, 9, 9, 9], [41, 2], [7, 8, 7, 8, 7, 8, 7]]
-WISHES = [
+SAMPLING = [
     SamplingParams(0.0, max_new_tokens=LIMIT, repetition_penalty=1.4, no_repeat_ngram_size=2),
     SamplingParams(1.0, max_new_tokens=LIMIT),
     SamplingParams(0.7, 20, 0.9, max_new_tokens=11, bad_words_ids=[[4], [8, 7]], logprobs=2),
@@ -67,8 +67,8 @@ def spec(kind: str) -> Speculator:
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_six_rows(kind, rule):
     options, pair = {"gamma": 3, "rule": rule}, spec(kind)
-    together = pair.generate(PROMPTS, WISHES, seed=SEEDS, **options)
-    for prompt, params, seed, completion in zip(PROMPTS, WISHES, SEEDS, together, strict=True):
+    together = pair.generate(PROMPTS, SAMPLING, seed=SEEDS, **options)
+    for prompt, params, seed, completion in zip(PROMPTS, SAMPLING, SEEDS, together, strict=True):
         (alone,) = pair.generate([prompt], params, seed=[seed], **options)
         assert completion.tokens == alone.tokens
         assert completion.finish_reason == alone.finish_reason
@@ -79,21 +79,21 @@ def test_six_rows(kind, rule):
 
 def test_a_coupled_text_follows_from_the_seed_alone_with_controls_too():
     """Whatever guesses, however many, and whoever shares the batch."""
-    first = spec("lm").generate(PROMPTS, WISHES, seed=SEEDS, gamma=0, rule="coupled")
+    first = spec("lm").generate(PROMPTS, SAMPLING, seed=SEEDS, gamma=0, rule="coupled")
     for kind in "lm", "ngram", "cascade":
         pair = spec(kind)
         for gamma in 1, 4:
-            again = pair.generate(PROMPTS, WISHES, seed=SEEDS, gamma=gamma, rule="coupled")
+            again = pair.generate(PROMPTS, SAMPLING, seed=SEEDS, gamma=gamma, rule="coupled")
             assert [one.tokens for one in again] == [one.tokens for one in first]
 
 
 @pytest.mark.parametrize("kind", ["lm", "lookup", "cascade"])
 def test_greedy_rows_are_those_of_plain_decoding(kind):
-    """Beside rows that are sampled, and without any guess."""
+    """Beside rows that are sampled, and without any draft token."""
     pair = spec(kind)
-    greedy = [i for i, params in enumerate(WISHES) if params.greedy]
+    greedy = [i for i, params in enumerate(SAMPLING) if params.greedy]
     for gamma in 1, 4:
-        completions = pair.generate(PROMPTS, WISHES, seed=SEEDS, gamma=gamma)
+        completions = pair.generate(PROMPTS, SAMPLING, seed=SEEDS, gamma=gamma)
         for i in greedy:
-            (plain,) = pair.generate([PROMPTS[i]], WISHES[i], gamma=0)
+            (plain,) = pair.generate([PROMPTS[i]], SAMPLING[i], gamma=0)
             assert completions[i].tokens == plain.tokens

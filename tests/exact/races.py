@@ -1,9 +1,10 @@
 """Coupled mode's noise integrated out: all the ways in which the real races can end.
 
 Which id has the least E_i / law_i depends only on the direction of the noise E, and the direction
-of exponential noise is uniform on the simplex. There every law cuts straight pieces, one for each
-winner, whose areas are the probabilities. A world knows of every position the piece that its noise
-lies in, and each race run there divides it further; the real race is run at a point inside.
+of exponential noise is uniform on the simplex. There every distribution cuts straight pieces, one
+for each winner, whose areas are the probabilities. A world knows of every position the piece that
+its noise lies in, and each race run there divides it further; the real race is run at a point
+inside.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from foretoken.sampling.keys import RowKey
 V = 3  # ids: the simplex is a triangle
 EMPTY = 1e-15  # area below which a piece is rounding
 
-Won = tuple[tuple[float, ...], int]  # a law, and the id that won by it
+Won = tuple[tuple[float, ...], int]  # a distribution, and the id that won by it
 Piece = np.ndarray  # [corners, V]: a convex polygon, in order
 
 
@@ -30,10 +31,10 @@ def piece(races: tuple[Won, ...]) -> Piece:
     """The directions of the noise with which all these races end so."""
     if not races:
         return np.eye(V)
-    *before, (law, x) = races
+    *before, (distribution, x) = races
     corners = piece(tuple(before))
     for j in range(V):  # E_x / law_x <= E_j / law_j
-        corners = half(corners, law[x] * np.eye(V)[j] - law[j] * np.eye(V)[x])
+        corners = half(corners, distribution[x] * np.eye(V)[j] - distribution[j] * np.eye(V)[x])
     return corners
 
 
@@ -62,17 +63,17 @@ class Race(SharedDraw):
 
     wave: list[World]
 
-    def winners(self, laws: Tensor, first: int = 0) -> Tensor:
-        for i, rows in enumerate(laws.unbind(1), first):
-            for (key, position), law in zip(self._places(i), rows.tolist(), strict=True):
-                self._run(key, position, tuple(law))
+    def winners(self, distributions: Tensor, first: int = 0) -> Tensor:
+        for i, rows in enumerate(distributions.unbind(1), first):
+            for (key, position), distribution in zip(self._places(i), rows.tolist(), strict=True):
+                self._run(key, position, tuple(distribution))
         self._noise = {}  # the pieces are smaller now
-        return super().winners(laws, first)
+        return super().winners(distributions, first)
 
-    def _run(self, key: RowKey, position: int, law: tuple[float, ...]) -> None:
+    def _run(self, key: RowKey, position: int, distribution: tuple[float, ...]) -> None:
         ran = self._ran(key, position)
-        areas = [area((*ran, (law, x))) for x in range(V)]
-        name = key.row, position, law
+        areas = [area((*ran, (distribution, x))) for x in range(V)]
+        name = key.row, position, distribution
         self.wave[key.seed].take(name, [a if a > EMPTY else 0.0 for a in areas])
 
     def _ran(self, key: RowKey, position: int) -> tuple[Won, ...]:

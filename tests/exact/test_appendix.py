@@ -1,4 +1,4 @@
-"""Appendix A.1: why the token of a position has the law p, part by part."""
+"""Appendix A.1: why the token of a position has the distribution p, part by part."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ EXACT = 1e-12
 def test_accepted_and_rejected_mass_make_p(seed: int, zeros: float, rule) -> None:
     """P(accepted, x) is min(p, q), P(rejected, x) is p - min(p, q), and the norm is 1 - beta."""
     p, q = (random_model(seed + i, V, zeros)(()) for i in (0, 50))
-    after = np.full(V, 1 / V)  # p after the guess
-    laws = torch.tensor(np.stack([p, after]))[None].expand(V, -1, -1)
-    every = torch.arange(V)[:, None]  # row x: the guess is x
-    outcome = rule(laws, torch.tensor(q)[None, None].expand(V, 1, -1), every, torch.ones(V).long())
+    after = np.full(V, 1 / V)  # p after the draft token
+    distributions = torch.tensor(np.stack([p, after]))[None].expand(V, -1, -1)
+    every = torch.arange(V)[:, None]  # row x: the draft token is x
+    outcome = rule(
+        distributions, torch.tensor(q)[None, None].expand(V, 1, -1), every, torch.ones(V).long()
+    )
     keep = outcome.survival[:, 0].numpy()
-    residual = outcome.next_law(torch.zeros(V, dtype=torch.long)).numpy()
+    residual = outcome.next_distribution(torch.zeros(V, dtype=torch.long)).numpy()
 
     least = np.minimum(p, q)
     accepted = q * np.where(q > 0, keep, 0.0)

@@ -40,7 +40,7 @@ def tables(p: oracle.Model, q: oracle.Model, V: int, eos: frozenset[int] = froze
 
 
 def compare(case: int) -> None:
-    """One random case: laws, widths, ends, penalties and forms."""
+    """One random case: distributions, widths, ends, penalties and forms."""
     dice = random.Random(case)
     V, w, limit = dice.randint(3, 9), dice.randint(1, 4), dice.randint(1, 9)
     eos = frozenset(dice.sample(range(V), dice.randint(0, 2)))
@@ -61,8 +61,8 @@ def compare(case: int) -> None:
         draft_beams=w + dice.randint(0, 3),
     )
     for prompt, beams in zip(prompts, hypotheses, strict=True):
-        law = lambda text, prompt=prompt: p((*prompt, *text))  # noqa: E731
-        expected = oracle.beam_search(law, w, limit, eos, penalty, stopping)
+        distribution = lambda text, prompt=prompt: p((*prompt, *text))  # noqa: E731
+        expected = oracle.beam_search(distribution, w, limit, eos, penalty, stopping)
         assert [tuple(b.tokens) for b in beams] == [text for text, _ in expected]
         assert [b.score for b in beams] == pytest.approx([s for _, s in expected], abs=1e-9)
 
@@ -106,14 +106,14 @@ def by_oracle(model, prompt: list[int], limit: int, eos: int | None, **options):
         ([settings.decoder_start_token_id], prompt) if encoder_decoder else (prompt, None)
     )
 
-    def law(text: oracle.Text) -> np.ndarray:
+    def distribution(text: oracle.Text) -> np.ndarray:
         if settings.forced_eos_token_id is not None and len(text) == limit - 1:
             raise AssertionError("the oracle knows no forced ends")
         return oracle.softmax(scores(model, [*head, *text], source)[-1].double().numpy())
 
     ends = frozenset() if eos is None else frozenset({eos})
     beams = oracle.beam_search(
-        law,
+        distribution,
         options["num_beams"],
         limit,
         ends,

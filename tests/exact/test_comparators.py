@@ -1,4 +1,4 @@
-"""The comparators keep the target's law too: two steps, enumerated as the rules are.
+"""The comparators keep the target's distribution too: two steps, enumerated as the rules are.
 
 No chance is involved: 1e-12 is rounding.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from exact.guessers import Certain, Guesser
+from exact.drafters import Certain, FunctionDrafter
 from exact.worlds import Case, Table, bias
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
@@ -25,7 +25,7 @@ DRAFTERS = {
     "lm-cannot-guess-all": lambda: LMDrafter(Table(random_model(3, V, zeros=0.4), V), V),
     "certain": lambda: Certain(Q),
     "uniform": lambda: UniformDrafter(V),
-    "stops": lambda: Guesser(Q, after=lambda law, x: law[x] < 0.5),
+    "stops": lambda: FunctionDrafter(Q, after=lambda distribution, x: distribution[x] < 0.5),
 }
 
 
@@ -36,12 +36,12 @@ def case(rule, kind="lm", params=None) -> Case:
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("rule", COMPARATORS)
-def test_two_steps_leave_the_law_as_it_is(rule, kind, monkeypatch):
+def test_two_steps_leave_the_distribution_as_it_is(rule, kind, monkeypatch):
     assert bias(case(COMPARATORS[rule], kind), P, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("rule", COMPARATORS)
-def test_the_law_is_the_standardized_one(rule, monkeypatch):
+def test_the_distribution_is_the_standardized_one(rule, monkeypatch):
     params = SamplingParams(temperature=0.7, top_k=2)
     assert bias(case(COMPARATORS[rule], "lm", params), P, monkeypatch) < 1e-12
 

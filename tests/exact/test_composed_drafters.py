@@ -1,5 +1,5 @@
 """Drafters made of drafters, and drafts with a standardization of their own: two consecutive steps
-leave the target's law as it is, and what looks like a short cut does not.
+leave the target's distribution as it is, and what looks like a short cut does not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exact.guessers import Certain, Guesser
+from exact.drafters import Certain, FunctionDrafter
 from exact.test_negative_controls import GridDraw, on_a_grid
 from exact.worlds import Case, Table, bias
 from foretoken.drafters.base import Draft
@@ -31,11 +31,11 @@ P, M, Q, R = 1, 2, 3, 4  # seeds of the target, the middle model and two drafts
 
 
 @cache
-def law(seed: int, V: int) -> Model:
+def distribution(seed: int, V: int) -> Model:
     return random_model(seed, V)
 
 
-class Rewound(Guesser):
+class Rewound(FunctionDrafter):
     """A Guesser that can go back."""
 
     def rewind(self, counts: list[int]) -> None:
@@ -43,11 +43,11 @@ class Rewound(Guesser):
 
 
 class CertainRewound(Certain, Rewound):
-    """Certain of its guesses, and can go back."""
+    """Certain of its draft tokens, and can go back."""
 
 
 def table(seed: int, **changes) -> Table:
-    return Table(law(seed, V), V, **changes)
+    return Table(distribution(seed, V), V, **changes)
 
 
 def lm(seed: int) -> LMDrafter:
@@ -63,8 +63,8 @@ CASCADES = {
     "lm-guesses-past-the-end": lambda: cascade(lm(Q), gamma=3),
     "lookup": lambda: cascade(LookupDrafter()),
     "uniform": lambda: cascade(UniformDrafter(V)),
-    "certain": lambda: cascade(CertainRewound(law(Q, V))),
-    "stops": lambda: cascade(Rewound(law(Q, V), after=lambda q, x: q[x] < 0.5), gamma=2),
+    "certain": lambda: cascade(CertainRewound(distribution(Q, V))),
+    "stops": lambda: cascade(Rewound(distribution(Q, V), after=lambda q, x: q[x] < 0.5), gamma=2),
     "no-guesses": lambda: cascade(lm(Q), gamma=0),
     "middle-outgrown": lambda: cascade(lm(Q), context=3),
     "depth-3": lambda: cascade(CascadeDrafter(table(Q), lm(R), 1)),
@@ -74,11 +74,13 @@ MIXTURES = {
     "two-models": lambda: MixtureDrafter([(lm(Q), 1), (lm(R), None)]),
     "one-part": lambda: MixtureDrafter([(lm(Q), None)]),
     "lookup-then-model": lambda: MixtureDrafter([(LookupDrafter(), 2), (lm(Q), None)]),
-    "model-then-certain": lambda: MixtureDrafter([(lm(Q), 1), (CertainRewound(law(R, V)), None)]),
+    "model-then-certain": lambda: MixtureDrafter(
+        [(lm(Q), 1), (CertainRewound(distribution(R, V)), None)]
+    ),
     "model-then-uniform": lambda: MixtureDrafter([(lm(Q), 1), (UniformDrafter(V), 1)]),
     "cascades": lambda: MixtureDrafter([(cascade(lm(Q)), 1), (cascade(lm(R)), None)]),
     "first-stops": lambda: MixtureDrafter(
-        [(Rewound(law(Q, V), before=lambda q, i: bool(q.max() < 0.7)), 2), (lm(R), None)]
+        [(Rewound(distribution(Q, V), before=lambda q, i: bool(q.max() < 0.7)), 2), (lm(R), None)]
     ),
 }
 
@@ -90,14 +92,15 @@ def case(drafter, rule=speculative, **changes) -> Case:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", CASCADES)
 def test_cascades(kind, rule, monkeypatch):
-    """The middle model's guesses are cut at gamma, a count that their values have no say in."""
-    assert bias(case(CASCADES[kind], RULES[rule]), law(P, V), monkeypatch) < 1e-12
+    """The middle model's draft tokens are cut at gamma, a count that their values have no say
+    in."""
+    assert bias(case(CASCADES[kind], RULES[rule]), distribution(P, V), monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixtures(kind, rule, monkeypatch):
-    assert bias(case(MIXTURES[kind], RULES[rule]), law(P, V), monkeypatch) < 1e-12
+    assert bias(case(MIXTURES[kind], RULES[rule]), distribution(P, V), monkeypatch) < 1e-12
 
 
 OWN = [
@@ -114,7 +117,7 @@ OWN = [
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("own", OWN, ids=str)
 def test_a_draft_with_a_standardization_of_its_own(own, rule, monkeypatch):
-    """Wider or narrower than the target's, and so with guesses that the target cannot make."""
+    """Wider or narrower than the target's, and so with draft tokens that the target cannot make."""
     p, q = random_model(1, 3), random_model(2, 3)
     for params in (
         SamplingParams(temperature=1.0),
@@ -132,25 +135,25 @@ def test_a_draft_with_a_standardization_of_its_own(own, rule, monkeypatch):
 @pytest.mark.parametrize("kind", ["lm", "depth-3", "mixture-within"])
 def test_cascades_at_other_temperatures(kind, temperature, monkeypatch):
     params = SamplingParams(temperature)
-    assert bias(case(CASCADES[kind], params=params), law(P, V), monkeypatch) < 1e-12
+    assert bias(case(CASCADES[kind], params=params), distribution(P, V), monkeypatch) < 1e-12
 
 
 class InnerClaim(CascadeDrafter):
-    """Says that its guesses are the inner drafter's."""
+    """Says that its draft tokens are the inner drafter's."""
 
     def propose(self, gamma, draw):
         draft = super().propose(gamma, draw)
         if draft.q is None:
             return draft
         q = draft.q.clone()
-        for b, (text, x) in enumerate(zip(self._reader.texts, self._guesses, strict=True)):
+        for b, (text, x) in enumerate(zip(self._reader.texts, self._draft_tokens, strict=True)):
             for i in range(len(x)):
-                q[b, i] = torch.from_numpy(law(Q, V)((*text, *x[:i])))
+                q[b, i] = torch.from_numpy(distribution(Q, V)((*text, *x[:i])))
         return Draft(draft.tokens, draft.lengths, q)
 
 
 class Choosy(CascadeDrafter):
-    """Drops a last guess that is unlikely."""
+    """Drops a last draft token that is unlikely."""
 
     def propose(self, gamma, draw):
         draft = super().propose(gamma, draw)
@@ -164,7 +167,7 @@ class Choosy(CascadeDrafter):
 
 
 class FirstClaim(MixtureDrafter):
-    """Says that all guesses are the first part's."""
+    """Says that all draft tokens are the first part's."""
 
     def propose(self, gamma, draw):
         draft = super().propose(gamma, draw)
@@ -194,16 +197,16 @@ class TargetsClaim(LMDrafter):
     ids=["inner-q", "drops", "first-q", "target-q"],
 )
 def test_lies_are_seen(liar, rule, monkeypatch):
-    assert bias(case(liar, RULES[rule]), law(P, V), monkeypatch) > VISIBLE
+    assert bias(case(liar, RULES[rule]), distribution(P, V), monkeypatch) > VISIBLE
 
 
 class NewInEveryStep(GridDraw):
     """The middle model's own tokens are drawn on the grid."""
 
-    def next_token(self, law: Tensor) -> Tensor:
+    def next_token(self, distribution: Tensor) -> Tensor:
         if self.keys[0].row == 0:  # the target's own
-            return super().next_token(law)
-        return self.shared(law, [(length, 0, Purpose.NEXT) for length in self.lengths])
+            return super().next_token(distribution)
+        return self.shared(distribution, [(length, 0, Purpose.NEXT) for length in self.lengths])
 
 
 class OldNoise(NewInEveryStep):
@@ -234,4 +237,4 @@ def test_proof_larger(size, gamma, steps, kind, rule, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "V", size)
     drafter = (CASCADES | MIXTURES)[kind]
     larger = Case(lambda: table(P), drafter, RULES[rule], gamma, steps=steps)
-    assert bias(larger, law(P, V), monkeypatch) < 1e-12
+    assert bias(larger, distribution(P, V), monkeypatch) < 1e-12

@@ -1,7 +1,8 @@
-"""Lenience keeps its word: two steps have the law that appendix A.5 gives, worked out naively.
+"""Lenience keeps its word: two steps have the distribution that appendix A.5 gives, worked out
+naively.
 
-Not the target's law: how far it is from that, and that the record's bound holds, is checked too.
-No chance is involved: 1e-12 is rounding.
+Not the target's distribution: how far it is from that, and that the record's bound holds, is
+checked too. No chance is involved: 1e-12 is rounding.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 
 import oracle
-from exact.guessers import Certain, Guesser
-from exact.worlds import Case, Table, bias, law_of
+from exact.drafters import Certain, FunctionDrafter
+from exact.worlds import Case, Table, bias, distribution_of
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.lenience import lenient
 from foretoken.sampling.verify import RULES, Outcome, block, speculative
@@ -30,17 +31,17 @@ def one_hot(text):
     return np.eye(V)[int(Q(text).argmax())]
 
 
-KINDS = {"q": (lambda: Guesser(Q), Q), "q None": (lambda: Certain(Q), one_hot)}
+KINDS = {"q": (lambda: FunctionDrafter(Q), Q), "q None": (lambda: Certain(Q), one_hot)}
 
 
-def lenient_law(p, q, lenience):
+def lenient_distribution(p, q, lenience):
     most = np.minimum(q, p / lenience)
     return most + (1 - most.sum()) * oracle.residual(p, q)
 
 
 def lenient_block(p, q, x, lenience):
-    laws = [lenient_law(p[i], q[i], lenience) for i in range(len(x))]
-    return oracle.block_verification(np.array([*laws, p[len(x)]]), q, x)
+    distributions = [lenient_distribution(p[i], q[i], lenience) for i in range(len(x))]
+    return oracle.block_verification(np.array([*distributions, p[len(x)]]), q, x)
 
 
 NAIVE = {"speculative": oracle.algorithm1, "block": lenient_block}
@@ -48,32 +49,38 @@ NAIVE = {"speculative": oracle.algorithm1, "block": lenient_block}
 
 def texts_of(monkeypatch, drafter, rule, lenience, steps=2, **how):
     case = Case(lambda: Table(P, V), drafter, rule, GAMMA, lenience=lenience, steps=steps, **how)
-    return {texts[0]: weight for texts, weight in law_of(case, monkeypatch).items()}
+    return {texts[0]: weight for texts, weight in distribution_of(case, monkeypatch).items()}
 
 
-def naive(verify, guess, lenience, steps=2):
-    return oracle.steps(P, guess, GAMMA, partial(verify, lenience=lenience), steps, PROMPT)
+def naive(verify, draft_token, lenience, steps=2):
+    return oracle.steps(P, draft_token, GAMMA, partial(verify, lenience=lenience), steps, PROMPT)
 
 
 @pytest.mark.parametrize("lenience", LENIENCES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES)
-def test_two_steps_have_the_law_of_the_appendix(rule, kind, lenience, monkeypatch):
-    """Algorithm 1 by the printed comparison and norm((p - q)+), nothing said of another law."""
-    drafter, guess = KINDS[kind]
+def test_two_steps_have_the_distribution_of_the_appendix(rule, kind, lenience, monkeypatch):
+    """Algorithm 1 by the printed comparison and norm((p - q)+), nothing said of another
+    distribution."""
+    drafter, draft_token = KINDS[kind]
     texts = texts_of(monkeypatch, drafter, RULES[rule], lenience)
-    assert tv(texts, naive(NAIVE[rule], guess, lenience)) < 1e-12
+    assert tv(texts, naive(NAIVE[rule], draft_token, lenience)) < 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_step_is_exact_for_another_law(rule, kind, monkeypatch):
-    """Whatever the rule, guesses have the law P_l and the token after a whole block has p."""
-    drafter, guess = KINDS[kind]
+def test_a_step_is_exact_for_another_distribution(rule, kind, monkeypatch):
+    """Whatever the rule, draft tokens have the distribution P_l and the token after a whole block
+    has p."""
+    drafter, draft_token = KINDS[kind]
 
     def other(text):
         whole = (*PROMPT, *text)
-        return lenient_law(P(whole), guess(whole), 0.3) if len(text) < GAMMA else P(whole)
+        return (
+            lenient_distribution(P(whole), draft_token(whole), 0.3)
+            if len(text) < GAMMA
+            else P(whole)
+        )
 
     texts = texts_of(monkeypatch, drafter, RULES[rule], 0.3, steps=1)
     assert tv(extend(texts, other, GAMMA + 1), joint(other, GAMMA + 1)) < 1e-12
@@ -82,8 +89,8 @@ def test_a_step_is_exact_for_another_law(rule, kind, monkeypatch):
 @pytest.mark.parametrize("lenience", LENIENCES)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_recorded_biases_bound_the_distance(rule, lenience, monkeypatch):
-    """Total variation over texts is at most the expected sum of alpha_l - alpha over the guesses
-    judged; and it is not zero."""
+    """Total variation over texts is at most the expected sum of alpha_l - alpha over the draft
+    tokens judged; and it is not zero."""
 
     def at(text):
         p, q = P(text), Q(text)
@@ -111,13 +118,13 @@ def test_the_recorded_biases_bound_the_distance(rule, lenience, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_lenience(kind, lenience, monkeypatch):
     """Two steps at temperature 0; no token has less than l times the likeliest's probability."""
-    drafter, guess = KINDS[kind]
+    drafter, draft_token = KINDS[kind]
     texts = texts_of(monkeypatch, drafter, block, lenience, params=SamplingParams())
-    assert tv(texts, naive(oracle.lenient_greedy, guess, lenience)) < 1e-12
+    assert tv(texts, naive(oracle.lenient_greedy, draft_token, lenience)) < 1e-12
     for text in texts:
         for i, token in enumerate(text):
-            law = P((*PROMPT, *text[:i]))
-            assert law[token] >= lenience * law.max() - 1e-12
+            distribution = P((*PROMPT, *text[:i]))
+            assert distribution[token] >= lenience * distribution.max() - 1e-12
 
 
 # Negative controls: what is nearly lenience must be told from it
@@ -126,9 +133,9 @@ def test_greedy_lenience(kind, lenience, monkeypatch):
 class OtherResidual(Outcome):
     """After a rejection norm((p - l q)+), which the paper's text allows too."""
 
-    def next_law(self, n):
+    def next_distribution(self, n):
         o = Outcome(self.survival, self.p, self.q * 0.3, self.x, self.lengths, self.scale)
-        return o.next_law(n)
+        return o.next_distribution(n)
 
 
 def upside_down(p, q, x, lengths):
@@ -144,9 +151,11 @@ def other_residual(p, q, x, lengths):
 def bonus_too(p, q, x, lengths):
     """The bonus is biased as well."""
     o = lenient(speculative, 0.3)(p, q, x, lengths)
-    law = o.p.clone()
-    law[:, -1] = law[:, -1] ** 2 / (law[:, -1] ** 2).sum(-1, keepdim=True)
-    return Outcome(o.survival, law, o.q, o.x, o.lengths, o.scale)
+    distribution = o.p.clone()
+    distribution[:, -1] = distribution[:, -1] ** 2 / (distribution[:, -1] ** 2).sum(
+        -1, keepdim=True
+    )
+    return Outcome(o.survival, distribution, o.q, o.x, o.lengths, o.scale)
 
 
 @pytest.mark.parametrize("rule", [upside_down, other_residual, bonus_too, speculative])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from exact.guessers import Dropper, GreedyClaimsLaw, Guesser, RoundedClaim
-from exact.worlds import Case, Table, WorldDraw, bias, law_of, standardized
+from exact.drafters import Dropper, FunctionDrafter, GreedyClaimsDistribution, RoundedClaim
+from exact.worlds import Case, Table, WorldDraw, bias, distribution_of, standardized
 from foretoken.request import Request
 from foretoken.sampling.distributions import sample
 from foretoken.sampling.keys import Purpose, RowKey
@@ -26,31 +26,31 @@ VISIBLE = 1e-3
 KEY = RowKey(0, 0)
 
 
-def case(drafter=lambda: Guesser(Q), rule: Rule = speculative, **changes) -> Case:
+def case(drafter=lambda: FunctionDrafter(Q), rule: Rule = speculative, **changes) -> Case:
     return Case(lambda: Table(P, V), drafter, rule, GAMMA, **changes)
 
 
 class WithoutResidual(Outcome):
     """After a rejection the next token comes from p, as if nothing had been tried."""
 
-    def next_law(self, n: Tensor) -> Tensor:
+    def next_distribution(self, n: Tensor) -> Tensor:
         return self.p[torch.arange(len(n)), n]
 
 
 class FromNextRow(Outcome):
     """The replacement is taken from the row below."""
 
-    def next_law(self, n: Tensor) -> Tensor:
-        return Outcome.next_law(self, n).roll(1, 0)
+    def next_distribution(self, n: Tensor) -> Tensor:
+        return Outcome.next_distribution(self, n).roll(1, 0)
 
 
 class OverwrittenTarget(Outcome):
     """p is overwritten by the first residual, and then read again as p."""
 
-    def next_law(self, n: Tensor) -> Tensor:
-        residual = Outcome.next_law(self, n)
+    def next_distribution(self, n: Tensor) -> Tensor:
+        residual = Outcome.next_distribution(self, n)
         self.p.copy_(residual[:, None].expand_as(self.p))
-        return Outcome.next_law(self, n)
+        return Outcome.next_distribution(self, n)
 
 
 def with_outcome(kind: type[Outcome], rule: Rule) -> Rule:
@@ -62,14 +62,14 @@ def with_outcome(kind: type[Outcome], rule: Rule) -> Rule:
 
 
 def greedy_at_any_temperature(p, q, x, lengths):
-    """Keeps a guess exactly where it is the target's likeliest token."""
+    """Keeps a draft token exactly where it is the target's likeliest token."""
     o = speculative(p, q, x, lengths)
     best = p[:, : x.shape[1]].argmax(-1) == x
     return replace(o, survival=best.double().where(o.survival >= 0, 0.0).cumprod(1))
 
 
-def next_guess_decides(p, q, x, lengths):
-    """Token-level acceptance that looks at the law one position too early."""
+def next_draft_token_decides(p, q, x, lengths):
+    """Token-level acceptance that looks at the distribution one position too early."""
     early = p.roll(1, 1)
     return replace(speculative(early, q, x, lengths), p=p)
 
@@ -85,13 +85,13 @@ def test_a_wrong_replacement(kind, rule, monkeypatch):
     assert bias(case(rule=with_outcome(kind, rule)), P, monkeypatch) > VISIBLE
 
 
-@pytest.mark.parametrize("rule", [greedy_at_any_temperature, next_guess_decides])
+@pytest.mark.parametrize("rule", [greedy_at_any_temperature, next_draft_token_decides])
 def test_a_wrong_rule(rule, monkeypatch):
     assert bias(case(rule=rule), P, monkeypatch) > VISIBLE
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("liar", [GreedyClaimsLaw, RoundedClaim, Dropper])
+@pytest.mark.parametrize("liar", [GreedyClaimsDistribution, RoundedClaim, Dropper])
 def test_a_drafter_that_lies(liar, rule, monkeypatch):
     assert bias(case(lambda: liar(Q), rule), P, monkeypatch) > VISIBLE
 
@@ -100,15 +100,21 @@ def first_steps(kind: type[Outcome], monkeypatch) -> float:
     """The bias of the first of two rows after one step, alone in their batch."""
     rows = (Request([0], 100, KEY), Request([1, 0, 1], 100, KEY))
     p, q = random_model(1, 2), random_model(2, 2)
-    law: dict = {}
+    distribution: dict = {}
     wrong = with_outcome(kind, speculative)
     two = Case(
-        lambda: Table(p, 2), lambda: Guesser(q), wrong, 1, rows=rows, steps=1, together=False
+        lambda: Table(p, 2),
+        lambda: FunctionDrafter(q),
+        wrong,
+        1,
+        rows=rows,
+        steps=1,
+        together=False,
     )
-    for texts, weight in law_of(two, monkeypatch).items():
-        law[texts[0]] = law.get(texts[0], 0.0) + weight
+    for texts, weight in distribution_of(two, monkeypatch).items():
+        distribution[texts[0]] = distribution.get(texts[0], 0.0) + weight
     own = standardized(p, two.params, (0,))
-    return tv(extend(law, own, 2), joint(own, 2))
+    return tv(extend(distribution, own, 2), joint(own, 2))
 
 
 def test_a_replacement_from_another_row(monkeypatch):
@@ -117,7 +123,8 @@ def test_a_replacement_from_another_row(monkeypatch):
 
 
 def on_a_grid(seed: int, V: int, cells: int):
-    """A model whose laws are multiples of 1 / cells: as many uniforms integrate it exactly."""
+    """A model whose distributions are multiples of 1 / cells: as many uniforms integrate it
+    exactly."""
     smooth = random_model(seed, V, sharpness=2.0)
 
     def model(text):
@@ -132,39 +139,41 @@ class GridDraw(WorldDraw):
 
     CELLS = 8
 
-    def shared(self, laws: Tensor, names: list[tuple]) -> Tensor:
+    def shared(self, distributions: Tensor, names: list[tuple]) -> Tensor:
         u = []
         for key, name in zip(self.keys, names, strict=True):
             cell = self.wave[key.seed].take((key.row, *name), [1 / self.CELLS] * self.CELLS)
             u.append((cell + 0.5) / self.CELLS)
-        return sample(laws, torch.tensor(u, dtype=torch.float64))
+        return sample(distributions, torch.tensor(u, dtype=torch.float64))
 
 
 class ByCommittedLength(GridDraw):
     """What the package does, on the grid."""
 
-    def __call__(self, law: Tensor, i: int) -> Tensor:
-        return self.shared(law, [(length, i, Purpose.DRAFT) for length in self.lengths])
+    def __call__(self, distribution: Tensor, i: int) -> Tensor:
+        return self.shared(distribution, [(length, i, Purpose.DRAFT) for length in self.lengths])
 
 
 class ByPosition(GridDraw):
     """A position that is drafted again after a rejection meets its old noise."""
 
-    def __call__(self, law: Tensor, i: int) -> Tensor:
-        return self.shared(law, [(length + i, 0, Purpose.DRAFT) for length in self.lengths])
+    def __call__(self, distribution: Tensor, i: int) -> Tensor:
+        return self.shared(
+            distribution, [(length + i, 0, Purpose.DRAFT) for length in self.lengths]
+        )
 
 
 class OneStream(ByCommittedLength):
-    """The next token is drawn with the noise of the first guess."""
+    """The next token is drawn with the noise of the first draft token."""
 
-    def next_token(self, law: Tensor) -> Tensor:
-        return self.shared(law, [(length, 0, Purpose.DRAFT) for length in self.lengths])
+    def next_token(self, distribution: Tensor) -> Tensor:
+        return self.shared(distribution, [(length, 0, Purpose.DRAFT) for length in self.lengths])
 
 
 def grid_bias(draw: type[GridDraw], gamma: int, steps: int, monkeypatch) -> float:
     p, q = on_a_grid(5, 2, draw.CELLS), on_a_grid(6, 2, draw.CELLS)
     return bias(
-        Case(lambda: Table(p, 2), lambda: Guesser(q), block, gamma, steps=steps, draw=draw),
+        Case(lambda: Table(p, 2), lambda: FunctionDrafter(q), block, gamma, steps=steps, draw=draw),
         p,
         monkeypatch,
     )
@@ -177,7 +186,7 @@ def test_noise_keyed_by_position_alone(monkeypatch):
     assert grid_bias(ByPosition, 2, 2, monkeypatch) > VISIBLE
 
 
-def test_one_stream_for_the_guess_and_the_next_token(monkeypatch):
+def test_one_stream_for_the_draft_token_and_the_next_token(monkeypatch):
     """The residual is no multiple of a cell: the shared noise is integrated to 1 / CELLS only."""
     monkeypatch.setattr(GridDraw, "CELLS", 64)
     assert grid_bias(ByCommittedLength, 1, 1, monkeypatch) < 1e-12

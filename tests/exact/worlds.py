@@ -28,7 +28,7 @@ from foretoken.sampling.distributions import SamplingParams, sample
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import Purpose, RowKey
 from foretoken.sampling.verify import Outcome, Rule
-from oracle import Model as Law
+from oracle import Model as Distribution
 from oracle import Text, extend, joint, standardize, tv
 
 Name = tuple[Hashable, ...]  # of a draw, as row, committed length, offset and purpose
@@ -39,8 +39,8 @@ Path = dict[Name, tuple[int, float]]  # the outcome taken wherever there were se
 class World:
     """One course: follows `path`, then the first possible outcome; `others` branch off it.
 
-    A draw that is thrown away, for a row that wanted no guess, may come or not, as the row's mates
-    have it: it counts by being on the path.
+    A draw that is thrown away, for a row that wanted no draft token, may come or not, as the other
+    rows have it: it counts by being on the path.
     """
 
     path: Path
@@ -50,13 +50,13 @@ class World:
     def weight(self) -> float:
         return math.prod(chance for _, chance in self.path.values())
 
-    def take(self, name: Name, law: list[float]) -> int:
+    def take(self, name: Name, distribution: list[float]) -> int:
         """The outcome of the draw of that name; a second draw of one name is no new chance."""
-        possible = [k for k, mass in enumerate(law) if mass > 0]
+        possible = [k for k, mass in enumerate(distribution) if mass > 0]
         if len(possible) == 1:  # a number that decides nothing is as good as new
             return possible[0]
         if name not in self.path:
-            ways = [{**self.path, name: (k, law[k] / sum(law))} for k in possible]
+            ways = [{**self.path, name: (k, distribution[k] / sum(distribution))} for k in possible]
             self.path = ways[0]
             self.others += ways[1:]
         return self.path[name][0]
@@ -67,8 +67,8 @@ class WorldDraw(Draw):
 
     wave: list[World]
 
-    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        ids = sample(law, self.middles(law, i, Purpose.DRAFT))
+    def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+        ids = sample(distribution, self.middles(distribution, i, Purpose.DRAFT))
         self._note(ids, i)
         return ids
 
@@ -77,24 +77,26 @@ class WorldDraw(Draw):
         return [RowKey(key.seed, hash((key.row, *name))) for key, *name in names]
 
     def kept(self, outcome: Outcome) -> Tensor:
-        # the most guesses are kept for the least u
-        return outcome.n(1 - self.middles(outcome.n_law, 0, Purpose.ACCEPT))
+        # the most draft tokens are kept for the least u
+        return outcome.n(1 - self.middles(outcome.n_distribution, 0, Purpose.ACCEPT))
 
-    def next_token(self, law: Tensor) -> Tensor:
-        return sample(law, self.middles(law, 0, Purpose.NEXT))
+    def next_token(self, distribution: Tensor) -> Tensor:
+        return sample(distribution, self.middles(distribution, 0, Purpose.NEXT))
 
-    def middles(self, laws: Tensor, i: int, purpose: Purpose) -> Tensor:
-        """For each row the middle of the interval of [0, 1), cut by its law, that it takes."""
+    def middles(self, distributions: Tensor, i: int, purpose: Purpose) -> Tensor:
+        """For each row the middle of the interval of [0, 1), cut by its distribution, that it
+        takes."""
         middles = []
-        names = zip(self.keys, self.lengths, self.offsets, laws.tolist(), strict=True)
-        for key, length, first, law in names:
-            k = self.wave[key.seed].take((key.row, length, first + i, purpose), law)
-            middles.append((sum(law[:k]) + law[k] / 2) / sum(law))
+        names = zip(self.keys, self.lengths, self.offsets, distributions.tolist(), strict=True)
+        for key, length, first, distribution in names:
+            k = self.wave[key.seed].take((key.row, length, first + i, purpose), distribution)
+            middles.append((sum(distribution[:k]) + distribution[k] / 2) / sum(distribution))
         return torch.tensor(middles, dtype=torch.float64)
 
 
 class Table(TableModel):
-    """Rows that draw a guess which nobody asked for meet a certain law: no world branches there."""
+    """Rows that draw a draft token which nobody asked for meet a certain distribution: no world
+    branches there."""
 
     def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
         logits = super().score(blocks, need)
@@ -126,23 +128,24 @@ class Case:
     lenience: float = 1.0
 
 
-def law_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
-    """The law of what `case.steps` steps make of the rows: new tokens of each -> probability."""
-    law: dict[tuple[Text, ...], float] = {}
+def distribution_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
+    """The distribution of what `case.steps` steps make of the rows: new tokens of each ->
+    probability."""
+    distribution: dict[tuple[Text, ...], float] = {}
     wave = [World({})]
     while wave:
         batches = [wave] if case.together else [[world] for world in wave]
         for batch in batches:
             for world, texts in zip(batch, _run(case, batch, monkeypatch), strict=True):
-                law[texts] = law.get(texts, 0.0) + world.weight
+                distribution[texts] = distribution.get(texts, 0.0) + world.weight
         wave = [World(path) for world in wave for path in world.others]
-    return law
+    return distribution
 
 
 def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
-    judge = check(case.gamma, case.rule, case.lenience)
+    verifier = check(case.gamma, case.rule, case.lenience)
     draw = type("ThisWave", (case.draw,), {"wave": wave})
-    monkeypatch.setattr(type(judge), "draws", draw)
+    monkeypatch.setattr(type(verifier), "draws", draw)
     target = case.target()
     rows = [
         Row.of(replace(request, key=RowKey(w, b), params=case.params or request.params))
@@ -152,7 +155,7 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     for row in rows:
         controls = chain(row.request, target.vocab_size, matcher=case.matcher())
         row.controls = case.controls(controls)
-    run = Batch(target, case.drafter()).run(rows, judge, Fixed(case.gamma))
+    run = Batch(target, case.drafter()).run(rows, verifier, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
     run.close()
@@ -161,10 +164,11 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     return [tuple(texts[w * width : (w + 1) * width]) for w in range(len(wave))]
 
 
-def standardized(model: Law, params: SamplingParams, prompt: Text) -> Law:
-    """The target's law of new tokens behind `prompt`; nothing but zeros where no token is left."""
+def standardized(model: Distribution, params: SamplingParams, prompt: Text) -> Distribution:
+    """The target's distribution of new tokens behind `prompt`; nothing but zeros where no token is
+    left."""
 
-    def law(text):
+    def distribution(text):
         possible = model((*prompt, *text))
         if not possible.any():
             return possible
@@ -172,15 +176,18 @@ def standardized(model: Law, params: SamplingParams, prompt: Text) -> Law:
             logits = np.log(possible)
         return standardize(logits, params.temperature, params.top_k, params.top_p, params.min_p)
 
-    return law
+    return distribution
 
 
-def bias(case: Case, model: Law, monkeypatch) -> float:
-    """Total variation from the target's law, the texts of a single row completed by the target."""
+def bias(case: Case, model: Distribution, monkeypatch) -> float:
+    """Total variation from the target's distribution, the texts of a single row completed by the
+    target."""
     (request,) = case.rows
-    law = {texts[0]: weight for texts, weight in law_of(case, monkeypatch).items()}
+    distribution = {
+        texts[0]: weight for texts, weight in distribution_of(case, monkeypatch).items()
+    }
     prompt = (*(request.source or ()), *request.prompt)
     own = standardized(model, case.params or request.params, prompt)
     length = min(request.limit, case.steps * (case.gamma + 1))
-    assert abs(sum(law.values()) - 1) < 1e-12
-    return tv(extend(law, own, length, request.eos), joint(own, length, request.eos))
+    assert abs(sum(distribution.values()) - 1) < 1e-12
+    return tv(extend(distribution, own, length, request.eos), joint(own, length, request.eos))

@@ -57,34 +57,34 @@ class Callers(RuleBasedStateMachine):
         self.over: dict[int, str] = {}
         self.pieces: tuple[Asked, Generator[Piece, None, Any], list[int]] | None = None
 
-    def wish(self, data: st.DataObject) -> Asked:
+    def sampling(self, data: st.DataObject) -> Asked:
         return data.draw(requests(self.how, RUNTIMES[self.runtime].noise() > 0))
 
-    def predicting(self, wish: Asked, how: str) -> Asked:
+    def predicting(self, sampling: Asked, how: str) -> Asked:
         """The same request, with a prediction of its text."""
-        own = self.alone(wish).tokens if how in ("right", "edited") else []
+        own = self.alone(sampling).tokens if how in ("right", "edited") else []
         texts = {"right": own, "edited": [*own[:2], 7, *own[4:]], "useless": [301] * 9}
-        return replace(wish, prediction=tuple(texts.get(how, ())))
+        return replace(sampling, prediction=tuple(texts.get(how, ())))
 
     @rule(
         data=st.data(), prediction=st.sampled_from(["none", "none", "right", "edited", "useless"])
     )
     def add(self, data: st.DataObject, prediction: str) -> None:
-        wish = self.predicting(self.wish(data), prediction)
+        sampling = self.predicting(self.sampling(data), prediction)
         room = self.rows + WAITING - len(self.asked)
         try:
             id = self.engine.add(
-                list(wish.prompt),
-                cache_salt=wish.salt,
+                list(sampling.prompt),
+                cache_salt=sampling.salt,
                 priority=data.draw(st.integers(0, 1)),
-                prediction=list(wish.prediction),
-                **wish.options,
+                prediction=list(sampling.prediction),
+                **sampling.options,
             )
         except InputError as error:
             assert not room and "requests wait already" in str(error)
             return
         assert room > 0 and id not in self.tokens
-        self.asked[id], self.tokens[id], self.texts[id] = wish, [], ""
+        self.asked[id], self.tokens[id], self.texts[id] = sampling, [], ""
 
     @rule(steps=st.integers(1, 4))
     def step(self, steps: int) -> None:
@@ -93,24 +93,27 @@ class Callers(RuleBasedStateMachine):
                 self.told(event)
 
     def told(self, event: Event) -> None:
-        wish = self.asked[event.id]  # nothing of what has ended
+        sampling = self.asked[event.id]  # nothing of what has ended
         self.tokens[event.id] += event.tokens
         self.texts[event.id] += event.text or ""
         completion = event.completion
         assert (completion is None) == (event.finish_reason is None)
-        if wish.params.logprobs is not None:
+        if sampling.params.logprobs is not None:
             assert len(event.logprobs or []) == len(event.tokens)
-        self.alone.require(wish, self.tokens[event.id], completion)
+        self.alone.require(sampling, self.tokens[event.id], completion)
         if completion is None:
             return
         assert (
             completion.tokens == self.tokens[event.id] and completion.text == self.texts[event.id]
         )
-        assert completion.finish_reason == event.finish_reason and completion.seed == (wish.seed, 1)
+        assert completion.finish_reason == event.finish_reason and completion.seed == (
+            sampling.seed,
+            1,
+        )
         stats = completion.stats
         assert (
             stats.rounds == len(completion.steps)
-            and len(completion.tokens) <= wish.params.max_new_tokens
+            and len(completion.tokens) <= sampling.params.max_new_tokens
         )
         assert stats.accepted <= stats.drafted
         assert sum((step.kept for step in completion.steps), ()) == tuple(completion.tokens)
@@ -154,35 +157,35 @@ class Callers(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def generate_beside(self, data: st.DataObject) -> None:
-        wish = self.wish(data)
-        made = self.spec.requests([list(wish.prompt)], [wish.params], [(wish.seed, 1)])
-        judge = moving.check(wish.gamma, self.how, 1.0)
-        (completion,) = self.spec.completions(self.spec.rows(made), judge, wish.gamma)
-        self.alone.require(wish, completion.tokens, completion)
+        sampling = self.sampling(data)
+        made = self.spec.requests([list(sampling.prompt)], [sampling.params], [(sampling.seed, 1)])
+        verifier = moving.check(sampling.gamma, self.how, 1.0)
+        (completion,) = self.spec.completions(self.spec.rows(made), verifier, sampling.gamma)
+        self.alone.require(sampling, completion.tokens, completion)
 
     @precondition(lambda self: self.pieces is None)
     @rule(data=st.data())
     def open_a_stream(self, data: st.DataObject) -> None:
-        wish = self.wish(data)
-        options = {**wish.options, "seed": [(wish.seed, 1)], "rule": self.how}
-        self.pieces = wish, self.spec.stream([list(wish.prompt)], **options), []
+        sampling = self.sampling(data)
+        options = {**sampling.options, "seed": [(sampling.seed, 1)], "rule": self.how}
+        self.pieces = sampling, self.spec.stream([list(sampling.prompt)], **options), []
 
     @precondition(lambda self: self.pieces is not None)
     @rule(count=st.integers(1, 3), leave=st.booleans())
     def read_the_stream(self, count: int, leave: bool) -> None:
         assert self.pieces is not None
-        wish, pieces, tokens = self.pieces
+        sampling, pieces, tokens = self.pieces
         try:
             for _ in range(count):
                 tokens += next(pieces).tokens
         except StopIteration as end:
-            self.alone.require(wish, tokens, end.value)
+            self.alone.require(sampling, tokens, end.value)
             self.pieces = None
         except Exception:
-            assert self.alone(wish).error is not None
+            assert self.alone(sampling).error is not None
             self.pieces = None
         else:
-            self.alone.require(wish, tokens, None)
+            self.alone.require(sampling, tokens, None)
             if leave:
                 pieces.close()
                 self.pieces = None
@@ -240,7 +243,7 @@ QUIET = {
 
 
 def play(runtime: str, patch: pytest.MonkeyPatch, examples: int, steps: int) -> Counter[str]:
-    """How its requests ended, and how many guesses were kept."""
+    """How its requests ended, and how many draft tokens were kept."""
     moving.steady_times(patch)
     counts = Counter[str]()
     machine = type("CallersOn", (Callers,), {"runtime": runtime, "seen": counts})

@@ -1,4 +1,4 @@
-"""The guesses of `LookupDrafter` against a search through the whole text."""
+"""The draft tokens of `LookupDrafter` against a search through the whole text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def naive(source: list[int], text: list[int], gamma: int) -> list[int]:
     whole = [*source, BARRIER, *text] if source else text
     lengths = (n for n in range(len(text), 0, -1) if ends(whole, text[len(text) - n :]))
     matched = next(lengths, 0)
-    run, guesses, chance = text[len(text) - matched :] if matched else [], list[int](), 1.0
-    while run and len(guesses) < gamma:
+    run, draft_tokens, chance = text[len(text) - matched :] if matched else [], list[int](), 1.0
+    while run and len(draft_tokens) < gamma:
         places = ends(whole, run)
         if not places:  # the text's end: it goes on as behind the match
             run = text[len(text) - matched :]
@@ -37,15 +37,15 @@ def naive(source: list[int], text: list[int], gamma: int) -> list[int]:
             break
         tokens = [token for token, _ in after]
         token = max(after, key=lambda found: (tokens.count(found[0]), found[1]))[0]
-        chance *= tokens.count(token) / (len(places) + 1 / (matched + len(guesses)))
+        chance *= tokens.count(token) / (len(places) + 1 / (matched + len(draft_tokens)))
         if chance < SURE:
             break
-        guesses.append(token)
+        draft_tokens.append(token)
         run = [*run, token]
-    return guesses
+    return draft_tokens
 
 
-def guesses(drafter: LookupDrafter, gamma: list[int], greedy: bool = False) -> list[list[int]]:
+def draft_tokens(drafter: LookupDrafter, gamma: list[int], greedy: bool = False) -> list[list[int]]:
     keys, params = [RowKey(0, b) for b in range(len(gamma))], SamplingParams(0.0 if greedy else 1.0)
     draft = drafter.propose(gamma, Draw(keys, [0] * len(gamma), [params] * len(gamma)))
     assert draft.q is None and draft.calls == 0
@@ -55,14 +55,14 @@ def guesses(drafter: LookupDrafter, gamma: list[int], greedy: bool = False) -> l
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3), st.data())
-def test_guesses_are_those_of_a_full_search(rows, data):
+def test_draft_tokens_are_those_of_a_full_search(rows, data):
     """Sources, growth by commits of any size, rows that leave: always the naive answer."""
     drafter = LookupDrafter()
     sources, texts = [list(s) for s, _ in rows], [list(t) for _, t in rows]
     drafter.start(list(range(len(rows))), [list(t) for t in texts], [list(s) for s in sources])
     for _ in range(4):
         gamma = [data.draw(st.integers(0, 6)) for _ in texts]
-        assert guesses(drafter, gamma) == list(map(naive, sources, texts, gamma))
+        assert draft_tokens(drafter, gamma) == list(map(naive, sources, texts, gamma))
         commits = [data.draw(st.lists(IDS, max_size=4)) for _ in texts]
         drafter.commit(commits)
         for text, tokens in zip(texts, commits, strict=True):
@@ -80,7 +80,7 @@ def test_how_the_text_arrived_does_not_matter(text, cut):
     whole.start([0], [text], None)
     parts.start([0], [text[:cut]], None)
     parts.commit([text[cut:]])
-    assert guesses(whole, [5]) == guesses(parts, [5])
+    assert draft_tokens(whole, [5]) == draft_tokens(parts, [5])
 
 
 @settings(deadline=None)
@@ -98,4 +98,4 @@ def test_only_outputs_of_the_same_salt_are_read(before, text, salt):
                 drafter.leave([0])
         drafter.salted(salt)
         drafter.start([0], [text], None)
-    assert guesses(every, [5], greedy=True) == guesses(own, [5], greedy=True)
+    assert draft_tokens(every, [5], greedy=True) == draft_tokens(own, [5], greedy=True)

@@ -80,12 +80,12 @@ def test_going_back(kind, data):
     new: list[list[int]] = [[], []]
     for _ in range(3):
         commits = [data.draw(IDS) for _ in texts]
-        if data.draw(st.booleans()):  # what is kept is then some guesses and one more token
+        if data.draw(st.booleans()):  # what is kept is then some draft tokens and one more token
             draft = drafter.propose(
                 [data.draw(st.integers(0, 3)) for _ in texts], draw([1, 3], 1.0)
             )
-            guesses = zip(draft.tokens.tolist(), draft.lengths.tolist(), commits, strict=True)
-            commits = [[*ids[: min(n, len(own))], 1] for ids, n, own in guesses]
+            draft_tokens = zip(draft.tokens.tolist(), draft.lengths.tolist(), commits, strict=True)
+            commits = [[*ids[: min(n, len(own))], 1] for ids, n, own in draft_tokens]
         drafter.commit([list(x) for x in commits])
         new = [x + y for x, y in zip(new, commits, strict=True)]
         back = [data.draw(st.integers(0, len(x))) for x in new]

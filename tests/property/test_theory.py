@@ -1,4 +1,4 @@
-"""Section 3: what holds for every alpha, gamma, c and pair of laws."""
+"""Section 3: what holds for every alpha, gamma, c and pair of distributions."""
 
 import numpy as np
 import pytest
@@ -23,15 +23,16 @@ NOISE = 1 + 1e-12
 
 
 @st.composite
-def law_pairs(draw):
-    """Two laws of whole numbers over their sum, so that equal and disjoint ones are frequent."""
+def distribution_pairs(draw):
+    """Two distributions of whole numbers over their sum, so that equal and disjoint ones are
+    frequent."""
     V = draw(st.integers(2, 6))
     weights = st.lists(st.integers(0, 4), min_size=V, max_size=V).filter(any)
     p, q = (np.array(draw(weights), dtype=float) for _ in range(2))
     return p / p.sum(), q / q.sum()
 
 
-@given(law_pairs())
+@given(distribution_pairs())
 def test_d_lk(pair):
     """Corollary 3.4 and Theorem 3.5."""
     p, q = pair
@@ -43,7 +44,7 @@ def test_d_lk(pair):
     assert (distance > 1 - 1e-12) == (not np.any((p > 0) & (q > 0)))
 
 
-@given(law_pairs())
+@given(distribution_pairs())
 def test_match_probability(pair):
     """Bounded by total variation (arXiv 2408.07978), and the same from either side."""
     p, q = pair
@@ -55,7 +56,7 @@ def test_match_probability(pair):
     assert match == pytest.approx(plainly, abs=1e-12)
 
 
-@given(st.lists(law_pairs(), min_size=1, max_size=5))
+@given(st.lists(distribution_pairs(), min_size=1, max_size=5))
 def test_alpha_is_one_minus_the_mean_distance(pairs):
     """Corollary 3.6."""
     alpha = theory.alpha([theory.beta(p, q) for p, q in pairs])
@@ -102,7 +103,7 @@ def test_monotone_in_cost(alpha: float, gamma: int, a: float, b: float):
 
 
 @given(probabilities, gammas, costs)
-def test_more_guesses_more_tokens_and_operations(alpha: float, gamma: int, c_hat: float):
+def test_more_draft_tokens_more_tokens_and_operations(alpha: float, gamma: int, c_hat: float):
     assert expected_tokens(alpha, gamma) <= expected_tokens(alpha, gamma + 1)
     less, more = (operations_factor(alpha, g, c_hat) for g in (gamma, gamma + 1))
     assert 1 <= less * NOISE and less <= more * NOISE
@@ -141,7 +142,7 @@ def test_oracle_bounds(alpha: float, c: float):
 
 
 @given(probabilities, st.floats(0.01, 9), st.floats(0.01, 9), costs)
-def test_execution_improves_where_the_guess_costs_less_than_it_saves(
+def test_execution_improves_where_the_draft_token_costs_less_than_it_saves(
     beta: float, f: float, g: float, q: float
 ):
     """It improves exactly where q < beta min(f, g), and never more than twofold."""
@@ -151,8 +152,8 @@ def test_execution_improves_where_the_guess_costs_less_than_it_saves(
         assert theory.execution_improves(beta, f, g, q) == (factor > 1)
 
 
-@given(law_pairs())
-def test_guesses_at_random_always_gain(pair):
+@given(distribution_pairs())
+def test_draft_tokens_at_random_always_gain(pair):
     """Section 3.6: a token drawn uniformly is kept with 1 / V at least, whatever the target, and
     costs nothing."""
     p = pair[0]
@@ -162,13 +163,13 @@ def test_guesses_at_random_always_gain(pair):
 
 
 @given(probabilities, gammas)
-def test_where_guesses_cost_nothing_the_factor_is_that_of_the_tokens(alpha: float, gamma: int):
+def test_where_draft_tokens_cost_nothing_the_factor_is_that_of_the_tokens(alpha: float, gamma: int):
     """Section 3.6, negligible-cost models: equation 1, bounded by 1 / (1 - alpha)."""
     assert walltime_factor(alpha, gamma, c=0) == expected_tokens(alpha, gamma)
     assert walltime_factor(alpha, gamma, c=0) <= theory.factor_bound(alpha) * NOISE
 
 
-@given(law_pairs(), st.floats(0.05, 1), st.floats(0.05, 1))
+@given(distribution_pairs(), st.floats(0.05, 1), st.floats(0.05, 1))
 def test_lenient_acceptance_is_concave_in_one_over_lenience(pair, a: float, b: float):
     """Appendix A.5: alpha_l = sum min(p/l, q); nothing is above alpha / l."""
     between = 2 / (1 / a + 1 / b)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import pairs
-from exact.guessers import Certain, Dropper, GreedyClaimsLaw, Guesser, RoundedClaim
+from exact.drafters import Certain, Dropper, FunctionDrafter, GreedyClaimsDistribution, RoundedClaim
 from foretoken import load
 from foretoken.drafters.blockwise import Heads
 from foretoken.drafters.cascade import CascadeDrafter
@@ -45,19 +45,19 @@ from pairs import relative, target
 V = 6
 P, Q = random_model(31, V), random_model(32, V)
 PROMPTS = [[0], [3, 1]]
-PLAN = CertificatePlan(gamma=2, texts=64, greedy=16, laws=(SamplingParams(1.0),))
+PLAN = CertificatePlan(gamma=2, texts=64, greedy=16, distributions=(SamplingParams(1.0),))
 
 
 def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
-    spec = Speculator(target or TableModel(P, V), drafter or Guesser(Q))
+    spec = Speculator(target or TableModel(P, V), drafter or FunctionDrafter(Q))
     return certify(spec, prompts, replace(PLAN, **changes))
 
 
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [
-        (lambda: Guesser(Q), "speculative"),
-        (lambda: Guesser(Q), "block"),
+        (lambda: FunctionDrafter(Q), "speculative"),
+        (lambda: FunctionDrafter(Q), "block"),
         (lambda: Certain(Q), "block"),
         (lambda: LMDrafter(TableModel(Q, V), V), "block"),
     ],
@@ -76,11 +76,13 @@ def test_honest_pairs_pass(drafter, rule):
 def test_a_weak_draft_in_coupled_mode_passes(kind):
     """What is guessed again after a rejection is guessed by the same noise: no new number."""
     wide = 40
-    law, drafter = random_model(31, wide), UniformDrafter(wide)
+    distribution, drafter = random_model(31, wide), UniformDrafter(wide)
     if kind == "cascade":
         drafter = CascadeDrafter(TableModel(random_model(32, wide), wide), drafter)
     gamma, texts = (7, 128) if kind == "uniform" else (4, 48)
-    certificate = issue(drafter, TableModel(law, wide), rule="coupled", gamma=gamma, texts=texts)
+    certificate = issue(
+        drafter, TableModel(distribution, wide), rule="coupled", gamma=gamma, texts=texts
+    )
     assert certificate.verdict == "lossless" and certificate.faults == []
     (counted,) = {test.n for test in certificate.tests if test.of == "guesses"}
     places = len(PROMPTS) * texts * (2 * gamma + 1)
@@ -106,9 +108,9 @@ def test_more_prompts_than_are_sampled():
     }
 
 
-def test_every_law_is_certified():
-    laws = (SamplingParams(1.0), SamplingParams(0.7, top_k=3))
-    certificate = issue(laws=laws, texts=48)
+def test_every_distribution_is_certified():
+    distributions = (SamplingParams(1.0), SamplingParams(0.7, top_k=3))
+    certificate = issue(distributions=distributions, texts=48)
     assert certificate.verdict == "lossless"
     assert (
         sum(test.name.startswith("temperature 0.7, top-k 3: ") for test in certificate.tests) == 9
@@ -118,19 +120,22 @@ def test_every_law_is_certified():
 def upside_down(p, q, x, lengths):
     """Accepts with q/p."""
     o = speculative(p, q, x, lengths)
-    if q is None:  # there was no guess
+    if q is None:  # there was no draft token
         return o
-    px, qx = (law.gather(2, x[..., None]).squeeze(2).double() for law in (p[:, : x.shape[1]], q))
+    px, qx = (
+        distribution.gather(2, x[..., None]).squeeze(2).double()
+        for distribution in (p[:, : x.shape[1]], q)
+    )
     ratio = torch.where(px > 0, (qx / px).clamp(max=1.0), 1.0)
     return replace(o, survival=ratio.where(o.survival > 0, 0.0).cumprod(1))
 
 
-def with_next(law: Callable[[Outcome, Tensor], Tensor]):
-    """Block verification whose next token has another law."""
+def with_next(distribution: Callable[[Outcome, Tensor], Tensor]):
+    """Block verification whose next token has another distribution."""
 
     class Wrong(Outcome):
-        def next_law(self, n: Tensor) -> Tensor:
-            return law(self, n)
+        def next_distribution(self, n: Tensor) -> Tensor:
+            return distribution(self, n)
 
     def rule(p, q, x, lengths):
         o = block(p, q, x, lengths)
@@ -144,19 +149,23 @@ def rows(o: Outcome) -> Tensor:
 
 
 def likeliest(o: Outcome, n: Tensor) -> Tensor:
-    return torch.eye(V).double()[Outcome.next_law(o, n).argmax(-1)]
+    return torch.eye(V).double()[Outcome.next_distribution(o, n).argmax(-1)]
 
 
 def early_bonus(o: Outcome, n: Tensor) -> Tensor:
-    """Where all guesses were kept, the law of the last of them again."""
+    """Where all draft tokens were kept, the distribution of the last of them again."""
     late = (n == o.lengths) & (n > 0)
-    return torch.where(late[:, None], o.p[rows(o), (n - 1).clamp(min=0)], Outcome.next_law(o, n))
+    return torch.where(
+        late[:, None], o.p[rows(o), (n - 1).clamp(min=0)], Outcome.next_distribution(o, n)
+    )
 
 
 BROKEN_RULES = {
     "ratio upside down": upside_down,
     "replacement from the wrong position": next_row(block),
-    "replacement from another row": with_next(lambda o, n: Outcome.next_law(o, n).roll(1, 0)),
+    "replacement from another row": with_next(
+        lambda o, n: Outcome.next_distribution(o, n).roll(1, 0)
+    ),
     "residual left out": with_next(lambda o, n: o.p[rows(o), n]),
     "argmax instead of a sample": with_next(likeliest),
     "bonus from the wrong position": with_next(early_bonus),
@@ -170,7 +179,7 @@ def test_a_broken_rule_is_found(name):
     assert min(test.p_value for test in certificate.failed) < 1e-8
 
 
-@pytest.mark.parametrize("liar", [GreedyClaimsLaw, RoundedClaim, Dropper])
+@pytest.mark.parametrize("liar", [GreedyClaimsDistribution, RoundedClaim, Dropper])
 def test_a_drafter_that_lies_is_found(liar):
     assert issue(liar(Q)).verdict == "not lossless"
 
@@ -182,8 +191,8 @@ def test_a_rounded_q_is_named():
     )
 
 
-class OwnDice(GreedyClaimsLaw):
-    """Draws by its own means, from a law that is sharper than the one it reports."""
+class OwnDice(GreedyClaimsDistribution):
+    """Draws by its own means, from a distribution that is sharper than the one it reports."""
 
     def choose(self, q: Tensor, i: int, draw: Draw) -> list[int]:
         return torch.multinomial(q**2, 1, generator=self.dice)[:, 0].tolist()
@@ -192,7 +201,7 @@ class OwnDice(GreedyClaimsLaw):
 
 
 class Undecided(Certain):
-    """Draws, and reports its guesses as certain."""
+    """Draws, and reports its draft tokens as certain."""
 
     def choose(self, q: Tensor, i: int, draw: Draw) -> list[int]:
         return draw(q, i).tolist()
@@ -205,14 +214,14 @@ def test_other_lies_are_found():
 
 @pytest.mark.parametrize(
     ("drafter", "changes"),
-    [(lambda: Guesser(P), {"gamma": 1}), (lambda: Guesser(Q), {"texts": 320})],
+    [(lambda: FunctionDrafter(P), {"gamma": 1}), (lambda: FunctionDrafter(Q), {"texts": 320})],
     ids=["bonus", "residual"],
 )
 def test_noise_that_is_used_twice_is_found(drafter, changes, monkeypatch):
-    """The next token is drawn with the number of the first guess."""
+    """The next token is drawn with the number of the first draft token."""
 
-    def again(self: Draw, law: Tensor) -> Tensor:
-        return self._drawn(law, 0, Purpose.DRAFT)
+    def again(self: Draw, distribution: Tensor) -> Tensor:
+        return self._drawn(distribution, 0, Purpose.DRAFT)
 
     monkeypatch.setattr(Draw, "next_token", again)
     certificate = issue(drafter(), **changes)
@@ -257,7 +266,7 @@ def test_texts_of_every_prompt_are_sampled_alone():
     trial = SampledTrial(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
 
     def tokens(model: TableModel) -> list[list[int]]:
-        spec = Speculator(model, Guesser(Q))
+        spec = Speculator(model, FunctionDrafter(Q))
         batches = completions(spec, PROMPTS, trial, 0, lambda numbers, _: numbers, "")
         return [row.tokens for _, rows in batches for row in rows]
 
@@ -301,7 +310,7 @@ def test_the_tolerance_is_that_of_the_computation():
     ],
 )
 def test_every_warper_reaches_the_texts(params, name):
-    certificate = issue(laws=(params,))
+    certificate = issue(distributions=(params,))
     assert certificate.faults == [] and all(
         test.name.startswith(name) for test in certificate.tests
     )
@@ -331,10 +340,10 @@ def test_a_model_that_reads_blocks_otherwise_is_found(model):
 
 
 def test_a_certificate_that_finds_no_planted_bug_is_void():
-    """Laws that do not depend on the position hide a replacement from the wrong one."""
+    """Distributions that do not depend on the position hide a replacement from the wrong one."""
     p = torch.full((2,), 0.5).double().tolist()
     certificate = issue(
-        target=TableModel(lambda text: p, 2), drafter=Guesser(lambda text: p), prompts=[[0]]
+        target=TableModel(lambda text: p, 2), drafter=FunctionDrafter(lambda text: p), prompts=[[0]]
     )
     assert certificate.verdict == "void" and certificate.faults == []
 
@@ -362,7 +371,7 @@ def test_heads_pass(tmp_path):
     )
 
 
-class Bound(Guesser):
+class Bound(FunctionDrafter):
     """Reads the states of one target, and cannot be given another."""
 
     reads_target = True
@@ -380,12 +389,12 @@ def test_a_drafter_bound_to_its_target_is_refused():
 
 def test_what_watches_a_drafter_holds_it():
     """So that a drafter in two places, or of another target, is refused as ever."""
-    drafter = Guesser(Q)
+    drafter = FunctionDrafter(Q)
     for wrapper in (Watched(drafter, 0), Likeliest(drafter)):
         assert list(wrapper.holds) == [drafter]
 
 
 def test_a_draft_that_hardly_guesses_is_not_certified():
-    """On so few guesses a planted bug cannot be seen, and the certificate says so."""
+    """On so few draft tokens a planted bug cannot be seen, and the certificate says so."""
     certificate = certify(load(target("T5"), "lookup"), pairs.PROMPTS[:1], replace(PLAN, texts=32))
     assert certificate.verdict == "void" and not certificate.faults and certificate.guesses < 100

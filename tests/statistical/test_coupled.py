@@ -1,4 +1,4 @@
-"""Coupled draws: the laws of guess and token, and how often they are the same.
+"""Coupled draws: the distributions of draft token and token, and how often they are the same.
 
 The seeds are fixed. On other seeds a test here would fail by chance once in a million times.
 """
@@ -23,17 +23,17 @@ def draws(kind: type[Draw]) -> tuple[list[int], list[int]]:
     """Guess and token of N rows, at different positions."""
     keys = [RowKey(11, b) for b in range(N)]
     draw = kind(keys, [b % 7 for b in range(N)], SamplingParams(temperature=1.0))
-    guesses = draw(Q.expand(N, -1), 0)
+    draft_tokens = draw(Q.expand(N, -1), 0)
     own = draw.winners(P.expand(N, 1, -1))[:, 0] if isinstance(draw, SharedDraw) else None
     tokens = draw.next_token(P.expand(N, -1)) if own is None else own
-    return guesses.tolist(), tokens.tolist()
+    return draft_tokens.tolist(), tokens.tolist()
 
 
-def test_guess_and_token_have_their_laws():
-    for drawn, law in zip(draws(SharedDraw), (Q, P), strict=True):
-        counts = [drawn.count(i) for i in range(5) if law[i]]
+def test_draft_token_and_token_have_their_distributions():
+    for drawn, distribution in zip(draws(SharedDraw), (Q, P), strict=True):
+        counts = [drawn.count(i) for i in range(5) if distribution[i]]
         assert sum(counts) == N
-        assert stats.chisquare(counts, [N * w for w in law.tolist() if w]).pvalue > ALPHA
+        assert stats.chisquare(counts, [N * w for w in distribution.tolist() if w]).pvalue > ALPHA
 
 
 @pytest.mark.parametrize(("kind", "right"), [(SharedDraw, True), (Draw, False)])

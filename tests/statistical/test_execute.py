@@ -1,4 +1,4 @@
-"""Speculative execution with threads and keyed numbers: what g was given follows f's law.
+"""Speculative execution with threads and keyed numbers: what g was given follows f's distribution.
 
 The seeds are fixed. On other seeds each of these would fail by chance once in a million times.
 """
@@ -19,10 +19,10 @@ P = {"a": 0.4, "b": 0.3, "c": 0.2, "d": 0.1}
 Q = {"a": 0.1, "b": 0.3, "c": 0.5, "e": 0.1}
 
 
-def p_value(seen: Counter, law: dict) -> float:
-    assert set(seen) <= set(law)
-    counts = [seen[y] for y in law]
-    return float(stats.chisquare(counts, [N * mass for mass in law.values()]).pvalue)
+def p_value(seen: Counter, distribution: dict) -> float:
+    assert set(seen) <= set(distribution)
+    counts = [seen[y] for y in distribution]
+    return float(stats.chisquare(counts, [N * mass for mass in distribution.values()]).pvalue)
 
 
 @pytest.mark.parametrize("guesses", [pytest.param(1, marks=pytest.mark.prove), 2])
@@ -43,7 +43,7 @@ def test_what_a_wrong_rule_gives_is_seen() -> None:
     """The control: the first guess, taken as if it came from f."""
     guesses = Counter(speculate(lambda x: P, str, Q, 0, seed=seed).guesses[0] for seed in range(N))
     del guesses["e"]
-    law = {y: P[y] for y in P}
-    counts = [guesses[y] for y in law]
+    distribution = {y: P[y] for y in P}
+    counts = [guesses[y] for y in distribution]
     scale = sum(counts)
-    assert stats.chisquare(counts, [scale * m for m in law.values()]).pvalue < ALPHA
+    assert stats.chisquare(counts, [scale * m for m in distribution.values()]).pvalue < ALPHA

@@ -1,7 +1,7 @@
-"""Real networks, the whole way through `load` and `generate`: the law of sampled texts.
+"""Real networks, the whole way through `load` and `generate`: the distribution of sampled texts.
 
-The exact law comes from full forwards in float64. Seeds are fixed; on other seeds each chi-square
-here would fail by chance about once in a million times.
+The exact distribution comes from full forwards in float64. Seeds are fixed; on other seeds each
+chi-square here would fail by chance about once in a million times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CUT = SamplingParams(temperature=0.8, top_k=7, top_p=0.9)
 
 @cache
 def network(name: str) -> PreTrainedModel:
-    """12 tokens and laws far from flat."""
+    """12 tokens and distributions far from flat."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         if name == "Llama":
@@ -55,15 +55,15 @@ def network(name: str) -> PreTrainedModel:
 
 @cache
 def exact(name: str, params: SamplingParams) -> dict[oracle.Text, float]:
-    """The law of `LENGTH` new tokens behind `PROMPT`."""
+    """The distribution of `LENGTH` new tokens behind `PROMPT`."""
     model = network(name)
     head, source = ([0], PROMPT) if model.config.is_encoder_decoder else (PROMPT, None)
 
-    def law(text: oracle.Text):
+    def distribution(text: oracle.Text):
         logits = pairs.scores(model, [*head, *text], source)[-1].numpy()
         return oracle.standardize(logits, params.temperature, params.top_k, params.top_p)
 
-    return oracle.joint(law, LENGTH)
+    return oracle.joint(distribution, LENGTH)
 
 
 def a_table() -> NGramDrafter:
@@ -75,12 +75,12 @@ def a_table() -> NGramDrafter:
 class Certain(Draw):
     """Always the likeliest."""
 
-    def __call__(self, law: torch.Tensor, i: int) -> torch.Tensor:
-        return law.argmax(-1)
+    def __call__(self, distribution: torch.Tensor, i: int) -> torch.Tensor:
+        return distribution.argmax(-1)
 
 
 class Liar(LMDrafter):
-    """Guesses the argmax, and gives the whole law as the q it drew from."""
+    """Guesses the argmax, and gives the whole distribution as the q it drew from."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         return super().propose(gamma, Certain(draw.keys, draw.lengths, draw.params))
@@ -120,10 +120,11 @@ def sampled(
     return Counter(tuple(text.tokens) for text in texts)
 
 
-def p_value(texts: Counter, law: dict[oracle.Text, float]) -> float:
-    """Chi-square; texts expected fewer than 10 times share a cell, so that its law holds."""
-    assert all(law.get(text, 0) > 0 for text in texts)  # nothing that was cut
-    cells = [(texts[text], texts.total() * weight) for text, weight in law.items()]
+def p_value(texts: Counter, distribution: dict[oracle.Text, float]) -> float:
+    """Chi-square; texts expected fewer than 10 times share a cell, so that its distribution
+    holds."""
+    assert all(distribution.get(text, 0) > 0 for text in texts)  # nothing that was cut
+    cells = [(texts[text], texts.total() * weight) for text, weight in distribution.items()]
     common = [cell for cell in cells if cell[1] >= 10]
     rare = [cell for cell in cells if cell[1] < 10]
     assert len(common) >= 30
@@ -141,11 +142,13 @@ CASES = [  # all of them: `test_every_case`
 
 
 @pytest.mark.parametrize(("name", "kind", "rule", "params"), CASES)
-def test_texts_have_the_exact_law(name: str, kind: str, rule: str, params: SamplingParams) -> None:
+def test_texts_have_the_exact_distribution(
+    name: str, kind: str, rule: str, params: SamplingParams
+) -> None:
     """Fails by chance for one seed in a million.
 
-    mistral.rs #2424: sampling gave the argmax. DeepSpec #31: drawn from a law in bfloat16, judged
-    by one in float32.
+    mistral.rs #2424: sampling gave the argmax. DeepSpec #31: drawn from a distribution in bfloat16,
+    judged by one in float32.
     """
     assert p_value(sampled(name, kind, rule, 2, params), exact(name, params)) > ALPHA
 
@@ -153,7 +156,7 @@ def test_texts_have_the_exact_law(name: str, kind: str, rule: str, params: Sampl
 @pytest.mark.parametrize(
     ("kind", "params"), [("model", CUT), pytest.param("ngram", PLAIN, marks=pytest.mark.prove)]
 )
-def test_passes_of_fixed_shapes_keep_the_law(kind: str, params: SamplingParams) -> None:
+def test_passes_of_fixed_shapes_keep_the_distribution(kind: str, params: SamplingParams) -> None:
     """Tokens stay in tensors until a step's one read; fails by chance for one seed in a million."""
     samples = sampled("Llama", kind, "block", 2, params, "graphs")
     assert p_value(samples, exact("Llama", params)) > ALPHA
@@ -177,19 +180,19 @@ def test_a_lying_drafter_is_seen() -> None:
 
 
 @pytest.mark.parametrize("name", ["Llama", pytest.param("T5", marks=pytest.mark.prove)])
-def test_guesses_do_not_change_the_law_of_plain_decoding(name: str) -> None:
-    """Two samples, with and without guesses; fails by chance for one seed in a million."""
+def test_draft_tokens_do_not_change_the_distribution_of_plain_decoding(name: str) -> None:
+    """Two samples, with and without draft tokens; fails by chance for one seed in a million."""
     plain = sampled(name, "model", "speculative", 0, PLAIN)
-    guessed = sampled(name, "model", "block", 3, PLAIN)
-    common = [text for text in plain | guessed if plain[text] + guessed[text] >= 20]
-    table = [[texts[text] for text in common] for texts in (plain, guessed)]
+    drafted = sampled(name, "model", "block", 3, PLAIN)
+    common = [text for text in plain | drafted if plain[text] + drafted[text] >= 20]
+    table = [[texts[text] for text in common] for texts in (plain, drafted)]
     table = [[*row, FEW - sum(row)] for row in table]
     assert len(common) >= 30
     assert stats.chi2_contingency(table).pvalue > ALPHA
 
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n not in pairs.SINGLE])
-def test_a_text_does_not_depend_on_its_batch_mates(name: str) -> None:
+def test_a_text_does_not_depend_on_its_batch_others(name: str) -> None:
     """arXiv 2510.22876: ragged rows that change each other. Keys are given, so texts are equal."""
     model = pairs.target(name)
     pair: Speculator = pairs.speculator(model, pairs.relative(model))

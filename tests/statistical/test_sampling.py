@@ -1,7 +1,9 @@
-"""With the keyed randomness that users get: the texts of many rows against the target's own law.
+"""With the keyed randomness that users get: the texts of many rows against the target's own
+distribution.
 
-The enumeration proves the law given perfect uniforms; this sees the whole, uniforms included. The
-seeds are fixed. On other seeds a chi-square here would fail by chance once in a million times.
+The enumeration proves the distribution given perfect uniforms; this sees the whole, uniforms
+included. The seeds are fixed. On other seeds a chi-square here would fail by chance once in a
+million times.
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ from foretoken.engine.batch import Batch
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.judge import Coupled, Judge, Sampled
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import Coupled, Sampled, Verifier
 from foretoken.sampling.verify import RULES, Outcome, speculative
 from oracle import joint, random_model
 
 V, LENGTH, N, BATCH = 3, 3, 12_000, 2000
 ALPHA = 1e-6
 P, Q = random_model(21, V), random_model(22, V)
-TARGET_LAW = joint(lambda text: P((0, *text)), LENGTH)
-JUDGES = {name: Sampled(rule) for name, rule in RULES.items()} | {"coupled": Coupled()}
+TARGET_DISTRIBUTION = joint(lambda text: P((0, *text)), LENGTH)
+VERIFIERS = {name: Sampled(rule) for name, rule in RULES.items()} | {"coupled": Coupled()}
 DRAFTERS = {
     "lm": lambda: LMDrafter(TableModel(Q, V), V),
     "lookup": lambda: LookupDrafter(),
 }
 
 
-def continuations(drafter, judge: Judge, gamma: int) -> Counter[tuple[int, ...]]:
+def continuations(drafter, verifier: Verifier, gamma: int) -> Counter[tuple[int, ...]]:
     """Of N rows, `BATCH` at a time: every row has a key of its own."""
     engine = Batch(TableModel(P, V), drafter())
     params = SamplingParams(temperature=1.0)
@@ -42,7 +44,7 @@ def continuations(drafter, judge: Judge, gamma: int) -> Counter[tuple[int, ...]]
     for batch in range(N // BATCH):
         keys = [RowKey(batch, b) for b in range(BATCH)]
         rows = [Row.of(Request([0], LENGTH, key, params=params)) for key in keys]
-        for _ in engine.run(rows, judge, Fixed(gamma)):
+        for _ in engine.run(rows, verifier, Fixed(gamma)):
             pass
         texts.update(tuple(row.new_tokens) for row in rows)
     return texts
@@ -51,8 +53,8 @@ def continuations(drafter, judge: Judge, gamma: int) -> Counter[tuple[int, ...]]
 def p_value(texts: Counter[tuple[int, ...]]) -> float:
     """Chi-square over all texts; those expected fewer than 5 times share a cell."""
     assert sum(texts.values()) == N
-    assert set(texts) <= set(TARGET_LAW)
-    cells = [(texts[text], N * weight) for text, weight in TARGET_LAW.items()]
+    assert set(texts) <= set(TARGET_DISTRIBUTION)
+    cells = [(texts[text], N * weight) for text, weight in TARGET_DISTRIBUTION.items()]
     rare = [cell for cell in cells if cell[1] < 5]
     cells = [cell for cell in cells if cell[1] >= 5]
     if rare:
@@ -69,16 +71,16 @@ def p_value(texts: Counter[tuple[int, ...]]) -> float:
         ("lm", 2, "block"),
         pytest.param("lm", 0, "coupled", marks=pytest.mark.prove),
         ("lm", 2, "coupled"),
-        ("lookup", 2, "speculative"),  # certain guesses: the block's verdicts are the same
+        ("lookup", 2, "speculative"),  # certain draft tokens: the block's verdicts are the same
     ],
 )
-def test_texts_have_the_targets_law(kind, gamma, rule):
+def test_texts_have_the_targets_distribution(kind, gamma, rule):
     """Fails by chance for one seed in a million."""
-    assert p_value(continuations(DRAFTERS[kind], JUDGES[rule], gamma)) > ALPHA
+    assert p_value(continuations(DRAFTERS[kind], VERIFIERS[rule], gamma)) > ALPHA
 
 
 class WithoutResidual(Outcome):
-    def next_law(self, n):
+    def next_distribution(self, n):
         return self.p[range(len(n)), n]
 
 
@@ -93,7 +95,8 @@ def test_a_planted_bias_is_seen():
 
 
 def test_rows_of_different_keys_are_independent():
-    """Texts of neighbouring rows form a product law; fails by chance for one seed in a million."""
+    """Texts of neighbouring rows form a product distribution; fails by chance for one seed in a
+    million."""
     engine = Batch(TableModel(P, V), DRAFTERS["lm"]())
     params, keys = SamplingParams(temperature=1.0), [RowKey(99, b) for b in range(2 * BATCH)]
     rows = [Row.of(Request([0], LENGTH, key, params=params)) for key in keys]

@@ -1,4 +1,4 @@
-"""Laws and numbers: what is accepted, and the message for what is not."""
+"""Distributions and numbers: what is accepted, and the message for what is not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from foretoken import checked
 from foretoken.errors import InputError, shown
 
 
-def test_a_law_comes_back_in_float64():
-    law = checked.law("p", np.array([0.25, 0.75], dtype=np.float32))
-    assert law.dtype == np.float64 and law.tolist() == [0.25, 0.75]
-    assert [law.tolist() for law in checked.laws([1], [1.00005])] == [[1.0], [1.00005]]
+def test_a_distribution_comes_back_in_float64():
+    distribution = checked.distribution("p", np.array([0.25, 0.75], dtype=np.float32))
+    assert distribution.dtype == np.float64 and distribution.tolist() == [0.25, 0.75]
+    assert [distribution.tolist() for distribution in checked.distributions([1], [1.00005])] == [
+        [1.0],
+        [1.00005],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -30,19 +33,19 @@ def test_a_law_comes_back_in_float64():
         ([[0.5], [0.2, 0.3]], "p is .*; give an array of numbers"),
     ],
 )
-def test_what_is_not_a_law(values, says):
+def test_what_is_not_a_distribution(values, says):
     with pytest.raises(InputError, match=f"^{says}"):
-        checked.law("p", values)
+        checked.distribution("p", values)
 
 
 def test_an_outcome_is_named():
     with pytest.raises(InputError, match="^f's law has a probability of -1.0 for 'left'; give"):
-        checked.law("f's law", [2.0, -1.0], ["right", "left"])
+        checked.distribution("f's law", [2.0, -1.0], ["right", "left"])
 
 
-def test_laws_over_different_tokens():
+def test_distributions_over_different_tokens():
     with pytest.raises(InputError, match="p has 1 tokens and q 2; give laws over the same tokens"):
-        checked.laws([1.0], [0.5, 0.5])
+        checked.distributions([1.0], [0.5, 0.5])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from foretoken import load
 from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import (
-    CHANGES_LAW,
+    CHANGES_DISTRIBUTION,
     FOLLOWED,
     Ends,
     Settings,
@@ -80,10 +80,10 @@ def test_a_decoder_may_start_with_bos_but_must_start():
         read_settings(target)
 
 
-@pytest.mark.parametrize("entry", CHANGES_LAW)
+@pytest.mark.parametrize("entry", CHANGES_DISTRIBUTION)
 def test_what_changes_nothing_is_no_entry(entry):
     target = llama(64)
-    for harmless in CHANGES_LAW[entry]:
+    for harmless in CHANGES_DISTRIBUTION[entry]:
         setattr(target.generation_config, entry, harmless)
         settings = read_settings(target)
         assert settings.objection is None and settings.controls == {}
@@ -157,8 +157,8 @@ def test_an_entry_that_cannot_be_followed(entry, value):
     assert load(target, "none", generation_config="ignore").controls == {}
 
 
-def least(prompt: int, controls: dict[str, int], **wishes: int) -> int | None:
-    return resolved(SamplingParams(**wishes), controls, Ends(), prompt).min_new_tokens
+def least(prompt: int, controls: dict[str, int], **sampling: int) -> int | None:
+    return resolved(SamplingParams(**sampling), controls, Ends(), prompt).min_new_tokens
 
 
 def test_min_length_counts_the_prompt():
@@ -185,14 +185,16 @@ def test_forced_ids_are_the_callers_where_he_names_them():
     assert (open_.forced_bos_token_id, open_.forced_eos_token_id) == (4, 5)
     mine = resolved(SamplingParams(forced_eos_token_id=9), {}, ends, 1)
     assert (mine.forced_bos_token_id, mine.forced_eos_token_id) == (4, 9)
-    wishes = SamplingParams(0.5)
-    assert resolved(wishes, {}, Ends(), 1) is wishes
+    sampling = SamplingParams(0.5)
+    assert resolved(sampling, {}, Ends(), 1) is sampling
 
 
-@pytest.mark.parametrize("entry", [entry for entry in CHANGES_LAW if entry not in FOLLOWED])
-def test_an_entry_that_changes_the_law_and_is_not_followed(entry):
+@pytest.mark.parametrize(
+    "entry", [entry for entry in CHANGES_DISTRIBUTION if entry not in FOLLOWED]
+)
+def test_an_entry_that_changes_the_distribution_and_is_not_followed(entry):
     target = llama(64)
-    for harmless in CHANGES_LAW[entry]:
+    for harmless in CHANGES_DISTRIBUTION[entry]:
         setattr(target.generation_config, entry, harmless)
         assert read_settings(target).objection is None
     setattr(target.generation_config, entry, 7)

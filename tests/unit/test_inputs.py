@@ -31,8 +31,8 @@ def test_a_request_knows_its_ends_places_and_limit() -> None:
 
 
 def test_more_ends_or_none_of_the_models() -> None:
-    wishes = SamplingParams(stop_token_ids=[8], ignore_eos=True)
-    (request,) = intake().requests([[1]], wishes, 0)
+    sampling = SamplingParams(stop_token_ids=[8], ignore_eos=True)
+    (request,) = intake().requests([[1]], sampling, 0)
     assert request.eos == {8}
 
 
@@ -53,9 +53,11 @@ def test_a_row_has_what_it_asks_for_and_no_more() -> None:
     free = Ends()
     (plain,) = intake(ends=free).rows(intake(ends=free).requests([[1]], SamplingParams(), 0))
     assert plain.controls is None and plain.endings == []
-    wishes = SamplingParams(repetition_penalty=2.0, stop_strings="x", stopping=lambda ids, _: False)
+    sampling = SamplingParams(
+        repetition_penalty=2.0, stop_strings="x", stopping=lambda ids, _: False
+    )
     reader = intake(byte_level(), free)
-    (row,) = reader.rows(reader.requests(["It"], wishes, 0))
+    (row,) = reader.rows(reader.requests(["It"], sampling, 0))
     assert row.controls is not None
     assert [type(each).__name__ for each in row.endings] == [Transcript.__name__, "OwnEnding"]
 
@@ -66,15 +68,15 @@ def test_an_id_that_no_text_can_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("sampling", "message"),
     [
         ({"suppress_tokens": [V]}, f"suppress_tokens names the id {V}; ids must be in"),
         ({"structured": {"regex": "("}}, "structured's regex cannot be followed"),
     ],
 )
-def test_of_several_prompts_the_one_that_fails_is_named(wishes, message):
+def test_of_several_prompts_the_one_that_fails_is_named(sampling, message):
     """Before a row is made, for which a model may have to run."""
-    fine, bad = SamplingParams(), SamplingParams(**wishes)
+    fine, bad = SamplingParams(), SamplingParams(**sampling)
     with pytest.raises(InputError, match=f"^prompt 1: {message}"):
         intake(byte_level()).requests(["a", "b"], [fine, bad], 0)
     with pytest.raises(InputError, match=f"^{message}"):
@@ -84,8 +86,8 @@ def test_of_several_prompts_the_one_that_fails_is_named(wishes, message):
 def test_a_prompt_is_read_once_for_all_its_texts(monkeypatch):
     given, read = intake(byte_level()), []
     monkeypatch.setattr(InputProcessor, "ids", lambda self, prompt, i=0: read.append(prompt) or [1])
-    wishes = SamplingParams(1.0, num_return_sequences=3)
-    requests = given.requests(["a", "b"], wishes, 4)
+    sampling = SamplingParams(1.0, num_return_sequences=3)
+    requests = given.requests(["a", "b"], sampling, 4)
     assert read == ["a", "b"]
     assert [tuple(request.key) for request in requests] == [(4, row) for row in range(6)]
 

@@ -26,8 +26,8 @@ from foretoken.lease import TENANTS, leased
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.judge import Greedy
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import Greedy
 from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
@@ -109,7 +109,7 @@ def test_plain_beam_search_leaves_the_draft_to_others_and_torch_one_thread() -> 
 
 def test_one_drafter_in_two_speculators() -> None:
     lookup = LookupDrafter()
-    one, other = (Speculator(TableModel(law, V), lookup) for law in (P, M))
+    one, other = (Speculator(TableModel(distribution, V), lookup) for distribution in (P, M))
     pieces = one.stream([0, 1], max_new_tokens=8, gamma=2)
     next(pieces)
     with pytest.raises(RefusedError, match=OPEN):

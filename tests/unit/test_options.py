@@ -9,7 +9,7 @@ from transformers import BatchEncoding
 
 from foretoken import options
 from foretoken.errors import InputError
-from foretoken.sampling import judge
+from foretoken.sampling import verifier
 from foretoken.sampling.keys import RowKey
 from tiny import byte_level
 
@@ -115,4 +115,4 @@ def test_numbers_that_are_refused_however_long(value):
 
 
 def test_every_name_has_its_rule():
-    assert set(options.RULES) == {*judge.NAMED, options.COUPLED}
+    assert set(options.RULES) == {*verifier.NAMED, options.COUPLED}

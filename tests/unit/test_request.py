@@ -78,7 +78,8 @@ def test_stats_sum_up_the_records():
     r.records = [record(), record(guesses=(), kept=(6,), accepted=0, overlaps=(), draft_calls=0)]
     s = stats(r, "table", "none")
     assert (s.target_calls, s.draft_calls, s.drafted, s.accepted) == (2, 2, 2, 1)
-    assert s.alpha == pytest.approx(0.375)  # of the laws, where accepted / drafted is 1 / 2
+    # of the distributions, where accepted / drafted is 1 / 2
+    assert s.alpha == pytest.approx(0.375)
     assert s.accepted_per_drafted == 0.5
     assert s.tokens_per_call == 1.5
     assert json.loads(json.dumps(s.to_dict()))["runtime"] == "table"

@@ -238,7 +238,7 @@ def test_lenience_says_what_it_costs(temperature):
     plain = table().generate(IDS, lenience=0.2, **(options | {"gamma": 0}))
     assert all(
         c.stats.bias == 0 for c in plain
-    )  # without guesses there is nothing to be lenient to
+    )  # without draft tokens there is nothing to be lenient to
 
 
 def test_the_largest_gamma_that_fits_the_context():
@@ -382,8 +382,8 @@ def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeyp
 
 def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
     asked = []
-    for law in (P, lambda text: [0.0] * (V - 1) + [1.0]):
-        spec = Speculator(TableModel(P, V), LMDrafter(TableModel(law, V), V))
+    for distribution in (P, lambda text: [0.0] * (V - 1) + [1.0]):
+        spec = Speculator(TableModel(P, V), LMDrafter(TableModel(distribution, V), V))
         spec.costing.measured["sampled", 1] = CHEAP
         (completion,) = spec.generate([1, 2], temperature=1.0, max_new_tokens=80)
         asked.append([step.gamma for step in completion.steps])
@@ -411,7 +411,7 @@ def test_automatic_gamma_in_a_context_of_a_few_tokens():
     assert len(spec.generate([1, 2, 3], max_new_tokens=9)[0].tokens) == 4
     spec.costing.measured["greedy", 1] = Costs(
         ((0, 0.0),), ((1, 1.0),), ((1, 0.0),)
-    )  # guesses are free
+    )  # draft tokens are free
     (completion,) = spec.generate([1, 2, 3], max_new_tokens=9)
     assert len(completion.tokens) == 4 and completion.stats.drafted
 
@@ -697,9 +697,11 @@ def test_text_is_what_the_tokens_add_to_the_prompts():
     with."""
     tokenizer = metaspace()
     man = tokenizer.convert_tokens_to_ids("▁man")
-    law = [0.0] * len(tokenizer)
-    law[man] = 1.0
-    spec = Speculator(TableModel(lambda text: law, len(tokenizer)), LookupDrafter(), tokenizer)
+    distribution = [0.0] * len(tokenizer)
+    distribution[man] = 1.0
+    spec = Speculator(
+        TableModel(lambda text: distribution, len(tokenizer)), LookupDrafter(), tokenizer
+    )
     assert decode(tokenizer, [man] * 3) == "man man man"
     for prompt in ("the", tokenizer("the").input_ids):
         completion = spec.generate(prompt, max_new_tokens=3)[0]
@@ -734,9 +736,9 @@ def test_one_for_all_or_one_for_each_or_keywords():
 def test_stop_strings_are_one_path(strings, include):
     """Plain and speculative, batch and stream: the same text, tokens, reason and usage."""
     spec = spoken(byte_level(), 320)
-    wishes = {"max_new_tokens": 60, "stop_strings": strings, "include_stop_string": include}
+    sampling = {"max_new_tokens": 60, "stop_strings": strings, "include_stop_string": include}
     for seed in range(2):
-        options = wishes | {"temperature": 1.0, "rule": "coupled", "seed": [seed]}
+        options = sampling | {"temperature": 1.0, "rule": "coupled", "seed": [seed]}
         (plain,) = spec.generate("It was the", gamma=0, **options)
         (fast,) = spec.generate("It was the", gamma=3, **options)
         stream = spec.stream("It was the", gamma=3, **options)
@@ -803,8 +805,8 @@ def test_a_score_that_a_temperature_would_take_beyond_a_float():
         return scores
 
     for temperature in (0.0, 0.01, 0.5, 1.0):
-        wishes = {"temperature": temperature, "max_new_tokens": 4}
-        (completion,) = table().generate(IDS[0], gamma=2, processors=force, **wishes)
+        sampling = {"temperature": temperature, "max_new_tokens": 4}
+        (completion,) = table().generate(IDS[0], gamma=2, processors=force, **sampling)
         assert completion.tokens == [3] * 4
     (completion,) = table().generate(
         IDS[0], gamma=2, exponential_decay_length_penalty=(0, 1e200), max_new_tokens=4

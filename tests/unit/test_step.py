@@ -14,8 +14,8 @@ from foretoken.errors import NumericsError, RefusedError
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import RULES, speculative
 from foretoken.step import step
 
@@ -25,9 +25,9 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)
 
 def counting(text: tuple[int, ...]) -> list[float]:
     """0, 1, 2, 3, 0, ...: the successor is nearly certain."""
-    law = [0.01] * V
-    law[(text[-1] + 1) % V] = 0.97
-    return law
+    distribution = [0.01] * V
+    distribution[(text[-1] + 1) % V] = 0.97
+    return distribution
 
 
 class Says:
@@ -55,7 +55,7 @@ def one_step(
     gamma: list[int],
     rows: list[Row] | None = None,
     params: SamplingParams | None = None,
-    law=counting,
+    distribution=counting,
     rule=speculative,
 ) -> tuple[list[Row], TableModel, Says]:
     keys = [RowKey(0, b) for b in range(len(gamma))]
@@ -63,7 +63,7 @@ def one_step(
     for row in rows:
         row.request = replace(row.request, params=params or row.request.params)
         row.controls = row.controls or chain(row.request, V)
-    target, drafter = TableModel(law, V), Says(draft)
+    target, drafter = TableModel(distribution, V), Says(draft)
     target.start([row.tokens[:-1] for row in rows])
     step(rows, target, drafter, choose(rule), gamma)
     return rows, target, drafter
@@ -81,7 +81,7 @@ def test_all_kept_and_one_more():
     assert row.new_tokens == [1, 2, 3]
 
 
-def test_no_guesses_is_plain_decoding():
+def test_no_draft_tokens_is_plain_decoding():
     (row,), _, _ = one_step(pack([[]]), [0])
     assert row.new_tokens == [1]
     assert (row.records[0].drafted, row.records[0].overlaps) == (0, ())
@@ -100,7 +100,7 @@ def test_the_record_of_a_greedy_step():
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_the_record_holds_the_laws_overlap(rule):
+def test_the_record_holds_the_distributions_overlap(rule):
     q = torch.full((1, 2, V), 0.25, dtype=torch.float64)
     (row,), _, _ = one_step(
         Draft(torch.tensor([[1, 2]]), torch.tensor([2]), q), [2], params=SAMPLED, rule=rule
@@ -132,8 +132,10 @@ def test_the_limit_inside_the_kept_block():
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_forced_tokens_have_all_the_mass(params):
     row = Row.of(Request([0], 100, RowKey(0, 0), forced={0: 3, 2: 1}))
-    one_step(pack([[3, 0, 2]]), [3], [row], params, law=lambda text: [0.97, 0.01, 0.01, 0.01])
-    assert row.new_tokens[0] == 3  # place 0, though the law has next to none for it
+    one_step(
+        pack([[3, 0, 2]]), [3], [row], params, distribution=lambda text: [0.97, 0.01, 0.01, 0.01]
+    )
+    assert row.new_tokens[0] == 3  # place 0, though the distribution has next to none for it
     if len(row.new_tokens) > 2:
         assert row.new_tokens[2] == 1
 
@@ -149,27 +151,27 @@ def test_a_forced_token_is_met_in_a_later_step():
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (0.0, "nothing but -inf")])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_invalid_logits_raise_and_leave_the_rows(bad, what, params):
-    def law(text):
+    def distribution(text):
         return [bad] * V if len(text) == 3 else counting(text)
 
     rows = [Row.of(Request([0], 9, RowKey(0, 0))), Row.of(Request([0, 1, 2], 9, RowKey(0, 1)))]
     message = f"the target's logits hold {what} at position 3 of row 1; try dtype='float32'"
     with pytest.raises(NumericsError, match=message):
-        one_step(pack([[1], [3, 0]]), [1, 2], rows, params, law)
+        one_step(pack([[1], [3, 0]]), [1, 2], rows, params, distribution)
     assert [row.tokens for row in rows] == [[0], [0, 1, 2]]
     assert not rows[0].records
 
 
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (0.0, "nothing but -inf")])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_invalid_logits_behind_guesses_that_are_kept_fail_their_row(bad, what, params):
-    """As by plain decoding, which gets there a step later; the row's mates go on."""
+def test_invalid_logits_behind_draft_tokens_that_are_kept_fail_their_row(bad, what, params):
+    """As by plain decoding, which gets there a step later; the other rows go on."""
 
-    def law(text):
+    def distribution(text):
         return [bad] * V if len(text) == 5 else counting(text)
 
     rows = [Row.of(Request([0], 9, RowKey(0, 0))), Row.of(Request([0, 1, 2], 9, RowKey(0, 1)))]
-    one_step(pack([[1, 2], [3, 0, 1]]), [3, 3], rows, params, law)
+    one_step(pack([[1, 2], [3, 0, 1]]), [3, 3], rows, params, distribution)
     assert [row.tokens for row in rows] == [[0, 1, 2, 3], [0, 1, 2, 3, 0]]
     assert f"target's logits hold {what} at position 5 of row 1" in str(rows[1].error)
     assert [row.finish_reason for row in rows] == [None, "error"]
@@ -178,15 +180,17 @@ def test_invalid_logits_behind_guesses_that_are_kept_fail_their_row(bad, what, p
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("whose", ["target", "draft"])
-def test_invalid_logits_behind_a_rejected_guess_fail_nobody(whose, params):
+def test_invalid_logits_behind_a_rejected_draft_token_fail_nobody(whose, params):
     """The text never gets there, so whether it is guessed at is no concern of the row."""
 
-    def law(text):
+    def distribution(text):
         return [math.nan] * V if whose == "target" and text[1:2] == (3,) else counting(text)
 
     tops = torch.tensor([[0.0, math.nan, math.nan]]) if whose == "draft" else None
     draft = replace(pack([[3, 0, 1]]), tops=tops)
-    (row,), _, _ = one_step(draft, [3], [Row.of(Request([0], 9, RowKey(0, 0)))], params, law)
+    (row,), _, _ = one_step(
+        draft, [3], [Row.of(Request([0], 9, RowKey(0, 0)))], params, distribution
+    )
     assert row.tokens == [0, 1] and row.finish_reason is None and row.error is None
 
 
@@ -235,7 +239,7 @@ def test_drafts_that_are_refused(draft, message):
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_q_at_any_temperature_and_padding_of_any_kind(params):
-    """A draft wider than its longest row, padded with what is no id and no law."""
+    """A draft wider than its longest row, padded with what is no id and no distribution."""
     q = torch.full((2, 5, V), math.nan, dtype=torch.float64)
     q[0, :1] = q[1, :2] = 0.25
     draft = Draft(torch.tensor([[1, -1, -1, -1, -1], [1, 2, 99, 99, 99]]), torch.tensor([1, 2]), q)
@@ -267,26 +271,26 @@ def test_at_temperature_0_the_overlap_is_q_at_the_argmax():
     assert rows[0].records[0].overlaps == (1 / V,)
 
 
-def controlled(tokens: list[int], **wishes) -> Row:
-    row = Row.of(Request(tokens, 10, RowKey(0, 0), params=SamplingParams(**wishes)))
+def controlled(tokens: list[int], **sampling) -> Row:
+    row = Row.of(Request(tokens, 10, RowKey(0, 0), params=SamplingParams(**sampling)))
     row.controls = chain(row.request, V)
     return row
 
 
-@pytest.mark.parametrize("guess", [V, -1, 10**9])
-def test_ids_of_no_vocabulary_are_refused_before_controls_see_them(guess):
-    for wishes in ({"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}):
-        row = controlled([0], **wishes)
-        with pytest.raises(RefusedError, match=rf"guessed \[1, {guess}\] for row 0"):
-            one_step(pack([[1, guess]]), [2], [row], row.request.params)
+@pytest.mark.parametrize("draft_token", [V, -1, 10**9])
+def test_ids_of_no_vocabulary_are_refused_before_controls_see_them(draft_token):
+    for sampling in ({"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}):
+        row = controlled([0], **sampling)
+        with pytest.raises(RefusedError, match=rf"guessed \[1, {draft_token}\] for row 0"):
+            one_step(pack([[1, draft_token]]), [2], [row], row.request.params)
         assert row.tokens == [0] and not row.records
 
 
 @pytest.mark.parametrize("told", ["raw", "drawn"])
-def test_a_dead_end_ends_a_row_behind_the_guesses_before_it(told):
+def test_a_dead_end_ends_a_row_behind_the_draft_tokens_before_it(told):
     """Guesses behind it do not count, though the target's own logits would have kept them."""
-    wishes = {"no_repeat_ngram_size": 1, "suppress_tokens": [2, 3], "logprobs": 0}
-    row = controlled([0], **wishes, logprobs_of=told)
+    sampling = {"no_repeat_ngram_size": 1, "suppress_tokens": [2, 3], "logprobs": 0}
+    row = controlled([0], **sampling, logprobs_of=told)
     mate = Row.of(Request([0], 10, RowKey(0, 1)))
     (failed, whole), _, drafter = one_step(pack([[1, 2, 3], [1, 2, 3]]), [3, 3], [row, mate])
     assert failed.tokens == [0, 1] and failed.finish_reason == "error"

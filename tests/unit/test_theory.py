@@ -17,7 +17,7 @@ from foretoken.theory import (
     operations_factor,
     optimal_gamma,
     oracle_factor,
-    tokens_law,
+    tokens_distribution,
     walltime_factor,
 )
 
@@ -167,17 +167,17 @@ def test_beta_takes_what_numpy_takes(make):
     assert theory.d_lk(p, q) == 0.25
 
 
-def test_beta_of_float32_laws_stays_in_range():
-    law = torch.full((1000,), 1e-3)
-    assert theory.beta(law, law) <= 1
-    assert theory.d_lk(law, law) == 0
+def test_beta_of_float32_distributions_stays_in_range():
+    distribution = torch.full((1000,), 1e-3)
+    assert theory.beta(distribution, distribution) <= 1
+    assert theory.d_lk(distribution, distribution) == 0
 
 
 def test_d_lk_is_the_distance_of_both_to_the_middle():
     """Definition 3.2."""
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.2, 0.7])
-    for law in (p, q):
-        assert theory.d_lk(p, q) == pytest.approx(np.abs(law - (p + q) / 2).sum())
+    for distribution in (p, q):
+        assert theory.d_lk(p, q) == pytest.approx(np.abs(distribution - (p + q) / 2).sum())
 
 
 def test_beta_is_the_expected_acceptance():
@@ -193,16 +193,16 @@ def test_beta_is_the_expected_acceptance():
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("gamma", [0, 1, 5])
-def test_tokens_law(alpha: float, gamma: int):
-    law = tokens_law(alpha, gamma)
-    assert len(law) == gamma + 1 and min(law) >= 0
-    assert sum(law) == pytest.approx(1)
-    mean = sum(k * prob for k, prob in enumerate(law, start=1))
+def test_tokens_distribution(alpha: float, gamma: int):
+    distribution = tokens_distribution(alpha, gamma)
+    assert len(distribution) == gamma + 1 and min(distribution) >= 0
+    assert sum(distribution) == pytest.approx(1)
+    mean = sum(k * prob for k, prob in enumerate(distribution, start=1))
     assert mean == pytest.approx(expected_tokens(alpha, gamma))
 
 
-def test_tokens_law_by_hand():
-    assert tokens_law(0.5, 2) == [0.5, 0.25, 0.25]
+def test_tokens_distribution_by_hand():
+    assert tokens_distribution(0.5, 2) == [0.5, 0.25, 0.25]
 
 
 def test_expected_tokens_at_the_edges():
@@ -227,7 +227,7 @@ def test_gamma_0_is_plain_decoding():
     assert operations_factor(0.7, 0, c_hat=3.0) == 1
 
 
-def test_useless_drafter_costs_its_guesses():
+def test_useless_drafter_costs_its_draft_tokens():
     assert walltime_factor(0.0, 4, c=0.25) == 0.5
     assert operations_factor(0.0, 4, c_hat=0.0) == 5
 
@@ -268,8 +268,8 @@ def runs_by_enumeration(alpha: float, gamma: int, tokens: int) -> float:
     """Expected number of runs, gamma never cut: sum over every sequence of run lengths."""
     if tokens <= 0:
         return 0.0
-    law = enumerate(tokens_law(alpha, gamma), start=1)
-    return 1 + sum(prob * runs_by_enumeration(alpha, gamma, tokens - k) for k, prob in law)
+    distribution = enumerate(tokens_distribution(alpha, gamma), start=1)
+    return 1 + sum(prob * runs_by_enumeration(alpha, gamma, tokens - k) for k, prob in distribution)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.45, 0.9, 1.0])
@@ -282,7 +282,7 @@ def test_expected_runs(alpha: float, gamma: int):
 
 
 def test_factor_for_few_tokens_by_hand():
-    """Two tokens at gamma 5: one guess and one run; rejected, one plain run more."""
+    """Two tokens at gamma 5: one draft token and one run; rejected, one plain run more."""
     alpha, c, v = 0.6, 0.1, [0.0, 1.0, 1.2]
     cost = (c + 1.2) + (1 - alpha) * 1.0
     assert walltime_factor(alpha, 5, c, v=v, tokens=2) == pytest.approx(2 / cost)
@@ -310,7 +310,7 @@ def test_factor_for_many_tokens_approaches_theorem_3_8():
         (lambda: expected_tokens(1.5, 3), "alpha is 1.5; give a number in [0, 1]"),
         (lambda: expected_tokens(math.nan, 3), "alpha is nan"),
         (lambda: expected_tokens(0.5, -1), "gamma is -1; give a whole number, 0 or more"),
-        (lambda: tokens_law(0.5, 2.5), "gamma is 2.5"),
+        (lambda: tokens_distribution(0.5, 2.5), "gamma is 2.5"),
         (lambda: walltime_factor(0.5, 2, -0.1), "c is -0.1; give a number from 0 to 1e+100"),
         (lambda: walltime_factor(0.5, 2, math.inf), "c is inf"),
         (lambda: walltime_factor(0.5, 2, 0, tokens=0), "tokens is 0; give a whole number, 1"),
@@ -349,7 +349,7 @@ def test_refuses(call, says: str):
 TAKING = {  # an argument's name: a function of it
     "alpha": [
         lambda x: expected_tokens(x, 3),
-        lambda x: tokens_law(x, 3),
+        lambda x: tokens_distribution(x, 3),
         lambda x: theory.oracle_factor(x, 0.1),
         lambda x: theory.improves(x, 0.1),
         lambda x: theory.guaranteed_factor(x, 0.1),
@@ -357,7 +357,7 @@ TAKING = {  # an argument's name: a function of it
     ],
     "gamma": [
         lambda x: expected_tokens(0.5, x),
-        lambda x: tokens_law(0.5, x),
+        lambda x: tokens_distribution(0.5, x),
         lambda x: walltime_factor(0.5, x, 0.1),
         lambda x: walltime_factor(0.5, x, 0.1, v=lambda n: 1.0),
         lambda x: operations_factor(0.5, x, 0.1),
@@ -398,7 +398,7 @@ def test_what_is_no_number_or_has_no_float_is_refused_by_its_name(name, call, va
 
 @pytest.mark.parametrize(("name", "call"), CALLS)
 def test_numbers_of_numpy_are_numbers(name, call):
-    """And none of them overflows: 127 guesses and one more are no int8."""
+    """And none of them overflows: 127 draft tokens and one more are no int8."""
     if name in ("gamma", "tokens", "max_gamma"):
         kinds, value = (np.int8, np.uint8, np.int64, np.float64), 127
     else:
@@ -411,12 +411,12 @@ def test_numbers_of_numpy_are_numbers(name, call):
 
 
 def test_the_dearest_costs_are_still_floats():
-    """Times the most guesses: JSON has no infinity."""
+    """Times the most draft tokens: JSON has no infinity."""
     assert math.isfinite(operations_factor(0.0, 1_000_000, 1e100))
     assert walltime_factor(0.5, 1_000_000, 1e100) > 0
 
 
-def test_many_guesses_and_tokens_need_no_table_of_both():
+def test_many_draft_tokens_and_tokens_need_no_table_of_both():
     assert theory.expected_runs(0.5, 20_000, 20_000) == pytest.approx(10_000, rel=1e-3)
 
 
@@ -428,7 +428,7 @@ def test_a_run_never_gives_less_than_one_token_by_rounding() -> None:
 
 
 def test_speculative_execution_by_hand():
-    """f 4, g 3, q .5: a right guess takes .5 + 4, a wrong one .5 + 7."""
+    """f 4, g 3, q .5: a right draft token takes .5 + 4, a wrong one .5 + 7."""
     assert theory.execution_seconds(0.8, 4, 3, 0.5) == pytest.approx(0.8 * 4.5 + 0.2 * 7.5)
     assert theory.execution_factor(0.8, 4, 3, 0.5) == pytest.approx(7 / 5.1)
     assert theory.execution_factor(1, 2, 2) == 2
@@ -445,25 +445,25 @@ def test_speculative_execution_by_hand():
         (Fraction(0, 1), Fraction(1, 2), 2, Fraction(1, 10), Fraction(3)),
     ],
 )
-def test_steps_without_guesses_cost_a_plain_pass_and_give_one_token(
+def test_steps_without_draft_tokens_cost_a_plain_pass_and_give_one_token(
     share: Fraction, alpha: Fraction, gamma: int, c: Fraction, v: Fraction
 ) -> None:
     """A drafter that guesses at a known share of steps: every outcome of a step by its exact
     probability, added up, against the formula."""
     tokens = seconds = Fraction(0)
-    for guesses, chance in ((gamma, share), (0, 1 - share)):
-        seconds += chance * (guesses * c + (v if guesses else 1))
-        for kept in range(guesses + 1):
-            law = alpha**kept * (1 - alpha if kept < guesses else 1)
-            tokens += chance * law * (kept + 1)
+    for draft_tokens, chance in ((gamma, share), (0, 1 - share)):
+        seconds += chance * (draft_tokens * c + (v if draft_tokens else 1))
+        for kept in range(draft_tokens + 1):
+            distribution = alpha**kept * (1 - alpha if kept < draft_tokens else 1)
+            tokens += chance * distribution * (kept + 1)
     steps = {gamma: 1000 * share, 0: 1000 * (1 - share)}
-    counts = {guesses: int(count) for guesses, count in steps.items()}
+    counts = {draft_tokens: int(count) for draft_tokens, count in steps.items()}
     cost = [0.0, 1.0, *[float(v)] * gamma]
     factor = theory.steps_factor(float(alpha), counts, float(c), v=cost)
     assert factor == pytest.approx(float(tokens / seconds))
 
 
-def test_steps_with_all_guesses_are_theorem_3_8() -> None:
+def test_steps_with_all_draft_tokens_are_theorem_3_8() -> None:
     for v in (None, [0, 1, 1.1, 1.2, 1.3]):
         made = theory.steps_factor(0.7, {3: 5}, 0.1, v=v)
         assert made == pytest.approx(theory.walltime_factor(0.7, 3, 0.1, v=v))

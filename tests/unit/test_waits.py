@@ -22,8 +22,8 @@ from foretoken.models.graphs import GraphModel
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.judge import Coupled, Judge, choose
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import Coupled, Verifier, choose
 from foretoken.sampling.verify import RULES
 from foretoken.step import step
 
@@ -85,14 +85,14 @@ def fresh(params: SamplingParams) -> list[Row]:
 
 def reads(
     params: SamplingParams,
-    rule: str | Judge,
+    rule: str | Verifier,
     gammas: list[list[int]],
     drafter: Any,
     target: Any,
     lenience: float = 1.0,
 ) -> list[list[str]]:
     """Of every step, over ragged rows."""
-    judge = choose(RULES[rule], lenience) if isinstance(rule, str) else rule
+    verifier = choose(RULES[rule], lenience) if isinstance(rule, str) else rule
     rows = fresh(params)
     networks = [m.model for m in (target, getattr(drafter, "model", None)) if m is not None]
     found = []
@@ -101,7 +101,7 @@ def reads(
         drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
         for gamma in gammas:
             pretend.reads = []
-            step(rows, target, drafter, judge, gamma)
+            step(rows, target, drafter, verifier, gamma)
             found.append(pretend.reads)
     return found
 
@@ -115,7 +115,7 @@ def networks() -> tuple[Any, Any]:
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("rule", [*RULES, Coupled()])
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_reads_once(case: str, rule: str | Judge) -> None:
+def test_a_step_reads_once(case: str, rule: str | Verifier) -> None:
     big, small = networks()
     drafter = LMDrafter(GraphModel(small), pairs.V)
     gammas = [[4, 4, 4], [3, 0, 1], [0, 0, 0], [4, 4, 4]]
@@ -136,7 +136,7 @@ def test_without_graphs_too() -> None:
 
 
 @pytest.mark.cpu_only
-def test_guesses_that_are_made_on_the_host() -> None:
+def test_draft_tokens_that_are_made_on_the_host() -> None:
     reads_of = reads(
         CASES["sampled"], "block", [[4] * 3] * 2, LookupDrafter(), GraphModel(networks()[0])
     )
@@ -154,14 +154,14 @@ def test_a_lenient_step_reads_once(case: str, kind: str) -> None:
 
 
 class Reader(LMDrafter):
-    """Wants to know every guess."""
+    """Wants to know every draft token."""
 
     def _next(self, ids, active):
         return [[token] if on else [] for token, on in zip(ids.tolist(), active, strict=True)]
 
 
 @pytest.mark.cpu_only
-def test_a_read_per_guess_is_seen() -> None:
+def test_a_read_per_draft_token_is_seen() -> None:
     big, small = networks()
     drafter = Reader(GraphModel(small), pairs.V)
     (reads_of,) = reads(CASES["greedy"], "block", [[4] * 3], drafter, GraphModel(big))
@@ -176,13 +176,13 @@ def test_the_host_waits_once_on_a_gpu(case: str) -> None:
     rows = fresh(CASES[case])
     target.start([row.tokens[:-1] for row in rows])
     drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
-    judge = choose(RULES["block"])
+    verifier = choose(RULES["block"])
     for _ in range(6):  # all is recorded
-        step(rows, target, drafter, judge, [4, 4, 4])
+        step(rows, target, drafter, verifier, [4, 4, 4])
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with pytest.warns(UserWarning, match="synchroniz") as waits:
-            step(rows, target, drafter, judge, [4, 4, 4])
+            step(rows, target, drafter, verifier, [4, 4, 4])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 1

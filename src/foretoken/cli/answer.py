@@ -1,5 +1,5 @@
 """What `foretoken generate` prints: texts or their steps, the speed-up, how far lenience moved the
-text from the target's law, or all of it as JSON."""
+text from the target's distribution, or all of it as JSON."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _ids(tokens: list[Any]) -> str:
 
 def remarks(answers: list[Answer], lenience: float, *, as_json: bool) -> Iterator[str]:
     """What is said beside the texts, a line each: which ones failed and, where no document says
-    so, which ones the context ended and how far they are from the target's law."""
+    so, which ones the context ended and how far they are from the target's distribution."""
     for answer in answers:
         if answer.completion.error is not None:
             yield f"error: {answer.name}: {answer.completion.error}"
@@ -150,7 +150,7 @@ def _steps(spec: Speculator, answer: Answer) -> None:
 
 
 def caption(completion: Completion) -> str:
-    """How many runs a text took, and how far its guesses agreed."""
+    """How many runs a text took, and how far its draft tokens agreed."""
     stats = completion.stats
     alpha = "" if stats.alpha is None else f", alpha {stats.alpha:.2f}"
     return (
@@ -163,12 +163,12 @@ def speedup(comparison: Any) -> None:
     """The measured speed-up, and section 3's prediction from the measured alpha, c and v."""
     console = page()
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
-    guesses = f"gamma {comparison.gamma}"
+    draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
-        guesses = f"{comparison.mean_gamma:.1f} guesses a step"
+        draft_tokens = f"{comparison.mean_gamma:.1f} guesses a step"
     prose(
         console,
-        f"plain {plain_seconds * 1e3:.2f} ms a token, with {guesses} {seconds * 1e3:.2f} ms a "
+        f"plain {plain_seconds * 1e3:.2f} ms a token, with {draft_tokens} {seconds * 1e3:.2f} ms a "
         f"token: {comparison.speedup:.2f}x",
         bold=f"{comparison.speedup:.2f}x",
     )
@@ -185,7 +185,7 @@ def speedup(comparison: Any) -> None:
 
 
 def departure(answers: list[Answer], lenience: float) -> str:
-    """How far lenience moved the text from the target's law, if it did."""
+    """How far lenience moved the text from the target's distribution, if it did."""
     completions = [answer.completion for answer in answers]
     greedy = all(answer.task.params.greedy for answer in answers)
     tokens = sum(len(completion.tokens) for completion in completions)
@@ -207,19 +207,21 @@ def departure(answers: list[Answer], lenience: float) -> str:
 
 
 def _is_targets(answer: Answer, lenience: float) -> bool:
-    """Whether the text follows the target's law: no guess could pass too easily or, at temperature
-    0, none did."""
+    """Whether the text follows the target's distribution: no draft token could pass too easily or,
+    at temperature 0, none did."""
     stats, greedy = answer.completion.stats, answer.task.params.greedy
     return lenience == 1 or not (stats.bias if greedy else stats.drafted)
 
 
-def begin(spec: Speculator, answers: Iterable[Answer], dials: dict[str, Any]) -> Iterator[Answer]:
+def begin(
+    spec: Speculator, answers: Iterable[Answer], speculation: dict[str, Any]
+) -> Iterator[Answer]:
     """The answers, each printed as it passes: the document of `--json`, with a line for every text,
     which `end` ends."""
     names = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
     print(json.dumps(names)[:-1], end=', "completions": [')
     for i, answer in enumerate(answers):
-        line = json.dumps(_completion(answer, dials), allow_nan=False)
+        line = json.dumps(_completion(answer, speculation), allow_nan=False)
         print("," * (i > 0) + "\n" + line, end="", flush=True)
         yield answer
 
@@ -233,16 +235,16 @@ def end(comparison: Any) -> None:
     print("}")
 
 
-def _completion(answer: Answer, dials: dict[str, Any]) -> dict[str, Any]:
+def _completion(answer: Answer, speculation: dict[str, Any]) -> dict[str, Any]:
     """`params`: the wishes that were given, as a line of a prompt file has them."""
     completion = answer.completion
-    exact = _is_targets(answer, dials["lenience"])
+    exact = _is_targets(answer, speculation["lenience"])
     return {
         "prompt": answer.task.number,
         "id": answer.task.line.id,
         **result(completion),
         "params": answer.task.given,
-        **dials,
+        **speculation,
         "law": "the target's" if exact else "not the target's",
         "gammas": [step.gamma for step in completion.steps],
     }

@@ -173,8 +173,8 @@ def _load(
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
     prompts = [prompt_files.for_model(line, spec) for line in lines]
     tokens, seed = options.max_new_tokens, options.seed
-    wishes = replace(options.params, max_new_tokens=tokens)
-    for i, request in enumerate(spec.requests(prompts, wishes, seed)):
+    sampling = replace(options.params, max_new_tokens=tokens)
+    for i, request in enumerate(spec.requests(prompts, sampling, seed)):
         if request.limit < tokens:
             raise InputError(
                 f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "

@@ -108,7 +108,7 @@ def _load(
         runtime=placing.runtime,
         revision=origin.revision,
         trust_remote_code=origin.trust_remote_code,
-        generation_config="ignore",  # the law as it is, without bans and penalties
+        generation_config="ignore",  # the distribution as it is, without bans and penalties
     )
 
 

@@ -37,7 +37,7 @@ PROMPTS = [
     "He opened the letter slowly, and then",
     "The road led over the hill to a",
 ]
-TEXTS = 192  # sampled per prompt and law, with guesses and without
+TEXTS = 192  # sampled per prompt and distribution, with draft tokens and without
 THOROUGH = 8  # times the texts: finds a third of the total variation
 VOID = 3  # exit code where the certificate says neither "lossless" nor "not lossless"
 LABEL = 9  # letters of the column of labels
@@ -69,15 +69,16 @@ def certify(
     thorough: Annotated[bool, Option("--thorough", help="Eight times the texts.")] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Certify that a pair keeps the target's law. Exit code 0: it does; 1: it does not.
+    """Certify that a pair keeps the target's distribution. Exit code 0: it does; 1: it does not.
 
     Exit code 2: a mistake in the call; 3: no answer, as a planted bug was missed or foretoken
     itself failed.
 
-    Greedy text is compared with and without guesses, and a difference told apart from rounding.
-    Sampled tokens are tested against the target's own laws and against plain samples, guesses
-    against the q they report, passes over blocks against single tokens. Bugs planted in the same
-    pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
+    Greedy text is compared with and without draft tokens, and a difference told apart from
+    rounding. Sampled tokens are tested against the target's own distributions and against plain
+    samples, guesses against the q they report, passes over blocks against single tokens. Bugs
+    planted in the same pair must be found. An exact pair fails one certificate in 10,000; the seed
+    is fixed.
     """
     from foretoken.options import keys_of, require
     from foretoken.sampling.params import SamplingParams
@@ -89,15 +90,17 @@ def certify(
     loading.require(target)
     from foretoken.lab.certificate.certify import (  # late: torch takes seconds to import
         CertificatePlan,
-        laws,
+        distributions,
     )
     from foretoken.lab.certificate.certify import certify as issue
 
     texts = TEXTS * (THOROUGH if thorough else 1)
-    plan = CertificatePlan(gamma=gamma, rule=rule, texts=texts, seed=seed, laws=laws(params))
+    plan = CertificatePlan(
+        gamma=gamma, rule=rule, texts=texts, seed=seed, distributions=distributions(params)
+    )
     quiet()
     spec = loading.load(target, draft)
-    spec = replace(spec, suggested={})  # the laws are the certificate's own
+    spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
         chosen = _prompts(spec, lines)
         _announce(spec, chosen, plan)
@@ -118,7 +121,7 @@ def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
 
     seconds = expected(spec, prompts, plan)
     long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    texts = len(plan.laws) * plan.texts * min(len(prompts), SAMPLED)
+    texts = len(plan.distributions) * plan.texts * min(len(prompts), SAMPLED)
     print(
         f"up to {count(prompts, plan)} tests of {texts:,} sampled texts with guesses and "
         f"{2 * texts:,} without take about {long}, as fast as this machine is now",
@@ -146,14 +149,17 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
         "target": spec.target_name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
-        "plan": asdict(plan) | {"laws": [_law(law) for law in plan.laws]},
+        "plan": asdict(plan)
+        | {"laws": [_distribution(distribution) for distribution in plan.distributions]},
         **_finite(asdict(certificate)),
     }
 
 
-def _law(law: SamplingParams) -> dict[str, Any]:
-    """The options that a certified law is made of."""
-    return {name: getattr(law, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+def _distribution(distribution: SamplingParams) -> dict[str, Any]:
+    """The options that a certified distribution is made of."""
+    return {
+        name: getattr(distribution, name) for name in ("temperature", "top_k", "top_p", "min_p")
+    }
 
 
 def _finite(value: Any) -> Any:
@@ -175,7 +181,9 @@ def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Consol
         f"{certificate.prompts} prompts, seed {plan.seed}",
     )
     console.print()
-    labelled(console, [_passes(certificate), *_greedy(certificate), *_guesses(certificate)], LABEL)
+    labelled(
+        console, [_passes(certificate), *_greedy(certificate), *_draft_tokens(certificate)], LABEL
+    )
     console.print()
     for line in _tests(certificate):
         console.print(line, markup=False)
@@ -228,7 +236,7 @@ def _gap(gap: float | None) -> str:
     return "one text had ended" if gap is None else f"logits {gap:.1e} apart"
 
 
-def _guesses(certificate: Certificate) -> list[tuple[str, str]]:
+def _draft_tokens(certificate: Certificate) -> list[tuple[str, str]]:
     count = certificate.guesses - certificate.certain
     lies, result = certificate.lies, "all as said"
     if lies:
@@ -240,11 +248,13 @@ def _guesses(certificate: Certificate) -> list[tuple[str, str]]:
 
 
 def _tests(certificate: Certificate) -> list[str]:
-    """A line each, law by law; of tests of single prompts the oddest."""
+    """A line each, distribution by distribution; of tests of single prompts the oddest."""
     lines: list[str] = []
-    for law, tests in groupby(_oddest(certificate.tests), lambda test: test.name.split(": ")[0]):
+    for distribution, tests in groupby(
+        _oddest(certificate.tests), lambda test: test.name.split(": ")[0]
+    ):
         lines += [""] * bool(lines)
-        lines.append(f"{law:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
+        lines.append(f"{distribution:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
         lines += [_line(f"  {test.name.partition(': ')[2]}", test) for test in tests]
     return lines
 

@@ -116,7 +116,7 @@ def _document(exported: Export, setting: ExportSetting) -> dict[str, Any]:
         "flags": exported.system.flags,
         "setting": asdict(setting),
         "steps": exported.steps,
-        "law": [{"text": fact.text, "source": fact.source} for fact in exported.law],
+        "law": [{"text": fact.text, "source": fact.source} for fact in exported.distribution],
         "lacks": [{"text": fact.text, "source": fact.source} for fact in exported.lacks],
     }
 
@@ -128,7 +128,7 @@ def _show(exported: Export, setting: ExportSetting, console: Console) -> None:
     head = f"{system.name} {system.version}"
     prose(console, f"{head}, for {setting.target} with {mode}; its options: {system.flags}", head)
     for title, facts in (
-        ("What its verification does to the law:", exported.law),
+        ("What its verification does to the law:", exported.distribution),
         ("What it does otherwise, or not at all:", exported.lacks),
     ):
         if facts:

@@ -33,7 +33,7 @@ PROMPTS = (
 
 @command
 def generate(
-    wishes: SamplingOptions,
+    sampling: SamplingOptions,
     messages: Messages,
     loading: option.PairLoading,
     cluster: Cluster,
@@ -68,18 +68,20 @@ def generate(
 
     # Mistakes are told before torch is imported, which takes seconds, and before models load
     target, prompt = _sides(words or [], target)
-    options, template = wishes.given, messages.template
+    options, template = sampling.given, messages.template
     require(gamma, rule, lenience)
     keys_of(seed, [1])
-    dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
+    speculation = {"gamma": gamma, "rule": rule, "lenience": lenience}
     cluster.require()
     if output is not None:
         file = _alone(prompt, prompt_file, compare, show_tokens, as_json)
-        _write(output, file, wishes, messages, loading, (target, draft), seed, dials, cluster)
+        _write(
+            output, file, sampling, messages, loading, (target, draft), seed, speculation, cluster
+        )
         return
     if cluster.used:
         raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
-    lines = prompts.read(prompt, prompt_file, wishes=True)
+    lines = prompts.read(prompt, prompt_file, sampling=True)
     tasks = task.tasks(messages.wrap(lines), options)
     if compare:
         task.require_one(tasks)
@@ -91,12 +93,12 @@ def generate(
     keys = task.keys(tasks, seed)
     requests = spec.requests(texts, [each.params for each in tasks], keys)  # a bad one fails now
     if streamed := len(requests) == 1 and not (as_json or show_tokens):
-        completions = iter([_stream(spec, texts[0], tasks[0], keys, dials)])
+        completions = iter([_stream(spec, texts[0], tasks[0], keys, speculation)])
     else:
-        completions = _all(spec, requests, dials)
+        completions = _all(spec, requests, speculation)
     answers = answer.answers(tasks, requests, completions)
     if as_json:
-        answers = answer.begin(spec, answers, dials)
+        answers = answer.begin(spec, answers, speculation)
     answers = list(answers)
     if not as_json:
         answer.show(spec, answers, steps=show_tokens, printed=streamed)
@@ -105,7 +107,7 @@ def generate(
     if compare and not reasons & {"interrupted", "error"}:
         from foretoken.lab.bench.race import compare as against_plain
 
-        comparison = against_plain(spec, texts[0], seed=seed, **tasks[0].given, **dials)
+        comparison = against_plain(spec, texts[0], seed=seed, **tasks[0].given, **speculation)
     if as_json:
         answer.end(comparison)
     elif comparison:
@@ -129,10 +131,10 @@ def _stream(
     prompt: Any,
     task: ModelTask,
     keys: list[tuple[int, int]],
-    dials: dict[str, Any],
+    speculation: dict[str, Any],
 ) -> Completion:
     """Print text as it comes, as ids where there is no tokenizer."""
-    pieces = spec.stream([prompt], task.params, seed=keys, **dials)
+    pieces = spec.stream([prompt], task.params, seed=keys, **speculation)
     tokens = 0
     try:
         while True:
@@ -151,14 +153,16 @@ def _stream(
         raise typer.Exit(130) from None
 
 
-def _all(spec: Speculator, requests: list[Request], dials: dict[str, Any]) -> Iterator[Completion]:
+def _all(
+    spec: Speculator, requests: list[Request], speculation: dict[str, Any]
+) -> Iterator[Completion]:
     """All completions, in order, each as soon as it is done; where they are interrupted, those that
     have begun. Of several, progress on standard error."""
     from foretoken.options import check
     from foretoken.speculator import BATCH
 
     rows = spec.rows(requests)  # all of them first: a grammar that does not compile fails now
-    completions = spec.completions(rows, check(**dials), dials["gamma"])
+    completions = spec.completions(rows, check(**speculation), speculation["gamma"])
     several = bar(completions, "generating", len(rows)) if len(rows) > BATCH else completions
     for row, completion in zip(rows, several, strict=True):
         if row.began or row.finish_reason is not None:
@@ -178,16 +182,16 @@ def _alone(prompt: str | None, file: Path | None, *others: bool) -> Path:
 def _write(
     output: Path,
     file: Path,
-    wishes: SamplingOptions,
+    sampling: SamplingOptions,
     messages: Messages,
     loading: option.PairLoading,
     names: tuple[str | None, str | None],
     seed: int,
-    dials: dict[str, Any],
+    speculation: dict[str, Any],
     cluster: Cluster,
 ) -> None:
     """The prompts of a file to a file of results; bad lines are told and passed over."""
-    options, template = wishes.given, messages.template
+    options, template = sampling.given, messages.template
     tasks, bad = task.numbered(file, messages, options)
     loading.require(names[0])
     quiet()
@@ -195,9 +199,9 @@ def _write(
     output = output / "results.jsonl" if output.is_dir() else output
     output = output.with_suffix(".jsonl") if convert else output
     with results.Results(output) as written:
-        lines = Lines(tasks, names, loading, template, seed, dials)
+        lines = Lines(tasks, names, loading, template, seed, speculation)
         ids = {(n, i): each.line.id for n, each in tasks.items() for i in range(each.texts)}
-        common = names, loading.arguments, template, dials
+        common = names, loading.arguments, template, speculation
         origins = {name: _origin(common, tasks[name[0]], lines.key(name)) for name in ids}
         try:
             with completing(lines, cluster) as complete:

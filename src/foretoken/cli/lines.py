@@ -27,15 +27,15 @@ Complete = Callable[[list[Name], Tally], Iterator[tuple[Name, "Completion"]]]
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What is asked of which models: `tasks` by their lines' numbers, `dials` as `generate` has
-    them."""
+    """What is asked of which models: `tasks` by their lines' numbers, `speculation` as `generate`
+    has them."""
 
     tasks: dict[int, ModelTask]
     names: tuple[str | None, str | None]
     loading: option.PairLoading
     template: Template
     seed: int
-    dials: dict[str, Any]
+    speculation: dict[str, Any]
 
     def key(self, name: Name) -> tuple[int, int]:
         """A text is keyed by its line, whatever comes before."""
@@ -47,7 +47,7 @@ class Lines:
 
     @property
     def engine(self) -> dict[str, Any]:
-        return {"rule": self.dials["rule"], "lenience": self.dials["lenience"]}
+        return {"rule": self.speculation["rule"], "lenience": self.speculation["lenience"]}
 
 
 def completing(lines: Lines, where: Cluster) -> AbstractContextManager[Complete]:
@@ -65,7 +65,7 @@ def here(lines: Lines) -> Iterator[Complete]:
         each = lines.tasks[name[0]]
         with each.line.named():
             text = lines.template.prompt(each.line, spec)
-            options = {"gamma": lines.dials["gamma"], "seed": lines.key(name)}
+            options = {"gamma": lines.speculation["gamma"], "seed": lines.key(name)}
             return engine.add(text, lines.params(name), **options)
 
     with Engine(spec, **lines.engine) as engine:
@@ -93,7 +93,7 @@ def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
                     partial(lines.template.prompt, lines.tasks[name[0]].line),
                     lines.params(name),
                     lines.key(name),
-                    lines.dials["gamma"],
+                    lines.speculation["gamma"],
                 )
                 for name in names
             ]

@@ -1,5 +1,5 @@
 """Prompts from an argument, a file or standard input. A line of a file may hold messages instead,
-and wishes of its own, where a command follows them."""
+and options of its own, where a command follows them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PLAIN = ("prompt", "id")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A prompt, or messages in its place, the id of its completion in JSON, wishes and a seed of
+    """A prompt, or messages in its place, the id of its completion in JSON, options and a seed of
     its own, and where it stands, for errors."""
 
     prompt: str | list[int]
     id: Any = None
     messages: list[chat.Message] = field(default_factory=list[chat.Message])
-    wishes: dict[str, Any] = field(default_factory=dict[str, Any])
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     seed: int | None = None
     place: str = ""
 
@@ -47,13 +47,13 @@ class Line:
             raise type(error)(f"{self.place}: {error}") from None
 
 
-def read(argument: str | None, file: Path | None, *, wishes: bool = False) -> list[Line]:
+def read(argument: str | None, file: Path | None, *, sampling: bool = False) -> list[Line]:
     """The argument, the lines of the file, or standard input as one prompt. `wishes`: whether lines
-    may hold messages and wishes."""
+    may hold messages and options."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
-        return _from_file(file, wishes)
+        return _from_file(file, sampling)
     if argument is not None:
         return [Line(prompt=argument)]
     try:
@@ -69,14 +69,14 @@ def first(file: Path, limit: int | None) -> list[Line]:
     """Read the first `limit` prompts of a file; None: all."""
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}; give the number of prompts to use, 1 or more")
-    return _from_file(file, wishes=False)[:limit]
+    return _from_file(file, sampling=False)[:limit]
 
 
-def _from_file(file: Path, wishes: bool) -> list[Line]:
-    return [parsed() for _, parsed in numbered(file, wishes)]
+def _from_file(file: Path, sampling: bool) -> list[Line]:
+    return [parsed() for _, parsed in numbered(file, sampling)]
 
 
-def numbered(file: Path, wishes: bool) -> list[tuple[int, Callable[[], Line]]]:
+def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]:
     """The lines of a file that are not empty, by their numbers from 1, to be read one by one:
     InputError where one cannot be."""
     rows = _rows(file)
@@ -85,7 +85,7 @@ def numbered(file: Path, wishes: bool) -> list[tuple[int, Callable[[], Line]]]:
         raise InputError(f"{file} holds no prompt; give one on each line")
     if file.suffix not in (".jsonl", ".json", ".parquet"):
         return [(number, partial(Line, prompt=row)) for number, row in filled]
-    keys = (*PLAIN, "messages", "seed", *WRITABLE) if wishes else PLAIN
+    keys = (*PLAIN, "messages", "seed", *WRITABLE) if sampling else PLAIN
     return [(n, partial(_parse, f"{file}, line {n}", row, keys)) for n, row in filled]
 
 
@@ -118,7 +118,7 @@ def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
             from foretoken.options import as_seed  # late: NumPy, which `--help` does without
 
             as_seed(seed)
-        _require_finite({"id": line.id, **line.wishes})
+        _require_finite({"id": line.id, **line.sampling})
         if line.messages:
             chat.require(line.messages)
         elif not line.prompt:

@@ -146,8 +146,10 @@ def _agreement(m: Measurement, predicted: list[GammaPrediction]) -> list[tuple[s
 def _costs(m: Measurement) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if m.draft_seconds is not None:
-        guess, target_pass = _time(m.draft_seconds), _time(m.plain_pass)
-        times = f"a guess {guess}, a target pass {target_pass} (in the runs; medians, quartiles)"
+        draft_token, target_pass = _time(m.draft_seconds), _time(m.plain_pass)
+        times = (
+            f"a guess {draft_token}, a target pass {target_pass} (in the runs; medians, quartiles)"
+        )
         lines.append(("c", f"{m.c:.4f}: {times}"))
     if m.c_hat is not None:
         lines.append(("c_hat", f"{m.c_hat:.4f} of the operations a token"))
@@ -182,7 +184,7 @@ def _step(m: Measurement) -> tuple[str, str]:
 
 
 def _positions(m: Measurement, predicted: list[GammaPrediction]) -> Table:
-    """How often guess i was kept."""
+    """How often draft token i was kept."""
     view = table(
         "guess", "reached", "judged", "kept", "rate", "95 % (Wilson)", "all so far", left=0
     )

@@ -23,7 +23,7 @@ KEYS = ("method", "model", "num_speculative_tokens", "rejection_sample_method")
 
 
 class Chosen(NamedTuple):
-    """What drafts, how many guesses where not automatic, and the rule."""
+    """What drafts, how many draft tokens where not automatic, and the rule."""
 
     draft: str | None
     gamma: int | None = None

@@ -1,4 +1,4 @@
-"""What each prompt's texts are asked for: the command line's wishes, and over them the line's
+"""What each prompt's texts are asked for: the command line's options, and over them the line's
 own."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COPY = 2**40  # rows from one text of a line to the next: no file has as many li
 
 @dataclass(frozen=True, slots=True)
 class ModelTask:
-    """A prompt, by its number, and its wishes: as they were given, and checked."""
+    """A prompt, by its number, and its options: as they were given, and checked."""
 
     number: int
     line: Line
@@ -36,12 +36,12 @@ class ModelTask:
 
 
 def tasks(lines: list[Line], options: dict[str, Any]) -> list[ModelTask]:
-    """One for each line; an error in a line's own wishes says where it stands."""
-    return [_task(number, line, options | line.wishes) for number, line in enumerate(lines)]
+    """One for each line; an error in a line's own options says where it stands."""
+    return [_task(number, line, options | line.sampling) for number, line in enumerate(lines)]
 
 
 def _task(number: int, line: Line, options: dict[str, Any]) -> ModelTask:
-    if not line.wishes:
+    if not line.sampling:
         return ModelTask(number, line, options, SamplingParams(**options))
     with line.named():
         return ModelTask(number, line, options, SamplingParams(**options))
@@ -52,10 +52,10 @@ def numbered(
 ) -> tuple[dict[int, ModelTask], int]:
     """Those of a file by their lines' numbers, and how many lines are bad, which are told."""
     good, bad = dict[int, ModelTask](), 0
-    for number, parsed in prompts.numbered(file, wishes=True):
+    for number, parsed in prompts.numbered(file, sampling=True):
         try:
             line = messages.wrapped(parsed())
-            good[number] = _task(number, line, options | line.wishes)
+            good[number] = _task(number, line, options | line.sampling)
         except ForetokenError as error:
             bad += 1
             print(f"error: {error}", file=sys.stderr)
@@ -82,11 +82,11 @@ def key(task: ModelTask, row: int, copy: int, seed: int) -> tuple[int, int]:
 
 
 def require(tasks: list[ModelTask], spec: Speculator) -> None:
-    """InputError or RefusedError for wishes of a line's own that the model cannot honour."""
+    """InputError or RefusedError for options of a line's own that the model cannot honour."""
     from foretoken.controls.own import require as honoured  # late: torch
 
     for task in tasks:
-        if task.line.wishes:
+        if task.line.sampling:
             with task.line.named():
                 honoured(task.params, spec.target, spec.tokenizer is not None)
 

@@ -1,5 +1,5 @@
-"""`foretoken trace`: what became of every guess of one text, and when which model ran; printed, and
-as a page.
+"""`foretoken trace`: what became of every draft token of one text, and when which model ran;
+printed, and as a page.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def steps_table(steps: list[StepRecord]) -> Table:
     return grid
 
 
-def html_page(spec: Speculator, traced: Answer, dials: dict[str, Any], command: str) -> str:
+def html_page(spec: Speculator, traced: Answer, speculation: dict[str, Any], command: str) -> str:
     """The page: text, timeline and table of one completion, and how it was made. It loads nothing,
     from the network or elsewhere."""
     from jinja2 import Environment  # late: `--help` does without; and torch
@@ -63,7 +63,7 @@ def html_page(spec: Speculator, traced: Answer, dials: dict[str, Any], command: 
         traced.completion,
         not traced.request.source and traced.completion.text is not None,
     )
-    picture = view.svg({guesses(dials["gamma"]): completion})
+    picture = view.svg({draft_tokens(speculation["gamma"]): completion})
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(
         TEMPLATE.read_text("utf-8")
@@ -80,14 +80,14 @@ def html_page(spec: Speculator, traced: Answer, dials: dict[str, Any], command: 
         caption=caption(completion),
         stats=completion.stats,
         spec=spec,
-        asked=[*traced.task.given.items(), *dials.items(), ("seed", completion.seed[0])],
+        asked=[*traced.task.given.items(), *speculation.items(), ("seed", completion.seed[0])],
         command=command,
         date=date.today().isoformat(),
         machine=describe(spec.target.device),
     )
 
 
-def guesses(gamma: int | None) -> str:
+def draft_tokens(gamma: int | None) -> str:
     """How the row of a timeline is called."""
     if gamma is None:
         return "automatic gamma"
@@ -141,7 +141,7 @@ class Files:
 
 @command
 def trace(
-    wishes: OneText,
+    sampling: OneText,
     loading: option.PairLoading,
     written: Files,
     prompt: Annotated[
@@ -156,7 +156,7 @@ def trace(
     table: Annotated[bool, Option("--table", help="Also a row for every step, timed.")] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Show what became of every guess of one text, and when which model ran.
+    """Show what became of every draft token of one text, and when which model ran.
 
     The pair warms up before, on the same prompt. Times of a step that shares the machine with
     other work are that much longer.
@@ -167,26 +167,26 @@ def trace(
     keys_of(seed, [1])
     if table and as_json:
         raise InputError("--table and --json are both given; --json has the steps, leave --table")
-    (one,) = task.tasks(prompts.read(prompt, None), wishes.given)
+    (one,) = task.tasks(prompts.read(prompt, None), sampling.given)
     written.require()
     loading.require(target)
     quiet()
     spec = loading.load(target, draft)
-    dials = {"gamma": gamma, "rule": rule, "lenience": lenience}
-    traced = _traced(spec, one, seed, dials)
+    speculation = {"gamma": gamma, "rule": rule, "lenience": lenience}
+    traced = _traced(spec, one, seed, speculation)
     if as_json:
-        print(json.dumps(_document(spec, traced, dials), allow_nan=False))
+        print(json.dumps(_document(spec, traced, speculation), allow_nan=False))
     else:
         answer.show(spec, [traced], steps=True)
         if table:
             Console(highlight=False).print(steps_table(traced.completion.steps))
-    for path in _write(written, spec, traced, dials):
+    for path in _write(written, spec, traced, speculation):
         print(path, file=sys.stderr)
     for remark in answer.remarks([traced], lenience, as_json=as_json):
         print(remark, file=sys.stderr)
 
 
-def _traced(spec: Speculator, one: ModelTask, seed: int, dials: dict[str, Any]) -> Answer:
+def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, Any]) -> Answer:
     """The text, after a few tokens of it that do not count. KeyboardInterrupt where it was
     interrupted: half a trace would pass for a whole one."""
     from foretoken.lab.uninterrupted import uninterrupted
@@ -195,12 +195,12 @@ def _traced(spec: Speculator, one: ModelTask, seed: int, dials: dict[str, Any]) 
     (request,) = spec.requests([text], [one.params], seed)
     few = replace(one.params, max_new_tokens=max(FEW, one.params.min_new_tokens or 0))
     for params in (few, one.params):
-        (completion,) = uninterrupted(spec.generate([text], params, seed=seed, **dials))
+        (completion,) = uninterrupted(spec.generate([text], params, seed=seed, **speculation))
     return Answer(one, 0, request, completion)
 
 
 def _write(
-    written: Files, spec: Speculator, traced: Answer, dials: dict[str, Any]
+    written: Files, spec: Speculator, traced: Answer, speculation: dict[str, Any]
 ) -> Iterator[Path]:
     """The files that were asked for, each whole or not at all."""
     from foretoken.lab import view
@@ -208,18 +208,18 @@ def _write(
     completion = traced.completion
     if written.html:
         command = shlex.join(["foretoken", *sys.argv[1:]])
-        page = html_page(spec, traced, dials, command)
+        page = html_page(spec, traced, speculation, command)
         files.write(written.html, page.encode())
         yield written.html
     if written.svg:
-        view.draw({guesses(dials["gamma"]): completion}, written.svg)
+        view.draw({draft_tokens(speculation["gamma"]): completion}, written.svg)
         yield written.svg
     if written.chrome:
         files.write(written.chrome, json.dumps(view.chrome(completion)).encode())
         yield written.chrome
 
 
-def _document(spec: Speculator, traced: Answer, dials: dict[str, Any]) -> dict[str, Any]:
+def _document(spec: Speculator, traced: Answer, speculation: dict[str, Any]) -> dict[str, Any]:
     """What `--json` prints; seconds."""
     from foretoken.lab.view import timeline
 
@@ -230,7 +230,7 @@ def _document(spec: Speculator, traced: Answer, dials: dict[str, Any]) -> dict[s
         "prompt": traced.asked,
         **answer.result(completion),
         "params": traced.task.given,
-        **dials,
+        **speculation,
         "steps": [asdict(step) for step in completion.steps],
         "calls": [call._asdict() for call in timeline(completion)],
     }

@@ -1,5 +1,5 @@
-"""`foretoken train`: drafts taught their target's law (`distill`), blockwise heads (`heads`),
-n-gram tables (`ngram`), and a target's own text (`samples`).
+"""`foretoken train`: drafts taught their target's distribution (`distill`), blockwise heads
+(`heads`), n-gram tables (`ngram`), and a target's own text (`samples`).
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def distill(
     seed: option.Seed = 0,
     as_json: option.Json = False,
 ) -> None:
-    """Teach a draft its target's law, so that more guesses are kept.
+    """Teach a draft its target's distribution, so that more draft tokens are kept.
 
-    Both laws are compared at every position of texts by the data, the target or the draft. The
-    weights with the best alpha on held-out prompts, over the target's own text, become OUT/model:
-    use it as --draft. The same command resumes a run that was killed.
+    Both distributions are compared at every position of texts by the data, the target or the draft.
+    The weights with the best alpha on held-out prompts, over the target's own text, become
+    OUT/model: use it as --draft. The same command resumes a run that was killed.
     """
     from foretoken.train.distill import Distillation
     from foretoken.train.distill import distill as teach
@@ -163,11 +163,11 @@ def heads(
     seed: option.Seed = 0,
     as_json: option.Json = False,
 ) -> None:
-    """Train blockwise heads on a target's hidden states: one call makes all guesses.
+    """Train blockwise heads on a target's hidden states: one call makes all draft tokens.
 
-    The target is frozen, and each head learns its law one place further ahead. Use the file as
-    --draft heads:FILE, with this target. Each head's alpha is measured on held-out prompts, over
-    the target's own text at temperature 1. The same command resumes a run that was killed.
+    The target is frozen, and each head learns its distribution one place further ahead. Use the
+    file as --draft heads:FILE, with this target. Each head's alpha is measured on held-out prompts,
+    over the target's own text at temperature 1. The same command resumes a run that was killed.
     """
     from foretoken.train.heads import Teacher, train_heads
     from foretoken.train.loop import TrainingRecipe
@@ -276,8 +276,8 @@ def ngram(
     quiet()
     if target is not None:
         spec = _load(loading, target)
-        law = 1.0 if temperature is None else temperature
-        texts = _sample(spec, 100_000 if tokens is None else tokens, data, law, seed)
+        distribution = 1.0 if temperature is None else temperature
+        texts = _sample(spec, 100_000 if tokens is None else tokens, data, distribution, seed)
         table, bits = _fit_samples(spec, texts, order)
     elif data is not None and loading.tokenizer is not None:
         table, bits = _fit_text(data, loading, order)
@@ -300,7 +300,8 @@ def ngram(
 
 
 def _load(loading: option.Loading, target: str | None) -> Speculator:
-    """A target by itself, without a law suggested by its config: the command's own is used."""
+    """A target by itself, without a distribution suggested by its config: the command's own is
+    used."""
     return replace(loading.load(target, "none"), suggested={})
 
 

@@ -1,7 +1,7 @@
 """Texts of many prompts by Ray Data: an engine in every worker, each of which has several batches
 at a time, so that none waits for the last text of another.
 
-A text follows from its prompt, wishes and key alone, so a worker that dies costs time and nothing
+A text follows from its prompt, options and key alone, so a worker that dies costs time and nothing
 else: Ray hands its batches to another one, which writes the same.
 """
 

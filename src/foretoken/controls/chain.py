@@ -38,7 +38,7 @@ class Matcher(Rewindable, Protocol):
 
 
 class Chain:
-    """The controls of one row. Committed tokens are pushed for good; guesses are pushed when a
+    """The controls of one row. Committed tokens are pushed for good; draft tokens are pushed when a
     position behind them is shaped, and popped when another guess takes their place."""
 
     def __init__(self, controls: list[tuple[str, Control]], row: _Setting) -> None:
@@ -50,7 +50,7 @@ class Chain:
         self._ahead: list[int] = []  # guesses pushed behind the committed text
 
     def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
-        """The scores `[V]` behind the committed text and the guesses `ahead`, from the model's
+        """The scores `[V]` behind the committed text and the draft tokens `ahead`, from the model's
         logits there, which stay as they are.
 
         ControlError where a control leaves no token or fails; it names the control.
@@ -62,7 +62,7 @@ class Chain:
         top = float(scores.amax())
         if not math.isfinite(top):
             raise self._blame(logits)
-        return scores if abs(top) <= LARGEST else scores - top  # the same law
+        return scores if abs(top) <= LARGEST else scores - top  # the same distribution
 
     def forced(self, ahead: list[int]) -> list[int]:
         """The tokens behind `ahead` that the grammar leaves no choice about."""

@@ -179,8 +179,8 @@ class GrammarMatcher:
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def forced(self) -> list[int]:
-        """The tokenizer's spelling of the text that must follow, if any. They are guesses: other
-        tokens spell that text too, and its last token may go on."""
+        """The tokenizer's spelling of the text that must follow, if any. They are draft tokens:
+        other tokens spell that text too, and its last token may go on."""
         if self._beyond:
             return []
         tokens = self._vocabulary.words.tokenize_bytes(self._state.compute_ff_bytes())

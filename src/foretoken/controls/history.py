@@ -1,4 +1,5 @@
-"""The text that a position follows: a row's committed tokens and the guesses before the position.
+"""The text that a position follows: a row's committed tokens and the draft tokens before the
+position.
 
 It grows and shrinks a token at a time, and what controls count is counted here, so that a control
 costs the same at any length of the text.

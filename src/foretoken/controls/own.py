@@ -110,7 +110,7 @@ def _adapted(processor: Any, row: int) -> Any:
 
 
 def require_beams(params: SamplingParams, names: Iterable[str]) -> None:
-    """RefusedError for wishes that a beam search does not follow; `names`: a caller's own."""
+    """RefusedError for options that a beam search does not follow; `names`: a caller's own."""
     for name in names:
         if name in FIELDS and name not in BeamControls.__annotations__:
             raise RefusedError(f"beam_search does not take {name}; leave it out, or call generate")
@@ -122,7 +122,7 @@ def require_beams(params: SamplingParams, names: Iterable[str]) -> None:
 
 
 def require(params: SamplingParams, target: Model, tokenizer: bool) -> None:
-    """InputError for ids and counts beyond the target's vocabulary and for wishes that only a
+    """InputError for ids and counts beyond the target's vocabulary and for options that only a
     tokenizer could honour, RefusedError for what no row can have here."""
     V = target.vocab_size
     for name, ids in params.ids().items():

@@ -50,16 +50,16 @@ class Biased:
         singles = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
         self.ids = torch.tensor(list(singles), dtype=torch.long)
         self.alone = torch.tensor(list(singles.values()), dtype=torch.float64)
-        self.behind: dict[int, list[tuple[list[int], int, float]]] = {}  # by the token before
+        self.pending: dict[int, list[tuple[list[int], int, float]]] = {}  # by the token before
         for ids, bias in biases.items():
             if len(ids) > 1:
-                self.behind.setdefault(ids[-2], []).append((list(ids[:-1]), ids[-1], bias))
+                self.pending.setdefault(ids[-2], []).append((list(ids[:-1]), ids[-1], bias))
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         if len(self.ids):
             scores.index_add_(0, self.ids.to(scores.device), self.alone.to(scores))
         tokens = history.tokens
-        for before, token, bias in self.behind.get(tokens[-1], ()):
+        for before, token, bias in self.pending.get(tokens[-1], ()):
             if tokens[-len(before) :] == before:
                 scores[token] += bias
         return scores

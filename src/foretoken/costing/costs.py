@@ -30,18 +30,18 @@ Table = tuple[tuple[int, float], ...]  # ascending; linear between and beyond it
 class Costs:
     """Seconds of a step's three parts, and the acceptance expected of a new row."""
 
-    draft: Table  # by the number of guesses, for one row
+    draft: Table  # by the number of draft tokens, for one row
     score: Table  # the target's pass, by the tokens of all rows
     verify: Table  # what follows the pass, by the same tokens
     rows: Table = ((1, 1.0),)  # a draft for so many rows, relative to one row
-    prior: tuple[float, float] = (3.0, 0.8)  # weight, in guesses, and alpha
+    prior: tuple[float, float] = (3.0, 0.8)  # weight, in draft tokens, and alpha
     change: float = 0.0  # what a pass takes more where its size is another than that of the last
     draft_token: float = 0.0  # what every further token of a draft's pass takes
     draft_change: float = 0.0  # as `change`, of the draft's
 
     @property
     def undrafted(self) -> Costs:
-        """Where guesses cost nothing to make."""
+        """Where draft tokens cost nothing to make."""
         return replace(self, draft=((0, 0.0),))
 
     def seconds(self, gamma: int, rows: int = 1) -> float:
@@ -49,10 +49,10 @@ class Costs:
         n = rows * (gamma + 1)
         return float(self.drafting(gamma, rows * gamma, rows) + self.passing(n, n))
 
-    def drafting(self, depth: Numbers, guesses: Numbers, rows: int) -> Numbers:
-        """A draft of so many guesses, `depth` of them for the row that has most of `rows`."""
+    def drafting(self, depth: Numbers, draft_tokens: Numbers, rows: int) -> Numbers:
+        """A draft of so many draft tokens, `depth` of them for the row that has most of `rows`."""
         share = (at(self.rows, rows) - 1) / max(1, rows - 1)  # of a pass, for every row but one
-        extra = np.maximum(guesses / np.maximum(depth, 1) - 1, 0)
+        extra = np.maximum(draft_tokens / np.maximum(depth, 1) - 1, 0)
         return at(self.draft, depth) * (1 + share * extra)
 
     def passing(self, positions: Numbers, judged: Numbers) -> Numbers:
@@ -70,10 +70,10 @@ class Costs:
         plain = at(self.score, 1) + at(self.verify, 1)
         return float((at(self.score, n) + at(self.verify, n)) / plain)
 
-    def among(self, steps: list[StepRecord], guesses: list[int], rows: int) -> Costs:
+    def among(self, steps: list[StepRecord], draft_tokens: list[int], rows: int) -> Costs:
         """These costs, extended by steps of `rows` rows, as one of the rows that guessed most tells
         of them, with so many `guesses` of all in each."""
-        positions = [rows + count for count in guesses]
+        positions = [rows + count for count in draft_tokens]
         score = dict(self.score) | dict(_medians("score_seconds", steps, positions))
         verify = dict(self.verify) | dict(_medians("verify_seconds", steps, positions))
         longest, seconds = _medians("draft_seconds", steps, [step.drafted for step in steps])[-1]
@@ -89,10 +89,10 @@ class Costs:
 
 def of(steps: list[StepRecord]) -> Costs:
     """Costs from steps of one row, at least one."""
-    guesses = [step.drafted for step in steps]
-    positions = [1 + count for count in guesses]
+    draft_tokens = [step.drafted for step in steps]
+    positions = [1 + count for count in draft_tokens]
     return Costs(
-        draft=_medians("draft_seconds", steps, guesses),
+        draft=_medians("draft_seconds", steps, draft_tokens),
         score=_rising(dict(_medians("score_seconds", steps, positions))),
         verify=_medians("verify_seconds", steps, positions),
     )
@@ -130,7 +130,7 @@ def kind(params: SamplingParams) -> str:
 
 
 def dearest(params: list[SamplingParams]) -> SamplingParams:
-    """The params of the kind that costs most, with nothing but how they make a law."""
+    """The params of the kind that costs most, with nothing but how they make a distribution."""
     most = max(params, key=lambda each: KINDS.index(kind(each)))
     return SamplingParams(**most.standard._asdict())
 

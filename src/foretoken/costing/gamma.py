@@ -2,11 +2,11 @@
 gamma).
 
 A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
-frozen costs against how likely guesses are to be kept, learned from each row's own past, for all
-rows of a pass together: the guesses, row by row, that gain most tokens in the seconds of the step.
-What is foreseen of a row without its draft, by its request or its own text, costs no draft and has
-a past of its own: the better of the two guesses.
-Rows that ask for `deterministic` know no mates.
+frozen costs against how likely draft tokens are to be kept, learned from each row's own past, for
+all rows of a pass together: the draft tokens, row by row, that gain most tokens in the seconds of
+the step. What is predicted of a row without its draft, by its request or its own text, costs no
+draft and has a past of its own: the better of the two draft tokens. Rows that ask for
+`deterministic` know no other rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from foretoken.request import Row
 
 MAX_GAMMA = 16
 DEPTHS = np.arange(1, MAX_GAMMA + 1)
-MEMORY = 256  # steps that a lone guess looks back at
+MEMORY = 256  # steps that a lone draft token looks back at
 FADE, PLAIN_FADE = 0.94, 0.96  # of what was seen, with each step that guessed or did not
 LEAST = 0.04  # share of the prior's weight that never fades
 DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
 AGAIN = 4  # steps for which an answer serves while nothing is guessed, so nothing is learned
-EXPLORE = 0.01  # of the time may be lost on guesses that do not pay
+EXPLORE = 0.01  # of the time may be lost on draft tokens that do not pay
 STAY = 4.0  # steps for which a new size of the pass is expected to stay: they share its cost
 BACK = 0.5  # the same where the draft is mostly silent: there, and back with the next step
 
@@ -39,8 +39,8 @@ class Beside:
     """Content of a forward besides one position of each row that a policy is asked for."""
 
     rows: int = 0  # others that are advanced
-    positions: int = 0  # theirs, those of their guesses and of prompts that are read
-    depth: int = 0  # guesses of the one that has most
+    positions: int = 0  # theirs, those of their draft tokens and of prompts that are read
+    depth: int = 0  # draft tokens of the one that has most
 
 
 NOTHING = Beside()
@@ -75,11 +75,11 @@ class Fixed:
 
 @dataclass(slots=True)
 class Adaptive:
-    """The best numbers by frozen costs and the rows' own pasts; 0 where no guess pays.
+    """The best numbers by frozen costs and the rows' own pasts; 0 where no draft token pays.
 
     At 0 it still guesses now and then, for at most a hundredth of the time, to notice text that
-    becomes predictable again. Rows of several calls may share one: their guesses are then weighed
-    together.
+    becomes predictable again. Rows of several calls may share one: their draft tokens are then
+    weighed together.
     """
 
     costs: Costs
@@ -131,7 +131,7 @@ class Adaptive:
             row is earlier for row, (earlier, _) in zip(rows, self._pasts, strict=True)
         )
         return same and all(
-            row.foresight is None
+            row.predicted_output is None
             and not row.request.params.deterministic
             and len(row.records) % AGAIN > 0
             and not row.records[-1].drafted
@@ -139,25 +139,29 @@ class Adaptive:
         )
 
     def _fresh(self, row: Row) -> Pasts:
-        drafted, foresight = Past(self.costs.prior), row.foresight
-        return (drafted,) if foresight is None else (drafted, Past(foresight.prior, predicted=True))
+        drafted, predicted_output = Past(self.costs.prior), row.predicted_output
+        return (
+            (drafted,)
+            if predicted_output is None
+            else (drafted, Past(predicted_output.prior, predicted=True))
+        )
 
-    def _better(self, row: Row, drafted: Past, foreseen: Past | None = None) -> Past:
+    def _better(self, row: Row, drafted: Past, predicted: Past | None = None) -> Past:
         """Return the source with which the row alone would gain most tokens a second; noted in the
         row."""
-        row.trusts = foreseen is not None and bool(row.predicted(1))
-        if foreseen is None or not row.trusts or not self.drafts:
-            return foreseen if foreseen is not None and row.trusts else drafted
+        row.trusts = predicted is not None and bool(row.predicted(1))
+        if predicted is None or not row.trusts or not self.drafts:
+            return predicted if predicted is not None and row.trusts else drafted
         most, costs = min(row.room - 1, MAX_GAMMA), self.alone or self.costs
         by_draft = rate(drafted, most, prices_of(costs, 1))
-        row.trusts = rate(foreseen, most, prices_of(costs.undrafted, 1)) >= by_draft
-        return foreseen if row.trusts else drafted
+        row.trusts = rate(predicted, most, prices_of(costs.undrafted, 1)) >= by_draft
+        return predicted if row.trusts else drafted
 
     def _gammas(
         self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside, last: int
     ) -> list[int]:
         """For these together, all of which are drafted for or none, behind a pass over `last`
-        positions; a guess of those that get none, where it is time for one."""
+        positions; a draft token of those that get none, where it is time for one."""
         costs = costs.undrafted if rows[0][1].predicted else costs
         prices = prices_of(costs, len(rows), beside)
         most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
@@ -172,9 +176,10 @@ class Adaptive:
 class Past:
     """Acceptance that a row's steps have shown, older ones less and less.
 
-    From beta = sum min(p, q) at each guess judged, which is steadier than whether it was kept;
-    guesses behind a rejection were not judged and do not count. `prior`: a number of guesses to
-    begin with, and their mean beta. `predicted`: of the request's own prediction instead.
+    From beta = sum min(p, q) at each draft token judged, which is steadier than whether it was
+    kept; draft tokens behind a rejection were not judged and do not count. `prior`: a number of
+    draft tokens to begin with, and their mean beta. `predicted`: of the request's own prediction
+    instead.
     """
 
     __slots__ = (
@@ -183,7 +188,7 @@ class Past:
         "_hits",
         "_seen",
         "_asked",
-        "_guessed",
+        "_drafted",
         "_prior",
         "_worth",
         "_least",
@@ -193,7 +198,7 @@ class Past:
         self.steps, self.predicted = 0, predicted
         self._hits: list[float] = []  # by place in the draft
         self._seen: list[float] = []
-        self._asked = self._guessed = 0.0  # steps that asked for guesses, and got some
+        self._asked = self._drafted = 0.0  # steps that asked for draft tokens, and got some
         self._worth, self._prior = prior
         self._least = LEAST * self._worth
 
@@ -207,7 +212,7 @@ class Past:
         self._seen = [count * fade for count in self._seen]
         self._worth = max(self._worth * fade, self._least)
         self._asked = self._asked * fade + (step.gamma > 0)
-        self._guessed = self._guessed * fade + (step.drafted > 0)
+        self._drafted = self._drafted * fade + (step.drafted > 0)
         for i, beta in enumerate(step.overlaps[:MAX_GAMMA]):
             if i == len(self._seen):
                 self._hits.append(0.0)
@@ -222,7 +227,7 @@ class Past:
 
     @property
     def survival(self) -> list[float]:
-        """P(the first i guesses are all kept), i = 1..MAX_GAMMA."""
+        """P(the first i draft tokens are all kept), i = 1..MAX_GAMMA."""
         weight = sum(self._seen) + self._worth
         beta = (sum(self._hits) + self._worth * self._prior) / weight
         chance, survival = 1.0, list[float]()
@@ -238,24 +243,24 @@ class Past:
     @property
     def answers(self) -> float:
         """P(the draft guesses at all); 1 until it has shown otherwise."""
-        return (1 + self._guessed) / (1 + self._asked)
+        return (1 + self._drafted) / (1 + self._asked)
 
 
 Pasts = tuple[Past, ...]  # of a row's draft, and of its prediction where it has one
 
 
 class Prices(NamedTuple):
-    """Seconds of a step of `rows` rows, for the guesses that some of them make."""
+    """Seconds of a step of `rows` rows, for the draft tokens that some of them make."""
 
     rows: int
-    drafting: NDArray[np.float64]  # [depth of the draft - 1, guesses in all], what it adds
-    passing: NDArray[np.float64]  # [guesses in all], the rest
+    drafting: NDArray[np.float64]  # [depth of the draft - 1, draft tokens in all], what it adds
+    passing: NDArray[np.float64]  # [draft tokens in all], the rest
     alike: list[float]  # where all rows make as many, by their number
-    lone: list[float]  # of a row without others, by its guesses
-    positions: int  # of a pass without these guesses
+    lone: list[float]  # of a row without others, by its draft tokens
+    positions: int  # of a pass without these draft tokens
     change: float  # as `Costs.change`
 
-    def behind(self, last: int, answers: float) -> NDArray[np.float64]:
+    def after(self, last: int, answers: float) -> NDArray[np.float64]:
         """`passing` behind a pass over so many positions, 0: of a size that does not matter, with a
         draft that guesses so often."""
         if not last or not self.change:
@@ -270,13 +275,13 @@ class Prices(NamedTuple):
 
 @lru_cache(256)
 def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
-    """For the guesses of `rows` rows, in a pass that holds so much beside them."""
+    """For the draft tokens of `rows` rows, in a pass that holds so much beside them."""
     B, positions = rows + beside.rows, rows + beside.positions
-    guesses = np.arange(rows * MAX_GAMMA + 1)
+    draft_tokens = np.arange(rows * MAX_GAMMA + 1)
     depths = np.maximum(DEPTHS, beside.depth)[:, None]
     before = costs.drafting(beside.depth, 0, B)
-    drafting = np.asarray(costs.drafting(depths, guesses, B) - before)
-    passing = np.asarray(before + costs.passing(positions + guesses, B + guesses))
+    drafting = np.asarray(costs.drafting(depths, draft_tokens, B) - before)
+    passing = np.asarray(before + costs.passing(positions + draft_tokens, B + draft_tokens))
     alike = [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
     lone = [float(passing[g] + (drafting[g - 1, g] if g else 0.0)) for g in range(MAX_GAMMA + 1)]
     return Prices(B, drafting, passing, alike, lone, positions, costs.change)
@@ -288,7 +293,7 @@ def _before(row: Row) -> int:
 
 
 def rate(past: Past, most: int, prices: Prices) -> float:
-    """Tokens a second of a row alone, with its best number of guesses."""
+    """Tokens a second of a row alone, with its best number of draft tokens."""
     tokens = 1 + past.answers * np.cumsum([0.0, *past.survival[:most]])
     return float((tokens / prices.alike[: len(tokens)]).max())
 
@@ -297,8 +302,8 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
     """The guesses, at most `most[b]` of row b, with which a pass gains most tokens a second, behind
     one over `last` positions.
 
-    For every depth of the draft, guesses are taken by their chances: each costs a position, and the
-    first of a depth a pass of the draft.
+    For every depth of the draft, draft tokens are taken by their chances: each costs a position,
+    and the first of a depth a pass of the draft.
     """
     # a draft that stays silent gains nothing and costs what plain decoding does
     answers = np.array([past.answers for past in pasts])
@@ -310,11 +315,12 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
         return [0] * len(pasts)
     row, within = row[order], place[order] < DEPTHS[:, None]  # [depth of the draft, guess]
     tokens = prices.rows + (within * chances[order]).cumsum(1)
-    guesses = within.cumsum(1)
-    answered = (within * answers[row]).cumsum(1) / np.maximum(guesses, 1)  # the share of the steps
-    drafting = prices.drafting[DEPTHS[:, None] - 1, guesses]
-    passing = prices.behind(last, float(answers.max()))
-    more = passing[guesses] - passing[0] + drafting
+    draft_tokens = within.cumsum(1)
+    # the share of the steps
+    answered = (within * answers[row]).cumsum(1) / np.maximum(draft_tokens, 1)
+    drafting = prices.drafting[DEPTHS[:, None] - 1, draft_tokens]
+    passing = prices.after(last, float(answers.max()))
+    more = passing[draft_tokens] - passing[0] + drafting
     rates = tokens / (passing[0] + answered * more)
     depth, end = divmod(int(rates.argmax()), rates.shape[1])
     if rates[depth, end] <= prices.rows / passing[0]:
@@ -341,7 +347,7 @@ def _try(records: list[StepRecord], most: int, prices: Prices) -> int:
     """Guesses where plain decoding seems best, if little was lost on such lately; else 0."""
     if most < 1:
         return 0
-    # a lone guess changes the size of the pass twice
+    # a lone draft token changes the size of the pass twice
     seconds = [each + 2 * prices.change * (g > 0) for g, each in enumerate(prices.alike)]
     plain = seconds[0]
     # as many as show most for the time they take, were half of them kept

@@ -26,15 +26,15 @@ from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import choose
+from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 
-# Guesses of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so costs
-# rise in steps, which a few sizes would not show.
+# Draft tokens of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so
+# costs rise in steps, which a few sizes would not show.
 ALONE = (*range(9), 11, 12, 15)
 TWICE = 2  # steps of each size in a row: a pass of another size than the last is slower
 SETTLE = 2  # more at the beginning of a round: small passes may be padded to the last sizes
-WORTH = 10.0  # weight of the probe's alpha at most, in guesses of a new row
+WORTH = 10.0  # weight of the probe's alpha at most, in draft tokens of a new row
 SECONDS = 1.0  # no round after the second begins later than this
 ROUNDS = 5  # at most
 ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
@@ -81,10 +81,12 @@ def probe_shared(
     steps = _settled(rows_run[0].records, sizes)
     together = zip(*(row.records for row in rows_run), strict=False)  # to where the first one ends
     drafted = [sum(step.drafted for step in each) for each in together]
-    guesses = _settled(drafted, sizes)
-    spread = _spread(steps, guesses, sizes)
+    draft_tokens = _settled(drafted, sizes)
+    spread = _spread(steps, draft_tokens, sizes)
     return Probed(
-        costs.among(steps, guesses, rows), spread, contention.share([contention.taken(reading)])
+        costs.among(steps, draft_tokens, rows),
+        spread,
+        contention.share([contention.taken(reading)]),
     )
 
 
@@ -93,10 +95,12 @@ def shared(rows: int) -> tuple[int, ...]:
     return tuple(sorted({0, rows // 2, rows, 3 * rows}))
 
 
-def _spread(steps: list[StepRecord], guesses: list[int], sizes: tuple[int, ...]) -> float | None:
+def _spread(
+    steps: list[StepRecord], draft_tokens: list[int], sizes: tuple[int, ...]
+) -> float | None:
     """By how much odd and even rounds differ, but for a few sizes."""
     halves: list[dict[int, list[float]]] = [{}, {}]
-    for i, (step, count) in enumerate(zip(steps, guesses, strict=True)):
+    for i, (step, count) in enumerate(zip(steps, draft_tokens, strict=True)):
         seconds = step.draft_seconds + step.score_seconds + step.verify_seconds
         halves[i // len(sizes) % 2].setdefault(count, []).append(seconds)
     if not all(halves):
@@ -130,7 +134,7 @@ def _run(
 
 
 def _round(sizes: tuple[int, ...]) -> list[int]:
-    """The guesses of a round's steps."""
+    """The draft tokens of a round's steps."""
     return [sizes[0]] * SETTLE + [size for size in sizes for _ in range(TWICE)]
 
 

@@ -69,7 +69,7 @@ class Watch:
     """Real steps of single rows against the costs of one kind of sampling."""
 
     def __init__(self) -> None:
-        self._ratios: dict[int, deque[float]] = {}  # of what steps took, by their guesses
+        self._ratios: dict[int, deque[float]] = {}  # of what steps took, by their draft tokens
         self._told: bool | None = None
 
     def see(self, steps: list[StepRecord], costs: Costs) -> bool:

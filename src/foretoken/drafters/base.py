@@ -1,5 +1,5 @@
-"""What a drafter is: anything that guesses the next tokens of a batch of rows, and gives the laws
-it drew them from.
+"""What a drafter is: anything that guesses the next tokens of a batch of rows, and gives the
+distributions it drew them from.
 
 Rows are numbered by their place in the batch. `leave` closes the gaps: the rows behind move up.
 """
@@ -131,7 +131,8 @@ class Rewinding(Drafter, Protocol):
     """A drafter that can go back, as the parts of cascades and mixtures must."""
 
     def rewind(self, counts: list[int]) -> None:
-        """Forget the last counts[b] tokens that row b committed, and all guesses behind them."""
+        """Forget the last counts[b] tokens that row b committed, and all draft tokens behind
+        them."""
         ...
 
 
@@ -170,12 +171,12 @@ def reading(drafter: Drafter, target: Model) -> Drafter:
 
 
 def vocabulary(drafter: Drafter) -> int | None:
-    """V of a drafter's laws; None where it makes none or does not say."""
+    """V of a drafter's distributions; None where it makes none or does not say."""
     return getattr(drafter, "vocab_size", None)
 
 
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
-    """Raise InputError where a drafter's laws are not over V tokens."""
+    """Raise InputError where a drafter's distributions are not over V tokens."""
     size = vocabulary(drafter)
     if size not in (None, V):
         raise InputError(
@@ -218,10 +219,10 @@ def held(part: object) -> Iterator[object]:
         yield from held(inner)
 
 
-def pack(guesses: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
+def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
     """A draft from ragged lists."""
-    lengths = [len(g) for g in guesses]
+    lengths = [len(g) for g in draft_tokens]
     G = max(lengths, default=0)
-    padded = [[*g, *[0] * (G - len(g))] for g in guesses]
-    tokens = torch.tensor(padded, dtype=torch.long).reshape(len(guesses), G)
+    padded = [[*g, *[0] * (G - len(g))] for g in draft_tokens]
+    tokens = torch.tensor(padded, dtype=torch.long).reshape(len(draft_tokens), G)
     return Draft(tokens, torch.tensor(lengths, dtype=torch.long), q, calls)

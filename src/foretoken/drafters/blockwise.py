@@ -38,7 +38,7 @@ class Heads(nn.Module):
 
     @classmethod
     def fresh(cls, target: PreTrainedModel, count: int, seed: int = 0) -> Heads:
-        """Untrained heads for a target, each of which repeats the target's last law."""
+        """Untrained heads for a target, each of which repeats the target's last distribution."""
         H, E = widths(target)
         random = torch.Generator().manual_seed(seed)
         inner = torch.randn(count, H, H + E, generator=random) / (H + E) ** 0.5

@@ -1,7 +1,8 @@
 """A drafter that is itself accelerated by a faster drafter (paper, section 5: hierarchical).
 
-The same step, with the middle model as its target, makes the guesses, so that they follow the
-middle model's law, whatever guesses for it; that law is the q they come with. Knows protocols only.
+The same step, with the middle model as its target, makes the draft tokens, so that they follow the
+middle model's distribution, whatever guesses for it; that distribution is the q they come with.
+Knows protocols only.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from foretoken.models.reader import Reader
 from foretoken.models.rows import staying
 from foretoken.request import Request, Row
 from foretoken.sampling.draw import Draw, Shaping
-from foretoken.sampling.judge import COUPLED, choose
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import COUPLED, choose
 from foretoken.sampling.verify import block
 from foretoken.step import step
 
@@ -64,28 +65,29 @@ class CascadeDrafter:
         self.holds = (middle, drafter)
         self.vocab_size, self.runtime = middle.vocab_size, middle.runtime
         self._reader = Reader(middle)
-        self._guesses: list[list[int]] = []  # committed to `drafter`, but not to the reader's texts
+        # committed to `drafter`, but not to the reader's texts
+        self._draft_tokens: list[list[int]] = []
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         self.middle.start(*self._reader.join(prompts, sources))
-        texts = [list(text) for text in self._reader.texts[len(self._guesses) :]]
+        texts = [list(text) for text in self._reader.texts[len(self._draft_tokens) :]]
         self.drafter.start(rows, texts, sources if self.middle.encoder_decoder else None)
-        self._guesses += [[] for _ in prompts]
+        self._draft_tokens += [[] for _ in prompts]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         tasks = zip(self._reader.texts, self._reader.budget(gamma), draw.within(), strict=True)
         rows = [_row(*task, b, draw) for b, task in enumerate(tasks)]
         # in coupled mode the middle model meets the target's own noise
-        judge = COUPLED if draw.coupled else choose(block)
+        verifier = COUPLED if draw.coupled else choose(block)
         target = _Middle(self._reader, rows)
-        laws: list[list[Tensor]] = [[] for _ in rows]
+        distributions: list[list[Tensor]] = [[] for _ in rows]
         calls = 0
         while any(map(_open, rows)):
             gammas = [min(self.gamma, row.room - 1) if _open(row) else 0 for row in rows]
             try:
-                p = step(rows, target, self.drafter, judge, gammas).p
+                p = step(rows, target, self.drafter, verifier, gammas).p
             except NumericsError as error:
                 message = f"in a cascade's middle model as the target: {error}"
                 told = NumericsError(message, error.row, whose="draft")
@@ -95,15 +97,19 @@ class CascadeDrafter:
                 continue
             if p is not None:
                 for b, row in enumerate(rows):
-                    laws[b].append(p[b, : len(row.records[-1].kept)])
+                    distributions[b].append(p[b, : len(row.records[-1].kept)])
             calls += 1
-        self._guesses = [row.new_tokens for row in rows]
-        q = pad_sequence([torch.cat(p) for p in laws], batch_first=True) if any(laws) else None
-        return pack(self._guesses, q, calls)
+        self._draft_tokens = [row.new_tokens for row in rows]
+        q = (
+            pad_sequence([torch.cat(p) for p in distributions], batch_first=True)
+            if any(distributions)
+            else None
+        )
+        return pack(self._draft_tokens, q, calls)
 
     def commit(self, tokens: list[list[int]]) -> None:
-        agreed = [_agreed(x, text) for x, text in zip(self._guesses, tokens, strict=True)]
-        surplus = [len(x) - n for x, n in zip(self._guesses, agreed, strict=True)]
+        agreed = [_agreed(x, text) for x, text in zip(self._draft_tokens, tokens, strict=True)]
+        surplus = [len(x) - n for x, n in zip(self._draft_tokens, agreed, strict=True)]
         if any(surplus):
             self.drafter.rewind(surplus)
         for b, n in enumerate(agreed):
@@ -115,18 +121,18 @@ class CascadeDrafter:
         self._settle([0] * len(tokens), tokens)
 
     def rewind(self, counts: list[int]) -> None:
-        back = [len(x) + count for x, count in zip(self._guesses, counts, strict=True)]
+        back = [len(x) + count for x, count in zip(self._draft_tokens, counts, strict=True)]
         if any(back):
             self.drafter.rewind(back)
         self._settle(counts, [[] for _ in counts])
 
     def _settle(self, back: list[int], tokens: list[list[int]]) -> None:
-        self._guesses = [[] for _ in tokens]
+        self._draft_tokens = [[] for _ in tokens]
         self._reader.move(back, tokens)
         self.middle.set_lengths(self._reader.cached)
 
     def leave(self, rows: list[int]) -> None:
-        self._guesses = [self._guesses[b] for b in staying(len(self._guesses), rows)]
+        self._draft_tokens = [self._draft_tokens[b] for b in staying(len(self._draft_tokens), rows)]
         self._reader.leave(rows)
         self.middle.leave(rows)
         self.drafter.leave(rows)
@@ -134,7 +140,7 @@ class CascadeDrafter:
 
 class _Middle:
     """The middle model as the inner step's target: what its cache lacks of a row is read first,
-    and rows that have all their guesses rest."""
+    and rows that have all their draft tokens rest."""
 
     takes_tensors = False
 
@@ -161,7 +167,7 @@ class _Middle:
 
 
 class _Ahead:
-    """A row's controls as the inner step meets them: its text is guesses of the outer one."""
+    """A row's controls as the inner step meets them: its text is draft tokens of the outer one."""
 
     def __init__(self, controls: Shaping, before: list[int]) -> None:
         self.controls, self.V, self.text = controls, controls.V, list(before)
@@ -176,12 +182,12 @@ class _Ahead:
         self.text += tokens
 
 
-def _row(text: list[int], guesses: int, key: RowKey, b: int, draw: Draw) -> Row:
+def _row(text: list[int], draft_tokens: int, key: RowKey, b: int, draw: Draw) -> Row:
     """A row of the inner step, which makes row b's guesses; nothing is reported of it."""
     params, controls = draw.params[b], draw.controls[b]
     if params.logprobs is not None:
         params = replace(params, logprobs=None, logprobs_of="raw")
-    row = Row.of(Request(text, guesses, key, params=params))
+    row = Row.of(Request(text, draft_tokens, key, params=params))
     if controls is not None:
         row.controls = _Ahead(controls, draw.before[b])
     return row
@@ -192,9 +198,9 @@ def _open(row: Row) -> bool:
     return row.finish_reason is None and row.room > 0
 
 
-def _agreed(guesses: list[int], tokens: list[int]) -> int:
-    """How many of the first guesses were kept."""
+def _agreed(draft_tokens: list[int], tokens: list[int]) -> int:
+    """How many of the first draft tokens were kept."""
     return next(
-        (i for i, (x, y) in enumerate(zip(guesses, tokens, strict=False)) if x != y),
-        min(len(guesses), len(tokens)),
+        (i for i, (x, y) in enumerate(zip(draft_tokens, tokens, strict=False)) if x != y),
+        min(len(draft_tokens), len(tokens)),
     )

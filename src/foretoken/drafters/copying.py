@@ -2,8 +2,8 @@
 
 For tasks that give most of their input back, such as corrections: guess that the output goes on
 copying. After a difference it waits until the output's end occurs in the input again, in one place
-only. Guesses are certain (no q). Knows no model and no tokenizer. Unlike `LookupDrafter` it does
-not search the output.
+only. Draft tokens are certain (no q). Knows no model and no tokenizer. Unlike `LookupDrafter` it
+does not search the output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CopyDrafter:
         self.copies += [_Copy(ids) for ids in sources or prompts]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        return pack([copy.guess(g) for copy, g in zip(self.copies, gamma, strict=True)])
+        return pack([copy.propose(g) for copy, g in zip(self.copies, gamma, strict=True)])
 
     def commit(self, tokens: list[list[int]]) -> None:
         for copy, text in zip(self.copies, tokens, strict=True):
@@ -51,7 +51,7 @@ class _Copy:
     place: int | None = 0
     before: list[int | None] = field(default_factory=list[int | None])  # its place at every token
 
-    def guess(self, count: int) -> list[int]:
+    def propose(self, count: int) -> list[int]:
         return [] if self.place is None else self.ids[self.place : self.place + count]
 
     def read(self, tokens: list[int]) -> None:

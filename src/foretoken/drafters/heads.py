@@ -1,7 +1,8 @@
 """Blockwise heads on the target's hidden states as the approximation model (paper 3.6).
 
-Non-autoregressive: one call gives the laws of all guesses, each blind to the guesses before it, and
-the guesses are drawn independently from just these laws. Knows no files and no training.
+Non-autoregressive: one call gives the distributions of all draft tokens, each blind to the draft
+tokens before it, and the draft tokens are drawn independently from just these distributions. Knows
+no files and no training.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class HeadsDrafter:
     """Guesses with `heads` between `target`'s hidden states and `output`, its output layer.
 
     A row proposes nothing before its first step, from which its first state comes, and at most one
-    guess per head. Laws are standardized as the target's are.
+    draft token per head. Distributions are standardized as the target's are.
     """
 
     runtime = "torch"
@@ -56,23 +57,25 @@ class HeadsDrafter:
             return pack([[] for _ in gamma])
         logits, tops = mended(self._logits(most))
         lengths = torch.tensor(budget)
-        tokens, laws = zip(*(draw.guess(logits[:, i], i) for i in range(most)), strict=True)
-        q = None if laws[0] is None else torch.stack(laws, 1)
+        tokens, distributions = zip(
+            *(draw.sample(logits[:, i], i) for i in range(most)), strict=True
+        )
+        q = None if distributions[0] is None else torch.stack(distributions, 1)
         return Draft(torch.stack(tokens, 1), lengths, q, 1, tops)
 
-    def _logits(self, guesses: int) -> Tensor:
+    def _logits(self, draft_tokens: int) -> Tensor:
         """`[B, guesses, V]`; a row without a state has meaningless ones."""
         dtype, device = self.heads.inner.dtype, self.heads.inner.device
         present = next(state for state in self.states if state is not None)
         empty = torch.zeros_like(present)
         hidden = torch.stack([empty if state is None else state for state in self.states])
         embedded = self.embedding(sent(torch.tensor(self.last), device))
-        return self.output(self.heads(hidden.to(dtype), embedded.to(dtype), 0, guesses))
+        return self.output(self.heads(hidden.to(dtype), embedded.to(dtype), 0, draft_tokens))
 
     def commit(self, tokens: list[list[int]]) -> None:
-        """The target's last pass read the token before and the guesses, so the state that the last
-        of n `tokens` came from is at place n - 1; without any the row is finished, or still being
-        read."""
+        """The target's last pass read the token before and the draft tokens, so the state that the
+        last of n `tokens` came from is at place n - 1; without any the row is finished, or still
+        being read."""
         hidden = self.target.hidden
         at = sent(torch.tensor([max(0, len(kept) - 1) for kept in tokens]), hidden.device)
         rows = torch.arange(len(tokens), device=hidden.device)

@@ -67,7 +67,7 @@ class LMDrafter:
             return self._written(self._writes, unread, budget)
         feed: Blocks = unread
         ids: list[Tensor] = []
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         tops: list[Tensor] = []
         for i in range(max(budget, default=0)):
             need = [int(g > i) for g in budget]
@@ -77,22 +77,22 @@ class LMDrafter:
             if logits.shape[-1] < self.vocab_size:  # ids that the draft lacks are impossible in q
                 rest = self.vocab_size - logits.shape[-1]
                 logits = functional.pad(logits, (0, rest), value=-torch.inf)
-            guess, q = draw.guess(logits, i, self.params)
-            ids.append(guess)
-            laws += [] if q is None else [q]
+            draft_token, q = draw.sample(logits, i, self.params)
+            ids.append(draft_token)
+            distributions += [] if q is None else [q]
             feed = self._next(ids[-1], [g > i + 1 for g in budget])
         if not ids and any(unread):
             self.model.score(unread, [0] * len(unread))
         for b, g in enumerate(budget):
             cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
-        return self._drafted(ids, laws, tops, budget)
+        return self._drafted(ids, distributions, tops, budget)
 
     def _written(self, model: Writes, unread: list[list[int]], budget: list[int]) -> Draft:
         """Guesses by the text that the model writes: they follow from the text so far."""
-        guesses, calls = model.write(unread, budget)
+        draft_tokens, calls = model.write(unread, budget)
         for b, new in enumerate(unread):
             self._reader.cached[b] += len(new)
-        return pack(guesses, calls=calls)
+        return pack(draft_tokens, calls=calls)
 
     def _next(self, ids: Tensor, active: list[bool]) -> Blocks:
         """One more token for every row that goes on; where it can, it stays on its device."""
@@ -102,14 +102,14 @@ class LMDrafter:
         return [[token] if on else [] for token, on in zip(tokens, active, strict=True)]
 
     def _drafted(
-        self, ids: list[Tensor], laws: list[Tensor], tops: list[Tensor], budget: list[int]
+        self, ids: list[Tensor], distributions: list[Tensor], tops: list[Tensor], budget: list[int]
     ) -> Draft:
         if not ids:
             return pack([[] for _ in budget])
         return Draft(
             tokens=torch.stack(ids, 1),
             lengths=torch.tensor(budget),
-            q=torch.stack(laws, 1) if laws else None,
+            q=torch.stack(distributions, 1) if distributions else None,
             calls=len(ids),
             tops=torch.stack(tops, 1),
         )

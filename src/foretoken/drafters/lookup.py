@@ -2,7 +2,7 @@
 
 A suffix automaton of every row's text says where its end, of any length, occurred before
 (SAM-Decoding, arXiv 2411.10666), and counts say how far what followed can be trusted
-(SuffixDecoding, arXiv 2411.04975). Guesses are certain (no q): a function of the text, and of
+(SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): a function of the text, and of
 earlier ones, alone. Knows no model and no tokenizer.
 """
 
@@ -16,7 +16,7 @@ from foretoken.models.rows import staying
 from foretoken.request import Request
 from foretoken.text.automaton import ROOT, Automaton, Earlier
 
-SURE = 0.1  # estimated chance that all guesses up to one are kept, at least
+SURE = 0.1  # estimated chance that all draft tokens up to one are kept, at least
 LEAST = 4  # tokens that must agree before a text's own past is preferred to a drafter
 WAYS = 128  # tokens that followed somewhere, of which one is chosen: those that came first
 NEAR = 32  # last tokens of a text that are looked for in earlier ones
@@ -70,7 +70,7 @@ class LookupDrafter:
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         others = [self._others(b, draw) if g else [] for b, g in enumerate(gamma)]
         rows = zip(self.texts, gamma, others, strict=True)
-        return pack([text.guess(g, earlier) for text, g, earlier in rows])
+        return pack([text.propose(g, earlier) for text, g, earlier in rows])
 
     def _others(self, b: int, draw: Draw) -> list[Automaton]:
         """The earlier outputs that row b may copy from."""
@@ -95,8 +95,8 @@ class LookupDrafter:
 
 
 class Repeats:
-    """A row's look-up as its foresight, in front of a drafter: where at least `LEAST` tokens have
-    occurred before in its source, prompt or text."""
+    """A row's look-up as its predicted output, in front of a drafter: where at least `LEAST` tokens
+    have occurred before in its source, prompt or text."""
 
     prior = (4.0, 0.7)  # as `Costs.prior`
 
@@ -109,7 +109,7 @@ class Repeats:
         self._text.unread(len(self._read) - common)
         self._text.read(text[common:])
         self._read = list(text)
-        return self._text.guess(most, least=LEAST)
+        return self._text.propose(most, least=LEAST)
 
 
 class _Text:
@@ -135,7 +135,7 @@ class _Text:
         for _ in range(count):
             self.seen.pop()
 
-    def guess(self, most: int, others: Sequence[Automaton] = (), least: int = 1) -> list[int]:
+    def propose(self, most: int, others: Sequence[Automaton] = (), least: int = 1) -> list[int]:
         """At most so many tokens, from behind a match of `least` tokens or more in this text or in
         one of `others`, whichever is likely to have more of them kept; this one where they are
         alike."""
@@ -156,9 +156,9 @@ def follow(automaton: Automaton, state: int, matched: int, most: int) -> tuple[l
     tokens in common, guesses included, so that a longer match is trusted further. At the end of
     the text it goes on behind its longest match: a period is repeated.
     """
-    guesses: list[int] = []
+    draft_tokens: list[int] = []
     chance, likely = 1.0, 0.0
-    while state != ROOT and len(guesses) < most:
+    while state != ROOT and len(draft_tokens) < most:
         if automaton.length[state] == len(automaton):
             state = automaton.match
         ways = islice(automaton.following(state), WAYS)
@@ -166,10 +166,10 @@ def follow(automaton: Automaton, state: int, matched: int, most: int) -> tuple[l
         if not rated:
             break
         count, _, token, to = max(rated)
-        chance *= count / (automaton.continued(state) + 1 / (matched + len(guesses)))
+        chance *= count / (automaton.continued(state) + 1 / (matched + len(draft_tokens)))
         if chance < SURE:
             break
-        guesses.append(token)
+        draft_tokens.append(token)
         likely += chance
         state = to
-    return guesses, likely
+    return draft_tokens, likely

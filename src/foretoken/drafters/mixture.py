@@ -81,15 +81,15 @@ class MixtureDrafter:
             drafter.start(rows, [list(prompt) for prompt in prompts], copies)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        guesses: list[list[int]] = [[] for _ in gamma]
+        draft_tokens: list[list[int]] = [[] for _ in gamma]
         drafts: list[Draft] = []
         for drafter, most in self.parts:
-            room = [g - len(x) for g, x in zip(gamma, guesses, strict=True)]
+            room = [g - len(x) for g, x in zip(gamma, draft_tokens, strict=True)]
             gammas = room if most is None else [min(n, most) for n in room]
             if any(gammas):
-                drafts.append(_continue(drafter, guesses, gammas, draw))
-                _extend(guesses, drafts[-1])
-        packed = pack(guesses, joined(drafts), sum(draft.calls for draft in drafts))
+                drafts.append(_continue(drafter, draft_tokens, gammas, draw))
+                _extend(draft_tokens, drafts[-1])
+        packed = pack(draft_tokens, joined(drafts), sum(draft.calls for draft in drafts))
         return replace(packed, tops=joined_tops(drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -109,42 +109,46 @@ def _is_pair(part: object) -> bool:
     return isinstance(part, list | tuple) and len(part) == 2
 
 
-def _continue(drafter: Rewinding, guesses: list[list[int]], gammas: list[int], draw: Draw) -> Draft:
-    """What `drafter` guesses behind the guesses of others; it has forgotten these afterwards."""
-    if not any(guesses):
+def _continue(
+    drafter: Rewinding, draft_tokens: list[list[int]], gammas: list[int], draw: Draw
+) -> Draft:
+    """What `drafter` draft tokens behind the draft tokens of others; it has forgotten these
+    afterwards."""
+    if not any(draft_tokens):
         return drafter.propose(gammas, draw)
-    counts = [len(x) for x in guesses]
-    drafter.commit([list(x) for x in guesses])
-    draft = drafter.propose(gammas, draw.behind(guesses))
+    counts = [len(x) for x in draft_tokens]
+    drafter.commit([list(x) for x in draft_tokens])
+    draft = drafter.propose(gammas, draw.after(draft_tokens))
     drafter.rewind(counts)
     return draft
 
 
-def _extend(guesses: list[list[int]], draft: Draft) -> None:
-    for x, ids, n in zip(guesses, draft.tokens.tolist(), draft.lengths.tolist(), strict=True):
+def _extend(draft_tokens: list[list[int]], draft: Draft) -> None:
+    for x, ids, n in zip(draft_tokens, draft.tokens.tolist(), draft.lengths.tolist(), strict=True):
         x += ids[:n]
 
 
 def joined(drafts: list[Draft]) -> Tensor | None:
-    """The laws of all guesses, `[B, G, V]`, in drafts that follow one another; a certain guess's is
-    all on it. None where all are certain."""
-    laws = [draft.q for draft in drafts if draft.q is not None]
-    if not laws:
+    """The distributions of all draft tokens, `[B, G, V]`, in drafts that follow one another; a
+    certain guess's is all on it. None where all are certain."""
+    distributions = [draft.q for draft in drafts if draft.q is not None]
+    if not distributions:
         return None
-    like = max(laws, key=lambda q: q.element_size())  # a wider type holds a narrower one's numbers
+    # a wider type holds a narrower one's numbers
+    like = max(distributions, key=lambda q: q.element_size())
     ids = torch.arange(like.shape[-1], device=like.device)
     rows: list[list[Tensor]] = [[] for _ in like]
     for draft in drafts:
         x = draft.tokens.to(like.device)
         q = x[..., None] == ids if draft.q is None else draft.q
-        for row, law, n in zip(rows, q.to(like), draft.lengths.tolist(), strict=True):
-            row.append(law[:n])
+        for row, distribution, n in zip(rows, q.to(like), draft.lengths.tolist(), strict=True):
+            row.append(distribution[:n])
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)
 
 
 def joined_tops(drafts: list[Draft]) -> Tensor | None:
-    """The largest logits at all guesses, `[B, G]`, 0 where a draft has none; None where none has
-    any."""
+    """The largest logits at all draft tokens, `[B, G]`, 0 where a draft has none; None where none
+    has any."""
     if all(draft.tops is None for draft in drafts):
         return None
     rows: list[list[Tensor]] = [[] for _ in drafts[0].lengths]

@@ -1,8 +1,9 @@
 """An n-gram table as the approximation model (section 3.6): c is nearly 0.
 
 `NGram` is an interpolated back-off table of any order, one file; `NGramDrafter` guesses with it.
-How the weights were fitted is `foretoken.train.ngram`'s business: here a law is, from short
-contexts c to long ones, q_k(x | c) = weight_k(c, x) + backoff_k(c) * q_{k-1}(x | c less its first).
+How the weights were fitted is `foretoken.train.ngram`'s business: here a distribution is, from
+short contexts c to long ones, q_k(x | c) = weight_k(c, x) + backoff_k(c) * q_{k-1}(x | c less its
+first).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from torch import Tensor
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.errors import InputError
 from foretoken.models.rows import staying
-from foretoken.sampling.distributions import SamplingParams, law, running_sum
+from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
 from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.ngram", 1
-MEMO_BYTES = 2**26  # of laws and their running sums that are kept
+MEMO_BYTES = 2**26  # of distributions and their running sums that are kept
 MEMO_BEST = 2**16  # likeliest tokens that are kept
 
 
@@ -80,7 +81,7 @@ class NGram:
         """V: the size of the vocabulary."""
         return len(self.unigram)
 
-    def law(self, context: Sequence[int]) -> np.ndarray:
+    def distribution(self, context: Sequence[int]) -> np.ndarray:
         """Return the distribution after a context.
 
         Args:
@@ -186,7 +187,7 @@ class NGramDrafter:
         self.table, self.vocab_size = table, table.vocab_size
         self.texts: list[list[int]] = []
         rows = max(16, MEMO_BYTES // (12 * table.vocab_size))
-        self.law = lru_cache(rows)(self._law)
+        self.distribution = lru_cache(rows)(self._distribution)
         self.best = lru_cache(MEMO_BEST)(self._best)
 
     def start(
@@ -215,50 +216,53 @@ class NGramDrafter:
         self.texts = [self.texts[b] for b in staying(len(self.texts), rows)]
 
     def _likeliest(self, tail: deque[int], gamma: int) -> list[int]:
-        guesses: list[int] = []
+        draft_tokens: list[int] = []
         for _ in range(gamma):
-            guesses.append(self.best(tuple(tail)))
-            tail.append(guesses[-1])
-        return guesses
+            draft_tokens.append(self.best(tuple(tail)))
+            tail.append(draft_tokens[-1])
+        return draft_tokens
 
     def _drawn(self, tails: list[deque[int]], gamma: list[int], draw: Draw) -> Draft:
-        """Rows that want fewer guesses than others are drawn along: their surplus is padding."""
+        """Rows that want fewer draft tokens than others are drawn along: their surplus is
+        padding."""
         B, G = len(gamma), max(gamma, default=0)
         q = torch.empty(B, G, self.table.vocab_size)
-        guesses: list[list[int]] = [[] for _ in gamma]
+        draft_tokens: list[list[int]] = [[] for _ in gamma]
         for i in range(G):
             contexts = zip(tails, draw.params, strict=True)
-            rows = [self.law(tuple(tail), params) for tail, params in contexts]
+            rows = [self.distribution(tuple(tail), params) for tail, params in contexts]
             for b, (row, _) in enumerate(rows):
                 q[b, i] = row
             cdf = rows[0][1] if B == 1 else torch.cat([sums for _, sums in rows])
             for b, token in enumerate(draw(q[:, i], i, cdf).tolist()):
-                guesses[b].append(token)
+                draft_tokens[b].append(token)
                 tails[b].append(token)
-        return pack([ids[:g] for ids, g in zip(guesses, gamma, strict=True)], q)
+        return pack([ids[:g] for ids, g in zip(draft_tokens, gamma, strict=True)], q)
 
     def _shaped(self, tails: list[deque[int]], gamma: list[int], draw: Draw) -> Draft:
-        """Rows with controls have laws of their own at every place."""
+        """Rows with controls have distributions of their own at every place."""
         ids: list[list[int]] = []
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for i in range(max(gamma, default=0)):
-            rows = [torch.from_numpy(self.table.law(tuple(tail))) for tail in tails]
-            guess, q = draw.guess(torch.stack(rows).log(), i)
-            ids.append(guess.tolist())
-            laws += [] if q is None else [q]
+            rows = [torch.from_numpy(self.table.distribution(tuple(tail))) for tail in tails]
+            draft_token, q = draw.sample(torch.stack(rows).log(), i)
+            ids.append(draft_token.tolist())
+            distributions += [] if q is None else [q]
             for tail, token in zip(tails, ids[-1], strict=True):
                 tail.append(token)
-        guesses = [[row[b] for row in ids[:g]] for b, g in enumerate(gamma)]
-        G = max(map(len, guesses), default=0)
-        return pack(guesses, torch.stack(laws[:G], 1) if laws else None)
+        draft_tokens = [[row[b] for row in ids[:g]] for b, g in enumerate(gamma)]
+        G = max(map(len, draft_tokens), default=0)
+        return pack(draft_tokens, torch.stack(distributions[:G], 1) if distributions else None)
 
-    def _law(self, context: tuple[int, ...], params: SamplingParams) -> tuple[Tensor, Tensor]:
+    def _distribution(
+        self, context: tuple[int, ...], params: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
         """q and its running sum, `[1, V]` each: memoised, they make most of a guess's cost."""
-        q = law(torch.from_numpy(self.table.law(context)).log()[None], params)
+        q = probabilities(torch.from_numpy(self.table.distribution(context)).log()[None], params)
         return q, running_sum(q)
 
     def _best(self, context: tuple[int, ...]) -> int:
-        return int(self.table.law(context).argmax())  # numpy's is the lowest index on ties
+        return int(self.table.distribution(context).argmax())  # numpy's is the lowest index on ties
 
 
 def fingerprint(vocabulary: dict[str, int]) -> str:

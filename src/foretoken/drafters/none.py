@@ -1,4 +1,4 @@
-"""No guesses at all: speculative decoding with this drafter is plain decoding."""
+"""No draft tokens at all: speculative decoding with this drafter is plain decoding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Section 3.6's extreme case: tokens drawn uniformly at random.
 
-The law is fixed, whatever the temperature. Costs nothing, and in theory improves every target a
-little.
+The distribution is fixed, whatever the temperature. Costs nothing, and in theory improves every
+target a little.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class UniformDrafter:
         if not whole(vocab_size) or vocab_size < 1:
             raise InputError(f"vocab_size is {vocab_size!r:.60}; give the target's, 1 or more")
         self.vocab_size = vocab_size
-        self.law = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
-        self.cdf = running_sum(self.law)
+        self.distribution = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
+        self.cdf = running_sum(self.distribution)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -48,10 +48,10 @@ class UniformDrafter:
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         B, G = len(gamma), max(gamma, default=0)
-        laws, cdf = self.law.expand(B, -1), self.cdf.expand(B, -1).contiguous()
-        columns = [draw(laws, i, cdf).tolist() for i in range(G)]
-        guesses = [[ids[b] for ids in columns[: gamma[b]]] for b in range(B)]
-        return pack(guesses, laws[:, None].expand(-1, G, -1))
+        distributions, cdf = self.distribution.expand(B, -1), self.cdf.expand(B, -1).contiguous()
+        columns = [draw(distributions, i, cdf).tolist() for i in range(G)]
+        draft_tokens = [[ids[b] for ids in columns[: gamma[b]]] for b in range(B)]
+        return pack(draft_tokens, distributions[:, None].expand(-1, G, -1))
 
     def commit(self, tokens: list[list[int]]) -> None:
         """Nothing to learn."""

@@ -16,15 +16,15 @@ import torch
 
 from foretoken.costing.gamma import Fixed, Gamma
 from foretoken.drafters.base import Drafter, held, require_apart
-from foretoken.drafters.given import GivenDrafter
+from foretoken.drafters.known_tokens import KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.lease import Lease
 from foretoken.models.base import Encodes, Keeps, Model, Remembers, Switches
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
-from foretoken.sampling.judge import Judge
 from foretoken.sampling.logprobs import logprobs
+from foretoken.sampling.verifier import Verifier
 from foretoken.step import step
 
 CHUNK = 32  # positions of a prompt in a pass whose logits are all needed: they take much memory
@@ -45,7 +45,7 @@ class Batch:
             self._switches = target
         self._lease: Lease | None = None  # while there are rows
 
-    def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
+    def run(self, rows: list[Row], verifier: Verifier, gamma: Gamma) -> Generator[None]:
         """Advance fresh rows, and no others, until all are finished; yields after the prefill and
         after every step.
 
@@ -57,7 +57,7 @@ class Batch:
             batch.join(rows, drafts=gamma != Fixed(0))
             yield
             while batch.rows:
-                batch.step(judge, gamma.ask(batch.rows))
+                batch.step(verifier, gamma.ask(batch.rows))
                 if outgrown := batch.outgrown:
                     batch.leave(outgrown)
                     batch.join(outgrown, drafts=gamma != Fixed(0))
@@ -104,22 +104,22 @@ class Batch:
             row.began = row.began or start
             row.prefill_seconds += perf_counter() - start
 
-    def step(self, judge: Judge, gamma: list[int], reads: list[int] | None = None) -> None:
-        """Advance the rows, by `gamma` guesses at most, which are trimmed near their ends; those
-        that finish leave. `reads`: as `step.step` takes them, but all rows may keep something for
-        later."""
+    def step(self, verifier: Verifier, gamma: list[int], reads: list[int] | None = None) -> None:
+        """Advance the rows, by `gamma` draft tokens at most, which are trimmed near their ends;
+        those that finish leave. `reads`: as `step.step` takes them, but all rows may keep something
+        for later."""
         assert self._lease is not None and self._lease.drafter is not None
-        reads = [row.behind for row in self.rows] if reads is None else reads
+        reads = [row.pending for row in self.rows] if reads is None else reads
         telling = [row.telling for row in self.rows]
         reads = [0 if t else count for t, count in zip(telling, reads, strict=True)]
-        open_ = [row.behind <= count for row, count in zip(self.rows, reads, strict=True)]
+        open_ = [row.pending <= count for row, count in zip(self.rows, reads, strict=True)]
         limits = zip(gamma, open_, self.rows, strict=True)
         trimmed = [min(g, self._most(row)) if ready else 0 for g, ready, row in limits]
         with threads(self.target):
             if any(telling):
                 self._tell(telling)
             if any(open_):
-                step(self.rows, self.target, self._given_drafter(trimmed), judge, trimmed, reads)
+                step(self.rows, self.target, self._given_drafter(trimmed), verifier, trimmed, reads)
             else:
                 self._read(reads)
         for row in self.rows:
@@ -155,11 +155,11 @@ class Batch:
         pairs = zip(self.rows, gamma, strict=True)
         predicted = [row.predicted(g) if g and row.trusts else [] for row, g in pairs]
         every = zip(predicted, self.rows, gamma, strict=True)
-        guesses = [x or row.forced(g) for x, row, g in every]
-        if not any(guesses):
+        draft_tokens = [x or row.forced(g) for x, row, g in every]
+        if not any(draft_tokens):
             return self._lease.drafter
         places = frozenset(b for b, x in enumerate(predicted) if x)
-        return GivenDrafter(self._lease.drafter, guesses, places)
+        return KnownTokensDrafter(self._lease.drafter, draft_tokens, places)
 
     def _start(self, rows: list[Row], drafter: Drafter, read: bool) -> None:
         texts = [list(row.tokens) for row in rows]
@@ -175,7 +175,7 @@ class Batch:
         encoded = _encoded(self.target) - encoded
         recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled
         for row, text, head, k in zip(rows, texts, heads, recalled, strict=True):
-            row.behind = len(text) - len(head)
+            row.pending = len(text) - len(head)
             row.cached = row.cached if row.began else k  # its own pages are not others'
         # copies, which a drafter may keep and add to
         sources = sources and [list(source) for source in sources]
@@ -225,7 +225,7 @@ class Batch:
         blocks = [row.unread[:count] for row, count in zip(self.rows, reads, strict=True)]
         self.target.score(blocks, [0] * len(blocks))
         for row, block in zip(self.rows, blocks, strict=True):
-            row.behind -= len(block)
+            row.pending -= len(block)
 
     @torch.inference_mode()
     def _tell(self, telling: list[bool]) -> None:
@@ -236,12 +236,12 @@ class Batch:
         for row, block, row_logits in zip(self.rows, blocks, logits, strict=True):
             if block:
                 scores = row_logits[: len(block)].to(working(row_logits.dtype)).log_softmax(-1)
-                at = len(row.tokens) - row.behind + 1
+                at = len(row.tokens) - row.pending + 1
                 count = row.request.params.prompt_logprobs or 0
                 likelihoods = logprobs(scores, row.tokens[at : at + len(block)], count)
-                row.prompt_logprobs, row.behind = (
+                row.prompt_logprobs, row.pending = (
                     row.prompt_logprobs + likelihoods,
-                    row.behind - len(block),
+                    row.pending - len(block),
                 )
 
 
@@ -254,9 +254,9 @@ def _encoded(part: object) -> float:
 def keep_freed() -> None:
     """Let glibc keep some memory that is freed for whoever asks next. Elsewhere nothing changes.
 
-    What a step frees, some MB of laws, it else gives back to the system and has zeroed anew in the
-    next one, 8 of 12 ms at eight rows of 32,000. It keeps twice the largest block that was
-    ever mapped by itself and freed, if no larger than 32 MB.
+    What a step frees, some MB of distributions, it else gives back to the system and has zeroed
+    anew in the next one, 8 of 12 ms at eight rows of 32,000. It keeps twice the largest block that
+    was ever mapped by itself and freed, if no larger than 32 MB.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 

@@ -41,13 +41,13 @@ class PrefillBudget:
         the first come most, where so many were read `already`. Nothing of those that tell logprobs
         of it, in passes of their own."""
         room = 0
-        if any(row.behind > 1 for row in rows):
-            running = sum(row.behind == 1 for row in rows)
+        if any(row.pending > 1 for row in rows):
+            running = sum(row.pending == 1 for row in rows)
             room = max(LEAST, self.most(running, len(rows) - running) - already)
         reads: list[int] = []
         for row in rows:
-            count = 1 if row.behind == 1 else min(row.behind, room) * (not row.telling)
-            room -= count if row.behind > 1 else 0
+            count = 1 if row.pending == 1 else min(row.pending, room) * (not row.telling)
+            room -= count if row.pending > 1 else 0
             reads.append(count)
         return reads
 

@@ -25,7 +25,7 @@ from foretoken.engine.prefill_budget import PrefillBudget
 from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.models.base import Model
 from foretoken.request import Row
-from foretoken.sampling.judge import Judge
+from foretoken.sampling.verifier import Verifier
 
 LOGGER = logging.getLogger(__name__)
 SOME, HELD = 4, 8  # a quarter of the batch joins at once, or what there is room for steps later
@@ -36,10 +36,10 @@ TURN = 0.01  # seconds for which a thread gives way to those that wait, at most
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A row, who judges its guesses, and who says how many to make."""
+    """A row, who judges its draft tokens, and who says how many to make."""
 
     row: Row
-    judge: Judge
+    verifier: Verifier
     gamma: Gamma
     priority: int = 0  # those of a greater one go first
 
@@ -81,12 +81,12 @@ class Scheduler:
         self._leaving: list[Row] = []  # aborted during the step that runs
         self._held = 0  # steps for which places were left free
 
-    def run(self, rows: list[Row], judge: Judge, gamma: Gamma) -> Generator[None]:
+    def run(self, rows: list[Row], verifier: Verifier, gamma: Gamma) -> Generator[None]:
         """Advance fresh rows until all are finished; yields whenever they may have moved. Rows of
         others are advanced with them. Raises what a step raises; what is left of the rows then
         leaves, as it does when the generator is closed."""
         try:
-            self.submit([Task(row, judge, gamma) for row in rows])
+            self.submit([Task(row, verifier, gamma) for row in rows])
             going = True
             while going:
                 self._give_way()
@@ -239,25 +239,25 @@ class Scheduler:
         telling = any(row.telling for row in moved)  # which takes a pass of its own
         start, gamma = self._now(), self._gamma(moved, reads)
         try:
-            self.batch.step(self.running[0].judge, gamma, reads)
+            self.batch.step(self.running[0].verifier, gamma, reads)
         except NumericsError as error:
             if error.row is None:
                 raise
-            self._distrust(moved[error.row], error, guessed=gamma[error.row] > 0)
+            self._distrust(moved[error.row], error, drafted=gamma[error.row] > 0)
             self._requeue()  # the others take the step again
         if not telling:
             self.prefill_budget.see(reads, self._now() - start)
         self.running = [task for task in self.running if not task.row.finish_reason]
         return True
 
-    def _distrust(self, row: Row, error: NumericsError, *, guessed: bool) -> None:
+    def _distrust(self, row: Row, error: NumericsError, *, drafted: bool) -> None:
         """Fail a row with invalid logits, unless its draft tokens may be the cause.
 
         Attention sums over all positions of a pass and 0 * NaN is NaN, so a draft token with
         invalid keys and values spoils the target's logits before it too. Such a row takes the
         step again, and all later ones, without draft tokens.
         """
-        if guessed and error.whose == "target":
+        if drafted and error.whose == "target":
             row.plain = True
             LOGGER.warning("%s; the text goes on without draft tokens", error)
         else:
@@ -266,22 +266,28 @@ class Scheduler:
     def _gamma(self, rows: list[Row], reads: list[int]) -> list[int]:
         """Guesses of every row. Fixed numbers come first: those that are chosen depend on them."""
         advanced = {
-            id(row) for row, n in zip(rows, reads, strict=True) if row.behind <= n and not row.plain
+            id(row)
+            for row, n in zip(rows, reads, strict=True)
+            if row.pending <= n and not row.plain
         }
         tasks = [task for task in self.running if id(task.row) in advanced]
         policies = {id(task.gamma): task.gamma for task in tasks}
-        guesses_of: dict[int, int] = {}
+        draft_tokens_of: dict[int, int] = {}
         for policy in sorted(policies.values(), key=lambda policy: not isinstance(policy, Fixed)):
             group = [task.row for task in tasks if task.gamma is policy]
-            guesses = sum(guesses_of.values()), max(guesses_of.values(), default=0)
-            others = len(tasks) - len(group), sum(reads) - len(group) + guesses[0], guesses[1]
-            guesses_of |= zip(map(id, group), policy.ask(group, Beside(*others)), strict=True)
-        return [guesses_of.get(id(row), 0) for row in rows]
+            draft_tokens = sum(draft_tokens_of.values()), max(draft_tokens_of.values(), default=0)
+            others = (
+                len(tasks) - len(group),
+                sum(reads) - len(group) + draft_tokens[0],
+                draft_tokens[1],
+            )
+            draft_tokens_of |= zip(map(id, group), policy.ask(group, Beside(*others)), strict=True)
+        return [draft_tokens_of.get(id(row), 0) for row in rows]
 
     def _admit(self) -> int:
-        """Let rows in while there is room, one judge for all that run; how many tokens were read of
-        them. Where more wait than there is room for, several at a time: reading one costs a pass,
-        as reading several does. But no place is left free for long."""
+        """Let rows in while there is room, one verifier for all that run; how many tokens were read
+        of them. Where more wait than there is room for, several at a time: reading one costs a
+        pass, as reading several does. But no place is left free for long."""
         room = self.most - len(self.running)
         few = self.running and len(self.waiting) > room and room < self.most // SOME
         if few and self._held < HELD:
@@ -289,7 +295,7 @@ class Scheduler:
             return 0
         self._held = 0
         first = next(chain(self.running, self.waiting), None)
-        ahead = takewhile(lambda task: first and task.judge == first.judge, self.waiting)
+        ahead = takewhile(lambda task: first and task.verifier == first.verifier, self.waiting)
         fresh = self._fitting(list(islice(ahead, room)))
         if not fresh:
             return 0
@@ -298,7 +304,7 @@ class Scheduler:
             before = self.running
             self._requeue()
             self._join(before, drafts)
-        running = sum(task.row.behind == 1 for task in self.running)
+        running = sum(task.row.pending == 1 for task in self.running)
         most = self.prefill_budget.most(running, len(self.running) - running + len(fresh))
         budget, now, later = most, list[Task](), list[Task]()
         for task in fresh:

@@ -13,7 +13,7 @@ Examples:
     4
 """
 
-from foretoken.execute.finite import Law
+from foretoken.execute.finite import Distribution
 from foretoken.execute.speculation import Bet, Execution, Flag, Seconds, speculate, speculate_async
 
-__all__ = ["Bet", "Execution", "Flag", "Law", "Seconds", "speculate", "speculate_async"]
+__all__ = ["Bet", "Execution", "Flag", "Distribution", "Seconds", "speculate", "speculate_async"]

@@ -1,8 +1,9 @@
-"""Laws over any finite set, and the rule that makes one sample of several distinct guesses.
+"""Distributions over any finite set, and the rule that makes one sample of several distinct
+guesses.
 
 The paper's rule for one position (section 2.3), with recursive rejection without replacement for
-more than one guess (Sequoia, arXiv 2402.12374). Pure: `sample_law` gives a law and draws nothing.
-Knows no models, no clocks and no threads.
+more than one guess (Sequoia, arXiv 2402.12374). Pure: `sample_law` gives a distribution and draws
+nothing. Knows no models, no clocks and no threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from foretoken.errors import InputError
 Masses = NDArray[np.float64]
 
 
-class Law(NamedTuple):
+class Distribution(NamedTuple):
     """A distribution over a finite set.
 
     Attributes:
@@ -28,7 +29,7 @@ class Law(NamedTuple):
 
     Examples:
         >>> import numpy
-        >>> Law(range(2), numpy.array([0.5, 0.5])).masses.sum()
+        >>> Distribution(range(2), numpy.array([0.5, 0.5])).masses.sum()
         np.float64(1.0)
     """
 
@@ -36,31 +37,33 @@ class Law(NamedTuple):
     masses: Masses
 
 
-EMPTY = Law((), np.zeros(0))  # in place of q where no guesses are drawn
+EMPTY = Distribution((), np.zeros(0))  # in place of q where no guesses are drawn
 
 
-class SampleLaw(NamedTuple):
-    """The law of the sample, given the guesses: one of them, or else a draw from `residual`."""
+class SampleDistribution(NamedTuple):
+    """The distribution of the sample, given the guesses: one of them, or else a draw from
+    `residual`."""
 
     kept: Masses  # [k+1]: the probability that guess i is the sample; the last entry: none is
-    residual: Masses  # [V]: the law of the sample if no guess is
+    residual: Masses  # [V]: the distribution of the sample if no guess is
     beta: float  # the probability that one is kept, the mean over the last guess
 
 
-def finite_law(owner: str, value: Any) -> Law:
-    """The law in a dict {outcome: probability}, or in an array, tensor or list `[V]` of the
-    outcomes 0..V-1, scaled to sum to 1 in float64. Raises InputError as `checked.law` does."""
+def finite_distribution(owner: str, value: Any) -> Distribution:
+    """The distribution in a dict {outcome: probability}, or in an array, tensor or list `[V]` of
+    the outcomes 0..V-1, scaled to sum to 1 in float64. Raises InputError as `checked.distribution`
+    does."""
     if isinstance(value, Mapping):
         outcomes, masses = list(value), _masses(owner, list(value.values()))
     else:
         masses = _masses(owner, value)
         outcomes = range(masses.size)
-    masses = checked.law(f"{owner}'s law", masses, outcomes)
-    return Law(outcomes, masses / masses.sum())
+    masses = checked.distribution(f"{owner}'s law", masses, outcomes)
+    return Distribution(outcomes, masses / masses.sum())
 
 
 def _masses(owner: str, values: Any) -> Masses:
-    """The numbers `[V]` of a law, not yet checked to be one."""
+    """The numbers `[V]` of a distribution, not yet checked to be one."""
     try:
         if hasattr(values, "detach"):  # a tensor, on any device: torch itself is not imported
             values = values.detach().cpu()
@@ -78,23 +81,29 @@ def _masses(owner: str, values: Any) -> Masses:
     return masses
 
 
-def together(q: Law, p: Law) -> tuple[Sequence[Hashable], Masses, Masses]:
+def together(q: Distribution, p: Distribution) -> tuple[Sequence[Hashable], Masses, Masses]:
     """The outcomes of both, q's first and in q's order, with q and p over them."""
     if q.outcomes == p.outcomes:
         return q.outcomes, q.masses, p.masses
     outcomes = list(dict.fromkeys([*q.outcomes, *p.outcomes]))
-    tables = [dict(zip(law.outcomes, law.masses.tolist(), strict=True)) for law in (q, p)]
-    wide = [np.array([law.get(outcome, 0.0) for outcome in outcomes]) for law in tables]
+    tables = [
+        dict(zip(distribution.outcomes, distribution.masses.tolist(), strict=True))
+        for distribution in (q, p)
+    ]
+    wide = [
+        np.array([distribution.get(outcome, 0.0) for outcome in outcomes])
+        for distribution in tables
+    ]
     return outcomes, wide[0], wide[1]
 
 
-def sample_law(p: Masses, q: Masses, guesses: Sequence[int]) -> SampleLaw:
-    """The law of the sample, given distinct guesses drawn one after the other from q without
-    replacement.
+def sample_distribution(p: Masses, q: Masses, guesses: Sequence[int]) -> SampleDistribution:
+    """The distribution of the sample, given distinct guesses drawn one after the other from q
+    without replacement.
 
-    p, q: laws `[V]`. Guess x is kept with probability min(1, p(x)/q(x)); else p becomes
+    p, q: distributions `[V]`. Guess x is kept with probability min(1, p(x)/q(x)); else p becomes
     norm((p - q)+), q loses x, and the next guess is judged likewise. Over all guesses the sample
-    has the law p, whatever q is. The residual gives rejected guesses no probability.
+    has the distribution p, whatever q is. The residual gives rejected guesses no probability.
     """
     masses, rest, beta = [], 1.0, 0.0
     for x in guesses:
@@ -104,7 +113,7 @@ def sample_law(p: Masses, q: Masses, guesses: Sequence[int]) -> SampleLaw:
         rest *= 1 - accept
         if rest > 0:
             p, q = normalized(np.maximum(p - q, 0.0), otherwise=p), without(q, x)
-    return SampleLaw(np.array([*masses, rest]), p, min(1.0, beta))
+    return SampleDistribution(np.array([*masses, rest]), p, min(1.0, beta))
 
 
 def without(q: Masses, x: int) -> Masses:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from foretoken.errors import InputError, one_line, shown, whole
 from foretoken.execute import finite
-from foretoken.execute.finite import EMPTY, Law, finite_law
+from foretoken.execute.finite import EMPTY, Distribution, finite_distribution
 from foretoken.options import as_seed
 from foretoken.sampling.keys import Purpose, RowKey, uniform
 
@@ -184,7 +184,7 @@ def speculate(
         if _gives_coroutines(function):
             raise InputError(f"{name} {COROUTINE}")
     bet = Bet(
-        finite_law("q", _timed(q, x, {})[0] if callable(q) else q) if guesses else EMPTY,
+        finite_distribution("q", _timed(q, x, {})[0] if callable(q) else q) if guesses else EMPTY,
         guesses,
         seed,
     )
@@ -192,8 +192,8 @@ def speculate(
     with _Workers(executor, len(bet.guesses) + 1, {"f": f, "g": g, "x": x}) as workers:
         slow = workers.start(f, x)
         early = [workers.start(g, guess) for guess in bet.guesses]
-        law, f_seconds = slow.future.result()
-        winner, y, beta = bet.settle(finite_law("f", law))
+        distribution, f_seconds = slow.future.result()
+        winner, y, beta = bet.settle(finite_distribution("f", distribution))
         for i, run in enumerate(early):
             if i != winner:
                 run.cancel()
@@ -246,8 +246,8 @@ async def speculate_async(
         if flag and flag.default is flag.empty:
             raise InputError(f"{name} wants `cancelled`; leave it out: asyncio cancels tasks")
     drafted = q(x) if guesses and callable(q) else q
-    law = await drafted if inspect.isawaitable(drafted) else drafted
-    bet = Bet(finite_law("q", law) if guesses else EMPTY, guesses, seed)
+    distribution = await drafted if inspect.isawaitable(drafted) else drafted
+    bet = Bet(finite_distribution("q", distribution) if guesses else EMPTY, guesses, seed)
     drawn = perf_counter()
     tasks: list[asyncio.Task[tuple[Any, float]]] = []
 
@@ -258,8 +258,8 @@ async def speculate_async(
     try:
         slow = start("f", f, x)
         early = [start("g", g, guess) for guess in bet.guesses]
-        law, f_seconds = await slow
-        winner, y, beta = bet.settle(finite_law("f", law))
+        distribution, f_seconds = await slow
+        winner, y, beta = bet.settle(finite_distribution("f", distribution))
         for i, run in enumerate(early):
             if i != winner:
                 run.cancel()
@@ -288,12 +288,12 @@ class Bet:
 
     Examples:
         >>> import numpy
-        >>> bet = Bet(Law(("a", "b"), numpy.array([1.0, 0.0])), guesses=2, seed=0)
+        >>> bet = Bet(Distribution(("a", "b"), numpy.array([1.0, 0.0])), guesses=2, seed=0)
         >>> bet.guesses
         ('a',)
     """
 
-    def __init__(self, q: Law, guesses: int, seed: int | None) -> None:
+    def __init__(self, q: Distribution, guesses: int, seed: int | None) -> None:
         if not whole(guesses) or guesses < 0:
             raise InputError(f"guesses is {guesses!r:.60}; give a whole number, 0 or more")
         self.q, self.seed = q, secrets.randbits(63) if seed is None else as_seed(seed)
@@ -304,7 +304,7 @@ class Bet:
             rest = finite.without(rest, self._drawn[-1])
         self.guesses = tuple(q.outcomes[i] for i in self._drawn)
 
-    def settle(self, p: Law) -> tuple[int | None, Hashable, float]:
+    def settle(self, p: Distribution) -> tuple[int | None, Hashable, float]:
         """Draw the sample.
 
         Args:
@@ -315,12 +315,12 @@ class Bet:
             probability that a guess was it.
         """
         outcomes, q_masses, p_masses = finite.together(self.q, p)
-        law = finite.sample_law(p_masses, q_masses, self._drawn)
-        index = finite.pick(law.kept, self._number(0, Purpose.ACCEPT))
+        distribution = finite.sample_distribution(p_masses, q_masses, self._drawn)
+        index = finite.pick(distribution.kept, self._number(0, Purpose.ACCEPT))
         if index < len(self.guesses):
-            return index, self.guesses[index], law.beta
-        y = finite.pick(law.residual, self._number(0, Purpose.NEXT))
-        return None, outcomes[y], law.beta
+            return index, self.guesses[index], distribution.beta
+        y = finite.pick(distribution.residual, self._number(0, Purpose.NEXT))
+        return None, outcomes[y], distribution.beta
 
     def _number(self, offset: int, purpose: Purpose) -> float:
         return uniform(RowKey(self.seed, 0), 0, offset, purpose)

@@ -1,7 +1,8 @@
 """How far a drafter agrees with the target on the target's own text: beta at every position.
 
-The text is replayed to both: the target scores it in a few passes; the drafter makes one guess at
-every position and then commits the text's token, as after a rejection. Serves every drafter.
+The text is replayed to both: the target scores it in a few passes; the drafter makes one draft
+token at every position and then commits the text's token, as after a rejection. Serves every
+drafter.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from foretoken.drafters.base import Draft, Drafter, held
 from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
-from foretoken.sampling.distributions import SamplingParams, check, law, require_finite
+from foretoken.sampling.distributions import SamplingParams, check, probabilities, require_finite
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verify import overlap
 
-CHUNK = 32  # positions in a pass of the target: laws of a whole text would take much memory
+# positions in a pass of the target: distributions of a whole text would take much memory
+CHUNK = 32
 
 
 class ScoredPlace(NamedTuple):
     """One position of a replayed text."""
 
     p: Tensor  # [V]
-    q: Tensor | None  # [V]; None: all of it on the guess
+    q: Tensor | None  # [V]; None: all of it on the draft token
     guess: int | None  # None: the drafter makes none
 
 
@@ -37,8 +39,8 @@ def overlaps(
 ) -> list[float | None]:
     """sum min(p, q) at every token of `new`, which continues the request (Corollary 3.6, C57).
 
-    None where the drafter makes no guess: nothing is kept there, so count it as 0. RefusedError
-    where one of them is in use.
+    None where the drafter makes no draft token: nothing is kept there, so count it as 0.
+    RefusedError where one of them is in use.
     """
     return [_beta(place) for place in replayed(target, drafter, request, new, params, params)]
 
@@ -52,8 +54,8 @@ def replayed(
     params: SamplingParams,
     drafted: SamplingParams,
 ) -> Iterator[ScoredPlace]:
-    """Both laws at every token of `new`: the target's by `params`, the drafter's by `drafted`.
-    RefusedError where one of them is in use."""
+    """Both distributions at every token of `new`: the target's by `params`, the drafter's by
+    `drafted`. RefusedError where one of them is in use."""
     sources = [request.source] if request.source is not None else None
     controls = chain(request, target.vocab_size)
     # What reads the target's states, or shares its rows, needs a pass for every token it commits
@@ -67,15 +69,15 @@ def replayed(
         for i, token in enumerate(new):
             draw = Draw([request.key], [len(request.prompt) + i], [drafted], [controls])
             draft = drafter.propose([1], draw)
-            if i % size == 0:  # as in a step the guess comes before the pass
-                p = _laws(target, request, controls, new[: i + size], i, params)
+            if i % size == 0:  # as in a step the draft token comes before the pass
+                p = _distributions(target, request, controls, new[: i + size], i, params)
             yield _place(p[i % size], draft, draw)
             drafter.commit([[token]])
             if controls is not None:
                 controls.commit([token])
 
 
-def _laws(
+def _distributions(
     target: Model,
     request: Request,
     controls: Chain | None,
@@ -90,11 +92,11 @@ def _laws(
     if controls is not None:
         shaped = [controls.shape(row, new[at : at + i]) for i, row in enumerate(logits[0])]
         logits = torch.stack(shaped)[None]
-    return law(logits[0], params)
+    return probabilities(logits[0], params)
 
 
 def _place(p: Tensor, draft: Draft, draw: Draw) -> ScoredPlace:
-    """p `[V]` beside the law of one guess."""
+    """p `[V]` beside the distribution of one draft token."""
     if draft.tops is not None:
         require_finite(draft.tops.tolist(), "draft", draw.lengths, [1])
     if not int(draft.lengths[0]):

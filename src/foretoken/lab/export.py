@@ -1,5 +1,5 @@
 """Plans for other systems: the command with the same target, draft and gamma, what of it they do
-not honour, and what their verification does to the target's law.
+not honour, and what their verification does to the target's distribution.
 
 The facts about a system are data with their sources (systems.toml). Runs no system and no models.
 """
@@ -86,7 +86,7 @@ class System:
     name: str
     version: str
     flags: str  # where its options are documented
-    law: tuple[Fact, ...]  # what its verification does to the target's law
+    distribution: tuple[Fact, ...]  # what its verification does to the target's distribution
     lacks: tuple[Fact, ...]  # what of a plan it does otherwise, or not at all
     steps: Callable[[ExportSetting], list[str]]  # shell commands, or lines of Python
     converts: bool = False  # whether it reads files of its own kind only
@@ -98,7 +98,7 @@ class Export:
 
     system: System
     steps: list[str]
-    law: list[Fact]
+    distribution: list[Fact]
     lacks: list[Fact]
 
 
@@ -147,7 +147,9 @@ def export(system: System, setting: ExportSetting) -> Export:
     return Export(
         system,
         system.steps(setting),
-        [fact for fact in system.law if fact.concerns(setting)] if setting.kind != "plain" else [],
+        [fact for fact in system.distribution if fact.concerns(setting)]
+        if setting.kind != "plain"
+        else [],
         [*_measured(setting), *(fact for fact in system.lacks if fact.concerns(setting))],
     )
 
@@ -227,7 +229,7 @@ def llama_cpp_steps(setting: ExportSetting) -> list[str]:
         command += ["--spec-draft-n-max", str(setting.gamma)]
     elif setting.kind == "lookup":
         command += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", str(setting.gamma)]
-    # its own defaults are another law: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05
+    # its own defaults are another distribution: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05
     command += ["--temp", f"{setting.temperature:g}"]
     command += ["--top-k", "0", "--top-p", "1", "--min-p", "0"]
     return [*copied, *(shlex.join(each) for each in (*conversions, command))]
@@ -245,7 +247,7 @@ def openvino_genai_steps(setting: ExportSetting) -> list[str]:
             "sampling does not keep the target's law; give --temperature 0, or --draft none"
         )
     copied, setting = with_tokenizer(setting)
-    # its own default is bfloat16 on processors that can: another law
+    # its own default is bfloat16 on processors that can: another distribution
     place = '"CPU", INFERENCE_PRECISION_HINT="f32"'
     target = json.dumps(_genai(setting, setting.target))
     draft = f"genai.draft_model({json.dumps(_genai(setting, setting.draft))}, {place})"
@@ -255,9 +257,9 @@ def openvino_genai_steps(setting: ExportSetting) -> list[str]:
         "model": f", num_assistant_tokens={setting.gamma}",
         "lookup": f", num_assistant_tokens={setting.gamma}, max_ngram_size={GENAI_NGRAM}",
     }
-    law = "do_sample=False"
+    distribution = "do_sample=False"
     if setting.temperature:
-        law = f"do_sample=True, temperature={setting.temperature:g}, top_k=0"
+        distribution = f"do_sample=True, temperature={setting.temperature:g}, top_k=0"
     models = [setting.target, *([setting.draft] if setting.kind == "model" else [])]
     convert = "optimum-cli export openvino --task text-generation-with-past --weight-format fp32"
     return [
@@ -269,7 +271,7 @@ def openvino_genai_steps(setting: ExportSetting) -> list[str]:
         ),
         "import openvino_genai as genai",
         f"pipeline = genai.LLMPipeline({target}, {place}{more[setting.kind]})",
-        f"config = genai.GenerationConfig(max_new_tokens=64, {law}{how[setting.kind]})",
+        f"config = genai.GenerationConfig(max_new_tokens=64, {distribution}{how[setting.kind]})",
         'print(pipeline.generate("It was", config))',
     ]
 
@@ -295,7 +297,7 @@ def _systems() -> list[System]:
             told["name"],
             told["version"],
             told["flags"],
-            law=tuple(Fact(**fact) for fact in told["law"]),
+            distribution=tuple(Fact(**fact) for fact in told["law"]),
             lacks=tuple(Fact(**fact) for fact in told["lacks"]),
             steps=steps[name],
             converts=told["converts"],

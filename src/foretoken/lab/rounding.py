@@ -1,5 +1,5 @@
 """What rounding its weights did to a model: bits per byte of held-out text before and after, and
-how far the two laws agree on it.
+how far the two distributions agree on it.
 
 Both read the same ids, in windows, and predict every one but the first. Knows no files and no
 command line.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PIECES, LETTERS = 16, 2000  # of a text, evenly spread, and letters in each
 WINDOW = 512  # ids that a prediction follows from, at most
-CHUNK = 64  # positions in a pass: laws of a whole window would take much memory
+CHUNK = 64  # positions in a pass: distributions of a whole window would take much memory
 
 
 class RoundedPiece(NamedTuple):
@@ -125,8 +125,8 @@ def _sums(model: Model, rounded: Model, ids: list[int]) -> _Sums:
             for i, logits in enumerate((p, q)):
                 sums[i] += _bits(logits, following)
             sums[2] += int((likeliest(p) == likeliest(q)).sum())
-            laws = p.softmax(-1)[None], q.softmax(-1)[None]
-            sums[3] += float(overlap(*laws, following[None]).sum())
+            distributions = p.softmax(-1)[None], q.softmax(-1)[None]
+            sums[3] += float(overlap(*distributions, following[None]).sum())
         for each in models:
             each.leave([0])
     return _Sums(sums[0], sums[1], int(sums[2]), sums[3])

@@ -54,7 +54,7 @@ def trace(
     *,
     marks: bool = False,
 ) -> list[Text]:
-    """A line per step: accepted guesses, the first rejected one, then the target's own token.
+    """A line per step: accepted draft tokens, the first rejected one, then the target's own token.
     `marks`: for terminals without colours."""
     lines: list[Text] = []
     for number, pieces in enumerate(_pieces(prompt, steps, tokenizer), 1):
@@ -79,7 +79,7 @@ def html(
 def paragraph(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Text:
-    """The whole continuation: accepted guesses and the target's own tokens."""
+    """The whole continuation: accepted draft tokens and the target's own tokens."""
     text, stream = Text(), decoding.Stream(tokenizer) if tokenizer else None
     if stream:
         stream.add(prompt, last=True)  # the text before a token decides how it is spelled
@@ -91,7 +91,8 @@ def paragraph(
 
 
 def legend(*, marks: bool = False, rejected: bool = True) -> Text:
-    """The meaning of the colours, or of the marks; `rejected`: whether such guesses are shown."""
+    """The meaning of the colours, or of the marks; `rejected`: whether such draft tokens are
+    shown."""
     names = [(name, fate) for name, fate in NAMES.items() if rejected or fate != REJECTED]
     labels = [(marked(name, fate) if marks else name, fate) for name, fate in names]
     return Text("  ").join(Text(name, style) for name, style in labels)

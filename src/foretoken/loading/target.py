@@ -16,7 +16,7 @@ from foretoken.generation_config import Settings, read_settings
 from foretoken.loading.runtimes import Placement, kept_facts
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
-from foretoken.request import Foresight, Request
+from foretoken.request import Request, TextPrediction
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class LoadedTarget:
         self,
         drafter: Drafter,
         draft_name: str,
-        foresight: Callable[[Request], Foresight] | None = None,
+        predicted_output: Callable[[Request], TextPrediction] | None = None,
     ) -> Speculator:
         settings = self.known.settings
         return Speculator(
@@ -113,5 +113,5 @@ class LoadedTarget:
             target_name=self.known.name,
             draft_name=draft_name,
             suggested=settings.suggested,
-            foresight=foresight,
+            predicted_output=predicted_output,
         )

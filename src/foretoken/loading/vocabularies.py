@@ -33,7 +33,7 @@ PROMPTS = (
     "She opened the door and",
 )
 TOKENS, GAMMA, SEED = 24, 3, 0  # of each prompt's text, at the temperatures 0 and 1
-EVERY = 6  # tokens a look at the draft's whole law
+EVERY = 6  # tokens a look at the draft's whole distribution
 WAYS = {True: "by its text", False: "by shared words"}
 
 

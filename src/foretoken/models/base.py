@@ -199,7 +199,7 @@ class Shares(Model, Protocol):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every row in place: what the target has read, and guesses behind it."""
+        """Tokens of every row in place: what the target has read, and draft tokens behind it."""
         ...
 
 
@@ -215,8 +215,8 @@ class Writes(Model, Protocol):
     """A model of another vocabulary, whose text may be guessed by."""
 
     def writes(self, *, greedy: bool) -> bool:
-        """Whether to guess by its text rather than by its law, where all rows take the target's
-        likeliest token, or where some do not."""
+        """Whether to guess by its text rather than by its distribution, where all rows take the
+        target's likeliest token, or where some do not."""
         ...
 
     def write(self, blocks: list[list[int]], counts: list[int]) -> Written:

@@ -14,7 +14,7 @@ from foretoken.models.base import Model, Remembers, Shares
 from foretoken.models.rows import staying
 
 AHEAD = 128  # tokens that a row may be behind, and that are read in one go
-UNLIMITED = 10**9  # guesses behind a text, for a model without a context
+UNLIMITED = 10**9  # draft tokens behind a text, for a model without a context
 
 
 class Reader:
@@ -68,7 +68,7 @@ class Reader:
         return (text, unread) if unread <= most else (text[:cached], 0)
 
     def room(self, b: int, more: int = 0) -> int:
-        """How many guesses fit in the context behind a row's text and so many `more` tokens; 0
+        """How many draft tokens fit in the context behind a row's text and so many `more` tokens; 0
         where the model is silent."""
         length = len(self.texts[b]) + more
         if self._known[b] < len(self.texts[b]):
@@ -85,7 +85,7 @@ class Reader:
         return self.texts[b][self.cached[b] : self.cached[b] + AHEAD]
 
     def budget(self, gamma: list[int]) -> list[int]:
-        """How many guesses to make in every row where `gamma` are asked for. What a model that
+        """How many draft tokens to make in every row where `gamma` are asked for. What a model that
         shares its rows has read until then is cached."""
         if self._shares is not None:
             self.cached[:] = self._shares.lengths

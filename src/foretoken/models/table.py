@@ -1,4 +1,5 @@
-"""A tiny model of a known law, for proofs, tests and the docs: no weights, no cache, float64."""
+"""A tiny model of a known distribution, for proofs, tests and the docs: no weights, no cache,
+float64."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ from torch import Tensor
 
 from foretoken.models.base import Blocks, Tree
 
-Law = Callable[[tuple[int, ...]], Sequence[float]]  # text so far -> probability of each next token
+# text so far -> probability of each next token
+Distribution = Callable[[tuple[int, ...]], Sequence[float]]
 
 
 class TableModel:
-    """Model protocol over a function from the text so far to the law of the next token.
+    """Model protocol over a function from the text so far to the distribution of the next token.
 
-    `law(source + text)` where there is a source, so that it can stand for an encoder-decoder too.
+    `distribution(source + text)` where there is a source, so that it can stand for an
+    encoder-decoder too.
     """
 
     runtime = "table"
@@ -27,13 +30,13 @@ class TableModel:
 
     def __init__(
         self,
-        law: Law,
+        distribution: Distribution,
         vocab_size: int,
         *,
         context: int | None = None,
         encoder_decoder: bool = False,
     ) -> None:
-        self.law, self.vocab_size, self.context = law, vocab_size, context
+        self.distribution, self.vocab_size, self.context = distribution, vocab_size, context
         self.encoder_decoder = encoder_decoder
         self.source_vocab_size = vocab_size if encoder_decoder else None
         self._texts: list[list[int]] = []
@@ -41,7 +44,7 @@ class TableModel:
 
     @classmethod
     def markov(cls, matrix: Sequence[Sequence[float]]) -> TableModel:
-        """A first-order chain: row i of `matrix` is the law after token i."""
+        """A first-order chain: row i of `matrix` is the distribution after token i."""
         return cls(lambda text: matrix[text[-1]], len(matrix))
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -59,7 +62,7 @@ class TableModel:
         return logits
 
     def _logits(self, text: tuple[int, ...]) -> Tensor:
-        return torch.tensor(self.law(text), dtype=torch.float64).log()
+        return torch.tensor(self.distribution(text), dtype=torch.float64).log()
 
     def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
         logits = torch.zeros(*tree.seen.shape[:2], self.vocab_size, dtype=torch.float64)

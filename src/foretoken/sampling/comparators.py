@@ -1,7 +1,7 @@
 """Rules that speculative sampling is compared with (appendix A.2), under their own names.
 
-Both keep the target's law, as Algorithm 1 does, and never keep more guesses than it. How likely
-each keeps a guess: `theory.match_beta`, `theory.rejection_beta`.
+Both keep the target's distribution, as Algorithm 1 does, and never keep more draft tokens than it.
+How likely each keeps a draft token: `theory.match_beta`, `theory.rejection_beta`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from foretoken.sampling.verify import Outcome, Rule, live, speculative
 
 
 def match(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Token matching ("sample and match"): y is drawn from p at every position, and guesses are
-    kept as long as they equal it; the first y that differs follows them.
+    """Token matching ("sample and match"): y is drawn from p at every position, and draft tokens
+    are kept as long as they equal it; the first y that differs follows them.
 
     A guess is kept with probability p(x), sum p q on average, against sum min(p, q). That is
-    Algorithm 1 told that every guess was certain: given y != x, its law is p without x.
+    Algorithm 1 told that every draft token was certain: given y != x, its distribution is p without
+    x.
     """
     return speculative(p, None, x, lengths)
 
@@ -27,14 +28,14 @@ def rejection(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcom
     and else draw from p itself (appendix A.2, "non-iterative").
 
     A guess is kept with probability 1/M = min q/p: never where p gives a token that q cannot, so
-    a certain guess only where p is certain too.
+    a certain draft token only where p is certain too.
     """
     G = x.shape[1]
     if q is None:
         q = torch.zeros_like(p[:, :G]).scatter_(2, x[..., None], 1.0)
     at = x[..., None]
-    px, qx = (law.gather(2, at).squeeze(2).double() for law in (p[:, :G], q))
-    ratio = px / qx.where(qx > 0, torch.inf)  # a guess that q cannot make is not kept
+    px, qx = (distribution.gather(2, at).squeeze(2).double() for distribution in (p[:, :G], q))
+    ratio = px / qx.where(qx > 0, torch.inf)  # a draft token that q cannot make is not kept
     accept = (ratio * _least_ratio(p[:, :G], q)).clamp(max=1.0)
     survival = accept.where(live(x, lengths), 0.0).cumprod(1)
     nothing = q.new_zeros(1).expand(q.shape)  # is taken from p after a rejection

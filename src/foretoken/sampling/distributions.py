@@ -1,8 +1,8 @@
-"""Section 2.2: from logits to a law, and from a law to a token.
+"""Section 2.2: from logits to a distribution, and from a distribution to a token.
 
-One function, `law`, serves the draft, the verification, the next token and plain decoding alike,
-so that all speak of the same distribution. `locate` turns one number into one token, wherever a
-token is drawn by inverting a CDF. Knows no models and no prompts.
+One function, `probabilities`, serves the draft, the verification, the next token and plain decoding
+alike, so that all speak of the same distribution. `locate` turns one number into one token,
+wherever a token is drawn by inverting a CDF. Knows no models and no prompts.
 """
 # what torch makes from an array or a list is of unknown type to pyright
 # pyright: reportUnknownMemberType=false
@@ -22,16 +22,16 @@ from torch.nn import functional
 from foretoken.errors import NumericsError
 from foretoken.sampling.params import SamplingParams, Standard
 
-LONG = 8192  # ids of a law from which on it is worth a second look before it is added up
-BLOCK = 256  # ids of such a law that are added up at once
+LONG = 8192  # ids of a distribution from which on it is worth a second look before it is added up
+BLOCK = 256  # ids of such a distribution that are added up at once
 LIKELY = 2048  # scores among which the edge of top-p is looked for first
 
 
-def law(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The law that a token is drawn from, `[..., V]` in float32 or better.
+def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The distribution that a token is drawn from, `[..., V]` in float32 or better.
 
-    Below `params.GREEDY_BELOW` a one-hot law on the argmax, the lowest index on ties (erratum to
-    C1: the paper leaves ties open).
+    Below `params.GREEDY_BELOW` a one-hot distribution on the argmax, the lowest index on ties
+    (erratum to C1: the paper leaves ties open).
     """
     if params.greedy:
         return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
@@ -39,8 +39,8 @@ def law(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def warped(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The scores whose softmax is the law, -inf where it has no mass: temperature, top-k, top-p,
-    min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
+    """The scores whose softmax is the distribution, -inf where it has no mass: temperature, top-k,
+    top-p, min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
     scores = logits.to(working(logits.dtype))
     if params.temperature != 1:
         scores = scores / params.temperature
@@ -59,17 +59,17 @@ def warped(logits: Tensor, params: SamplingParams) -> Tensor:
     return scores
 
 
-def laws(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """The same for rows of `[B, ..., V]`, each by its own params."""
     first = params[0]
     if all(each is first or each.standard == first.standard for each in params):
-        return law(logits, first)
+        return probabilities(logits, first)
     alike: dict[Standard, list[int]] = {}
     for b, each in enumerate(params):
         alike.setdefault(each.standard, []).append(b)
     out = torch.empty(logits.shape, dtype=working(logits.dtype), device=logits.device)
     for rows in alike.values():
-        out[rows] = law(logits[rows], params[rows[0]])
+        out[rows] = probabilities(logits[rows], params[rows[0]])
     return out
 
 
@@ -81,58 +81,62 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 def one_hot(ids: Tensor, V: int) -> Tensor:
-    """float32 laws `[..., V]` that put everything on `ids`."""
+    """float32 distributions `[..., V]` that put everything on `ids`."""
     return torch.zeros(*ids.shape, V, device=ids.device).scatter_(-1, ids[..., None], 1.0)
 
 
-def running_sum(laws: Tensor) -> Tensor:
+def running_sum(distributions: Tensor) -> Tensor:
     """The CDF that `sample` inverts, `[B, V]` in float64."""
-    return laws.to(torch.float64, copy=True).cumsum_(-1)  # in place: fresh memory is slow
+    return distributions.to(torch.float64, copy=True).cumsum_(-1)  # in place: fresh memory is slow
 
 
-def sample(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
-    """Inverse CDF in float64: one id per row of `laws [B, V]` from one number in [0, 1) each,
-    `[B]`. `cdf` is the laws' `running_sum`, most of the cost, where it is at hand.
+def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
+    """Inverse CDF in float64: one id per row of `distributions [B, V]` from one number in [0, 1)
+    each, `[B]`. `cdf` is the distributions' `running_sum`, most of the cost, where it is at hand.
 
     An id of zero mass is never returned, whatever the rounding. Raises NumericsError for an
-    invalid law.
+    invalid distribution.
     """
-    ids, masses = locate(laws, uniforms, cdf)
+    ids, masses = locate(distributions, uniforms, cdf)
     require_mass(_floats(masses))
     return ids
 
 
-def locate(laws: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def locate(
+    distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """`sample` without its check, which would make a device's host wait: ids, and the mass of every
-    row for `require_mass`, `[B]` each. For an invalid law any id comes back."""
-    if cdf is None and laws.is_cpu and laws.shape[-1] >= LONG:
-        return _by_blocks(laws, uniforms)
-    cdf = running_sum(laws) if cdf is None else cdf
+    row for `require_mass`, `[B]` each. For an invalid distribution any id comes back."""
+    if cdf is None and distributions.is_cpu and distributions.shape[-1] >= LONG:
+        return _by_blocks(distributions, uniforms)
+    cdf = running_sum(distributions) if cdf is None else cdf
     total = cdf[:, -1:].clone()  # a view would keep the whole CDF in memory
     mark = _mark(uniforms.to(cdf)[:, None] * total, total)
     ids = torch.searchsorted(cdf, mark, right=True)
     # On a CPU the sum runs from left to right: an id of zero mass has its predecessor's CDF, and
     # the mark stays below the total. A device adds up in any order.
-    ids = ids.clamp_(max=laws.shape[-1] - 1) if cdf.is_cpu else possible(laws, ids)
+    ids = (
+        ids.clamp_(max=distributions.shape[-1] - 1) if cdf.is_cpu else possible(distributions, ids)
+    )
     return ids.squeeze(-1), total.squeeze(-1)
 
 
-def _by_blocks(laws: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """`locate` on a CPU for long laws: the block in which the mark lies, then the id in it. A block
-    is added up in a seventh of the time of its running sum."""
-    V = laws.shape[-1]
+def _by_blocks(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """`locate` on a CPU for long distributions: the block in which the mark lies, then the id in
+    it. A block is added up in a seventh of the time of its running sum."""
+    V = distributions.shape[-1]
     end = V // BLOCK * BLOCK
-    masses = laws[:, :end].reshape(len(laws), -1, BLOCK).sum(-1)
+    masses = distributions[:, :end].reshape(len(distributions), -1, BLOCK).sum(-1)
     if end < V:
-        masses = torch.cat([masses, laws[:, end:].sum(-1, keepdim=True)], 1)
+        masses = torch.cat([masses, distributions[:, end:].sum(-1, keepdim=True)], 1)
     cdf = running_sum(masses)
     marks = _mark(uniforms.to(cdf)[:, None] * cdf[:, -1:], cdf[:, -1:])
     blocks = cast(list[list[int]], torch.searchsorted(cdf, marks, right=True).tolist())
     ids: list[int] = []
-    rows = zip(laws.numpy(), marks.numpy(), cdf.numpy(), blocks, strict=True)
-    for law, mark, sums, (at,) in rows:
-        block = min(at, len(sums) - 1)  # of an invalid law any id comes back
-        inner = law[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
+    rows = zip(distributions.numpy(), marks.numpy(), cdf.numpy(), blocks, strict=True)
+    for distribution, mark, sums, (at,) in rows:
+        block = min(at, len(sums) - 1)  # of an invalid distribution any id comes back
+        inner = distribution[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
         threshold = min(mark[0] - (sums[block - 1] if block else 0.0), np.nextafter(inner[-1], 0.0))
         ids.append(min(block * BLOCK + int(inner.searchsorted(threshold, "right")), V - 1))
     return torch.tensor(ids), cdf[:, -1].clone()
@@ -143,18 +147,18 @@ def _mark(mark: Tensor, total: Tensor) -> Tensor:
     return mark.minimum(total.nextafter(torch.zeros_like(total)))
 
 
-def possible(laws: Tensor, ids: Tensor) -> Tensor:
-    """For each of `ids [B, 1]` the last id up to it that has mass in `laws [B, V]`, else the
-    first that has."""
-    V = laws.shape[-1]
-    every = torch.arange(V, device=laws.device)
+def possible(distributions: Tensor, ids: Tensor) -> Tensor:
+    """For each of `ids [B, 1]` the last id up to it that has mass in `distributions [B, V]`, else
+    the first that has."""
+    V = distributions.shape[-1]
+    every = torch.arange(V, device=distributions.device)
     key = torch.where(every <= ids, every, -1 - every)  # the greatest wins
-    best = torch.where(laws > 0, key, -V).amax(-1, keepdim=True)
+    best = torch.where(distributions > 0, key, -V).amax(-1, keepdim=True)
     return torch.where(best < 0, -1 - best, best)
 
 
 def require_mass(masses: list[float]) -> None:
-    """Raise NumericsError where a law that was drawn from is invalid."""
+    """Raise NumericsError where a distribution that was drawn from is invalid."""
     if not all(0 < mass < math.inf for mass in masses):
         raise NumericsError(
             "a law to draw from has no mass or holds NaN; look at the logits or the q"
@@ -333,5 +337,5 @@ def _floats(tensor: Tensor) -> list[float]:
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """What laws of logits are computed in."""
+    """What distributions of logits are computed in."""
     return torch.float64 if dtype == torch.float64 else torch.float32

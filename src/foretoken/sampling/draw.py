@@ -1,6 +1,6 @@
 """The one place where chance enters: guesses, how many of them are kept, and next tokens.
 
-Knows laws and keys; knows no models and no rules.
+Knows distributions and keys; knows no models and no rules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.errors import ControlError
-from foretoken.sampling.distributions import SamplingParams, laws, likeliest, locate, working
+from foretoken.sampling.distributions import (
+    SamplingParams,
+    likeliest,
+    locate,
+    row_probabilities,
+    working,
+)
 from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform, within
 from foretoken.sampling.verify import Outcome
 from foretoken.transfer import sent
@@ -30,8 +36,8 @@ class Shaping(Protocol):
     V: int  # the target's, whose ids controls speak of
 
     def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
-        """The scores `[V]` behind the committed text and the guesses `ahead`; ControlError where
-        there are none."""
+        """The scores `[V]` behind the committed text and the draft tokens `ahead`; ControlError
+        where there are none."""
         ...
 
     def forced(self, ahead: list[int]) -> list[int]:
@@ -43,8 +49,8 @@ class Draw:
     """The draws of one step: each number is keyed by sequence, committed length, offset and
     purpose.
 
-    Drafters are handed one and call `draw.guess(logits, i)`, or `draw(q, i)` with a distribution of
-    their own. `params` and `controls` say how each sequence's logits become a distribution; a
+    Drafters are handed one and call `draw.sample(logits, i)`, or `draw(q, i)` with a distribution
+    of their own. `params` and `controls` say how each sequence's logits become a distribution; a
     drafter that uses them is the usual choice, but any distribution is allowed. Nothing here waits
     for a device, except for sequences with controls.
 
@@ -63,7 +69,7 @@ class Draw:
     """
 
     coupled: ClassVar[bool] = False  # whether a position has one noise, in every step
-    lenient: ClassVar[bool] = False  # whether guesses pass that are not the target's own
+    lenient: ClassVar[bool] = False  # whether draft tokens pass that are not the target's own
 
     def __init__(
         self,
@@ -74,9 +80,11 @@ class Draw:
     ) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
         self.controls = [None] * len(keys) if controls is None else controls
-        self.masses: list[Tensor] = []  # [B] of every law that was drawn from
-        self.before: list[list[int]] = [[] for _ in keys]  # guesses of others, in each row's block
-        self._guesses: list[list[int]] = [[] for _ in keys]  # behind those, for controls to read
+        self.masses: list[Tensor] = []  # [B] of every distribution that was drawn from
+        # draft tokens of others, in each row's block
+        self.before: list[list[int]] = [[] for _ in keys]
+        # behind those, for controls to read
+        self._draft_tokens: list[list[int]] = [[] for _ in keys]
         self._ahead: Tensor | None = None  # [guesses + 2, B]
 
     @property
@@ -99,13 +107,13 @@ class Draw:
             The draws.
         """
         some = copy(self)  # `masses` stays one list
-        for name in ("keys", "lengths", "params", "controls", "before", "_guesses"):
+        for name in ("keys", "lengths", "params", "controls", "before", "_draft_tokens"):
             every = getattr(self, name)
             setattr(some, name, [every[b] for b in rows])
         some._ahead = None if self._ahead is None else self._ahead[:, rows]
         return some
 
-    def guess(
+    def sample(
         self, logits: Tensor, i: int, params: SamplingParams | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Draw draft token i of every sequence from a draft's logits.
@@ -125,12 +133,12 @@ class Draw:
             ids = likeliest(logits)
             self._note(ids, i)
             return ids, None
-        q = laws(logits, rules)
+        q = row_probabilities(logits, rules)
         return self(q, i), q
 
     def _shaped(self, logits: Tensor, i: int) -> Tensor:
-        """Logits as the rows' controls leave them; where they leave nothing, as they are: any law
-        may be guessed from."""
+        """Logits as the rows' controls leave them; where they leave nothing, as they are: any
+        distribution may be guessed from."""
         if not self.controlled:
             return logits
         V = next(controls.V for controls in self.controls if controls is not None)
@@ -144,17 +152,17 @@ class Draw:
         if controls is None:
             return scores
         try:
-            return controls.shape(scores, [*self.before[b], *self._guesses[b][:i]])
-        except ControlError:  # a guess of others is impossible, so this one is not judged
+            return controls.shape(scores, [*self.before[b], *self._draft_tokens[b][:i]])
+        except ControlError:  # a draft token of others is impossible, so this one is not judged
             return scores
 
     def _note(self, ids: Tensor, i: int) -> None:
-        """Remember guess i for the controls of those behind it."""
+        """Remember draft token i for the controls of those behind it."""
         if self.controlled:
-            for guesses, token in zip(self._guesses, ids.tolist(), strict=True):
-                guesses[i:] = [token]
+            for draft_tokens, token in zip(self._draft_tokens, ids.tolist(), strict=True):
+                draft_tokens[i:] = [token]
 
-    def ahead(self, guesses: int, device: torch.device) -> None:
+    def ahead(self, draft_tokens: int, device: torch.device) -> None:
         """Send the step's numbers to a device in one copy.
 
         Args:
@@ -162,25 +170,25 @@ class Draw:
             device: The device.
         """
         names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]
-        names += [(i, Purpose.DRAFT) for i in range(guesses)]
+        names += [(i, Purpose.DRAFT) for i in range(draft_tokens)]
         self._ahead = sent(torch.stack([self._numbers(*name) for name in names]), device)
 
-    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+    def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         """Draw draft token i of every sequence from a distribution.
 
         Args:
-            law: `[B, V]`.
+            distribution: `[B, V]`.
             i: The token's number in the step, from 0.
             cdf: The distribution's `running_sum`, where the drafter has kept it: that is quicker.
 
         Returns:
             Ids, `[B]`.
         """
-        ids = self._drawn(law, i, Purpose.DRAFT, cdf)
+        ids = self._drawn(distribution, i, Purpose.DRAFT, cdf)
         self._note(ids, i)
         return ids
 
-    def behind(self, guesses: list[list[int]]) -> Draw:
+    def after(self, draft_tokens: list[list[int]]) -> Draw:
         """Return the same step's draws for a drafter that goes on after other drafters' tokens.
 
         Args:
@@ -190,8 +198,8 @@ class Draw:
             The draws.
         """
         later = copy(self)  # `masses` stays one list
-        later.before = [[*x, *new] for x, new in zip(self.before, guesses, strict=True)]
-        later._guesses = [[] for _ in guesses]
+        later.before = [[*x, *new] for x, new in zip(self.before, draft_tokens, strict=True)]
+        later._draft_tokens = [[] for _ in draft_tokens]
         later._ahead = None
         return later
 
@@ -210,7 +218,7 @@ class Draw:
         """
         return [within(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)]
 
-    def kept(self, outcome: Outcome) -> Tensor:
+    def accepted(self, outcome: Outcome) -> Tensor:
         """Draw how many draft tokens of every sequence are accepted.
 
         Args:
@@ -221,19 +229,21 @@ class Draw:
         """
         return outcome.n(self._uniforms(0, Purpose.ACCEPT, outcome.survival.device))
 
-    def next_token(self, law: Tensor) -> Tensor:
+    def next_token(self, distribution: Tensor) -> Tensor:
         """Draw the target's own token of every sequence.
 
         Args:
-            law: The distribution, `[B, V]`.
+            distribution: The distribution, `[B, V]`.
 
         Returns:
             Ids, `[B]`.
         """
-        return self._drawn(law, 0, Purpose.NEXT)
+        return self._drawn(distribution, 0, Purpose.NEXT)
 
-    def _drawn(self, law: Tensor, i: int, purpose: Purpose, cdf: Tensor | None = None) -> Tensor:
-        ids, mass = locate(law, self._uniforms(i, purpose, law.device), cdf)
+    def _drawn(
+        self, distribution: Tensor, i: int, purpose: Purpose, cdf: Tensor | None = None
+    ) -> Tensor:
+        ids, mass = locate(distribution, self._uniforms(i, purpose, distribution.device), cdf)
         self.masses.append(mass)
         return ids
 
@@ -249,16 +259,18 @@ class Draw:
 
 
 class LenientDraw(Draw):
-    """The same, where guesses pass more easily: a greedy text depends on them too."""
+    """The same, where draft tokens pass more easily: a greedy text depends on them too."""
 
     lenient: ClassVar[bool] = True
 
 
 class SharedDraw(Draw):
-    """The draws of coupled mode: at position t the id with the least E_t / law, whoever draws.
+    """The draws of coupled mode: at position t the id with the least E_t / distribution, whoever
+    draws.
 
     The exponential noise E_t belongs to the absolute position, so draft and target meet the same
-    one, and with equal laws choose the same id (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    one, and with equal distributions choose the same id (Daliri, Musco, Suresh 2024, arXiv
+    2408.07978).
     """
 
     coupled: ClassVar[bool] = True
@@ -268,12 +280,13 @@ class SharedDraw(Draw):
         """By whose positions it is and how many ids, `[B, V]`."""
         return {}
 
-    def ahead(self, guesses: int, device: torch.device) -> None:
-        """Nothing is sent ahead: the noise is as wide as the law, which is not known yet."""
+    def ahead(self, draft_tokens: int, device: torch.device) -> None:
+        """Nothing is sent ahead: the noise is as wide as the distribution, which is not known
+        yet."""
 
-    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        self.masses.append(law.sum(-1, dtype=torch.float64))
-        ids = self.winners(law[:, None], i).squeeze(1)
+    def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+        self.masses.append(distribution.sum(-1, dtype=torch.float64))
+        ids = self.winners(distribution[:, None], i).squeeze(1)
         self._note(ids, i)
         return ids
 
@@ -281,12 +294,13 @@ class SharedDraw(Draw):
         """The same keys: at any depth a position has its one noise."""
         return self.keys
 
-    def winners(self, laws: Tensor, first: int = 0) -> Tensor:
-        """The ids of consecutive positions, `[B, n]`, from their `laws [B, n, V]`; the first
-        position is `first` behind the committed text."""
-        _, n, V = laws.shape
+    def winners(self, distributions: Tensor, first: int = 0) -> Tensor:
+        """The ids of consecutive positions, `[B, n]`, from their `distributions [B, n, V]`; the
+        first position is `first` behind the committed text."""
+        _, n, V = distributions.shape
         noise = torch.stack([self._exponentials(first + i, V) for i in range(n)], 1)
-        return (sent(noise, laws.device) / laws).argmin(-1)  # in float64; where the law is 0, inf
+        # in float64; where the distribution is 0, inf
+        return (sent(noise, distributions.device) / distributions).argmin(-1)
 
     def _exponentials(self, offset: int, V: int) -> Tensor:
         places = self._places(offset)

@@ -1,9 +1,9 @@
 """Keyed randomness: every number that is drawn has a name, and the same name always gives the
 same number.
 
-A name is (row key, committed length at the start of the step, offset in the block, purpose).
-Keying by position alone would be wrong: a position that is drafted again after a rejection would
-meet its old noise. With these names a row's text depends neither on its batch mates nor on the
+A name is (row key, committed length at the start of the step, offset in the block, purpose). Keying
+by position alone would be wrong: a position that is drafted again after a rejection would meet its
+old noise. With these names a row's text depends neither on its other rows of the batch nor on the
 order of the work. Only coupled mode's noise, `exponentials`, is named by position alone: there a
 token is kept because it is the one that this very noise gives the target.
 """

@@ -1,14 +1,14 @@
-"""Lenience (appendix A.5): guesses are compared with l q in place of q. Faster, and not exact.
+"""Lenience (appendix A.5): draft tokens are compared with l q in place of q. Faster, and not exact.
 
 Accepting x with probability min(1, p(x) / (l q(x))) and replacing it by a draw from norm((p - q)+)
-is exact speculative decoding to a law of its own,
+is exact speculative decoding to a distribution of its own,
 
     P_l = min(q, p / l) + (1 - alpha_l) norm((p - q)+),    alpha_l = sum min(q, p / l),
 
 so any exact rule is made lenient by giving it P_l in place of p. No token is above
 max(p, min(q, p / l)), hence none above p / l, and the total variation from p is alpha_l - alpha.
 The paper leaves the residual open; with these acceptances none is nearer to p. The token after a
-block that was kept whole has the law p. Knows no models and draws nothing.
+block that was kept whole has the distribution p. Knows no models and draws nothing.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from foretoken.sampling.verify import Outcome, Rule, live
 def lenient(rule: Rule, lenience: float) -> Rule:
     """`rule`, which must be exact, judging by P_l: its outcome's `p` says so.
 
-    Made of Algorithm 1 this is the paper's; made of block verification it has P_l at every guess
-    too, and keeps more.
+    Made of Algorithm 1 this is the paper's; made of block verification it has P_l at every draft
+    token too, and keeps more.
     """
     checked.lenience(lenience)
 
     def judged(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         G = x.shape[1]
-        guessed = live(x, lengths)[..., None]
-        P = torch.where(guessed, lenient_law(p[:, :G], q, x, lenience), p[:, :G])
+        drafted = live(x, lengths)[..., None]
+        P = torch.where(drafted, lenient_distribution(p[:, :G], q, x, lenience), p[:, :G])
         return rule(torch.cat([P, p[:, G:]], 1), q, x, lengths)
 
     return judged
 
 
-def lenient_law(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
-    """P_l at every guess, `[B, G, V]`, from p and q of that shape; q None: all of it on x
+def lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
+    """P_l at every draft token, `[B, G, V]`, from p and q of that shape; q None: all of it on x
     `[B, G]`."""
     if q is None:
         at = x[..., None]

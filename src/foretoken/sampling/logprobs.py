@@ -21,7 +21,8 @@ class Logprobs:
 
 
 def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
-    """Of `tokens`, from the logarithms of their laws, `[n, V]`; `count`: the likeliest reported."""
+    """Of `tokens`, from the logarithms of their distributions, `[n, V]`; `count`: the likeliest
+    reported."""
     if not tokens:
         return []
     at = torch.tensor(tokens, device=scores.device)[:, None]

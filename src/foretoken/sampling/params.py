@@ -51,7 +51,8 @@ REPORTED = Count(ge=0, remedy="0 (the token's own alone) or more")
 
 
 class Standard(NamedTuple):
-    """How logits become a distribution: the part that `sampling.distributions.law` reads."""
+    """How logits become a distribution: the part that `sampling.distributions.probabilities`
+    reads."""
 
     temperature: float
     top_k: int

@@ -1,9 +1,9 @@
 """Section 2.3: the rules that decide which guesses are kept.
 
-A rule is a pure function `rule(p, q, x, lengths) -> Outcome` and returns the *law* of what
-happens: how likely it is that n guesses are kept, and for a given n the law of the next token. It
-draws nothing, runs no model and moves no device, so that every rule is proved lossless by
-enumeration. The step draws n and the next token.
+A rule is a pure function `rule(p, q, x, lengths) -> Outcome` and returns the *distribution* of what
+happens: how likely it is that n draft tokens are kept, and for a given n the distribution of the
+next token. It draws nothing, runs no model and moves no device, so that every rule is proved
+lossless by enumeration. The step draws n and the next token.
 
 Shapes: p [B, G+1, V], q [B, G, V] or None (guesses proposed for certain), x [B, G], lengths [B]
 (guesses per row). What lies past a row's length is padding and has no influence.
@@ -20,8 +20,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The law of a verification: of n, the number of guesses kept, and of the next token given
-    n."""
+    """The distribution of a verification: of n, the number of draft tokens accepted, and of the
+    next token given n."""
 
     survival: Tensor  # [B, G], float64: P(n > i) in column i; it never rises from left to right
     p: Tensor
@@ -31,7 +31,7 @@ class Outcome:
     scale: Tensor  # [B, G+1], float64: the weight of p in the residual at each n
 
     @property
-    def n_law(self) -> Tensor:
+    def n_distribution(self) -> Tensor:
         """P(n = k) for k = 0..G, `[B, G+1]`."""
         one = torch.ones_like(self.scale[:, :1])
         at_least = torch.cat([one, self.survival, torch.zeros_like(one)], 1)
@@ -42,9 +42,9 @@ class Outcome:
         probability 0."""
         return (uniforms[:, None] < self.survival).sum(1)
 
-    def next_law(self, n: Tensor) -> Tensor:
-        """The law of the token after the n kept guesses, `[B, V]`: p where all were kept, else a
-        residual."""
+    def next_distribution(self, n: Tensor) -> Tensor:
+        """The distribution of the token after the n accepted draft tokens, `[B, V]`: p where all
+        were kept, else a residual."""
         rows = torch.arange(len(n), device=n.device)
         p = _picked(self.p, rows, n)
         rejected = n < self.lengths
@@ -55,7 +55,7 @@ class Outcome:
         q = None if self.q is None else _picked(self.q, rows, at)
         residual = _residual(p, q, self.x[rows, at], self.scale[rows, n])
         mass = residual.sum(-1, keepdim=True)
-        # only rounding can reject a guess where nothing is left
+        # only rounding can reject a draft token where nothing is left
         return torch.where(rejected[:, None] & (mass > 0), residual.div_(mass), p)
 
 
@@ -63,7 +63,7 @@ Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
 
 
 def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Algorithm 1: keep guess i with probability min(1, p(x_i)/q(x_i)), stop at the first
+    """Algorithm 1: keep draft token i with probability min(1, p(x_i)/q(x_i)), stop at the first
     rejection."""
     px, qx = _at(p[:, : x.shape[1]], x), _at(q, x)
     accept = torch.where(qx > 0, torch.minimum(px, qx) / qx.where(qx > 0, 1.0), 0.0)
@@ -75,11 +75,11 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """Block verification (Sun et al. 2025, arXiv 2403.10444): the longest prefix kept is chosen
     jointly.
 
-    Keeps at least as many guesses as `speculative` on average, and the same law.
+    Keeps at least as many draft tokens as `speculative` on average, and the same distribution.
     """
     G = x.shape[1]
     px, qx = _at(p[:, :G], x), _at(q, x)
-    qx = qx.where(qx > 0, torch.inf)  # a guess that q cannot make is not kept
+    qx = qx.where(qx > 0, torch.inf)  # a draft token that q cannot make is not kept
     a = [px.new_ones(len(x))]  # a_i = min(1, a_{i-1} p(x_i)/q(x_i))
     for pxi, qxi in zip(px.unbind(1), qx.unbind(1), strict=True):
         a.append((a[-1] * pxi / qxi).clamp(max=1.0))
@@ -113,24 +113,25 @@ def _residual(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
     return residual.sub_(q).clamp_(min=0)
 
 
-def _picked(laws: Tensor, rows: Tensor, i: Tensor) -> Tensor:
-    """`laws[rows, i]`, `[n, V]`, for which torch needs ten times as long."""
-    return laws.flatten(0, 1).index_select(0, rows * laws.shape[1] + i)
+def _picked(distributions: Tensor, rows: Tensor, i: Tensor) -> Tensor:
+    """`distributions[rows, i]`, `[n, V]`, for which torch needs ten times as long."""
+    return distributions.flatten(0, 1).index_select(0, rows * distributions.shape[1] + i)
 
 
 def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
-    """T = 0, where every rule is the same: n is the number of leading guesses that equal `best
+    """T = 0, where every rule is the same: n is the number of leading draft tokens that equal `best
     [B, G+1]`."""
     return leading(best[:, : x.shape[1]] == x, lengths)
 
 
 def leading(accepted: Tensor, lengths: Tensor) -> Tensor:
-    """n where `accepted [B, G]` decides each guess alone: the first that fails ends the block."""
+    """n where `accepted [B, G]` decides each draft token alone: the first that fails ends the
+    block."""
     return (accepted & live(accepted, lengths)).long().cumprod(1).sum(1)
 
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
-    """beta at every guess: sum over the vocabulary of min(p, q), `[B, G]` (Theorem 3.5)."""
+    """beta at every draft token: sum over the vocabulary of min(p, q), `[B, G]` (Theorem 3.5)."""
     p = p[:, : x.shape[1]]
     if q is None:
         return _at(p, x)
@@ -146,13 +147,13 @@ def overlap_greedy(best: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
 RULES: dict[str, Rule] = {"speculative": speculative, "block": block}
 
 
-def _at(law: Tensor | None, x: Tensor) -> Tensor:
-    """law(x) in float64; 1 where the guess was certain."""
-    if law is None:
+def _at(distribution: Tensor | None, x: Tensor) -> Tensor:
+    """distribution(x) in float64; 1 where the draft token was certain."""
+    if distribution is None:
         return torch.ones(x.shape, dtype=torch.float64, device=x.device)
-    return law.gather(2, x[..., None]).squeeze(2).double()
+    return distribution.gather(2, x[..., None]).squeeze(2).double()
 
 
 def live(x: Tensor, lengths: Tensor) -> Tensor:
-    """Where x `[B, G]` holds a guess and not padding, `[B, G]`."""
+    """Where x `[B, G]` holds a draft token and not padding, `[B, G]`."""
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]

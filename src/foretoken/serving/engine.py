@@ -219,7 +219,7 @@ class Engine:
                 f"{self._max_waiting} requests wait already; take steps first, or give a larger "
                 "max_waiting"
             )
-        judge = check(
+        verifier = check(
             gamma,
             self._rule if rule is None else rule,
             self._lenience if lenience is None else lenience,
@@ -228,13 +228,13 @@ class Engine:
         if len(prompts) != 1:
             remedy = "add them one by one" if prompts else "give one"
             raise InputError(f"prompt holds {len(prompts)} prompts; {remedy}")
-        (wishes,) = gathered(params, controls, 1, "add")
-        if wishes.num_return_sequences != 1:
+        (sampling,) = gathered(params, controls, 1, "add")
+        if sampling.num_return_sequences != 1:
             raise RefusedError(
-                f"a request has one text, not num_return_sequences={wishes.num_return_sequences}; "
+                f"a request has one text, not num_return_sequences={sampling.num_return_sequences}; "
                 "add it several times, with seeds of their own"
             )
-        (request,) = self._spec.requests(prompts, [wishes], [seed])
+        (request,) = self._spec.requests(prompts, [sampling], [seed])
         if id is not None and (not whole(id) or id in self._entries):
             raise InputError(f"id is {shown(id)}; give a whole number that no other request has")
         if not isinstance(cache_salt, str | None):
@@ -242,8 +242,8 @@ class Engine:
         if not whole(priority):
             raise InputError(f"priority is {shown(priority)}; give a whole number")
         if (limit := self._limit(request)) < request.limit:  # a forced last token moves too
-            wishes = replace(wishes, max_new_tokens=limit)
-            (request,) = self._spec.requests(prompts, [wishes], [seed])
+            sampling = replace(sampling, max_new_tokens=limit)
+            (request,) = self._spec.requests(prompts, [sampling], [seed])
         expected = () if prediction is None else self._spec.prediction(prediction)
         requests = [replace(request, salt=cache_salt or "", prediction=expected)]
         (row,) = self._spec.rows(requests)
@@ -253,7 +253,7 @@ class Engine:
             output.resume(begun)
             if row.finish_reason is not None:
                 raise InputError("begun ends the text already; add the request without it")
-        self._scheduler.submit([Task(row, judge, policy, int(priority))])
+        self._scheduler.submit([Task(row, verifier, policy, int(priority))])
         if id is None:
             id = next(number for number in self._ids if number not in self._entries)
         self._entries[id] = output

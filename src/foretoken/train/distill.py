@@ -1,7 +1,8 @@
-"""Teach a draft its target's law, so that more of its guesses are kept: `foretoken train distill`.
+"""Teach a draft its target's distribution, so that more of its draft tokens are kept: `foretoken
+train distill`.
 
-Both laws are compared at every position of texts by the data, the target or the draft itself (see
-`texts`), at the temperature of later use, by one of six distances (paper, section 3.6:
+Both distributions are compared at every position of texts by the data, the target or the draft
+itself (see `texts`), at the temperature of later use, by one of six distances (paper, section 3.6:
 custom-made approximation models). alpha on held-out prompts, over the target's own text, decides
 which weights are kept (DistillSpec, arXiv 2310.08461).
 """
@@ -38,7 +39,7 @@ from foretoken.train.texts import Authors, LessonText, logits
 LEAST = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
 
 
-def log_law(logits: Tensor, temperature: float) -> Tensor:
+def log_distribution(logits: Tensor, temperature: float) -> Tensor:
     """log softmax(logits / temperature), as tokens are drawn at that temperature, at least LEAST.
 
     A logit of -inf, an impossible token, gets no gradient. The temperature must be above 0.
@@ -68,7 +69,7 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """1 - alpha = 1 - sum min(p, q): the share that is rejected (paper, Theorem 3.5).
 
     Its gradient in q's logits is -q_j (1[q_j < p_j] - sum_{i: q_i < p_i} q_i): it vanishes where
-    the laws hardly overlap, so a cold draft does not learn from it.
+    the distributions hardly overlap, so a cold draft does not learn from it.
     """
     return 1 - torch.minimum(p, q).exp().sum(-1)
 
@@ -80,7 +81,7 @@ def log_alpha(p: Tensor, q: Tensor) -> Tensor:
 
 def lk(p: Tensor, q: Tensor) -> Tensor:
     """lambda KL(p, q) + (1 - lambda) (1 - alpha), lambda = exp(-3 alpha) a constant: forward KL
-    while the laws are apart, total variation once they are near (arXiv 2602.23881)."""
+    while the distributions are apart, total variation once they are near (arXiv 2602.23881)."""
     rejected = total_variation(p, q)
     weight = torch.exp(-3 * (1 - rejected.detach()))
     return weight * forward_kl(p, q) + (1 - weight) * rejected
@@ -104,8 +105,8 @@ Report = Callable[[int, float, float | None, float], None]
 class Distillation:
     """The loss, whose texts it is taken on, and how alpha is measured.
 
-    At temperature 0 texts are greedy and alpha is how often the argmax agrees; a one-hot law has
-    no slope, so the loss then compares the laws at temperature 1.
+    At temperature 0 texts are greedy and alpha is how often the argmax agrees; a one-hot
+    distribution has no slope, so the loss then compares the distributions at temperature 1.
     """
 
     loss: str = "lk"
@@ -131,7 +132,7 @@ class Distillation:
 
     @property
     def softness(self) -> float:
-        """The temperature of the laws in the loss."""
+        """The temperature of the distributions in the loss."""
         return 1.0 if SamplingParams(self.temperature).greedy else self.temperature
 
 
@@ -181,7 +182,7 @@ def distill(
 
 def alpha(pair: Pair, texts: list[LessonText], temperature: float) -> float:
     """Mean of sum min(p, q) over the texts (Corollary 3.6, C57); at temperature 0 how often the
-    argmax agrees. Positions without a guess count as 0."""
+    argmax agrees. Positions without a draft token count as 0."""
     target, drafter = pair.together.target, pair.together.drafter
     params = SamplingParams(temperature)
     betas = [overlaps(target, drafter, t.request, t.new, params) for t in texts]
@@ -190,10 +191,10 @@ def alpha(pair: Pair, texts: list[LessonText], temperature: float) -> float:
 
 def _loss(pair: Pair, texts: list[LessonText], lesson: Distillation) -> Tensor:
     with torch.no_grad():
-        p = log_law(logits(pair.target, texts), lesson.softness)
+        p = log_distribution(logits(pair.target, texts), lesson.softness)
     scores = logits(pair.draft, texts)
     padding = p.shape[-1] - scores.shape[-1]  # output rows of no token, which the draft lacks
-    q = log_law(functional.pad(scores, (0, padding), value=-torch.inf), lesson.softness)
+    q = log_distribution(functional.pad(scores, (0, padding), value=-torch.inf), lesson.softness)
     return LOSSES[lesson.loss](p, q).mean()
 
 

@@ -1,8 +1,8 @@
 """Train blockwise heads on a frozen target: `foretoken train heads`.
 
-Self-distillation: head k learns the target's own law k places ahead (soft labels, forward KL),
-along texts of the data or of the target. The head has not read the tokens in between, so it learns
-the mean of that law over them.
+Self-distillation: head k learns the target's own distribution k places ahead (soft labels, forward
+KL), along texts of the data or of the target. The head has not read the tokens in between, so it
+learns the mean of that distribution over them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HELD_OUT = 32  # prompts that heads are measured on
 class Measured:
     """For each head, on the target's own text behind held-out prompts, at temperature 1."""
 
-    alpha: list[float]  # mean of sum min(p, q): how likely its guess is kept (Corollary 3.6)
+    alpha: list[float]  # mean of sum min(p, q): how likely its draft token is kept (Corollary 3.6)
     agreement: list[float]  # how often its likeliest token is the target's
 
 
@@ -51,7 +51,7 @@ Report = Callable[[int, float, Measured | None], None]  # step, loss; measured w
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A frozen target, and the texts on which heads learn its laws."""
+    """A frozen target, and the texts on which heads learn its distributions."""
 
     network: PreTrainedModel
     texts: Examples
@@ -75,7 +75,8 @@ class Teacher:
             raise InputError("the target has no tokenizer, so text has no ids; give one with it")
         network.eval().requires_grad_(False)
         spec = load(network, "none", tokenizer=tokenizer, generation_config=generation_config)
-        spec = replace(spec, suggested={})  # its texts follow its own law, at temperature 1
+        # its texts follow its own distribution, at temperature 1
+        spec = replace(spec, suggested={})
         encoder_decoder = spec.target.encoder_decoder
         texts = examples.read(data, tokenizer, length, encoder_decoder=encoder_decoder)
         pair = Pair(network, network, spec, spec)  # without a draft that could write
@@ -144,11 +145,12 @@ def _settings(heads: Heads, teacher: Teacher) -> dict[str, Any]:
 
 
 def distance(heads: Heads, target: PreTrainedModel, texts: list[LessonText]) -> Tensor:
-    """Mean cross-entropy of the heads' laws against the target's, in nats per guess."""
+    """Mean cross-entropy of the heads' distributions against the target's, in nats per draft
+    token."""
     losses = [
         functional.cross_entropy(student, teacher.softmax(-1), reduction="sum")
         / max(1, len(teacher))  # texts may be too short for a head
-        for teacher, student in laws(heads, target, texts)
+        for teacher, student in distributions(heads, target, texts)
     ]
     return torch.stack(losses).mean()
 
@@ -158,7 +160,9 @@ def measure(heads: Heads, target: PreTrainedModel, texts: list[LessonText], batc
     """How well each head predicts `texts`, `batch` of them at a time."""
     alpha, agreement, places = ([0.0] * heads.count for _ in range(3))
     for at in range(0, len(texts), batch):
-        for k, (teacher, student) in enumerate(laws(heads, target, texts[at : at + batch])):
+        for k, (teacher, student) in enumerate(
+            distributions(heads, target, texts[at : at + batch])
+        ):
             alpha[k] += float(torch.minimum(teacher.softmax(-1), student.softmax(-1)).sum())
             agreement[k] += int((teacher.argmax(-1) == student.argmax(-1)).sum())
             places[k] += len(teacher)
@@ -166,13 +170,13 @@ def measure(heads: Heads, target: PreTrainedModel, texts: list[LessonText], batc
     return Measured(*([x / max(1, n) for x, n in zip(sum_, places, strict=True)] for sum_ in sums))
 
 
-def laws(
+def distributions(
     heads: Heads, target: PreTrainedModel, texts: list[LessonText]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each head the target's logits and its own for the same tokens, `[N, V]` each.
 
     At place i the target has read token i, and token i + 1 was chosen: head k (from 1) learns the
-    target's law at place i + k.
+    target's distribution at place i + k.
     """
     rows = [[*text.request.prompt, *text.new] for text in texts]
     ids = padded(rows, target.device)

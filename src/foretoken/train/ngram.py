@@ -1,8 +1,8 @@
 """Fit an n-gram table to token ids: interpolated modified Kneser-Ney (Chen and Goodman 1998).
 
 The highest order discounts counts, the lower ones the number of different tokens seen in front;
-every law sums to 1. All passes are over whole arrays: a k-gram is a pair, the number of its first
-k-1 tokens (its context) and its last token. Knows ids, not models.
+every distribution sums to 1. All passes are over whole arrays: a k-gram is a pair, the number of
+its first k-1 tokens (its context) and its last token. Knows ids, not models.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def _start(tokenizer: PreTrainedTokenizerBase, order: int) -> list[int]:
 def bits_per_token(
     table: NGram, ids: Ids, *, separator: int | None = None, given: int = 0
 ) -> float:
-    """Mean -log2 of the table's law at every id, given those before it; `ids` as for `fit`, the
-    first `given` of every sequence not counted."""
+    """Mean -log2 of the table's distribution at every id, given those before it; `ids` as for
+    `fit`, the first `given` of every sequence not counted."""
     parts = _parts(ids)
     tokens, room = _flatten(parts, separator, table.vocab_size)
     counted = np.concatenate([np.arange(len(part)) >= given for part in parts])

@@ -39,7 +39,7 @@ class Pair:
 
     target: PreTrainedModel
     draft: PreTrainedModel
-    together: Speculator  # in the target's law
+    together: Speculator  # in the target's distribution
     alone: Speculator  # the draft, in its own
 
 

@@ -1,8 +1,8 @@
 """The texts that a draft is taught on, and who writes them.
 
 On-policy: the draft itself, as it is at that step. Off-policy: the target (by speculative decoding
-with that draft, so in its own law), or the data (Agarwal et al., arXiv 2306.13649; Zhou et al.,
-DistillSpec, arXiv 2310.08461). A batch depends on the seed, the step and the draft alone.
+with that draft, so in its own distribution), or the data (Agarwal et al., arXiv 2306.13649; Zhou et
+al., DistillSpec, arXiv 2310.08461). A batch depends on the seed, the step and the draft alone.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Authors:
     def requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
         """Those of the examples; raises InputError for a prompt that the target cannot hold."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        return self.pair.together.requests(list(prompts), self._wishes, keys)
+        return self.pair.together.requests(list(prompts), self._sampling, keys)
 
     def _written(
         self,
@@ -107,11 +107,11 @@ class Authors:
             return []
         spec = self.pair.alone if author == "draft" else self.pair.together
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        completions = completed(spec, prompts, params=self._wishes, gamma=gamma, seed=keys)
+        completions = completed(spec, prompts, params=self._sampling, gamma=gamma, seed=keys)
         return [text.tokens for text in completions]
 
     @property
-    def _wishes(self) -> SamplingParams:
+    def _sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, max_new_tokens=self.length)
 
 

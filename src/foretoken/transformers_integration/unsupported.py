@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import ForeignError
-from foretoken.generation_config import CHANGES_LAW, FOLLOWED
+from foretoken.generation_config import CHANGES_DISTRIBUTION, FOLLOWED
 from foretoken.models.base import Model
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
             f"num_beams={config.num_beams} asks for a beam search; call the Speculator's "
             "beam_search, or give num_beams=1"
         )
-    harmless = {n: v for n, v in CHANGES_LAW.items() if n not in FOLLOWED} | UNKNOWN
+    harmless = {n: v for n, v in CHANGES_DISTRIBUTION.items() if n not in FOLLOWED} | UNKNOWN
     for entry, values in harmless.items():
         value = getattr(config, entry, None)
         if value not in values:

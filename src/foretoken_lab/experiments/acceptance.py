@@ -66,7 +66,7 @@ def alpha(
     target: Model, drafter: Drafter, texts: list[WrittenTexts], temperature: float
 ) -> Estimate:
     """Corollary 3.6 on the target's own texts, two or more: the interval is over texts. A place
-    without a guess counts as 0."""
+    without a draft token counts as 0."""
     params = SamplingParams(temperature)
     betas = [
         [beta or 0.0 for beta in overlaps(target, drafter, request, text, params)]

@@ -1,5 +1,5 @@
-"""The 1.25x of section 3.6: what a bigram table, whose guesses cost next to nothing, gains with
-gamma 3."""
+"""The 1.25x of section 3.6: what a bigram table, whose draft tokens cost next to nothing, gains
+with gamma 3."""
 
 from __future__ import annotations
 
@@ -75,10 +75,12 @@ def _paragraph(results: Found, row: ResultRow) -> str:
     acceptance, speed = _alpha(results, row), walltime.speed(row)
     factor = theory.walltime_factor(acceptance, paper.BIGRAM_GAMMA, 0)
     v = row.result["v"]
-    verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
+    verification = (
+        "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
+    )
     paragraph = (
         f"At T={row.case['temperature']:g} alpha is {acceptance:.2f} here, for which the theorem "
-        f"expects {factor:.2f}x; measured is {plus_minus(speed, 2)}, so the table {verdict}."
+        f"expects {factor:.2f}x; measured is {plus_minus(speed, 2)}, so the table {verification}."
     )
     if speed.value < factor and v is not None and v > 1:
         paragraph += (

@@ -1,5 +1,6 @@
 """Table 5 and its text (appendix A.5): alpha with lenience, at temperature 1 and at 0, and what
-speed follows. Text written so is no longer in the target's law; by how much is said beside."""
+speed follows. Text written so is no longer in the target's distribution; by how much is said
+beside."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from foretoken_lab.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STANDARD = SamplingParams(1.0)  # the law that lenience compares with, also at temperature 0
+# the distribution that lenience compares with, also at temperature 0
+STANDARD = SamplingParams(1.0)
 GAMMAS = range(65)
 
 
@@ -81,7 +83,8 @@ def lenient(place: ScoredPlace, lenience: list[float]) -> list[float]:
 
 
 def greedily(place: ScoredPlace, lenience: list[float]) -> list[float]:
-    """Whether the guess has p >= l max p, at each l; the share of q's mass where it is a law."""
+    """Whether the draft token has p >= l max p, at each l; the share of q's mass where it is a
+    distribution."""
     if place.guess is None:
         return [0.0] * len(lenience)
     p = place.p.double().numpy()
@@ -117,7 +120,8 @@ def _caption(temperature: int) -> str:
 
 
 def _lines(recipe: Recipe, rows: list[ResultRow]) -> Iterator[tuple[str, ...]]:
-    """Ours, the paper's, and factors with the paper's c; at T=1 the distance from the law."""
+    """Ours, the paper's, and factors with the paper's c; at T=1 the distance from the
+    distribution."""
     for row in rows:
         draft, greedy = recipe.draft(row.case["draft"]), row.case["temperature"] == 0
         alphas = [estimate(one) for one in row.result["alphas"]]

@@ -112,23 +112,23 @@ def _paragraphs(own: ResultRow) -> list[str]:
     """What is as in the paper's diagram, and what is not."""
     rows = own.result["rows"]
     plain = next(row for row in rows if not row["gamma"])
-    guessing = [row for row in rows if row["gamma"]]
-    runs = ", ".join(f"{row['target_calls']} with gamma {row['gamma']}" for row in guessing)
-    before = " and ".join(f"{row['draft_calls'] / row['target_calls']:.1f}" for row in guessing)
-    full = " and ".join(str(row["gamma"]) for row in guessing)
-    share = " and ".join(f"{_end(row) / _end(plain):.2f}" for row in guessing)
+    drafting = [row for row in rows if row["gamma"]]
+    runs = ", ".join(f"{row['target_calls']} with gamma {row['gamma']}" for row in drafting)
+    before = " and ".join(f"{row['draft_calls'] / row['target_calls']:.1f}" for row in drafting)
+    full = " and ".join(str(row["gamma"]) for row in drafting)
+    share = " and ".join(f"{_end(row) / _end(plain):.2f}" for row in drafting)
     paragraphs = [
         _encoders(own),
         f"Plain decoding calls the target {plain['target_calls']} times for {plain['tokens']} "
         f"tokens, speculation {runs}. Before a target call the draft is called {before} times on "
         f"average, in the diagram {full}: fewer where the text ends, and where a draft stops.",
     ]
-    if not any(row["draft_calls"] for row in guessing):
+    if not any(row["draft_calls"] for row in drafting):
         return paragraphs
     return [
         *paragraphs,
         f"The diagram is simplified and has no times. Here a call of the draft takes "
-        f"{_width(guessing, 'draft') / _width(guessing, 'target'):.2f} of the target's, and the "
+        f"{_width(drafting, 'draft') / _width(drafting, 'target'):.2f} of the target's, and the "
         f"text takes {share} of the time of plain decoding, the reading of the prompt included.",
     ]
 

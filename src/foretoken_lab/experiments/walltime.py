@@ -63,7 +63,7 @@ def cases(recipe: Recipe) -> list[Case]:
 
 def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     """Plain and speculative runs in turn, prompt by prompt; medians over repeats, the interval over
-    prompts. `alpha` is that of the guesses judged here."""
+    prompts. `alpha` is that of the draft tokens judged here."""
     spec, recipe = pairs.spec(case["draft"]), pairs.recipe
     options = {
         "temperature": case["temperature"],
@@ -136,7 +136,7 @@ def expected(results: Found, row: ResultRow) -> float | None:
 
 
 def alpha(results: Found, row: ResultRow) -> float | None:
-    """On the target's own text, or else of the guesses judged while it was timed."""
+    """On the target's own text, or else of the draft tokens judged while it was timed."""
     own = acceptance.known(results, row.case["draft"], row.case["temperature"])
     return row.result["alpha"] if own is None else own.value
 

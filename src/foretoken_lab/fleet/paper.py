@@ -1,8 +1,9 @@
 """A pair on paper, and a replica of it: models that run nothing, whose clock goes on by measured
-costs; a guess is kept with the beta that was measured at its place of a text.
+costs; a draft token is kept with the beta that was measured at its place of a text.
 
 Everything between them is the engine's own code: scheduler, batch, step, rule and keyed numbers. A
-vocabulary of two tokens is enough: a guess is always 0, and beta is the target's probability of it.
+vocabulary of two tokens is enough: a draft token is always 0, and beta is the target's probability
+of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from foretoken.models.base import Blocks
 from foretoken.models.rows import Padding, staying
 from foretoken.request import Request, Row
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Judge, JudgedBlock, Verdict, choose
+from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, choose
 from foretoken.sampling.verify import block
 
 BLOCK = choose(block)
@@ -102,8 +103,10 @@ class PaperTarget:
             if part and not self._lengths[b]:
                 self._numbers[b] = part[0]
             self._lengths[b] += len(part)
-        laws = [self._laws(b, n, max(need)) for b, n in enumerate(need)]
-        chances = torch.tensor(laws, dtype=torch.float64).reshape(len(blocks), max(need), 1)
+        distributions = [self._distributions(b, n, max(need)) for b, n in enumerate(need)]
+        chances = torch.tensor(distributions, dtype=torch.float64).reshape(
+            len(blocks), max(need), 1
+        )
         return torch.cat([chances, 1 - chances], 2).log()
 
     def _pass(self, blocks: list[list[int]], judged: int) -> None:
@@ -117,7 +120,7 @@ class PaperTarget:
             self.parts.serving.passing(size, tokens - judged, len(blocks), changed=size != last)
         )
 
-    def _laws(self, b: int, need: int, width: int) -> list[float]:
+    def _distributions(self, b: int, need: int, width: int) -> list[float]:
         """The probabilities of 0 behind the last `need` tokens of a row; 1 in the padding."""
         if not need:
             return [1.0] * width
@@ -138,7 +141,7 @@ class PaperTarget:
 
 
 class PaperDrafter:
-    """Guesses 0 wherever a guess was made when betas were measured."""
+    """Guesses 0 wherever a draft token was made when betas were measured."""
 
     def __init__(self, parts: PaperParts) -> None:
         self.parts = parts
@@ -174,20 +177,20 @@ class PaperDrafter:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PaperJudge:
+class PaperVerifier:
     """The engine's judge of block verification, whose time is what follows a pass."""
 
     parts: PaperParts
-    judge: Judge = BLOCK
+    verifier: Verifier = BLOCK
 
     @property
     def draws(self) -> type[Draw]:
-        return self.judge.draws
+        return self.verifier.draws
 
-    def __call__(self, block: JudgedBlock, draw: Draw) -> Verdict:
+    def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         judged = len(block.x) + int(block.lengths.sum())
         self.parts.clock.add(float(at(self.parts.serving.costs.verify, judged)))
-        return self.judge(block, draw)
+        return self.verifier(block, draw)
 
 
 def _offered(text: PaperText, place: int, most: int) -> int:
@@ -211,12 +214,12 @@ class Served:
 
 class PaperReplica:
     """A batch of at most `serving.rows` rows, of requests whose `texts` are known. gamma: a fixed
-    number of guesses; None: chosen before every step, as an engine does by itself."""
+    number of draft tokens; None: chosen before every step, as an engine does by itself."""
 
     def __init__(self, texts: list[PaperText], serving: Serving, gamma: int | None) -> None:
         parts = PaperParts(texts, serving)
         target, drafter = PaperTarget(parts), PaperDrafter(parts)
-        self.serving, self.clock, self.judge = serving, parts.clock, PaperJudge(parts)
+        self.serving, self.clock, self.verifier = serving, parts.clock, PaperVerifier(parts)
         self.scheduler = Scheduler(target, drafter, serving.rows, clock=self.clock)
         self.gamma: Gamma = Adaptive(serving.costs) if gamma is None else Fixed(gamma)
         self.open: list[Served] = []  # in the order in which they came
@@ -230,7 +233,7 @@ class PaperReplica:
             self.clock.seconds = max(self.clock.seconds, time)
         served = Served(Row.of(request), time)
         self.open.append(served)
-        self.scheduler.submit([Task(served.row, self.judge, self.gamma)])
+        self.scheduler.submit([Task(served.row, self.verifier, self.gamma)])
         return served
 
     def until(self, seconds: float) -> None:

@@ -88,7 +88,7 @@ class Simulated:
 
 def require(measured: Measurement, name: str) -> Serving:
     """What a fleet follows from; InputError for a file without it, RefusedError for a draft whose
-    guesses fare otherwise than at the places that were measured."""
+    draft tokens fare otherwise than at the places that were measured."""
     if measured.serving is None:
         raise InputError(
             f"{name} does not say what a batch costs; measure again with "
@@ -205,7 +205,7 @@ def _require_fit(serving: Serving | None, texts: list[PaperText], limits: list[i
 def _betas(
     overlaps: Sequence[float | None], dice: Random, *, greedy: bool
 ) -> tuple[float | None, ...]:
-    """As measured; at temperature 0 whether a guess is kept is known where it is made."""
+    """As measured; at temperature 0 whether a draft token is kept is known where it is made."""
     if not greedy:
         return tuple(overlaps)
     return tuple(None if beta is None else float(dice.random() < beta) for beta in overlaps)

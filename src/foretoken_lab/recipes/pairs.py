@@ -27,7 +27,7 @@ from foretoken_lab.recipes.recipe import Recipe, RecipeDraft
 
 LEARNED, LEAST = 2, 5_000  # tokens that tables are fitted to, for each of alpha; and at least
 OTHERS = 1000  # the seed behind the recipe's of texts that tables are fitted to
-INNER = 3  # guesses that a cascade's inner drafter makes
+INNER = 3  # draft tokens that a cascade's inner drafter makes
 
 
 class WrittenTexts(NamedTuple):

@@ -123,7 +123,7 @@ class Recipe(RecipeForm):
         return self
 
     @model_validator(mode="after")
-    def first_guesses(self) -> Recipe:
+    def first_draft_tokens(self) -> Recipe:
         if self.drafts[0].draft == "none":
             raise ValueError(
                 f"the first draft, {self.drafts[0].label}, is none, which guesses nothing, and a "

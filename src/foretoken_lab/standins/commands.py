@@ -179,7 +179,7 @@ def scores(
     length: int,
     baseline: Callable[[list[str]], list[str]],
 ) -> dict[str, Any]:
-    """Of the target's greedy texts without guesses and with a draft's, and of a baseline's."""
+    """Of the target's greedy texts without draft tokens and with a draft's, and of a baseline's."""
     quiet()
     prompts, references = (list(side) for side in zip(*test, strict=True))
     spec = load(out / "models" / "target", out / "models" / draft)

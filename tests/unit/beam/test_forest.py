@@ -27,16 +27,16 @@ def test_a_closure_has_parents_first_and_stops_at_what_is_known() -> None:
 
 
 V = 4
-LAW = random_model(3, V)
+DISTRIBUTION = random_model(3, V)
 
 
 def logits(text: list[int]) -> torch.Tensor:
-    return torch.log(torch.tensor(LAW(tuple(text)), dtype=torch.float64))
+    return torch.log(torch.tensor(DISTRIBUTION(tuple(text)), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("form", [Shared, Copied])
 def test_every_node_has_the_logits_of_its_text(form) -> None:
-    forest = Forest(form(TableModel(LAW, V)))
+    forest = Forest(form(TableModel(DISTRIBUTION, V)))
     forest.start([[1, 2], []], None)
     roots = [Node(3), Node(0)]
     a, b = roots[0].child(1), roots[0].child(2)

@@ -34,8 +34,8 @@ def search(limit: int = 3, eos: frozenset[int] = frozenset(), **options) -> Sear
     return Search(request, BeamParams(**options), chain(request, 3))
 
 
-def logs(*laws: list[float]) -> torch.Tensor:
-    return torch.tensor(laws, dtype=torch.float64).log()
+def logs(*distributions: list[float]) -> torch.Tensor:
+    return torch.tensor(distributions, dtype=torch.float64).log()
 
 
 def texts(hypotheses) -> list[list[int]]:
@@ -198,8 +198,8 @@ def test_a_draft_that_cannot_follow_falls_silent(draft: dict) -> None:
     options = {"num_return_sequences": 4, "max_new_tokens": 6}
     plain = tables().beam_search([[1, 0], [2]], gamma=0, **options)
     if draft.get("V") == 2:
-        law = [0.5, 0.5]
-        spec = Speculator(tables().target, LMDrafter(TableModel(lambda text: law, 2), 4))
+        distribution = [0.5, 0.5]
+        spec = Speculator(tables().target, LMDrafter(TableModel(lambda text: distribution, 2), 4))
     else:
         spec = tables(**draft)
     hypotheses = spec.beam_search([[1, 0], [2]], **options)

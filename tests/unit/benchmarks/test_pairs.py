@@ -1,4 +1,5 @@
-"""benchmarks/pairs.py: wide and narrow networks with one law, and drafts of the asked alpha."""
+"""benchmarks/pairs.py: wide and narrow networks with one distribution, and drafts of the asked
+alpha."""
 
 from __future__ import annotations
 
@@ -21,28 +22,30 @@ def pairs() -> ModuleType:
     return benchmark("pairs")
 
 
-def law(pairs: ModuleType, kind: str, width: int, layers: int, eps: float, rest_seed: int):
+def distribution(pairs: ModuleType, kind: str, width: int, layers: int, eps: float, rest_seed: int):
     """Of a network with the core of seed 0, on fixed random ids."""
     family = pairs.FAMILIES[kind]
     config = family.config(width, layers, V, 64)
     model = pairs.network(family, torch.float32, 0, config, rest_seed, eps)
     ids = torch.randint(2, V, (2, 24), generator=torch.Generator().manual_seed(0))
     arguments = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "t5" else {})
-    return pairs.laws(model, arguments, 20)
+    return pairs.distributions(model, arguments, 20)
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_width_and_depth_do_not_change_the_law_of_a_core_alone(pairs, kind):
-    narrow = law(pairs, kind, 128, 1, 0.0, 1)
-    torch.testing.assert_close(law(pairs, kind, 256, 3, 0.0, 2), narrow, atol=1e-4, rtol=0)
+def test_width_and_depth_do_not_change_the_distribution_of_a_core_alone(pairs, kind):
+    narrow = distribution(pairs, kind, 128, 1, 0.0, 1)
+    torch.testing.assert_close(distribution(pairs, kind, 256, 3, 0.0, 2), narrow, atol=1e-4, rtol=0)
     assert narrow.max(-1).values.mean() > 0.2  # peaked
     assert len(set(narrow.argmax(-1).tolist())) > 20  # and diverse
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_alpha_falls_as_eps_grows(pairs, kind):
-    target = law(pairs, kind, 256, 2, 0.003, 1)
-    alphas = [pairs.alpha(target, law(pairs, kind, 128, 1, eps, 2)) for eps in (0, 0.1, 0.5, 5)]
+    target = distribution(pairs, kind, 256, 2, 0.003, 1)
+    alphas = [
+        pairs.alpha(target, distribution(pairs, kind, 128, 1, eps, 2)) for eps in (0, 0.1, 0.5, 5)
+    ]
     assert alphas == sorted(alphas, reverse=True)
     assert alphas[0] > 0.95 and alphas[-1] < 0.3
 
@@ -83,7 +86,7 @@ def test_a_saved_pair_loads_and_is_as_its_card_says(pairs, kind, dtype, tmp_path
     assert {str(model.dtype) for model in models} == {f"torch.{dtype}"}
     target, draft = (model.float().eval() for model in models)
     written = pairs.texts(target, 32, sampled=True, seed=0)
-    again = pairs.alpha(written.laws, written.seen_by(draft))
+    again = pairs.alpha(written.distributions, written.seen_by(draft))
     assert again == pytest.approx(card["drafts"]["draft-a70"]["alpha at T=1"], abs=1e-3)
     spec = load(target, draft)
     assert len(spec.generate([[5, 6, 7]], max_new_tokens=8)[0].tokens) == 8

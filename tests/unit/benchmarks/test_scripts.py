@@ -19,8 +19,8 @@ def test_a_script_imports(name: str):
 
 
 def test_a_replay_by_hand():
-    """Four tokens: guesses at places 0, 2 and 3 are kept, the one at 1 is not, so that two steps
-    with a guess kept in each make them. A guess costs a tenth of a pass."""
+    """Four tokens: draft tokens at places 0, 2 and 3 are kept, the one at 1 is not, so that two
+    steps with a draft token accepted in each make them. A guess costs a tenth of a pass."""
     replay = benchmark("replay")
     costs = Costs(((0, 0.0), (16, 1.6)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
     text = replay.Text(4, [1.0, 0.0, 1.0, 1.0] + [0.0] * 20, [0.5] * 24)

@@ -27,7 +27,7 @@ def made(completions, lines=None, **given) -> list[Answer]:
 
 
 def test_texts_that_the_context_ended():
-    four, three = {"max_new_tokens": 4}, [Line("a"), Line("b", wishes={"max_new_tokens": 3})]
+    four, three = {"max_new_tokens": 4}, [Line("a"), Line("b", sampling={"max_new_tokens": 3})]
     assert cut(made([completion(4)], **four)) == ""
     assert cut(made([completion(3, "stop")], **four)) == ""
     one = cut(made([completion(3)], **four))
@@ -45,7 +45,7 @@ def test_texts_that_the_context_ended():
     assert cut(both).startswith("2 of 2 texts") and cut(both).endswith("prompt 0")
 
 
-def test_a_text_without_bias_or_guesses_is_the_target_s():
+def test_a_text_without_bias_or_draft_tokens_is_the_target_s():
     greedy = departure(made([completion(drafted=5)]), 0.5)
     assert (
         greedy == "lenience 0.5: still the target's greedy text: all 4 tokens are its first choice."
@@ -60,7 +60,7 @@ def test_bias_is_a_mean_over_all_tokens():
     assert "law that is 0.1500 away (total variation, mean of 4 tokens)" in drawn
     assert "2 times it" in drawn
     assert "1 of 4 tokens are not its first choice" in departure(made(completions), 0.5)
-    mixed = [Line("a", wishes={"temperature": 1.0}), Line("b")]
+    mixed = [Line("a", sampling={"temperature": 1.0}), Line("b")]
     assert "0.1500 away" in departure(made(completions, mixed), 0.5)
 
 
@@ -97,10 +97,10 @@ def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):
         target_name="t", draft_name="d", target=SimpleNamespace(runtime="table"), tokenizer=None
     )
     likelihoods = [Logprobs(7, -0.5, ((7, -0.5), (8, -float("inf"))))]
-    lines = [Line("a", wishes={"logprobs": 2}), Line("b")]
+    lines = [Line("a", sampling={"logprobs": 2}), Line("b")]
     completions = [completion(1, logprobs=likelihoods), completion(1, "stop", stop_reason="x")]
-    dials = {"gamma": 2, "rule": "block", "lenience": 1.0}
-    passing = begin(spec, made(completions, lines, temperature=0.5), dials)
+    speculation = {"gamma": 2, "rule": "block", "lenience": 1.0}
+    passing = begin(spec, made(completions, lines, temperature=0.5), speculation)
     assert next(passing).task.number == 0
     early = capsys.readouterr().out
     assert early.count("\n") == 1 and json.loads(early + "]}")["completions"][0]["tokens"] == [7]

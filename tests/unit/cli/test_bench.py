@@ -169,7 +169,7 @@ def test_a_peer_that_cannot_run_the_pair_stands_in_the_table(call: Run, pair: tu
 
 
 @pytest.mark.usefixtures("peers")
-def test_a_peer_that_cannot_guess_for_several_is_named_with_their_number(
+def test_a_peer_that_cannot_draft_token_for_several_is_named_with_their_number(
     call: Run, pair: tuple[object, ...]
 ):
     code, out, _ = call(*pair, *BATCHES, *VS[2:], "--json")

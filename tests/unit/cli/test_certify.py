@@ -16,7 +16,7 @@ from foretoken.lab.certificate.certify import Control, OffByOne, next_row
 from foretoken.loading import load as loading
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.judge import NAMED
+from foretoken.sampling.verifier import NAMED
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import Speculator
 from oracle import random_model
@@ -26,7 +26,7 @@ from tiny import byte_level, folder, llama
 @pytest.fixture
 def run(monkeypatch, console):
     """Call the console script, with few texts."""
-    monkeypatch.setattr(lab, "LAWS", lab.LAWS[:1])
+    monkeypatch.setattr(lab, "DISTRIBUTIONS", lab.DISTRIBUTIONS[:1])
     monkeypatch.setattr(command, "PROMPTS", command.PROMPTS[:2])
     monkeypatch.setattr(command, "TEXTS", 16)
     return partial(console, "certify")
@@ -93,12 +93,12 @@ def test_a_broken_rule_in_json(run, base, monkeypatch):
     assert least < document["level"] < 1e-4
 
 
-def test_a_law_of_ones_own(quick):
-    """Beside temperature 1, in place of the built-in law."""
-    law = ("--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--min-p", 0.01)
-    code, out, _ = quick(*law, "--json")
-    laws = json.loads(out)["plan"]["laws"]
-    assert code == 0 and [tuple(law.values()) for law in laws] == [
+def test_a_distribution_of_ones_own(quick):
+    """Beside temperature 1, in place of the built-in distribution."""
+    distribution = ("--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--min-p", 0.01)
+    code, out, _ = quick(*distribution, "--json")
+    distributions = json.loads(out)["plan"]["laws"]
+    assert code == 0 and [tuple(distribution.values()) for distribution in distributions] == [
         (1.0, 0, 1.0, 0.0),
         (0.7, 5, 0.9, 0.01),
     ]
@@ -106,10 +106,10 @@ def test_a_law_of_ones_own(quick):
     assert tests == {"temperature 1", "temperature 0.7, top-k 5, top-p 0.9, min-p 0.01"}
 
 
-def test_laws_that_are_built_in():
-    one, two = lab.LAWS
-    assert lab.laws(SamplingParams()) == (one, two)
-    assert lab.laws(one) == (one,) and lab.laws(two) == (one, two)
+def test_distributions_that_are_built_in():
+    one, two = lab.DISTRIBUTIONS
+    assert lab.distributions(SamplingParams()) == (one, two)
+    assert lab.distributions(one) == (one,) and lab.distributions(two) == (one, two)
 
 
 def test_a_void_certificate_is_no_answer(quick, monkeypatch):

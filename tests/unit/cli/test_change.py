@@ -37,22 +37,22 @@ def test_values_are_read_as_the_option_s(name, value, given):
 
 def test_files_are_named(tmp_path):
     (tmp_path / "s.json").write_text("{}")
-    wishes = changed(FIRST, FIRST, "json_schema", str(tmp_path / "s.json"))
-    assert wishes.json_schema == Path(tmp_path / "s.json")
-    assert wishes.given["structured"] == {"json_schema": {}}
+    sampling = changed(FIRST, FIRST, "json_schema", str(tmp_path / "s.json"))
+    assert sampling.json_schema == Path(tmp_path / "s.json")
+    assert sampling.given["structured"] == {"json_schema": {}}
 
 
 def test_nothing_is_what_was_there_at_first():
-    wishes = changed(changed(FIRST, FIRST, "temperature", "1"), FIRST, "top_k", "3")
-    assert wishes.given == {"temperature": 1.0, "top_k": 3}
-    again = changed(changed(wishes, FIRST, "temperature", ""), FIRST, "top_k", "")
+    sampling = changed(changed(FIRST, FIRST, "temperature", "1"), FIRST, "top_k", "3")
+    assert sampling.given == {"temperature": 1.0, "top_k": 3}
+    again = changed(changed(sampling, FIRST, "temperature", ""), FIRST, "top_k", "")
     assert again == FIRST
 
 
 def test_an_answer_s_limit_is_its_own():
     """64 is not what an answer has when it is left out."""
-    wishes = changed(OneAnswer(), OneAnswer(), "max_new_tokens", "64")
-    assert wishes.given == {"max_new_tokens": 64} and OneAnswer().given == {}
+    sampling = changed(OneAnswer(), OneAnswer(), "max_new_tokens", "64")
+    assert sampling.given == {"max_new_tokens": 64} and OneAnswer().given == {}
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,9 @@ def turns(*texts: str) -> list[dict[str, str]]:
 
 def test_a_quick_one_is_generate_s(run, pair, template, spec):
     system = {"role": "system", "content": "Be brief."}
-    wishes = {"temperature": 1.0, "max_new_tokens": 12}
+    sampling = {"temperature": 1.0, "max_new_tokens": 12}
     (completion,) = spec.generate(
-        [system, *turns("Where?")], gamma=2, seed=3, chat_template=TEMPLATE, **wishes
+        [system, *turns("Where?")], gamma=2, seed=3, chat_template=TEMPLATE, **sampling
     )
     flags = ("--system-prompt", "Be brief.", "--temperature", 1, "--max-new-tokens", 12)
     result = run("chat", "-q", "Where?", *pair, *template, *flags, "--seed", 3)

@@ -128,7 +128,7 @@ def test_lenience_is_said(run, base, temperature, says):
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_lenience_that_nothing_came_of_is_said_too(run, base, temperature):
-    """Without a guess the text is the target's."""
+    """Without a draft token the text is the target's."""
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
     args = (*args, "--gamma", 0, "--temperature", temperature)
     result = run("generate", "It was", *args, "--lenience", 0.2)
@@ -325,7 +325,7 @@ def test_bad_models_and_prompts(run, base, tmp_path):
     mistake(run("generate", "text", *target, "--gamma", 96), "gamma + 1 must fit in the context")
 
 
-def test_a_generation_config_that_changes_the_law(run, base, tmp_path):
+def test_a_generation_config_that_changes_the_distribution(run, base, tmp_path):
     target = llama(64)
     target.generation_config.guidance_scale = 1.5
     args = ("generate", "1,2", "--target", folder(tmp_path / "m", target), "--max-new-tokens", 3)

@@ -1,4 +1,4 @@
-"""`foretoken generate` with wishes and messages, end to end on small models; the rest of it is in
+"""`foretoken generate` with options and messages, end to end on small models; the rest of it is in
 test_cli.py."""
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def completions(result) -> list[dict]:
 
 
 def test_controls_shape_the_text_that_is_streamed(run, pair, spec):
-    wishes = {"repetition_penalty": 1.8, "max_new_tokens": 20, "presence_penalty": 0.5}
-    flags = [part for n, v in wishes.items() for part in (f"--{n.replace('_', '-')}", v)]
-    expected = spec.generate("It was", gamma=2, **wishes)[0].text
+    sampling = {"repetition_penalty": 1.8, "max_new_tokens": 20, "presence_penalty": 0.5}
+    flags = [part for n, v in sampling.items() for part in (f"--{n.replace('_', '-')}", v)]
+    expected = spec.generate("It was", gamma=2, **sampling)[0].text
     assert run("generate", "It was", *pair, *flags).out == expected + "\n"
     assert expected != spec.generate("It was", gamma=2, max_new_tokens=20)[0].text
 
@@ -77,10 +77,10 @@ def test_a_stop_string_ends_it_and_is_not_shown(run, pair, spec):
 
 
 def test_several_texts_of_a_prompt(run, pair, spec, tmp_path):
-    wishes = {"num_return_sequences": 2, "temperature": 1.0, "max_new_tokens": 6}
+    sampling = {"num_return_sequences": 2, "temperature": 1.0, "max_new_tokens": 6}
     flags = ("--num-return-sequences", 2, "--temperature", 1, "--max-new-tokens", 6)
     file = lines(tmp_path, {"prompt": "It was"}, {"prompt": "The", "num_return_sequences": 1})
-    texts = spec.generate("It was", gamma=2, seed=5, **wishes)
+    texts = spec.generate("It was", gamma=2, seed=5, **sampling)
     shown = run("generate", *file, *pair, *flags, "--seed", 5).out
     assert shown.startswith(f"==> prompt 0, text 0: It was <==\n{texts[0].text}\n")
     assert f"\n==> prompt 0, text 1: It was <==\n{texts[1].text}\n\n==> prompt 1: The" in shown
@@ -91,11 +91,11 @@ def test_several_texts_of_a_prompt(run, pair, spec, tmp_path):
 
 def test_more_texts_than_share_a_pass(run, pair, spec):
     many = BATCH + 2
-    wishes = {"num_return_sequences": many, "temperature": 1.0, "max_new_tokens": 2}
+    sampling = {"num_return_sequences": many, "temperature": 1.0, "max_new_tokens": 2}
     flags = ("--num-return-sequences", many, "--temperature", 1, "--max-new-tokens", 2, "--json")
     rows = completions(run("generate", "It was", *pair, *flags))
     assert [c["tokens"] for c in rows] == [
-        c.tokens for c in spec.generate("It was", gamma=2, **wishes)
+        c.tokens for c in spec.generate("It was", gamma=2, **sampling)
     ]
 
 
@@ -109,7 +109,7 @@ def test_what_was_given_makes_the_text_again(run, pair, tmp_path):
     assert again["tokens"] == first["tokens"] and again["params"] == first["params"]
 
 
-def test_a_line_has_wishes_of_its_own(run, pair, spec, tmp_path):
+def test_a_line_has_options_of_its_own(run, pair, spec, tmp_path):
     file = lines(tmp_path, {"prompt": "It was"}, {"prompt": "It was", "max_new_tokens": 3})
     long, short = completions(run("generate", *file, *pair, "--max-new-tokens", 9, "--json"))
     tokens = spec.generate("It was", gamma=2, max_new_tokens=9)[0].tokens
@@ -205,7 +205,7 @@ def test_all_rows_may_fail(run, pair, tmp_path):
     assert document.code == 1 and json.loads(document.out)["completions"][0]["tokens"] == []
 
 
-def test_compare_with_wishes(run, pair):
+def test_compare_with_options(run, pair):
     flags = ("--compare", "--min-new-tokens", 6, "--max-new-tokens", 6, "--repetition-penalty", 1.5)
     assert "Theorem 3.8" in run("generate", "It was", *pair, *flags).out
 
@@ -259,7 +259,7 @@ def test_what_only_the_model_knows_is_told_before_it_runs(run, pair, tmp_path, m
     )
 
 
-def test_measuring_commands_refuse_wishes(run, pair, tmp_path):
+def test_measuring_commands_refuse_options(run, pair, tmp_path):
     _, file = lines(tmp_path, {"prompt": "a"}, {"prompt": "b", "temperature": 1})
     for command in ("measure", "bench", "certify"):
         flags = () if command == "certify" else ("--gamma", 2)

@@ -19,8 +19,8 @@ def lines(target: str = "target") -> Lines:
     prompts = {2: Line([1, 2]), 5: Line([3], seed=9), 6: Line([999], place="line 6")}
     tasks = {n: ModelTask(n, line, {}, PARAMS) for n, line in prompts.items()}
     loading = option.PairLoading(dtype="float64", runtime="transformers")
-    dials = {"gamma": 2, "rule": "block", "lenience": 1.0}
-    return Lines(tasks, (target, "none"), loading, Template(), 4, dials)
+    speculation = {"gamma": 2, "rule": "block", "lenience": 1.0}
+    return Lines(tasks, (target, "none"), loading, Template(), 4, speculation)
 
 
 def test_keys_are_those_of_lines_and_copies() -> None:

@@ -34,20 +34,20 @@ def test_ids_for_a_model_without_a_tokenizer():
 USER = {"role": "user", "content": "Where?"}
 
 
-def parse(tmp_path: Path, *rows: object, wishes: bool = True) -> list[Line]:
+def parse(tmp_path: Path, *rows: object, sampling: bool = True) -> list[Line]:
     file = tmp_path / "p.jsonl"
     file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return read(None, file, wishes=wishes)
+    return read(None, file, sampling=sampling)
 
 
-def test_a_line_with_messages_and_wishes(tmp_path):
+def test_a_line_with_messages_and_options(tmp_path):
     first, second = parse(
         tmp_path,
         {"prompt": "a", "temperature": 0.5, "stop_strings": ["x"], "id": 1},
         {"messages": [USER], "top_k": None},
     )
-    assert first.wishes == {"temperature": 0.5, "stop_strings": ["x"]} and first.id == 1
-    assert second.messages == [USER] and not second.prompt and second.wishes == {"top_k": None}
+    assert first.sampling == {"temperature": 0.5, "stop_strings": ["x"]} and first.id == 1
+    assert second.messages == [USER] and not second.prompt and second.sampling == {"top_k": None}
     assert second.place == f"{tmp_path / 'p.jsonl'}, line 2"
 
 
@@ -75,12 +75,12 @@ def test_invalid_lines_are_told_by_place(tmp_path, row, says):
     assert str(error.value).startswith(f"{tmp_path / 'p.jsonl'}, line 2: {says}")
 
 
-def test_a_command_that_follows_no_wishes_refuses_them(tmp_path):
+def test_a_command_that_follows_no_options_refuses_them(tmp_path):
     for row in ({"prompt": "a", "top_k": 1}, {"messages": [USER]}):
         with pytest.raises(InputError, match="is no key of a line here; give some of prompt, id$"):
-            parse(tmp_path, row, wishes=False)
+            parse(tmp_path, row, sampling=False)
     with pytest.raises(InputError, match="line 1: there is no prompt; give one$"):
-        parse(tmp_path, {"id": 1}, wishes=False)
+        parse(tmp_path, {"id": 1}, sampling=False)
 
 
 def test_an_error_says_where_a_line_stands():

@@ -40,10 +40,10 @@ def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
 
 
 def test_every_line_is_continued_by_itself(run, pair, base):
-    wishes = {"temperature": 1.0, "max_new_tokens": 9}
+    sampling = {"temperature": 1.0, "max_new_tokens": 9}
     prompts = ["It was", " /the day"]
     spec = foretoken.load(base / "target", base / "draft")
-    completions = spec.generate(prompts, gamma=2, seed=[(7, 0), (7, 1)], **wishes)
+    completions = spec.generate(prompts, gamma=2, seed=[(7, 0), (7, 1)], **sampling)
     flags = ("--temperature", 1, "--max-new-tokens", 9, "--seed", 7)
     result = run(*RAW, *pair, *flags, stdin=b"It was\n\n /the day\n")
     assert result == Result(0, "".join(f"{each.text}\n" for each in completions), "")

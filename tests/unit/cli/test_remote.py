@@ -39,10 +39,10 @@ def opened(url: str, key=None, model=None, variables=None, *, messages=True, see
 
 
 def answered(
-    source, prompt=TALK, number: int = 0, **wishes
+    source, prompt=TALK, number: int = 0, **sampling
 ) -> tuple[str, list[ReplyToken], ChatReply]:
     reply = ChatReply()
-    parts = list(source.parts(prompt, wishes, number, reply))
+    parts = list(source.parts(prompt, sampling, number, reply))
     text = "".join(part.text for part in parts)
     return text, [token for part in parts for token in part.tokens], reply
 
@@ -65,7 +65,7 @@ def test_a_foreign_server_s_answer():
     ]
 
 
-def test_ours_says_what_became_of_the_guesses():
+def test_ours_says_what_became_of_the_draft_tokens():
     chunk = chat(" a b") | {"speculation": {"steps": [STEP]}}
     end = chat(None, "length") | {"speculation": {"steps": []}}
     with replaying(chat=[streamed(chunk, end)], speculation=[body(FACTS)]) as server:
@@ -93,18 +93,18 @@ def test_completions():
     assert payload["model"] == "m" and not server.bodies("/v1/models")
 
 
-def test_wishes_have_the_names_of_the_api():
-    wishes = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "max_new_tokens": 9, "top_p": 0.9}
-    wishes |= {"stop_strings": ["x"], "stop_token_ids": [4], "include_stop_string": True}
-    wishes |= {"logit_bias": {"5": 1.5}, "ignore_eos": True, "min_new_tokens": 2}
+def test_options_have_the_names_of_the_api():
+    sampling = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "max_new_tokens": 9, "top_p": 0.9}
+    sampling |= {"stop_strings": ["x"], "stop_token_ids": [4], "include_stop_string": True}
+    sampling |= {"logit_bias": {"5": 1.5}, "ignore_eos": True, "min_new_tokens": 2}
     names = ("stop_strings", "include_stop_string", "min_new_tokens", "max_new_tokens")
     sent = ("stop", "include_stop_str_in_output", "min_tokens", "max_tokens")
     variables = {"enable_thinking": False}
     with replaying(chat=[said("a")]) as server, opened(server.url, variables=variables) as source:
-        answered(source, **wishes)
+        answered(source, **sampling)
     (payload,) = server.bodies("/v1/chat/completions")
     renamed = dict(zip(names, sent, strict=True))
-    assert {renamed.get(n, n): v for n, v in wishes.items()}.items() <= payload.items()
+    assert {renamed.get(n, n): v for n, v in sampling.items()}.items() <= payload.items()
     assert payload["chat_template_kwargs"] == {"enable_thinking": False}
 
 

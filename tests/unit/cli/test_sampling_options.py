@@ -62,8 +62,8 @@ SAID = [
 
 
 @command
-def shown(wishes: SamplingOptions) -> None:
-    print(json.dumps(wishes.given))
+def shown(sampling: SamplingOptions) -> None:
+    print(json.dumps(sampling.given))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_files_become_what_must_match(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "says"),
+    ("sampling", "says"),
     [
         ({"top_p": 0.0}, "top_p is 0.0; give a number in (0, 1], 1 being off"),
         ({"bad_words_ids": "[[5"}, "bad_words_ids is '[[5', which is no JSON: "),
@@ -132,7 +132,7 @@ def test_files_become_what_must_match(tmp_path):
         ({"regex": "a", "choice": ["b"]}, "a text cannot follow --regex and --choice at once"),
     ],
 )
-def test_mistakes_are_told_of_the_options_alone(wishes, says):
+def test_mistakes_are_told_of_the_options_alone(sampling, says):
     with pytest.raises(ForetokenError) as error:
-        SamplingOptions(**wishes).given  # noqa: B018
+        SamplingOptions(**sampling).given  # noqa: B018
     assert str(error.value).startswith(says) and "\n" not in str(error.value)

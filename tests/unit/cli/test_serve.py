@@ -93,8 +93,8 @@ def test_a_server_answers_and_ends_in_order(tmp_path: Path) -> None:
         url = str(address())
         until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
         engine = httpx2.get(f"{url}/health").json()["engine"]
-        wishes = {"prompt": "It", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx2.stream("POST", f"{url}/v1/completions", json=wishes, timeout=60) as answer:
+        sampling = {"prompt": "It", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{url}/v1/completions", json=sampling, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)

@@ -31,14 +31,14 @@ class Said:
     def __init__(self, *answers: str | tuple[str, BaseException]) -> None:
         self.answers, self.asked = list(answers), list[tuple[Any, dict[str, Any], int]]()
 
-    def require(self, wishes: Mapping[str, Any]) -> None:
-        if "typical_p" in wishes:
+    def require(self, sampling: Mapping[str, Any]) -> None:
+        if "typical_p" in sampling:
             raise InputError("typical_p is nothing here")
 
     def parts(
-        self, prompt: Any, wishes: Mapping[str, Any], number: int, reply: ChatReply
+        self, prompt: Any, sampling: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
-        self.asked.append((prompt, dict(wishes), number))
+        self.asked.append((prompt, dict(sampling), number))
         answer = self.answers.pop(0)
         text, error = answer if isinstance(answer, tuple) else (answer, None)
         for letter in text:
@@ -62,7 +62,7 @@ def turns(*texts: str) -> list[dict[str, str]]:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Run a session; `typed`: lines on a terminal, the last of which is Ctrl-D; `piped`: others."""
 
-    def call(source, *, typed=None, piped=None, quick=None, talk=True, wishes=None) -> Result:
+    def call(source, *, typed=None, piped=None, quick=None, talk=True, sampling=None) -> Result:
         stdin = io.TextIOWrapper(io.BytesIO(piped or b""), encoding="utf-8")
         stdin.isatty = lambda: typed is not None
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -77,11 +77,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
         monkeypatch.setattr("builtins.input", line)
         monkeypatch.setattr(session.signal, "signal", lambda *_: None)
-        wishes = wishes or OneAnswer()
+        sampling = sampling or OneAnswer()
         conversation = Conversation() if talk else None
         code = 0
         try:
-            session.run(source, wishes, show_tokens=False, quick=quick, conversation=conversation)
+            session.run(source, sampling, show_tokens=False, quick=quick, conversation=conversation)
         except typer.Exit as end:
             code = end.exit_code
         return Result(code, *capsys.readouterr())
@@ -96,7 +96,7 @@ def test_one_answer(run):
     source = Said("Well.")
     assert run(source, quick="Hi") == Result(0, "Well.\n", "")
     assert source.asked == [(turns("Hi"), {}, 0)]
-    assert run(Said("..."), quick="Hi", talk=False, wishes=OneAnswer(max_new_tokens=3)).err == ""
+    assert run(Said("..."), quick="Hi", talk=False, sampling=OneAnswer(max_new_tokens=3)).err == ""
     cut = run(Said("..."), quick="Hi", talk=False)
     assert cut.err == "the text is cut off after 3 tokens: there is room for no more\n"
 
@@ -167,12 +167,12 @@ def test_turns_and_commands(run, tmp_path):
     ]
 
 
-def test_wishes_are_set_and_checked(run):
+def test_options_are_set_and_checked(run):
     source = Said("a", "b")
     typed = ["/set temperature 0.5", "x", "/set", "/set temperature", "/set", "y"]
     wrong = ["/set temperature -1", "/set typical_p 0.5", "/set nonsense 1", "/set top_k x"]
     result = run(source, typed=[*typed, *wrong])
-    assert [wishes for _, wishes, _ in source.asked] == [{"temperature": 0.5}, {}]
+    assert [sampling for _, sampling, _ in source.asked] == [{"temperature": 0.5}, {}]
     lines = result.err.splitlines()[1:-1]
     assert lines[:4] == ["temperature 0.5", "temperature 0.5", "nothing is set", "nothing is set"]
     assert [line.split(";")[0] for line in lines[4:]] == [
@@ -220,7 +220,7 @@ def test_stats_are_of_the_last_text(run):
     assert "ended by" in shown and "a stop on the way" in shown
 
 
-def test_stats_of_guesses():
+def test_stats_of_draft_tokens():
     reply = ChatReply(tokens=8, calls=4, drafted=10, accepted=5, overlaps=[0.5, 0.7], bias=0.4)
     rows = dict(session._rows(reply, Said()))
     assert rows["tokens"] == "8 in 4 target runs (2.00 a run)"
@@ -238,7 +238,7 @@ def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):
 
 def test_errors_end_nothing(run):
     source = Said(("a", TextError("gone")), ("", InputError("too long")), "...")
-    result = run(source, typed=["x", "y", "z"], wishes=OneAnswer(max_new_tokens=3))
+    result = run(source, typed=["x", "y", "z"], sampling=OneAnswer(max_new_tokens=3))
     assert result.code == 0 and result.out == "a\n...\n"
     assert result.err.splitlines()[1:-1] == [
         "error: gone",

@@ -23,26 +23,26 @@ def spec() -> foretoken.Speculator:
 
 
 def opened(
-    spec: foretoken.Speculator, messages: bool = False, template: Template = TEMPLATE, **dials
+    spec: foretoken.Speculator, messages: bool = False, template: Template = TEMPLATE, **speculation
 ):
-    dials = {"gamma": 2, "seed": 5, "rule": "block", "lenience": 1.0} | dials
-    return local(spec, template, messages=messages, **dials)
+    speculation = {"gamma": 2, "seed": 5, "rule": "block", "lenience": 1.0} | speculation
+    return local(spec, template, messages=messages, **speculation)
 
 
-def answered(source: LocalModel, prompt, number: int = 0, **wishes):
+def answered(source: LocalModel, prompt, number: int = 0, **sampling):
     """All of an answer: its text, its tokens as they are spelled, and the reply."""
     reply = ChatReply()
-    parts = list(source.parts(prompt, wishes, number, reply))
+    parts = list(source.parts(prompt, sampling, number, reply))
     tokens = [token for part in parts for token in part.tokens]
     return "".join(part.text for part in parts), tokens, reply
 
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_text_is_what_generate_gives(spec, number):
-    wishes = {"temperature": 1.0, "max_new_tokens": 20}
-    (completion,) = spec.generate("It was", gamma=2, seed=[(5, number)], **wishes)
+    sampling = {"temperature": 1.0, "max_new_tokens": 20}
+    (completion,) = spec.generate("It was", gamma=2, seed=[(5, number)], **sampling)
     with opened(spec) as source:
-        text, tokens, reply = answered(source, "It was", number, **wishes)
+        text, tokens, reply = answered(source, "It was", number, **sampling)
     assert text == completion.text == "".join(token.text for token in tokens)
     fates = [
         "accepted" if i < step.accepted else "plain" if not step.drafted

@@ -41,13 +41,13 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def request(prompt: list[int], eos: frozenset[int] = frozenset(), **wishes) -> Request:
-    params = SamplingParams(**wishes)
+def request(prompt: list[int], eos: frozenset[int] = frozenset(), **sampling) -> Request:
+    params = SamplingParams(**sampling)
     return Request(prompt, 50, RowKey(0, 0), eos, forced={49: 0}, params=params)
 
 
-def made(prompt: list[int], eos: frozenset[int] = frozenset(), **wishes) -> Chain:
-    controls = chain(request(prompt, eos, **wishes), V)
+def made(prompt: list[int], eos: frozenset[int] = frozenset(), **sampling) -> Chain:
+    controls = chain(request(prompt, eos, **sampling), V)
     assert controls is not None
     return controls
 
@@ -88,12 +88,12 @@ def test_what_is_off_costs_nothing(name):
 
 def test_what_could_do_nothing_costs_nothing():
     """Without ends there are none to suppress, and an end is no bad word."""
-    for eos, wishes in [
+    for eos, sampling in [
         (frozenset(), {"min_new_tokens": 3}),
         (frozenset({V, -1}), {"min_new_tokens": 3}),
         (frozenset({2}), {"bad_words_ids": [[2]]}),
     ]:
-        plain = Request([1], 50, RowKey(0, 0), eos, params=SamplingParams(**wishes))
+        plain = Request([1], 50, RowKey(0, 0), eos, params=SamplingParams(**sampling))
         assert chain(plain, V) is None
 
 
@@ -159,7 +159,7 @@ def test_a_matcher_follows_the_text_and_says_what_it_forces():
 
 
 @pytest.mark.parametrize(
-    ("wishes", "blamed"),
+    ("sampling", "blamed"),
     [
         ({"suppress_tokens": range(V)}, "suppress_tokens leaves no token behind 3 tokens"),
         (
@@ -177,14 +177,14 @@ def test_a_matcher_follows_the_text_and_says_what_it_forces():
         ),
     ],
 )
-def test_who_leaves_nothing_is_named(wishes, blamed):
-    mine = made([1, 2], **wishes)
+def test_who_leaves_nothing_is_named(sampling, blamed):
+    mine = made([1, 2], **sampling)
     with pytest.raises(ControlError, match=f"^{blamed}"):
         mine.shape(torch.zeros(V), [0])
     mine.commit([3])  # and it can go on
 
 
-def test_scores_beyond_what_a_temperature_leaves_finite_keep_their_law():
+def test_scores_beyond_what_a_temperature_leaves_finite_keep_their_distribution():
     """Also those that are all of float32's least number, as transformers leaves what is banned."""
     logits = torch.tensor([1e38, 1e38 - 1e33, -1e38, -torch.inf, 0.0], dtype=torch.float64)
     mine = made([1], processors=lambda ids, scores: scores)
@@ -209,7 +209,7 @@ def pair() -> Speculator:
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_row_that_fails_leaves_its_mates_alone(gamma, temperature):
+def test_a_row_that_fails_leaves_its_others_alone(gamma, temperature):
     """It has what it was until then, no more, and says what failed."""
     stops = SamplingParams(temperature, no_repeat_ngram_size=1, max_new_tokens=9)
     never = SamplingParams(temperature, suppress_tokens=range(V), logprobs=2, logprobs_of="drawn")

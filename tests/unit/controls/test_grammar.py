@@ -32,8 +32,8 @@ from tiny import byte_level, metaspace
 ENDS = frozenset({0})
 
 
-def structured(**wish) -> Structured:
-    params = SamplingParams(structured=wish).structured
+def structured(**sampling) -> Structured:
+    params = SamplingParams(structured=sampling).structured
     assert params is not None
     return params
 
@@ -59,18 +59,20 @@ def t5_like() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"byte-level": byte_level, "metaspace": metaspace, "shipped": shipped}
 
 
-def matcher(tokenizer, V: int | None = None, eos: frozenset[int] = ENDS, **wish) -> GrammarMatcher:
+def matcher(
+    tokenizer, V: int | None = None, eos: frozenset[int] = ENDS, **sampling
+) -> GrammarMatcher:
     V = len(tokenizer) if V is None else V
-    return Grammar.of(structured(**wish), tokenizer, V, eos).matcher()
+    return Grammar.of(structured(**sampling), tokenizer, V, eos).matcher()
 
 
 def ids(mask: torch.Tensor) -> list[int]:
     return mask.nonzero()[:, 0].tolist()
 
 
-def written(tokenizer, seed: int, **wish) -> str:
+def written(tokenizer, seed: int, **sampling) -> str:
     """A text drawn under the mask; ends, and tokens that close something, are drawn often."""
-    chance, row, tokens = random.Random(seed), matcher(tokenizer, **wish), []
+    chance, row, tokens = random.Random(seed), matcher(tokenizer, **sampling), []
     closing = {i for i in range(len(tokenizer)) if decode(tokenizer, [i]) in ('"', "}", "]", ".")}
     while len(tokens) < 3000:
         mask = ids(row.allowed())
@@ -335,7 +337,7 @@ def test_going_back_from_the_beginning():
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("sampling", "message"),
     [
         ({"regex": "(a"}, "regex cannot be followed: .*unclosed group"),
         ({"regex": "(?=a)b"}, "regex cannot be followed: .*look-around"),
@@ -361,9 +363,9 @@ def test_going_back_from_the_beginning():
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_grammars_that_are_refused(wish, message):
+def test_grammars_that_are_refused(sampling, message):
     with pytest.raises(InputError, match=f"^structured's {message}") as error:
-        matcher(byte_level(), **wish)
+        matcher(byte_level(), **sampling)
     assert "\n" not in str(error.value) and str(error.value).endswith("; correct it")
     assert len(str(error.value)) < 300 and "%llguidance" not in str(error.value)
 

@@ -39,7 +39,7 @@ def test_a_table_is_straight_between_its_points_and_beyond():
     assert at(((3, 7.0),), 1) == at(((3, 7.0),), 9) == 7
 
 
-def test_tables_are_typical_times_by_number_of_guesses():
+def test_tables_are_typical_times_by_number_of_draft_tokens():
     steps = [record(0, score=s) for s in (9.0, 1.0, 2.0, 2.0, 1.0)]
     steps += [record(4, 0.8, 3.0, 0.2), record(4, 1.6, 99.0, 0.2), record(4, 0.4, 3.0, 0.2)]
     measured = costs.of(steps)
@@ -53,7 +53,7 @@ def test_seconds_of_a_step():
     assert KNOWN.c == pytest.approx(0.2 / 2) and KNOWN.v(1) == 1 and KNOWN.v(5) == 1.6
 
 
-def test_without_guesses_c_is_0():
+def test_without_draft_tokens_c_is_0():
     assert costs.of([record(0)]).c == 0
 
 
@@ -74,8 +74,8 @@ def test_a_pass_of_several_rows_takes_no_longer_than_a_larger_one_of_a_single_ro
     assert measured.score == ((1, 2.0), (5, 2.5), (8, 2.5), (32, 9.0))
 
 
-def test_rows_that_guess_otherwise_count_by_their_guesses_together():
-    """One row of eight makes two guesses, the others one, so nine are in the pass."""
+def test_rows_that_guess_otherwise_count_by_their_draft_tokens_together():
+    """One row of eight makes two draft tokens, the others one, so nine are in the pass."""
     steps = [record(0, score=4.0), record(2, 1.2, 6.0), record(3, 1.2, 9.0)]
     measured = KNOWN.among(steps, [0, 9, 24], rows=8)
     assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (17, 6.0), (32, 9.0))
@@ -129,7 +129,7 @@ def test_kinds_of_sampling():
         assert kind(SamplingParams(1.0, **more)) == "truncated"
 
 
-def test_the_dearest_of_several_laws_without_their_controls() -> None:
+def test_the_dearest_of_several_distributions_without_their_controls() -> None:
     greedy, plain = SamplingParams(repetition_penalty=2.0), SamplingParams(0.5, logprobs=1)
     cut = SamplingParams(1.0, typical_p=0.9, stop_strings="x")
     assert [kind(p) for p in (greedy, plain, cut)] == ["greedy", "sampled", "truncated"]

@@ -34,7 +34,7 @@ GAMMAS = (0, 1, 2, 3, 4, 6, 10, 16)
 
 
 def costs(c: float, slope: float, hump: float = 0.0) -> Costs:
-    """In passes of the target: a guess, each further token, and the step from one to two."""
+    """In passes of the target: a draft token, each further token, and the step from one to two."""
     score = ((1, 1.0), (2, 1 + slope + hump), (17, 1 + 16 * slope + hump))
     return Costs(((0, 0.0), (16, 16 * c)), score, ((1, 0.0),))
 
@@ -197,7 +197,7 @@ def test_what_was_learned_is_the_rows_alone():
 
 
 def expected(kept: list[list[float]], gamma: tuple[int, ...], known: Costs) -> float:
-    """Tokens a second of rows whose first i guesses are kept with these chances."""
+    """Tokens a second of rows whose first i draft tokens are kept with these chances."""
     rows, depth = len(gamma), max(gamma)
     tokens = rows + sum(sum(row[:g]) for row, g in zip(kept, gamma, strict=True))
     n = rows + sum(gamma)
@@ -230,7 +230,7 @@ def test_a_row_alone_gets_what_it_would_get_among_others(seed):
         assert together == [single(own, most, prices_of(priced, 1), last)]
 
 
-def test_guesses_go_to_the_rows_that_keep_them():
+def test_draft_tokens_go_to_the_rows_that_keep_them():
     dear = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (4, 1.3), (16, 4.0)), ((1, 0.0),))
     good, bad = row([judged(0.95, 8)] * 30), row([record(2, [0.05])] * 30)
     many, few = Adaptive(dear).ask([good, bad])
@@ -238,21 +238,21 @@ def test_guesses_go_to_the_rows_that_keep_them():
     assert Adaptive(dear).ask([bad, good]) == [few, many]
 
 
-def test_a_pass_that_reads_prompts_has_room_for_fewer_guesses():
+def test_a_pass_that_reads_prompts_has_room_for_fewer_draft_tokens():
     priced = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (16, 1.1), (32, 9.0)), ((1, 0.0),))
     good = row([judged(0.95, 8)] * 30)
     assert Adaptive(priced).ask([good], Beside(positions=12)) == [3]
     assert Adaptive(priced).ask([good]) == [15]
 
 
-def test_rows_of_fixed_guesses_have_paid_for_the_drafts_passes():
+def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():
     priced = Costs(((0, 0.0), (16, 16.0)), ((1, 1.0),), ((1, 0.0),))
     keen = row([judged(0.9, 8)] * 30)
     assert Adaptive(priced).ask([keen], Beside(1, 5, 0)) == [0]
     assert Adaptive(priced).ask([keen], Beside(1, 5, 4)) == [4]
 
 
-def test_rows_that_share_a_pass_guess_less_where_tokens_cost():
+def test_rows_that_share_a_pass_draft_token_less_where_tokens_cost():
     """16 rows of 5 tokens are a pass over 80."""
     priced = Costs(((0, 0.0), (1, 0.02)), ((1, 1.0), (16, 1.1), (64, 4.0)), ((1, 0.0),))
     past = [judged(0.8, 6)] * 30
@@ -281,7 +281,7 @@ def test_a_new_row_begins_where_the_pair_was_measured():
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["overlaps", "outcomes"])
 @pytest.mark.parametrize("known", [CHEAP, SMALL, DEAR, STOCK], ids=["cheap", "small", "dear", "v2"])
-def test_useless_guesses_cost_at_most_2_percent(known, greedy):
+def test_useless_draft_tokens_cost_at_most_2_percent(known, greedy):
     for alpha in (0.0, 0.02):
         texts = [text([alpha], 1, seed, greedy) for seed in range(8)]
         plain = seconds(Fixed(0), texts, known)
@@ -325,7 +325,7 @@ def test_nothing_beats_the_oracle():
     assert ideal < seconds(Adaptive(SMALL), texts, SMALL)
 
 
-def test_a_deterministic_row_knows_no_mates() -> None:
+def test_a_deterministic_row_knows_no_others() -> None:
     """Its gamma is what it would be alone, by the costs of one row."""
     alone, shared = CHEAP, replace(CHEAP, score=((1, 1.0), (100, 100.0)))
     params = SamplingParams(1.0, deterministic=True)
@@ -378,7 +378,7 @@ def test_the_better_of_prediction_and_draft_guesses():
 
 
 def test_predictions_are_counted_beside_drafts():
-    """A pass that they fill leaves less room for guesses that are worth less."""
+    """A pass that they fill leaves less room for draft tokens that are worth less."""
     cliff = Costs(((0, 0.0), (16, 0.16)), ((1, 1.0), (17, 1.1), (18, 9.0), (60, 60.0)), ((1, 0.0),))
     right = [replace(judged(1.0, 8), predicted=True)] * 40
     alone = Adaptive(cliff).ask([row([judged(0.6, 4)] * 40)] * 1)
@@ -386,11 +386,11 @@ def test_predictions_are_counted_beside_drafts():
     assert alone[0] > 2 and beside >= 14 and first <= 16 - beside
 
 
-def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_mates():
+def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_others():
     right = [replace(judged(1.0, 8), predicted=True)] * 40
     assert Adaptive(CHEAP).ask([expecting(right, limit=5)]) == [4]
     sure = expecting(right)
-    wishes = SamplingParams(deterministic=True)
-    sure.request = replace(sure.request, params=wishes)
+    sampling = SamplingParams(deterministic=True)
+    sure.request = replace(sure.request, params=sampling)
     crowd = [row([judged(0.9, 8)] * 40) for _ in range(9)]
     assert Adaptive(STOCK).ask([*crowd, sure])[-1] == Adaptive(STOCK).ask([sure])[0]

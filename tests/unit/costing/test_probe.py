@@ -14,12 +14,12 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import RefusedError
-from foretoken.models.table import Law, TableModel
+from foretoken.models.table import Distribution, TableModel
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.judge import Sampled
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import Sampled
 from foretoken.sampling.verify import speculative
 from oracle import random_model
 
@@ -55,15 +55,15 @@ def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
 def test_what_follows_an_end_of_the_text_says_nothing_of_the_draft(params):
     """Behind id 5 both repeat it for ever; before it, for 6 tokens, they never agree."""
 
-    def law(own: int) -> Law:
+    def distribution(own: int) -> Distribution:
         def at(text: Sequence[int]) -> list[float]:
             return [float(i == (own if len(text) < 8 else 5)) for i in range(V)]
 
         return at
 
-    e = Batch(TableModel(law(1), V), LMDrafter(TableModel(law(2), V), V))
+    e = Batch(TableModel(distribution(1), V), LMDrafter(TableModel(distribution(2), V), V))
     measured, *_ = probe(e, request(), params, frozenset({5}))
-    # to 3 guesses of 0.8 come two that are refused, in steps of one each, and the end itself
+    # to 3 draft tokens of 0.8 come two that are refused, in steps of one each, and the end itself
     assert measured.prior == (6, pytest.approx((2.4 + 1) / 6))
     endless, *_ = probe(e, request(), params)
     assert endless.prior[1] > 0.9
@@ -72,7 +72,7 @@ def test_what_follows_an_end_of_the_text_says_nothing_of_the_draft(params):
 @pytest.mark.parametrize(
     ("rows", "sizes"), [(1, (0, 1, 3)), (2, (0, 1, 2, 6)), (16, (0, 8, 16, 48))]
 )
-def test_guesses_of_rows_together(rows, sizes):
+def test_draft_tokens_of_rows_together(rows, sizes):
     assert shared(rows) == sizes
 
 

@@ -177,7 +177,7 @@ def seen(*runs: list[StepRecord]) -> Watch:
 
 
 @pytest.mark.parametrize(
-    ("plain", "guessed", "off"),
+    ("plain", "drafted", "off"),
     [
         (1.0, 1.0, 1.0),
         (3.0, 3.0, 1.0),  # the machine is busy now: nothing follows
@@ -186,8 +186,8 @@ def seen(*runs: list[StepRecord]) -> Watch:
         (0.5, 0.5, 2.0),  # it was busy then
     ],
 )
-def test_what_real_steps_say(plain: float, guessed: float, off: float):
-    watch = seen(steps(MANY + 1, 0, plain), steps(MANY + 1, 4, guessed))
+def test_what_real_steps_say(plain: float, drafted: float, off: float):
+    watch = seen(steps(MANY + 1, 0, plain), steps(MANY + 1, 4, drafted))
     assert watch.off == pytest.approx(off)
 
 
@@ -200,7 +200,7 @@ def test_a_few_steps_say_nothing_nor_do_those_of_several_rows_or_of_another_size
     assert seen(changing).off is None
 
 
-def test_foreseen_guesses_cost_no_draft():
+def test_predicted_draft_tokens_cost_no_draft():
     assert seen(steps(MANY + 1, 4, 1.0, predicted=True)).off == pytest.approx(1.0)
 
 

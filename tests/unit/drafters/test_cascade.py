@@ -1,4 +1,4 @@
-"""A drafter within a drafter: whose law comes out, what it costs, and what it is told."""
+"""A drafter within a drafter: whose distribution comes out, what it costs, and what it is told."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def cascade(gamma: int = 3, **changes) -> CascadeDrafter:
     return CascadeDrafter(TableModel(M, V, **changes), LMDrafter(TableModel(Q, V)), gamma)
 
 
-def assert_middle_law(drafter: CascadeDrafter, texts: list[list[int]], gamma: list[int]):
-    """q is the middle model's law behind every true prefix."""
+def assert_middle_distribution(drafter: CascadeDrafter, texts: list[list[int]], gamma: list[int]):
+    """q is the middle model's distribution behind every true prefix."""
     draft = drafter.propose(list(gamma), draw([len(text) for text in texts]))
     assert draft.q is not None and draft.lengths.tolist() == gamma
     for b, text in enumerate(texts):
@@ -47,16 +47,16 @@ def assert_middle_law(drafter: CascadeDrafter, texts: list[list[int]], gamma: li
     return draft
 
 
-def test_every_guess_comes_with_the_middle_models_law_also_after_rejections():
+def test_every_draft_token_comes_with_the_middle_models_distribution_also_after_rejections():
     drafter, texts = cascade(), [[1, 2], [0], [3, 3, 4]]
     drafter.start([0, 1, 2], [list(text) for text in texts], None)
     for gamma, kept in ([3, 1, 6], [0, 1, 4]), ([5, 0, 2], [5, 0, 1]), ([1, 4, 3], [0, 2, 0]):
-        draft = assert_middle_law(drafter, texts, gamma)
+        draft = assert_middle_distribution(drafter, texts, gamma)
         new = [[*draft.tokens[b, :n].tolist(), 2] for b, n in enumerate(kept)]
         drafter.commit([list(tokens) for tokens in new])
         texts = [text + tokens for text, tokens in zip(texts, new, strict=True)]
     drafter.leave([0, 2])
-    assert_middle_law(drafter, texts[1:2], [3])
+    assert_middle_distribution(drafter, texts[1:2], [3])
 
 
 def test_tokens_of_another_drafter_are_read_by_the_middle_model_too():
@@ -65,19 +65,19 @@ def test_tokens_of_another_drafter_are_read_by_the_middle_model_too():
     draft = drafter.propose([4], draw([2]))
     others = [(token + 1) % V for token in draft.tokens[0].tolist()]
     drafter.commit([list(others)])
-    assert_middle_law(drafter, [text + others], [3])
+    assert_middle_distribution(drafter, [text + others], [3])
 
 
-def test_the_middle_model_runs_less_than_once_a_guess_where_the_inner_drafter_is_right():
+def test_the_middle_model_runs_less_than_once_a_draft_token_where_the_inner_drafter_is_right():
     drafter = CascadeDrafter(TableModel(M, V), LMDrafter(TableModel(M, V)), 3)
     drafter.start([0], [[1]], None)
-    assert drafter.propose([8], draw([1])).calls == 2  # 3 guesses and 1 token of its own each
+    assert drafter.propose([8], draw([1])).calls == 2  # 3 draft tokens and 1 token of its own each
     plain = CascadeDrafter(TableModel(M, V), NoDrafter())
     plain.start([0], [[1]], None)
     assert plain.propose([8], draw([1])).calls == 8
 
 
-def test_at_temperature_0_guesses_are_certain_and_the_middle_models_own():
+def test_at_temperature_0_draft_tokens_are_certain_and_the_middle_models_own():
     drafter, alone = cascade(), LMDrafter(TableModel(M, V))
     for each in drafter, alone:
         each.start([0], [[1, 2]], None)
@@ -176,7 +176,7 @@ def test_what_load_returned_may_draft():
     assert sum(c.stats.drafted for c in fast) > 0
 
 
-def test_a_text_does_not_depend_on_its_mates_and_a_cascade_accepts_what_its_middle_model_would():
+def test_a_text_does_not_depend_on_its_others_and_a_cascade_accepts_what_its_middle_model_would():
     speculator, prompts = spec(), [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
     options = {"max_new_tokens": 40, "temperature": 1.0, "gamma": 3}
     together = speculator.generate(prompts, seed=7, **options)

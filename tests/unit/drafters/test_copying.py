@@ -9,10 +9,10 @@ from foretoken.models.table import TableModel
 from foretoken.sampling.keys import RowKey
 from foretoken.speculator import Speculator
 
-NO_DRAW: Draw = None  # type: ignore  # guesses are certain
+NO_DRAW: Draw = None  # type: ignore  # draft tokens are certain
 
 
-def guesses(source: list[int], *outputs: list[int], count: int = 3) -> list[int]:
+def draft_tokens(source: list[int], *outputs: list[int], count: int = 3) -> list[int]:
     drafter = CopyDrafter()
     drafter.start([0], [[9]], [source])
     for output in outputs:
@@ -23,24 +23,24 @@ def guesses(source: list[int], *outputs: list[int], count: int = 3) -> list[int]
 
 
 def test_it_starts_at_the_beginning_and_follows():
-    assert guesses([1, 2, 3, 4, 5]) == [1, 2, 3]
-    assert guesses([1, 2, 3, 4, 5], [1, 2], [3]) == [4, 5]
-    assert guesses([1, 2, 3], [1, 2, 3]) == []
-    assert guesses([1, 2, 3], count=0) == []
+    assert draft_tokens([1, 2, 3, 4, 5]) == [1, 2, 3]
+    assert draft_tokens([1, 2, 3, 4, 5], [1, 2], [3]) == [4, 5]
+    assert draft_tokens([1, 2, 3], [1, 2, 3]) == []
+    assert draft_tokens([1, 2, 3], count=0) == []
 
 
 def test_after_a_difference_it_waits_for_a_place_that_is_sure():
     source = [1, 2, 3, 2, 4, 5]
-    assert guesses(source, [1, 7]) == []  # 7 is nowhere
-    assert guesses(source, [1, 7, 2]) == []  # 2 is twice, and 7 2 nowhere
-    assert guesses(source, [1, 7, 2, 4]) == [5]  # 4 is there once
-    assert guesses(source, [7, 3]) == [2, 4, 5]
-    assert guesses(source, [7, 3, 2, 4]) == [5]  # a longer way
+    assert draft_tokens(source, [1, 7]) == []  # 7 is nowhere
+    assert draft_tokens(source, [1, 7, 2]) == []  # 2 is twice, and 7 2 nowhere
+    assert draft_tokens(source, [1, 7, 2, 4]) == [5]  # 4 is there once
+    assert draft_tokens(source, [7, 3]) == [2, 4, 5]
+    assert draft_tokens(source, [7, 3, 2, 4]) == [5]  # a longer way
 
 
 def test_a_longer_end_decides_between_two_places():
-    assert guesses([1, 2, 3, 5, 2, 4], [9, 5], [2]) == [4]
-    assert guesses([1, 2, 3, 5, 2, 4], [9, 1], [2]) == [3, 5, 2]
+    assert draft_tokens([1, 2, 3, 5, 2, 4], [9, 5], [2]) == [4]
+    assert draft_tokens([1, 2, 3, 5, 2, 4], [9, 1], [2]) == [3, 5, 2]
 
 
 def test_without_a_source_the_prompt_is_the_input_and_rows_leave():

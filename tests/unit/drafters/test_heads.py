@@ -1,4 +1,5 @@
-"""The drafter alone: which state it takes, how many guesses it makes, from which laws."""
+"""The drafter alone: which state it takes, how many draft tokens it makes, from which
+distributions."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import torch
 import tiny
 from foretoken.drafters.blockwise import Heads, ends_of
 from foretoken.drafters.heads import HeadsDrafter
-from foretoken.sampling.distributions import SamplingParams, law
+from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 
@@ -70,7 +71,7 @@ def test_a_row_that_is_still_being_read_has_no_state_yet():
 
 
 @torch.inference_mode()
-def test_laws_are_those_of_the_state_that_chose_the_last_token():
+def test_distributions_are_those_of_the_state_that_chose_the_last_token():
     target = Target()
     mine = drafter(target)
     mine.commit([[7], [8, 9], [10, 11, 12]])
@@ -80,7 +81,7 @@ def test_laws_are_those_of_the_state_that_chose_the_last_token():
     assert draft.q is not None
     for b, (place, last) in enumerate([(0, 7), (1, 9), (2, 12)]):
         for k in range(K):
-            q = law(expected(states[b, place], last, k), SAMPLED)
+            q = probabilities(expected(states[b, place], last, k), SAMPLED)
             assert torch.allclose(draft.q[b, k], q, atol=1e-5)
     for k in range(K):
         assert torch.equal(draft.tokens[:, k], dice(draft.q[:, k], k))
@@ -103,7 +104,7 @@ def test_rows_leave_and_join():
 
 @torch.inference_mode()
 def test_a_row_that_keeps_no_token_leaves():
-    """Its controls left none; its mates go on."""
+    """Its controls left none; other rows go on."""
     mine = drafter(Target())
     mine.commit([[7], [], [10, 11, 12]])
     mine.leave([1])

@@ -12,10 +12,10 @@ from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, NumericsError
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
-from foretoken.sampling.distributions import SamplingParams, law
+from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import Sampled
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import Sampled
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import Speculator
 from foretoken.step import step
@@ -40,15 +40,15 @@ class Careful(TableModel):
 
 
 class Spy(Draw):
-    """Remembers the laws that tokens were drawn from."""
+    """Remembers the distributions that tokens were drawn from."""
 
     def __init__(self, rows: int, params: SamplingParams) -> None:
         super().__init__([RowKey(3, b) for b in range(rows)], [7] * rows, [params] * rows)
         self.drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def __call__(self, law: torch.Tensor, i: int) -> torch.Tensor:
-        ids = super().__call__(law, i)
-        self.drawn.append((law, ids))
+    def __call__(self, distribution: torch.Tensor, i: int) -> torch.Tensor:
+        ids = super().__call__(distribution, i)
+        self.drawn.append((distribution, ids))
         return ids
 
 
@@ -59,11 +59,11 @@ def started(model: TableModel, prompts, sources=None, vocab_size: int = V) -> LM
 
 
 def standardized(model, text, params=SAMPLED, width: int = V) -> torch.Tensor:
-    q = law(torch.tensor(model(tuple(text))).log(), params)
+    q = probabilities(torch.tensor(model(tuple(text))).log(), params)
     return torch.nn.functional.pad(q, (0, width - len(q)))
 
 
-def test_q_is_the_law_that_the_tokens_were_drawn_from():
+def test_q_is_the_distribution_that_the_tokens_were_drawn_from():
     drafter = started(Careful(Q, V), [[0], [1, 2, 3]])
     spy = Spy(2, SAMPLED)
     draft = drafter.propose([3, 3], spy)
@@ -86,7 +86,7 @@ def test_ragged_gamma():
     assert draft.q.shape == (3, 2, V)
 
 
-def test_no_guess_asked_for_is_no_run():
+def test_no_draft_token_asked_for_is_no_run():
     drafter = started(Careful(Q, V), [[0]])
     draft = drafter.propose([0], Spy(1, SAMPLED))
     assert (draft.lengths.tolist(), draft.calls, draft.q) == ([0], 0, None)
@@ -123,7 +123,7 @@ def test_rows_that_leave_take_their_texts_with_them():
     assert torch.equal(draft.q[1, 0], standardized(Q, [4, 4]))
 
 
-def test_greedy_guesses_are_certain():
+def test_greedy_draft_tokens_are_certain():
     drafter = started(Careful(Q, V), [[0]])
     draft = drafter.propose([2], Spy(1, SamplingParams()))
     best = int(Q((0,)).argmax())
@@ -145,7 +145,7 @@ def test_a_larger_vocabulary_is_cut_to_the_targets(params):
         torch.testing.assert_close(draft.q.sum(-1), torch.ones(1, 2).double())
 
 
-def test_a_law_with_nothing_in_the_targets_vocabulary_is_named():
+def test_a_distribution_with_nothing_in_the_targets_vocabulary_is_named():
     drafter = started(TableModel(lambda text: [0.0] * V + [1.0], V + 1), [[0]])
     target, row = TableModel(P, V), Row.of(Request([0], 9, RowKey(0, 0), params=SAMPLED))
     target.start([[]])
@@ -177,7 +177,8 @@ def test_an_id_that_the_draft_does_not_know_silences_its_row(prompt):
 
 @pytest.mark.parametrize("limit", [3, 9])
 def test_it_falls_silent_where_its_context_ends(limit):
-    """A context of 4: the last guess is made from a text of 4 tokens, and never one from 5."""
+    """A context of 4: the last draft token is made from a text of 4 tokens, and never one from
+    5."""
     drafter = LMDrafter(Careful(Q, V, context=4), V)
     row = Row.of(Request([0, 1], limit, RowKey(0, 0), params=SAMPLED))
     for _ in Batch(TableModel(P, V), drafter).run([row], Sampled(speculative), Fixed(3)):

@@ -5,8 +5,8 @@ from foretoken.drafters.lookup import WAYS, LookupDrafter, Repeats
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import LenientDraw, SharedDraw
-from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 
 
@@ -20,74 +20,74 @@ def propose(drafter, gamma, temperature=1.0, coupled=False):
     return [ids[:n] for ids, n in pairs]
 
 
-def guesses(prompt, gamma, source=None):
+def draft_tokens(prompt, gamma, source=None):
     drafter = LookupDrafter()
     drafter.start([0], [prompt], None if source is None else [source])
     return propose(drafter, [gamma])[0]
 
 
 def test_the_longest_match_wins_over_a_later_one():
-    assert guesses([1, 2, 3, 9, 2, 4, 1, 2], 2) == [3, 9]
+    assert draft_tokens([1, 2, 3, 9, 2, 4, 1, 2], 2) == [3, 9]
 
 
 def test_a_match_is_as_long_as_it_can_be():
     """Ten tokens back the two places differ: only there does it show which one this is."""
     same = list(range(20, 30))
-    assert guesses([1, *same, 5, 2, *same, 6, 1, *same], 1) == [5]
+    assert draft_tokens([1, *same, 5, 2, *same, 6, 1, *same], 1) == [5]
 
 
 def test_what_most_often_followed_wins_over_a_later_one():
-    assert guesses([1, 5, 1, 5, 1, 6, 2, 1], 1) == [5]
+    assert draft_tokens([1, 5, 1, 5, 1, 6, 2, 1], 1) == [5]
 
 
 def test_of_very_many_ways_those_that_came_first_are_weighed():
     """So that a call stays quick behind a word that everything follows."""
     hub = [x for token in range(1, WAYS + 1) for x in (0, token)]
     late, early = [0, WAYS + 1] * 2, [0, WAYS] * 80
-    assert guesses([*hub, *late * 40, 999, 0], 1) == []
-    assert guesses([*hub, *early, 999, 0], 1) == [WAYS]
+    assert draft_tokens([*hub, *late * 40, 999, 0], 1) == []
+    assert draft_tokens([*hub, *early, 999, 0], 1) == [WAYS]
 
 
-def test_guesses_end_where_they_are_unlikely():
+def test_draft_tokens_end_where_they_are_unlikely():
     """Behind a match of n tokens that was seen once, so far that n/(n + guesses) is a tenth; of
     thirteen tokens that followed as often, none is guessed."""
-    assert len(guesses([50, *range(1, 30), 50], 20)) in (8, 9)
-    assert len(guesses([50, 51, *range(1, 30), 50, 51], 20)) in (17, 18)
+    assert len(draft_tokens([50, *range(1, 30), 50], 20)) in (8, 9)
+    assert len(draft_tokens([50, 51, *range(1, 30), 50, 51], 20)) in (17, 18)
     several = [x for token in range(1, 14) for x in (50, token)]
-    assert guesses([*several, 50], 20) == []
+    assert draft_tokens([*several, 50], 20) == []
 
 
 def test_of_equal_matches_the_most_recent_wins():
-    assert guesses([1, 5, 1, 6, 1], 1) == [6]
+    assert draft_tokens([1, 5, 1, 6, 1], 1) == [6]
 
 
 def test_a_period_goes_on_past_the_end():
-    assert guesses([1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
-    assert guesses([4, 4], 3) == [4, 4, 4]
+    assert draft_tokens([1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert draft_tokens([4, 4], 3) == [4, 4, 4]
 
 
 def test_the_end_does_not_match_itself():
-    assert guesses([1, 2, 3], 4) == []
-    assert guesses([7], 4) == []
-    assert guesses([], 4) == []
+    assert draft_tokens([1, 2, 3], 4) == []
+    assert draft_tokens([7], 4) == []
+    assert draft_tokens([], 4) == []
 
 
 def test_gamma_zero_gives_nothing():
-    assert guesses([1, 1, 1], 0) == []
+    assert draft_tokens([1, 1, 1], 0) == []
 
 
 def test_the_source_is_searched_and_copied_to_its_end():
-    assert guesses([0, 5], 9, source=[4, 5, 6, 7]) == [6, 7]
+    assert draft_tokens([0, 5], 9, source=[4, 5, 6, 7]) == [6, 7]
 
 
 def test_the_text_wins_over_the_source_at_equal_length_and_loses_to_longer():
-    assert guesses([5, 8, 5], 1, source=[5, 6]) == [8]
-    assert guesses([5, 8, 3, 5], 1, source=[3, 5, 6]) == [6]
+    assert draft_tokens([5, 8, 5], 1, source=[5, 6]) == [8]
+    assert draft_tokens([5, 8, 3, 5], 1, source=[3, 5, 6]) == [6]
 
 
 def test_no_match_crosses_from_source_to_text():
-    assert guesses([2, 3, 1, 2], 2, source=[9, 1]) == [3, 1]
-    assert guesses([7, 1], 2, source=[3, 1]) == []
+    assert draft_tokens([2, 3, 1, 2], 2, source=[9, 1]) == [3, 1]
+    assert draft_tokens([7, 1], 2, source=[3, 1]) == []
 
 
 def repeats(prompt: list[int], source: list[int] | None = None) -> Repeats:
@@ -153,15 +153,15 @@ def test_earlier_outputs_of_the_same_salt_are_searched():
     assert asked(drafter, "a", [9, 1, 2], temperature=0.0) == []
 
 
-def test_a_lenient_greedy_text_depends_on_guesses_so_nothing_earlier_is_searched():
+def test_a_lenient_greedy_text_depends_on_draft_tokens_so_nothing_earlier_is_searched():
     drafter = LookupDrafter()
     drafter.remember(True)
     said(drafter, "", [1, 2, 3, 4])
     drafter.start([0], [[9, 1, 2]], None)
-    for draws, guessed in ((LenientDraw, []), (Draw, [3, 4])):
+    for draws, drafted in ((LenientDraw, []), (Draw, [3, 4])):
         draw = draws([RowKey(0, 0)], [3], [SamplingParams()])
         draft = drafter.propose([2], draw)
-        assert draft.tokens[0, : int(draft.lengths[0])].tolist() == guessed
+        assert draft.tokens[0, : int(draft.lengths[0])].tolist() == drafted
     assert choose(block, lenience=0.5).draws is LenientDraw and choose(block).draws is Draw
 
 
@@ -183,7 +183,7 @@ def test_what_is_likelier_wins_and_the_text_itself_where_they_are_alike():
     assert asked(drafter, "", [2, 6, 7, 8, 1, 2], temperature=0.0) == [3, 4, 5]
 
 
-def test_a_text_that_depends_on_its_guesses_gets_none_of_others():
+def test_a_text_that_depends_on_its_draft_tokens_gets_none_of_others():
     """Else a seed would give another text after other requests."""
     drafter = LookupDrafter()
     drafter.remember(True)

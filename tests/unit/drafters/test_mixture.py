@@ -1,4 +1,4 @@
-"""Drafters by position: who guesses where, told what, and under whose law."""
+"""Drafters by position: who guesses where, told what, and under whose distribution."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def draw(lengths: list[int], params: SamplingParams = SAMPLED) -> Draw:
     return Draw([RowKey(0, b) for b in range(len(lengths))], lengths, [params] * len(lengths))
 
 
-def lm(law) -> LMDrafter:
-    return LMDrafter(TableModel(law, V))
+def lm(distribution) -> LMDrafter:
+    return LMDrafter(TableModel(distribution, V))
 
 
-def test_the_first_makes_its_guesses_and_the_next_goes_on_from_them():
+def test_the_first_makes_its_draft_tokens_and_the_next_goes_on_from_them():
     drafter, texts = MixtureDrafter([(lm(Q), 2), (lm(R), None)]), [[1, 2], [3], [4]]
     drafter.start([0, 1, 2], [list(text) for text in texts], None)
     for gamma in [4, 1, 3], [2, 5, 0]:
@@ -40,8 +40,8 @@ def test_the_first_makes_its_guesses_and_the_next_goes_on_from_them():
         assert draft.lengths.tolist() == gamma and draft.q is not None
         for b, text in enumerate(texts):
             for i in range(gamma[b]):
-                law = (Q if i < 2 else R)((*text, *draft.tokens[b, :i].tolist()))
-                assert draft.q[b, i].tolist() == pytest.approx(law, abs=1e-12)
+                distribution = (Q if i < 2 else R)((*text, *draft.tokens[b, :i].tolist()))
+                assert draft.q[b, i].tolist() == pytest.approx(distribution, abs=1e-12)
         commits = [[*draft.tokens[b, :1].tolist(), 2] if gamma[b] else [0] for b in range(3)]
         drafter.commit([list(x) for x in commits])
         texts = [text + x for text, x in zip(texts, commits, strict=True)]
@@ -72,7 +72,7 @@ def test_where_the_first_finds_nothing_the_next_takes_over():
     assert draft.q[1, 0].tolist() == pytest.approx(Q((3, 4)), abs=1e-12)
 
 
-def test_without_a_law_all_guesses_are_certain():
+def test_without_a_distribution_all_draft_tokens_are_certain():
     drafter = MixtureDrafter([(LookupDrafter(), 1), (LookupDrafter(), 1)])
     drafter.start([0], [[1, 2, 1]], None)
     draft = drafter.propose([4], draw([3]))
@@ -81,11 +81,13 @@ def test_without_a_law_all_guesses_are_certain():
     assert quiet.q is None and quiet.tokens.shape == (1, 0)
 
 
-def test_laws_of_two_precisions_keep_their_very_numbers():
+def test_distributions_of_two_precisions_keep_their_very_numbers():
     class Single(UniformDrafter):
         def propose(self, gamma, draw):
             draft = super().propose(gamma, draw)
-            return pack([ids[:1] for ids in draft.tokens.tolist()], self.law.float()[:, None])
+            return pack(
+                [ids[:1] for ids in draft.tokens.tolist()], self.distribution.float()[:, None]
+            )
 
     third = MixtureDrafter([(Single(3), 1), (UniformDrafter(3), 1)])
     third.start([0], [[1]], None)
@@ -128,7 +130,7 @@ def test_parts_that_do_not_fit():
     assert MixtureDrafter([(LookupDrafter(), 1), (lm(Q), 1)]).runtime == "python+table"
 
 
-def test_a_text_does_not_depend_on_its_mates():
+def test_a_text_does_not_depend_on_its_others():
     """Where lookup finds something in one row and nothing in another, the model's numbers are
     still those of each row's own places."""
     P = random_model(3, V)

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from foretoken.drafters.base import Draw
 from foretoken.drafters.ngram import Level, NGram, NGramDrafter, fingerprint
 from foretoken.errors import InputError
-from foretoken.sampling.distributions import SamplingParams, law
+from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.keys import RowKey
 
 
@@ -61,21 +61,21 @@ UNIGRAM = [0.5, 0.25, 0.125, 0.125]
         ([3, 3, 0, 1], [0.0625, 0.03125, 0.890625, 0.015625]),  # only the last two count
     ],
 )
-def test_a_law_by_hand(context, expected):
-    q = table().law(context)
+def test_a_distribution_by_hand(context, expected):
+    q = table().distribution(context)
     assert q.dtype == np.float32
     assert q.tolist() == expected  # every number is a binary fraction
     assert q.sum() == 1
 
 
-def test_asking_for_a_law_leaves_the_table_alone():
+def test_asking_for_a_distribution_leaves_the_table_alone():
     ngram = table()
-    ngram.law([0, 1])[:] = 0
-    assert ngram.law([0]).tolist() == AFTER_0
-    assert ngram.law([]).tolist() == UNIGRAM
+    ngram.distribution([0, 1])[:] = 0
+    assert ngram.distribution([0]).tolist() == AFTER_0
+    assert ngram.distribution([]).tolist() == UNIGRAM
 
 
-def test_greedy_guesses_are_certain_and_the_lowest_on_ties():
+def test_greedy_draft_tokens_are_certain_and_the_lowest_on_ties():
     drafter = drafter_at([[0], [3], []])
     draft = drafter.propose([3, 1, 2], draws(3, SamplingParams(temperature=1e-6)))
     assert draft.q is None and draft.calls == 0
@@ -89,17 +89,18 @@ def test_greedy_guesses_are_certain_and_the_lowest_on_ties():
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, top_k=2, min_p=0.01)])
-def test_q_is_the_very_law_that_was_drawn_from(order, params):
-    """The step's law of each guess is recomputed from the table and the text so far."""
+def test_q_is_the_very_distribution_that_was_drawn_from(order, params):
+    """The step's distribution of each draft token is recomputed from the table and the text so
+    far."""
     prompts = [[0], [2, 0], [0, 1], []]
     drafter = drafter_at(prompts, order)
     given = []
 
     class Spy(Draw):
-        def __call__(self, laws, i, cdf):
-            given.append(laws)
-            assert torch.equal(cdf, laws.double().cumsum(-1))
-            return super().__call__(laws, i, cdf)
+        def __call__(self, distributions, i, cdf):
+            given.append(distributions)
+            assert torch.equal(cdf, distributions.double().cumsum(-1))
+            return super().__call__(distributions, i, cdf)
 
     keys = [RowKey(1, b) for b in range(4)]
     draft = drafter.propose([3, 3, 2, 3], Spy(keys, [6] * 4, [params] * 4))
@@ -108,12 +109,14 @@ def test_q_is_the_very_law_that_was_drawn_from(order, params):
     for b, prompt in enumerate(prompts):
         text = list(prompt)
         for i in range(int(draft.lengths[b])):
-            q = torch.from_numpy(drafter.table.law(text[len(text) - order + 1 :] if text else []))
-            assert torch.equal(draft.q[b, i], law(q.log(), params))
+            q = torch.from_numpy(
+                drafter.table.distribution(text[len(text) - order + 1 :] if text else [])
+            )
+            assert torch.equal(draft.q[b, i], probabilities(q.log(), params))
             text.append(int(draft.tokens[b, i]))
 
 
-def test_at_temperature_one_q_is_the_table_s_law():
+def test_at_temperature_one_q_is_the_table_s_distribution():
     draft = drafter_at([[0]]).propose([1], draws(1, SamplingParams(1.0)))
     assert draft.q is not None
     torch.testing.assert_close(draft.q[0, 0], torch.tensor(AFTER_0), atol=1e-7, rtol=0)
@@ -125,8 +128,8 @@ def likely(drawn, q):
     return chisquare(drawn.bincount(minlength=len(q)), q * len(drawn)).pvalue > 1e-8
 
 
-def test_guesses_follow_q():
-    """Both guesses of many rows, the second given the first; by chance once in 10^7."""
+def test_draft_tokens_follow_q():
+    """Both draft tokens of many rows, the second given the first; by chance once in 10^7."""
     B, params = 4000, SamplingParams(0.8)
     draft = drafter_at([[0]] * B).propose([2] * B, draws(B, params))
     first, second = draft.tokens.T
@@ -135,11 +138,14 @@ def test_guesses_follow_q():
     for x in range(3):
         here = second[first == x]
         assert len(here) > 200
-        assert likely(here, law(torch.from_numpy(table().law([0, x])).log(), params))
+        assert likely(
+            here, probabilities(torch.from_numpy(table().distribution([0, x])).log(), params)
+        )
 
 
 def test_what_was_not_asked_for_does_not_change_a_row():
-    """A row's guesses depend neither on its mates nor on their gamma, nor on repetition."""
+    """A row's draft tokens depend neither on the other rows nor on their gamma, nor on
+    repetition."""
     params = SamplingParams(1.0)
     alone = drafter_at([[0]]).propose([2], draws(1, params))
     drafter = drafter_at([[0], [1]])
@@ -177,7 +183,7 @@ def test_a_file_gives_the_table_back(tmp_path):
     again = NGram.load(path, vocab_size=4, fingerprint="abc")
     assert (again.order, again.vocab_size, again.fingerprint) == (3, 4, "abc")
     for context in ([], [0], [0, 1], [1, 2]):
-        assert np.array_equal(again.law(context), table().law(context))
+        assert np.array_equal(again.distribution(context), table().distribution(context))
     assert [p.name for p in path.parent.iterdir()] == ["table.safetensors"]
     assert NGram.load(path).vocab_size == 4
 
@@ -203,11 +209,11 @@ def test_a_table_of_another_tokenizer_is_refused(tmp_path):
         NGram.load(path, vocab_size=3, fingerprint="abc")
 
 
-def test_a_padded_target_gets_no_guess_from_the_padding(tmp_path):
+def test_a_padded_target_gets_no_draft_token_from_the_padding(tmp_path):
     path = tmp_path / "table"
     table("abc").save(path)
     wide = NGram.load(path, vocab_size=6, fingerprint="abc")
-    assert wide.law([5, 0]).tolist() == [*AFTER_0, 0, 0]
+    assert wide.distribution([5, 0]).tolist() == [*AFTER_0, 0, 0]
     drafter = NGramDrafter(wide)
     drafter.start([0], [[5]], None)
     draft = drafter.propose([2], draws(1, SamplingParams(2.0)))

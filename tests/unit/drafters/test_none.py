@@ -6,7 +6,7 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 
 
-def test_no_guess_whatever_gamma():
+def test_no_draft_token_whatever_gamma():
     drafter = NoDrafter()
     drafter.start([0, 1], [[1], [2]], None)
     draw = Draw([RowKey(0, 0), RowKey(0, 1)], [1, 1], [SamplingParams()] * 2)

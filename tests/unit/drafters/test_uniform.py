@@ -1,4 +1,4 @@
-"""Uniformly random guesses, and the law that comes with them."""
+"""Uniformly random draft tokens, and the distribution that comes with them."""
 
 import pytest
 import torch
@@ -28,14 +28,14 @@ def test_q_is_uniform_at_any_temperature_and_takes_no_memory(temperature):
     assert draft.q.untyped_storage().nbytes() == 8 * 8
 
 
-def test_guesses_are_what_draw_gives():
+def test_draft_tokens_are_what_draw_gives():
     draft = UniformDrafter(50).propose([2, 2], draws(2))
-    law = torch.full((2, 50), 1 / 50)
-    expected = torch.stack([draws(2)(law, i) for i in range(2)], 1)
+    distribution = torch.full((2, 50), 1 / 50)
+    expected = torch.stack([draws(2)(distribution, i) for i in range(2)], 1)
     assert torch.equal(draft.tokens, expected)
 
 
-def test_guesses_follow_the_law():
+def test_draft_tokens_follow_the_distribution():
     """Fails by chance once in 10^8 (and the seed is fixed)."""
     B, V = 2000, 7
     draft = UniformDrafter(V).propose([2] * B, draws(B))

@@ -19,8 +19,8 @@ from foretoken.models.rows import CHUNK as PASS
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.judge import Greedy, Sampled, choose
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import Greedy, Sampled, choose
 from foretoken.sampling.verify import RULES, speculative
 from oracle import random_model
 
@@ -135,8 +135,8 @@ def test_a_stream_closed_anywhere_leaves_nothing_behind(steps):
 def test_an_error_midway_leaves_the_engine_usable(broken):
     sick = True
 
-    def failing(law):
-        return lambda text: [float("nan")] * V if sick and len(text) == 6 else law(text)
+    def failing(distribution):
+        return lambda text: [float("nan")] * V if sick and len(text) == 6 else distribution(text)
 
     e = engine(**{broken: failing({"target": P, "draft": Q}[broken])})
     with pytest.raises(NumericsError, match=f"the {broken}'s logits hold NaN"):
@@ -208,8 +208,8 @@ def test_memory_that_a_step_frees_is_not_faulted_in_again() -> None:
 
     def faults() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        laws = [torch.ones(2**20) for _ in range(8)]
-        del laws
+        distributions = [torch.ones(2**20) for _ in range(8)]
+        del distributions
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     faults()  # the heap grows once
@@ -228,9 +228,9 @@ class Tensors(TableModel):
 
 
 def test_a_row_whose_prompt_was_just_told_waits_for_the_next_step() -> None:
-    """Its last token is unread as its mates' are, but this pass does not advance it."""
-    wishes = SamplingParams(temperature=1.0, prompt_logprobs=0)
-    request = replace(REQUESTS[1], params=wishes)
+    """Its last token is unread as other rows' are, but this pass does not advance it."""
+    sampling = SamplingParams(temperature=1.0, prompt_logprobs=0)
+    request = replace(REQUESTS[1], params=sampling)
     expected = [run(Batch(TableModel(P, V), NoDrafter()), [each])[0] for each in REQUESTS[:2]]
     rows = [Row.of(replace(REQUESTS[0], params=SAMPLED)), Row.of(request)]
     for _ in Batch(Tensors(P, V), NoDrafter()).run(rows, choose(speculative), Fixed(0)):
@@ -263,7 +263,7 @@ class Passes(TableModel):
         (PASS + 9, [PASS, 9 + 2]),
     ],
 )
-def test_the_end_of_a_prompt_and_the_first_guesses_are_one_pass(length, sizes):
+def test_the_end_of_a_prompt_and_the_first_draft_tokens_are_one_pass(length, sizes):
     target = Passes()
     row = Row.of(Request([1] * length, 8, RowKey(4, 0), params=SAMPLED))
     batch = Batch(target, LMDrafter(TableModel(Q, V)))

@@ -11,8 +11,8 @@ from foretoken.text.transcript import Transcript
 from tiny import byte_level
 
 
-def row(**wishes: int) -> Row:
-    return Row.of(Request([3], 9, RowKey(0, 0), params=SamplingParams(**wishes)))
+def row(**sampling: int) -> Row:
+    return Row.of(Request([3], 9, RowKey(0, 0), params=SamplingParams(**sampling)))
 
 
 def test_every_token_once() -> None:

@@ -27,9 +27,9 @@ from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
-from foretoken.sampling.judge import COUPLED, choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.verifier import COUPLED, choose
 from foretoken.sampling.verify import block
 from foretoken.speculator import Speculator
 from interrupts import interrupted
@@ -242,7 +242,7 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
         before = len(first.tokens)
         sched.step()
         grown.append(len(first.tokens) - before)
-    # four at most before steps are measured, and two guesses with the last of them
+    # four at most before steps are measured, and two draft tokens with the last of them
     assert min(grown) == 1 and len(grown) >= 15 and max(widths) <= 4 + 2
     while sched.running:
         sched.step()
@@ -284,8 +284,8 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
     first = Row.of(Request([1, 2], 60, RowKey(0, 0)))
     sched.submit([Task(first, BLOCK, Fixed(2))])
     sched.step()
-    wishes = SamplingParams(1.0, prompt_logprobs=1, logprobs=0)
-    request = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=wishes)
+    sampling = SamplingParams(1.0, prompt_logprobs=1, logprobs=0)
+    request = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=sampling)
     long, whole = Row.of(request), Row.of(request)
     for _ in Batch(TableModel(P, V), drafters()["lm"]).run([whole], BLOCK, Fixed(2)):
         pass
@@ -305,11 +305,11 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
         pass
 
 
-def test_another_judge_waits_until_those_before_are_done() -> None:
+def test_another_verifier_waits_until_those_before_are_done() -> None:
     sched = scheduler()
     rows = [Row.of(Request([1], 6, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
-    for row, judge in zip(rows, (BLOCK, COUPLED, BLOCK), strict=True):
-        sched.submit([Task(row, judge, Fixed(2))])
+    for row, verifier in zip(rows, (BLOCK, COUPLED, BLOCK), strict=True):
+        sched.submit([Task(row, verifier, Fixed(2))])
     seen: list[list[int]] = []
     while sched.running or sched.waiting:
         sched.step()
@@ -321,9 +321,9 @@ def test_another_judge_waits_until_those_before_are_done() -> None:
 
 @pytest.mark.parametrize("broken", ["target", "draft", "middle"])
 def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
-    def poisoned(law: Any) -> Any:
+    def poisoned(distribution: Any) -> Any:
         return lambda text: (
-            [float("nan")] * V if list(text[:2]) == [5, 5] and len(text) > 4 else law(text)
+            [float("nan")] * V if list(text[:2]) == [5, 5] and len(text) > 4 else distribution(text)
         )
 
     target = TableModel(poisoned(P) if broken == "target" else P, V)
@@ -380,14 +380,14 @@ def test_a_ctrl_c_anywhere_in_a_step_loses_no_row_of_another_thread() -> None:
 
 def test_threads_generate_at_once() -> None:
     spec = Speculator(TableModel(P, V), drafters()["lm"], ends=Ends())
-    wishes = SamplingParams(1.0, max_new_tokens=25)
+    sampling = SamplingParams(1.0, max_new_tokens=25)
     expected = [
-        spec.generate([[1, i], [2]], wishes, gamma=i % 3, seed=i)[0].tokens for i in range(6)
+        spec.generate([[1, i], [2]], sampling, gamma=i % 3, seed=i)[0].tokens for i in range(6)
     ]
     results: dict[int, list[int]] = {}
 
     def work(i: int) -> None:
-        results[i] = spec.generate([[1, i], [2]], wishes, gamma=i % 3, seed=i)[0].tokens
+        results[i] = spec.generate([[1, i], [2]], sampling, gamma=i % 3, seed=i)[0].tokens
 
     threads = [Thread(target=work, args=(i,)) for i in range(6)]
     for thread in threads:

@@ -43,7 +43,7 @@ def threads() -> set[threading.Thread]:
     return set(threading.enumerate())
 
 
-def law_a(x: object) -> dict[str, float]:
+def distribution_a(x: object) -> dict[str, float]:
     return RIGHT
 
 
@@ -60,31 +60,34 @@ def wrong_waits(y: str, cancelled) -> str:
 
 
 def test_a_right_guess() -> None:
-    run = speculate(law_a, twice, RIGHT, None)
+    run = speculate(distribution_a, twice, RIGHT, None)
     assert (run.value, run.y, run.kept, run.guesses, run.beta) == ("aa", "a", 0, ("a",), 1.0)
     assert run.seconds.total >= max(run.seconds.f, run.seconds.g) > 0
 
 
 def test_a_wrong_guess() -> None:
-    run = speculate(law_a, twice, WRONG, None)
+    run = speculate(distribution_a, twice, WRONG, None)
     assert (run.value, run.y, run.kept, run.guesses, run.beta) == ("aa", "a", None, ("b",), 0.0)
 
 
 def test_one_of_several_guesses() -> None:
     q = {"c": 0.5, "a": 0.3, "b": 0.2}
-    runs = [speculate(law_a, twice, q, None, guesses=3, seed=seed) for seed in range(20)]
+    runs = [speculate(distribution_a, twice, q, None, guesses=3, seed=seed) for seed in range(20)]
     assert all(run.value == "aa" and run.guesses[run.kept] == "a" for run in runs)
     assert {run.kept for run in runs} == {0, 1, 2}
     assert all(set(run.guesses) == set(q) for run in runs)
 
 
 def test_no_more_guesses_than_q_has() -> None:
-    assert speculate(law_a, twice, {"b": 0.5, "c": 0.5, "d": 0.0}, None, guesses=7).beta == 0.0
-    assert len(speculate(law_a, twice, {"b": 0.5, "c": 0.5}, None, guesses=7).guesses) == 2
+    assert (
+        speculate(distribution_a, twice, {"b": 0.5, "c": 0.5, "d": 0.0}, None, guesses=7).beta
+        == 0.0
+    )
+    assert len(speculate(distribution_a, twice, {"b": 0.5, "c": 0.5}, None, guesses=7).guesses) == 2
 
 
 def test_no_guesses_are_f_and_then_g() -> None:
-    run = speculate(law_a, twice, fails, None, guesses=0)
+    run = speculate(distribution_a, twice, fails, None, guesses=0)
     assert (run.value, run.kept, run.guesses, run.beta) == ("aa", None, (), 0.0)
 
 
@@ -104,7 +107,7 @@ def test_f_and_g_run_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor, tuple, list])
-def test_laws_as_arrays(make) -> None:
+def test_distributions_as_arrays(make) -> None:
     run = speculate(lambda x: make([0.0, 1.0]), lambda y: y + 10, lambda x: make([0.5, 0.5]), None)
     assert (run.value, run.y) == (11, 1) and type(run.y) is int
 
@@ -133,7 +136,7 @@ def test_a_chain_of_executions() -> None:
     def g(y: str) -> str:
         return speculate(lambda y: {y + "b": 1.0}, twice, lambda y: {y + "b": 1.0}, y, seed=1).value
 
-    assert speculate(law_a, g, RIGHT, None).value == "abab"
+    assert speculate(distribution_a, g, RIGHT, None).value == "abab"
 
 
 # --- what is not wanted ---
@@ -141,25 +144,27 @@ def test_a_chain_of_executions() -> None:
 
 def test_a_wrong_guess_is_called_off() -> None:
     before = threads()
-    assert speculate(law_a, wrong_waits, {"b": 0.5, "c": 0.5}, None, guesses=2).value == "aa"
+    assert (
+        speculate(distribution_a, wrong_waits, {"b": 0.5, "c": 0.5}, None, guesses=2).value == "aa"
+    )
     assert threads() == before
 
 
 def test_the_other_guesses_are_called_off() -> None:
     q = {"a": 0.5, "b": 0.25, "c": 0.25}
-    assert speculate(law_a, wrong_waits, q, None, guesses=3).kept is not None
+    assert speculate(distribution_a, wrong_waits, q, None, guesses=3).kept is not None
 
 
 def test_only_a_parameter_named_cancelled_is_given_the_event() -> None:
     def g(y: str, times: int = 3) -> str:
         return y * times
 
-    assert speculate(law_a, g, RIGHT, None).value == "aaa"
+    assert speculate(distribution_a, g, RIGHT, None).value == "aaa"
 
 
 def test_a_given_executor_is_kept_and_left_empty() -> None:
     with ThreadPoolExecutor(2) as pool:
-        assert speculate(law_a, wrong_waits, WRONG, None, executor=pool).value == "aa"
+        assert speculate(distribution_a, wrong_waits, WRONG, None, executor=pool).value == "aa"
         assert pool.submit(twice, "c").result() == "cc"
 
 
@@ -167,7 +172,8 @@ def test_one_worker_is_enough() -> None:
     """Guesses that did not begin are dropped; it is only slow."""
     with ThreadPoolExecutor(1) as pool:
         assert (
-            speculate(law_a, twice, {"b": 0.5, "c": 0.5}, None, guesses=2, executor=pool).y == "a"
+            speculate(distribution_a, twice, {"b": 0.5, "c": 0.5}, None, guesses=2, executor=pool).y
+            == "a"
         )
 
 
@@ -191,7 +197,7 @@ def test_an_error_of_g_counts_only_for_the_sample() -> None:
     def g(y: str) -> str:
         return fails(y) if y == "b" else y  # type: ignore[return-value]
 
-    assert speculate(law_a, g, {"b": 0.5, "c": 0.5}, None, guesses=2).value == "a"
+    assert speculate(distribution_a, g, {"b": 0.5, "c": 0.5}, None, guesses=2).value == "a"
     with pytest.raises(LookupError, match="of b"):
         speculate(lambda x: WRONG, g, WRONG, None)  # as a guess that is right
     with pytest.raises(LookupError, match="of b"):
@@ -207,7 +213,7 @@ def test_an_error_of_q_comes_before_anything_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "says"),
+    ("distribution", "says"),
     [
         (
             {"a": -0.5, "b": 1.5},
@@ -231,13 +237,13 @@ def test_an_error_of_q_comes_before_anything_runs() -> None:
     ],
 )
 @pytest.mark.parametrize("whose", ["f", "q"])
-def test_what_is_no_law_is_named(whose: str, law: object, says: str) -> None:
+def test_what_is_no_distribution_is_named(whose: str, distribution: object, says: str) -> None:
     before = threads()
     with pytest.raises(InputError) as error:
         if whose == "f":
-            speculate(lambda x: law, wrong_waits, WRONG, None)
+            speculate(lambda x: distribution, wrong_waits, WRONG, None)
         else:
-            speculate(law_a, twice, lambda x: law, None)
+            speculate(distribution_a, twice, lambda x: distribution, None)
     message = str(error.value)
     assert says in message and message.startswith((f"{whose} gives", f"{whose}'s law "))
     assert "\n" not in message
@@ -259,7 +265,7 @@ def test_what_is_no_law_is_named(whose: str, law: object, says: str) -> None:
 )
 def test_bad_options(options: dict, says: str) -> None:
     with pytest.raises(InputError) as error:
-        speculate(law_a, twice, RIGHT, None, **options)
+        speculate(distribution_a, twice, RIGHT, None, **options)
     assert says in str(error.value)
 
 
@@ -273,22 +279,24 @@ def test_what_cannot_be_called_is_named(run) -> None:
     with pytest.raises(InputError, match=r"f is \{'a': 1.0\}; give a function"):
         run(RIGHT, twice, RIGHT, None)
     with pytest.raises(InputError, match="g is None; give a function"):
-        run(law_a, None, RIGHT, None)
+        run(distribution_a, None, RIGHT, None)
     with pytest.raises(InputError, match=r"f is array\(\[\[1., 0.\], \[0., 1.\]\]\); give"):
         run(np.eye(2), twice, RIGHT, None)
 
 
 def test_an_object_whose_call_is_a_coroutine_function_is_refused() -> None:
     with pytest.raises(InputError, match="g is a coroutine function; await speculate_async"):
-        speculate(law_a, Soon(), RIGHT, None)
+        speculate(distribution_a, Soon(), RIGHT, None)
     with pytest.raises(InputError, match="q is a coroutine function; await speculate_async"):
-        speculate(law_a, twice, law_soon, None)
-    assert awaited(law_soon, Soon(), RIGHT, None).value == "a"
+        speculate(distribution_a, twice, distribution_soon, None)
+    assert awaited(distribution_soon, Soon(), RIGHT, None).value == "a"
 
 
 @pytest.mark.parametrize("whose", ["f", "g", "q"])
 def test_a_function_that_turns_out_to_give_coroutines_is_refused(whose: str) -> None:
-    arguments = {"f": law_a, "g": twice, "q": law_a} | {whose: lambda y: law_soon(y)}
+    arguments = {"f": distribution_a, "g": twice, "q": distribution_a} | {
+        whose: lambda y: distribution_soon(y)
+    }
     says = "^law_soon is a coroutine function; await speculate_async"
     with pytest.raises(InputError, match=says):
         speculate(arguments["f"], arguments["g"], arguments["q"], None)
@@ -299,7 +307,7 @@ def test_the_event_is_given_by_name() -> None:
         return y
 
     with pytest.raises(InputError, match="^g takes `cancelled` by position; let it be given by"):
-        speculate(law_a, g, RIGHT, None)
+        speculate(distribution_a, g, RIGHT, None)
 
 
 # --- processes ---
@@ -310,14 +318,16 @@ def test_processes() -> None:
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         for seed in range(3):
-            run = speculate(law_a, wrong_waits, lambda x: WRONG, None, executor=pool, seed=seed)
+            run = speculate(
+                distribution_a, wrong_waits, lambda x: WRONG, None, executor=pool, seed=seed
+            )
             assert (run.value, run.kept) == ("aa", None)
         with pytest.raises(LookupError, match="of 7"):
             speculate(fails, twice, RIGHT, 7, executor=pool)
         for f, g, x, name in [
             (lambda x: RIGHT, twice, None, "f"),
-            (law_a, lambda y: y, None, "g"),
-            (law_a, twice, threading.Lock(), "x"),
+            (distribution_a, lambda y: y, None, "g"),
+            (distribution_a, twice, threading.Lock(), "x"),
         ]:
             with pytest.raises(InputError, match=f"{name} cannot be sent to another process") as e:
                 speculate(f, g, RIGHT, x, executor=pool)
@@ -327,7 +337,7 @@ def test_processes() -> None:
 # --- asyncio ---
 
 
-async def law_soon(x: object) -> dict[str, float]:
+async def distribution_soon(x: object) -> dict[str, float]:
     await asyncio.sleep(0.001)
     return RIGHT
 
@@ -351,11 +361,11 @@ def awaited(*args, **options):
 
 def test_async() -> None:
     began = time.monotonic()
-    assert awaited(law_soon, wrong_sleeps, RIGHT, None).kept == 0
-    run = awaited(law_soon, wrong_sleeps, law_soon, None, guesses=2)
+    assert awaited(distribution_soon, wrong_sleeps, RIGHT, None).kept == 0
+    run = awaited(distribution_soon, wrong_sleeps, distribution_soon, None, guesses=2)
     assert (run.value, run.kept) == ("aa", 0)
-    assert awaited(law_soon, wrong_sleeps, fails, None, guesses=0).value == "aa"
-    run = awaited(law_soon, wrong_sleeps, {"b": 0.5, "c": 0.5}, None, guesses=2)
+    assert awaited(distribution_soon, wrong_sleeps, fails, None, guesses=0).value == "aa"
+    run = awaited(distribution_soon, wrong_sleeps, {"b": 0.5, "c": 0.5}, None, guesses=2)
     assert (run.value, run.kept) == ("aa", None)
     assert time.monotonic() - began < LONG
 
@@ -383,11 +393,11 @@ def test_async_errors() -> None:
     with pytest.raises(LookupError, match="of 7"):
         awaited(fails_soon, wrong_sleeps, WRONG, 7)
     with pytest.raises(LookupError, match="of a"):
-        awaited(law_soon, fails_soon, WRONG, 7)
+        awaited(distribution_soon, fails_soon, WRONG, 7)
     with pytest.raises(InputError, match="f gives {'a': 1.0}, nothing to await; use speculate"):
-        awaited(law_a, wrong_sleeps, RIGHT, None)
+        awaited(distribution_a, wrong_sleeps, RIGHT, None)
     with pytest.raises(InputError, match="g is a coroutine function; await speculate_async"):
-        speculate(law_a, wrong_sleeps, RIGHT, None)
+        speculate(distribution_a, wrong_sleeps, RIGHT, None)
 
 
 def test_async_gives_no_event() -> None:
@@ -398,9 +408,9 @@ def test_async_gives_no_event() -> None:
         return y
 
     with pytest.raises(InputError, match="g wants `cancelled`; leave it out: asyncio cancels") as e:
-        awaited(law_soon, g, RIGHT, None)
+        awaited(distribution_soon, g, RIGHT, None)
     assert "\n" not in str(e.value)
-    assert awaited(law_soon, may_have_one, RIGHT, None).value == "a"
+    assert awaited(distribution_soon, may_have_one, RIGHT, None).value == "a"
 
 
 def test_async_may_itself_be_cancelled() -> None:
@@ -414,7 +424,7 @@ def test_async_may_itself_be_cancelled() -> None:
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(speculate_async(law_soon, g, RIGHT, None), 0.02)
+            await asyncio.wait_for(speculate_async(distribution_soon, g, RIGHT, None), 0.02)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())

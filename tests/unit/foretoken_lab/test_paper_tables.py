@@ -68,7 +68,7 @@ def test_table_2_greedy_is_faster_and_agrees_more(task: str) -> None:
 
 
 @pytest.mark.parametrize("target", TABLE_3)
-def test_table_3_larger_drafts_and_sharper_laws_agree_more(target: str) -> None:
+def test_table_3_larger_drafts_and_sharper_distributions_agree_more(target: str) -> None:
     """For all models, it says; by its own table the GPT-like draft, .88 and .89, is no case."""
     greedy, sampled = TABLE_3[target]
     assert greedy == sorted(greedy) and sampled == sorted(sampled)

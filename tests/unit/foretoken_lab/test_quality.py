@@ -78,7 +78,7 @@ def pair():
     "score, names",
     [(quality.translation, ["bleu", "chrf"]), (rouge, ["rouge1", "rouge2", "rougeL"])],
 )
-def test_greedy_texts_score_the_same_with_and_without_guesses(pair, score, names):
+def test_greedy_texts_score_the_same_with_and_without_draft_tokens(pair, score, names):
     references = [source[::-1] for source in SOURCES]
     comparison = with_and_without(pair, SOURCES, references, score, gamma=3, max_new_tokens=12)
     assert comparison.same == 1 and comparison.plain == comparison.speculative

@@ -1,4 +1,4 @@
-"""beta at every position of the target's own text, against the two laws."""
+"""beta at every position of the target's own text, against the two distributions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_greedy_is_whether_the_argmax_agrees():
     assert shares == [float(np.argmax(P(t)) == np.argmax(Q(t))) for t in prefixes()]
 
 
-def test_uniform_guesses():
+def test_uniform_draft_tokens():
     shares = overlaps(TableModel(P, V), UniformDrafter(V), request(), NEW, SAMPLED)
     assert shares == pytest.approx([np.minimum(P(t), 1 / V).sum() for t in prefixes()])
 

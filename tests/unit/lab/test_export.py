@@ -32,11 +32,12 @@ def test_facts_are_those_of_the_kind_of_draft():
         ("draft", 3, ["all", "model"]),
         ("lookup", 3, ["all", "lookup"]),
         ("none", 0, ["all"]),
-        ("self:int4", 0, ["all"]),  # no guess is made
+        ("self:int4", 0, ["all"]),  # no draft token is made
     ):
         exported = export(SYSTEM, replace(SETTING, draft=draft, gamma=gamma))
         assert [fact.text for fact in exported.lacks] == lacks
-        assert [fact.text for fact in exported.law] == (lacks if gamma else [])  # none is verified
+        # none is verified
+        assert [fact.text for fact in exported.distribution] == (lacks if gamma else [])
         assert exported.steps == ["target"]
 
 
@@ -171,8 +172,8 @@ def test_a_folder_that_is_converted_is_read_as_it_is(tmp_path):
 def test_facts_name_their_sources(system: System):
     for setting in (MODEL, LOOKUP):
         exported = export(system, setting)
-        assert exported.law and exported.lacks
-        for fact in (*exported.law, *exported.lacks):
+        assert exported.distribution and exported.lacks
+        for fact in (*exported.distribution, *exported.lacks):
             assert "/" in fact.source and not fact.text.endswith(".")
 
 
@@ -180,7 +181,7 @@ def test_what_was_seen_in_other_systems_is_told():
     def told(system: System, setting: ExportSetting) -> str:
         exported = export(system, setting)
         return "\n".join(
-            f"{fact.text} [{fact.source}]" for fact in (*exported.law, *exported.lacks)
+            f"{fact.text} [{fact.source}]" for fact in (*exported.distribution, *exported.lacks)
         )
 
     assert "BPE pre-tokenizer was not recognized" in told(LLAMA_CPP, MODEL)

@@ -1,4 +1,4 @@
-"""Rounding: against two laws that are known at every position."""
+"""Rounding: against two distributions that are known at every position."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def models(context: int | None = None) -> tuple[TableModel, TableModel]:
 
 
 @pytest.mark.parametrize(("chunk", "context"), [(64, None), (2, None), (64, 3), (2, 3)])
-def test_the_two_laws_at_every_position(
+def test_the_two_distributions_at_every_position(
     monkeypatch: pytest.MonkeyPatch, chunk: int, context: int | None
 ) -> None:
-    """Whatever passes and windows the text is cut into; these laws follow from the last token."""
+    """Whatever passes and windows the text is cut into; these distributions follow from the last
+    token."""
     monkeypatch.setattr(module, "CHUNK", chunk)
     model, rounded = models(context)
     loss = rounding(model, rounded, [RoundedPiece(ids, 2 * len(ids)) for ids in TEXTS])
     pairs = [pair for ids in TEXTS for pair in zip(ids, ids[1:], strict=False)]
     size = 2 * sum(map(len, TEXTS))
-    bits = [-sum(log2(law[a, b]) for a, b in pairs) / size for law in (P, Q)]
+    bits = [-sum(log2(distribution[a, b]) for a, b in pairs) / size for distribution in (P, Q)]
     assert (loss.tokens, loss.bytes) == (len(pairs), size)
     assert loss.bits_per_byte.value == pytest.approx(bits[0], rel=1e-5)
     assert loss.rounded_bits_per_byte.value == pytest.approx(bits[1], rel=1e-5)

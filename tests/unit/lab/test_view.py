@@ -31,9 +31,9 @@ from foretoken.speculator import Speculator
 from tiny import byte_level, llama, t5
 
 
-def record(guesses: list[int], accepted: int, kept: list[int]) -> StepRecord:
+def record(draft_tokens: list[int], accepted: int, kept: list[int]) -> StepRecord:
     return StepRecord(
-        len(guesses), tuple(guesses), accepted, tuple(kept), (), 0, 0.0, 0.0, 0.0, rows=1
+        len(draft_tokens), tuple(draft_tokens), accepted, tuple(kept), (), 0, 0.0, 0.0, 0.0, rows=1
     )
 
 
@@ -47,7 +47,7 @@ def test_a_rejection_an_acceptance_and_an_end():
     first, second, third = trace([0], steps, None)
     assert spans(first) == [("5 ", ACCEPTED), ("6 ", REJECTED), ("9 ", CORRECTED)]
     assert spans(second) == [("1 ", ACCEPTED), ("2 ", ACCEPTED), ("3 ", CORRECTED)]
-    assert spans(third) == [("4 ", ACCEPTED)]  # the text ended within the guesses
+    assert spans(third) == [("4 ", ACCEPTED)]  # the text ended within the draft tokens
     assert first.plain.startswith("   1 ") and third.plain.startswith("   3 ")
 
 

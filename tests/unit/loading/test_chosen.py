@@ -64,7 +64,7 @@ def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplo
     assert spec.draft_name == best
     assert f"no draft was given: {best} guesses" in caplog.text
     assert ("self:int8" in measured["asked"]) == (int8 is not None)
-    assert (spec.foresight is None) == (best == "lookup")
+    assert (spec.predicted_output is None) == (best == "lookup")
     plain = foretoken.load(target, "none").generate("It was", max_new_tokens=20)
     (completion,) = spec.generate("It was", max_new_tokens=20, gamma=3)
     assert completion.tokens == plain[0].tokens

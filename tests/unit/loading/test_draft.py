@@ -136,7 +136,7 @@ def test_without_two_tokenizers_sizes_must_agree(pair, bare):
 @pytest.mark.parametrize("V", [57, 64])
 def test_models_in_memory_padded_otherwise_are_taken_at_the_callers_word(V):
     """No guess is beyond the target's ids, and where a text has ids beyond the draft's it makes
-    none. That the law stays is proved in tests/exact/test_step_law.py."""
+    none. That the distribution stays is proved in tests/exact/test_step_law.py."""
     target, draft = llama(61), llama(V, seed=1)
     says = f"{V} output rows and the target 61, .* or same_tokenizer=True where equal ids are"
     refused(RefusedError, says, target, draft)
@@ -148,7 +148,7 @@ def test_models_in_memory_padded_otherwise_are_taken_at_the_callers_word(V):
     sampled = spec.generate(prompts, gamma=3, temperature=2.0, seed=3, **options)
     for known, unknown in (fast, sampled):
         assert known.stats.drafted and bool(unknown.stats.drafted) == (V > 60)
-        assert all(guess < min(V, 61) for step in known.steps for guess in step.guesses)
+        assert all(draft_token < min(V, 61) for step in known.steps for draft_token in step.guesses)
     assert any(token >= 57 for c in sampled for token in c.tokens)
 
 

@@ -271,7 +271,7 @@ def test_a_model_in_memory_keeps_its_mode():
         ("top_h", 0.4),
     ],
 )
-def test_what_changes_the_law_and_is_not_followed_is_refused_by_name(entry, value):
+def test_what_changes_the_distribution_and_is_not_followed_is_refused_by_name(entry, value):
     target = llama(64)
     setattr(target.generation_config, entry, value)
     message = refused(RefusedError, f"sets {entry}=", target)

@@ -50,8 +50,8 @@ def saved(folder: Path, seed: int = 0, name: str = "Llama") -> str:
     return str(folder)
 
 
-def at(path: str, **wish: object) -> runtimes.Placed:
-    return place(source(path, None, trust=False), Placement(**wish))
+def at(path: str, **placement: object) -> runtimes.Placed:
+    return place(source(path, None, trust=False), Placement(**placement))
 
 
 def stock(path: str, prompt: list[int], n: int) -> list[int]:
@@ -222,15 +222,15 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
 
 
 @pytest.mark.parametrize(
-    ("wish", "says"),
+    ("placement", "says"),
     [
         ({"runtime": "fast"}, "runtime is 'fast'; give one of auto"),
         ({"dtype": "half"}, "dtype is 'half'; give one of float32"),
     ],
 )
-def test_wishes_that_there_are_not(wish: dict[str, str], says: str) -> None:
+def test_options_that_there_are_not(placement: dict[str, str], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Placement(**wish)
+        Placement(**placement)
 
 
 def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> None:

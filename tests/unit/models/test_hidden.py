@@ -51,5 +51,5 @@ def test_on_torch(name):
 @pytest.mark.parametrize("family", ["Llama", "T5"])
 def test_on_openvino(family):
     network = pairs.random(family, 0)
-    wish = runtimes.Placement(runtime="openvino")
-    shows_what_the_head_reads(runtimes.place(network, wish).model, network)
+    placement = runtimes.Placement(runtime="openvino")
+    shows_what_the_head_reads(runtimes.place(network, placement).model, network)

@@ -62,14 +62,14 @@ def test_an_unknown_id_is_silence_until_it_is_taken_back() -> None:
 def test_a_full_context_is_silence() -> None:
     rows = reader(context=4)
     rows.join([[1, 2], [1, 2, 3, 1, 2]], None)
-    assert rows.budget([9, 9]) == [3, 0]  # the last guess is never fed
+    assert rows.budget([9, 9]) == [3, 0]  # the last draft token is never fed
     assert [rows.room(0, more) for more in (1, 2, 3, 4)] == [2, 1, 0, 0]
 
 
 def test_the_last_token_is_never_cached() -> None:
     rows = reader()
     rows.join([[1, 2], [1, 2]], None)
-    rows.cached[:] = [4, 4]  # three guesses, of which two were fed
+    rows.cached[:] = [4, 4]  # three draft tokens, of which two were fed
     rows.move([0, 0], [[3], [3, 1, 0, 2]])
     assert rows.cached == [2, 4]
     rows.move([2, 0], [[], [1]])

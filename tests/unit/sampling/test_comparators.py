@@ -20,7 +20,7 @@ V = 5
 FORMULAS = {"match": theory.match_beta, "rejection": theory.rejection_beta}
 
 
-def laws(count: int = 40) -> list[tuple[np.ndarray, np.ndarray]]:
+def distributions(count: int = 40) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(5)
     pairs = rng.gamma(0.7, size=(count, 2, V)) + 1e-3
     pairs[0, 1] = pairs[0, 0]
@@ -33,7 +33,7 @@ def laws(count: int = 40) -> list[tuple[np.ndarray, np.ndarray]]:
 @pytest.mark.parametrize("rule", COMPARATORS)
 def test_the_acceptance_is_the_formulas(rule):
     one = torch.tensor([1])
-    for p, q in laws():
+    for p, q in distributions():
         both = torch.tensor(np.array([[p, p]]))
         accept = [
             float(COMPARATORS[rule](both, torch.tensor(q)[None, None], x, one).survival)
@@ -44,17 +44,17 @@ def test_the_acceptance_is_the_formulas(rule):
 
 def test_neither_keeps_more_than_speculative_sampling():
     """1/M = sum p min(q/p) <= sum p min(1, q/p) = alpha (appendix A.2), and sum p q <= alpha."""
-    for p, q in laws():
+    for p, q in distributions():
         alpha = theory.beta(p, q)
         assert theory.rejection_beta(p, q) <= alpha + 1e-12
         assert theory.match_beta(p, q) <= alpha + 1e-12
-    p, q = laws()[0]
+    p, q = distributions()[0]
     assert theory.rejection_beta(p, p) == pytest.approx(1) and theory.beta(p, p) == pytest.approx(1)
     assert theory.match_beta(p, p) < 1  # even a draft that is the target misses
-    assert theory.rejection_beta(*laws()[1]) == 0
+    assert theory.rejection_beta(*distributions()[1]) == 0
 
 
-def test_a_certain_guess():
+def test_a_certain_draft_token():
     """Matching keeps it with p(x); rejection only where p is certain too."""
     p = torch.tensor([[[0.5, 0.3, 0.2]] * 2, [[0.0, 1.0, 0.0]] * 2])
     x, lengths = torch.tensor([[1], [1]]), torch.tensor([1, 1])
@@ -63,11 +63,11 @@ def test_a_certain_guess():
 
 
 def test_after_a_rejection_comes_p_itself():
-    (p, q), n = laws()[5], torch.tensor([0])
+    (p, q), n = distributions()[5], torch.tensor([0])
     both, one = torch.tensor(np.array([[p, p]])), torch.tensor([1])
     outcome = rejection(both, torch.tensor(q)[None, None], torch.tensor([[1]]), one)
-    np.testing.assert_allclose(outcome.next_law(n)[0], p, atol=1e-12)
-    off = match(both, torch.tensor(q)[None, None], torch.tensor([[1]]), one).next_law(n)[0]
+    np.testing.assert_allclose(outcome.next_distribution(n)[0], p, atol=1e-12)
+    off = match(both, torch.tensor(q)[None, None], torch.tensor([[1]]), one).next_distribution(n)[0]
     left = np.where(np.arange(V) == 1, 0, p)
     np.testing.assert_allclose(off, left / left.sum(), atol=1e-12)
 
@@ -96,9 +96,9 @@ def test_a_draft_that_does_not_cover_the_target():
 
 
 @pytest.mark.parametrize("bad", [[nan, 1.0], [0.0, 0.0], [inf, 0.0], [1.5, -0.5], [1e-30, 0.0]])
-def test_what_is_no_law_cannot_be_sampled(bad):
-    law = torch.tensor([0.5, 0.5])
-    for p, q, whose in ((bad, law, "p"), (law, bad, "q")):
+def test_what_is_no_distribution_cannot_be_sampled(bad):
+    distribution = torch.tensor([0.5, 0.5])
+    for p, q, whose in ((bad, distribution, "p"), (distribution, bad, "q")):
         with pytest.raises(InputError, match=f"^{whose} sums to .*; give .* that sum to 1$"):
             rejection_sample(torch.as_tensor(p), torch.as_tensor(q), iter([0.5] * 9))
 

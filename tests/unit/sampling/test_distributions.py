@@ -1,4 +1,5 @@
-"""Logits to law to token: against transformers' own warpers, and against a naive inverse CDF."""
+"""Logits to distribution to token: against transformers' own warpers, and against a naive inverse
+CDF."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from foretoken.sampling.distributions import (
     LONG,
     SamplingParams,
     check,
-    law,
     likeliest,
     locate,
     one_hot,
     possible,
+    probabilities,
     running_sum,
     sample,
 )
@@ -65,7 +66,7 @@ CUT = [
 ]
 
 
-def transformers_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def transformers_distribution(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
@@ -84,11 +85,11 @@ def transformers_law(logits: torch.Tensor, params: SamplingParams) -> torch.Tens
 
 @pytest.mark.parametrize("params", COMBINATIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_law_is_that_of_transformers(params, dtype):
+def test_distribution_is_that_of_transformers(params, dtype):
     logits = torch.randn(40, 50, generator=torch.manual_seed(1), dtype=dtype) * 3
-    p = law(logits, params)
+    p = probabilities(logits, params)
     assert p.dtype == dtype
-    assert torch.equal(p, transformers_law(logits, params))
+    assert torch.equal(p, transformers_distribution(logits, params))
 
 
 @pytest.mark.parametrize("params", CUT, ids=str)
@@ -98,24 +99,24 @@ def test_typical_epsilon_and_eta_are_those_of_transformers(params, spread):
     as for all at once."""
     logits = torch.randn(40, 50, generator=torch.manual_seed(1), dtype=torch.float64) * spread
     logits[20:, ::3] = -math.inf
-    p = law(logits, params)
-    torch.testing.assert_close(p, transformers_law(logits, params), atol=1e-12, rtol=0)
-    wide = law(logits, SamplingParams(params.temperature))
+    p = probabilities(logits, params)
+    torch.testing.assert_close(p, transformers_distribution(logits, params), atol=1e-12, rtol=0)
+    wide = probabilities(logits, SamplingParams(params.temperature))
     assert ((p > 0) <= (wide > 0)).all() and not torch.equal(p > 0, wide > 0)
-    assert torch.equal(p, law(logits.reshape(8, 5, 50), params).reshape(40, 50))
-    assert torch.equal(p[7:8], law(logits[7:8], params))
+    assert torch.equal(p, probabilities(logits.reshape(8, 5, 50), params).reshape(40, 50))
+    assert torch.equal(p[7:8], probabilities(logits[7:8], params))
 
 
 def test_cuts_that_are_off():
     logits = torch.randn(9, 50, generator=torch.manual_seed(1))
     off = SamplingParams(1.0, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0)
-    assert torch.equal(law(logits, off), law(logits, SamplingParams(1.0)))
+    assert torch.equal(probabilities(logits, off), probabilities(logits, SamplingParams(1.0)))
 
 
 @pytest.mark.parametrize("params", COMBINATIONS, ids=str)
-def test_law_is_the_oracles(params):
+def test_distribution_is_the_oracles(params):
     logits = torch.randn(3, 4, 50, generator=torch.manual_seed(2), dtype=torch.float64) * 3
-    p = law(logits, params).flatten(0, 1)
+    p = probabilities(logits, params).flatten(0, 1)
     for row, own in zip(logits.flatten(0, 1), p, strict=True):
         naive = standardize(
             row.numpy(), params.temperature, params.top_k, params.top_p, params.min_p
@@ -132,18 +133,19 @@ def sorted_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("params", COMBINATIONS, ids=str)
-def test_law_with_ties_is_that_of_transformers(params):
-    """Ties at the edge of top-k are all kept; the law of a position does not depend on the rest.
+def test_distribution_with_ties_is_that_of_transformers(params):
+    """Ties at the edge of top-k are all kept; the distribution of a position does not depend on the
+    rest.
 
     At the edge of top-p transformers keeps as many, but whichever an unstable sort puts last.
     """
     logits = torch.randint(0, 4, (40, 50), generator=torch.manual_seed(3)).float()
-    p, theirs = law(logits, params), transformers_law(logits, params)
+    p, theirs = probabilities(logits, params), transformers_distribution(logits, params)
     if params.top_p == 1:
         assert torch.equal(p, theirs)
     torch.testing.assert_close(p.sort(-1).values, theirs.sort(-1).values, atol=1e-7, rtol=0)
-    assert torch.equal(p, law(logits.reshape(8, 5, 50), params).reshape(40, 50))
-    assert torch.equal(p[7:8], law(logits[7:8], params))
+    assert torch.equal(p, probabilities(logits.reshape(8, 5, 50), params).reshape(40, 50))
+    assert torch.equal(p[7:8], probabilities(logits[7:8], params))
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
@@ -155,21 +157,21 @@ def test_top_p_keeps_what_a_sort_of_all_ids_keeps(top_p, dtype):
         logits = torch.randn(3, 8, 700, generator=generator, dtype=dtype) * 3
         logits = (logits / step).round() * step
         logits[torch.rand(3, 8, 700, generator=generator) < 0.1] = -math.inf
-        p = law(logits, SamplingParams(temperature=1.0, top_p=top_p))
+        p = probabilities(logits, SamplingParams(temperature=1.0, top_p=top_p))
         assert torch.equal(p, sorted_top_p(logits, top_p).softmax(-1))
 
 
 def test_mass_that_is_top_p_exactly_suffices():
     params = SamplingParams(temperature=1.0, top_p=0.5)
-    p = law(torch.zeros(1, 4), params)
+    p = probabilities(torch.zeros(1, 4), params)
     assert int((p > 0).sum()) == 2
-    assert torch.equal(p, transformers_law(torch.zeros(1, 4), params))
+    assert torch.equal(p, transformers_distribution(torch.zeros(1, 4), params))
 
 
-def test_law_of_impossible_ids():
+def test_distribution_of_impossible_ids():
     logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf]])
     for params in COMBINATIONS:
-        p = law(logits, params)
+        p = probabilities(logits, params)
         assert p[0, 1] == p[0, 3] == 0
         assert abs(float(p.sum()) - 1) < 1e-6
 
@@ -178,31 +180,32 @@ def test_law_of_impossible_ids():
 def test_greedy_is_one_hot_on_the_first_of_the_likeliest(temperature):
     params = SamplingParams(temperature, top_k=3, top_p=0.5, min_p=0.9)  # none of them matters
     assert params.greedy
-    p = law(torch.tensor([[1.0, 5.0, 5.0, 0.0], [2.0, 2.0, 2.0, 2.0]]), params)
+    p = probabilities(torch.tensor([[1.0, 5.0, 5.0, 0.0], [2.0, 2.0, 2.0, 2.0]]), params)
     assert p.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
 
 
 def test_one_threshold_of_greed():
     assert not SamplingParams(temperature=1e-5).greedy
-    p = law(torch.tensor([[0.0, 1e-5]]), SamplingParams(temperature=1e-5))
+    p = probabilities(torch.tensor([[0.0, 1e-5]]), SamplingParams(temperature=1e-5))
     assert p[0].tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_half_precision_logits_give_float32_laws(dtype, temperature):
+def test_half_precision_logits_give_float32_distributions(dtype, temperature):
     logits = torch.randn(5, 9, generator=torch.manual_seed(4)).to(dtype)
     params = SamplingParams(temperature)
-    p = law(logits, params)
+    p = probabilities(logits, params)
     assert p.dtype == torch.float32
-    assert torch.equal(p, law(logits.float(), params))  # not one operation in half precision
+    # not one operation in half precision
+    assert torch.equal(p, probabilities(logits.float(), params))
 
 
-def test_law_leaves_the_logits_alone():
+def test_distribution_leaves_the_logits_alone():
     logits = torch.randn(5, 9, generator=torch.manual_seed(5))
     before = logits.clone()
     for params in COMBINATIONS:
-        law(logits, params)
+        probabilities(logits, params)
     assert torch.equal(logits, before)
 
 
@@ -227,13 +230,13 @@ UNIFORMS = [0.0, 5e-324, 1e-17, 0.1, 0.25, 0.5, 0.75, 1 - 2**-24, 1 - 2**-53]
 @pytest.mark.parametrize("u", UNIFORMS)
 def test_sample_is_the_inverse_cdf(u, dtype):
     generator = torch.manual_seed(6)
-    laws = torch.rand(200, 13, generator=generator, dtype=torch.float64) ** 3
-    laws[torch.rand(200, 13, generator=generator) < 0.4] = 0.0
-    laws[:, 5] += 1e-3
-    laws = (laws / laws.sum(-1, keepdim=True)).to(dtype)
-    ids = sample(laws, torch.full((200,), u, dtype=torch.float64))
-    assert bool((laws.gather(1, ids[:, None]) > 0).all())  # no id of zero mass
-    naive = [inverse_cdf(row, u) for row in laws.double().numpy()]
+    distributions = torch.rand(200, 13, generator=generator, dtype=torch.float64) ** 3
+    distributions[torch.rand(200, 13, generator=generator) < 0.4] = 0.0
+    distributions[:, 5] += 1e-3
+    distributions = (distributions / distributions.sum(-1, keepdim=True)).to(dtype)
+    ids = sample(distributions, torch.full((200,), u, dtype=torch.float64))
+    assert bool((distributions.gather(1, ids[:, None]) > 0).all())  # no id of zero mass
+    naive = [inverse_cdf(row, u) for row in distributions.double().numpy()]
     assert ids.tolist() == naive
 
 
@@ -243,7 +246,7 @@ def test_sample_reaches_every_id_in_proportion():
     assert torch.bincount(ids, minlength=6).tolist() == [0, 400, 0, 100, 300, 0]
 
 
-def test_sample_of_a_certain_law():
+def test_sample_of_a_certain_distribution():
     p = one_hot(torch.tensor([0, 3, 7]), 8)
     for u in UNIFORMS:
         assert sample(p, torch.full((3,), u, dtype=torch.float64)).tolist() == [0, 3, 7]
@@ -278,11 +281,11 @@ def test_check_looks_at_no_padding():
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
-def test_what_is_no_law_is_not_drawn_from(row):
+def test_what_is_no_distribution_is_not_drawn_from(row):
     """A NaN row must raise, not turn into some token (vLLM #41834)."""
-    laws = torch.tensor([[0.5, 0.5], row])
+    distributions = torch.tensor([[0.5, 0.5], row])
     with pytest.raises(NumericsError, match="no mass or holds NaN"):
-        sample(laws, torch.tensor([0.3, 0.3], dtype=torch.float64))
+        sample(distributions, torch.tensor([0.3, 0.3], dtype=torch.float64))
 
 
 class Elsewhere(TorchFunctionMode):
@@ -295,28 +298,28 @@ class Elsewhere(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("params", [*COMBINATIONS, *CUT], ids=str)
-def test_a_law_is_the_same_on_a_device(params):
+def test_a_distribution_is_the_same_on_a_device(params):
     """Where the host may look at nothing; ties at every cut."""
     logits = torch.randint(12, (4, 3, 60), generator=torch.manual_seed(2)).double() / 3
-    here = law(logits, params)
+    here = probabilities(logits, params)
     with Elsewhere():
-        there = law(logits, params)
+        there = probabilities(logits, params)
     assert torch.equal(here, there)
 
 
 def scattered(seed: int, B: int = 64, V: int = 500) -> torch.Tensor:
-    """Laws with most ids of no mass, some at both ends."""
+    """Distributions with most ids of no mass, some at both ends."""
     dice = torch.Generator().manual_seed(seed)
-    laws = torch.rand(B, V, generator=dice, dtype=torch.float64)
-    laws *= torch.rand(B, V, generator=dice) < 0.1
-    laws[:, :5] = laws[:, -5:] = 0
-    return laws / laws.sum(-1, keepdim=True)
+    distributions = torch.rand(B, V, generator=dice, dtype=torch.float64)
+    distributions *= torch.rand(B, V, generator=dice) < 0.1
+    distributions[:, :5] = distributions[:, -5:] = 0
+    return distributions / distributions.sum(-1, keepdim=True)
 
 
-def reordered(laws: torch.Tensor, seed: int) -> torch.Tensor:
+def reordered(distributions: torch.Tensor, seed: int) -> torch.Tensor:
     """A running sum that was added up in another order at every place, as a parallel scan may."""
     dice = torch.Generator().manual_seed(seed)
-    sums = laws.cumsum(-1)
+    sums = distributions.cumsum(-1)
     return sums + 4e-16 * (torch.rand(sums.shape, generator=dice, dtype=torch.float64) - 0.5)
 
 
@@ -324,65 +327,67 @@ def test_no_id_without_mass_whatever_the_order_of_the_sum():
     """A zero's sum may differ from its neighbour's by rounding; the numbers lie on the edges."""
     careless = 0
     for seed in range(20):
-        laws = scattered(seed)
-        cdf = reordered(laws, seed)
-        edge = torch.randint(laws.shape[1], (len(laws), 1), generator=torch.manual_seed(seed))
+        distributions = scattered(seed)
+        cdf = reordered(distributions, seed)
+        edge = torch.randint(
+            distributions.shape[1], (len(distributions), 1), generator=torch.manual_seed(seed)
+        )
         u = (cdf.gather(1, edge) / cdf[:, -1:]).squeeze(1).clamp(0, 1 - 2**-53)
         with Elsewhere():
-            ids, _ = locate(laws, u, cdf)
-        assert (laws.gather(1, ids[:, None]) > 0).all()
+            ids, _ = locate(distributions, u, cdf)
+        assert (distributions.gather(1, ids[:, None]) > 0).all()
         drawn_ids = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True).clamp(max=499)
-        careless += int((laws.gather(1, drawn_ids) == 0).sum())
+        careless += int((distributions.gather(1, drawn_ids) == 0).sum())
     assert careless > 100  # the plain search does return such ids
 
 
 def test_a_device_draws_what_the_cpu_draws():
-    laws = scattered(7)
-    u = torch.rand(len(laws), generator=torch.manual_seed(3), dtype=torch.float64)
+    distributions = scattered(7)
+    u = torch.rand(len(distributions), generator=torch.manual_seed(3), dtype=torch.float64)
     with Elsewhere():
-        ids, masses = locate(laws, u)
-    assert torch.equal(ids, sample(laws, u))
-    assert torch.allclose(masses, torch.ones(len(laws)).double())
+        ids, masses = locate(distributions, u)
+    assert torch.equal(ids, sample(distributions, u))
+    assert torch.allclose(masses, torch.ones(len(distributions)).double())
 
 
 def test_the_nearest_possible_id():
-    laws = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
-    found = [int(possible(laws, torch.tensor([[j]]))) for j in range(6)]
+    distributions = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    found = [int(possible(distributions, torch.tensor([[j]]))) for j in range(6)]
     assert found == [1, 1, 1, 3, 3, 3]
     assert 0 <= int(possible(torch.full((1, 5), math.nan), torch.tensor([[5]]))) < 5
 
 
 @pytest.mark.parametrize("V", [LONG, LONG + 1, LONG + BLOCK - 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_long_law_is_drawn_from_as_a_short_one(V, dtype):
+def test_a_long_distribution_is_drawn_from_as_a_short_one(V, dtype):
     """Masses are whole numbers, whose sums are exact in any order; numbers lie on the edges too."""
     dice = torch.Generator().manual_seed(V)
-    laws = torch.randint(4, (64, V), generator=dice).to(dtype)
-    laws *= torch.rand(64, V, generator=dice) < 0.05
-    laws[:, :300] = laws[:, -300:] = 0
-    cdf = running_sum(laws)
+    distributions = torch.randint(4, (64, V), generator=dice).to(dtype)
+    distributions *= torch.rand(64, V, generator=dice) < 0.05
+    distributions[:, :300] = distributions[:, -300:] = 0
+    cdf = running_sum(distributions)
     edge = torch.randint(V, (64, 1), generator=dice)
     u = (cdf.gather(1, edge) / cdf[:, -1:]).squeeze(1).clamp(0, 1 - 2**-53)
     for numbers in (u, torch.zeros(64).double(), torch.full((64,), 1 - 2**-53).double()):
-        ids, masses = locate(laws, numbers)
-        assert torch.equal(ids, locate(laws, numbers, cdf)[0])
-        assert torch.equal(masses, cdf[:, -1]) and (laws.gather(1, ids[:, None]) > 0).all()
+        ids, masses = locate(distributions, numbers)
+        assert torch.equal(ids, locate(distributions, numbers, cdf)[0])
+        assert torch.equal(masses, cdf[:, -1]) and (distributions.gather(1, ids[:, None]) > 0).all()
 
 
-def test_a_long_row_that_is_no_law_gives_some_id():
-    laws = torch.zeros(2, LONG + 1)
-    laws[1, 77] = math.nan
-    ids, masses = locate(laws, torch.full((2,), 0.5).double())
+def test_a_long_row_that_is_no_distribution_gives_some_id():
+    distributions = torch.zeros(2, LONG + 1)
+    distributions[1, 77] = math.nan
+    ids, masses = locate(distributions, torch.full((2,), 0.5).double())
     assert ((ids >= 0) & (ids <= LONG)).all()
     assert not any(0 < mass < math.inf for mass in masses.tolist())
 
 
-def test_a_row_that_is_no_law_gives_some_id():
+def test_a_row_that_is_no_distribution_gives_some_id():
     """It is found out later, from its mass."""
-    laws = torch.tensor([[math.nan, 1.0], [0.0, 0.0], [0.25, 0.75]])
+    distributions = torch.tensor([[math.nan, 1.0], [0.0, 0.0], [0.25, 0.75]])
     for place in (Elsewhere(), torch.inference_mode()):
         with place:
-            ids, masses = locate(laws, torch.full((3,), 0.5).double())
+            ids, masses = locate(distributions, torch.full((3,), 0.5).double())
         assert ((ids >= 0) & (ids < 2)).all()
         assert [0 < mass < math.inf for mass in masses.tolist()] == [False, False, True]
 
@@ -395,7 +400,7 @@ def test_top_p_of_a_large_vocabulary_is_that_of_a_full_sort(scale, top_p, dtype)
     logits = torch.randn(3, 20_000, generator=torch.manual_seed(5), dtype=torch.float64) * scale
     logits[1] = logits[1].round(decimals=0 if scale > 1 else 1)
     logits = logits.to(dtype)
-    values = law(logits, SamplingParams(1.0, top_p=top_p))
+    values = probabilities(logits, SamplingParams(1.0, top_p=top_p))
     for row, kept in zip(logits, values, strict=True):
         ordered, places = row.double().sort(stable=True)
         mass = ordered.softmax(-1).cumsum(-1)

@@ -13,7 +13,7 @@ from foretoken.sampling.verify import speculative
 PARAMS = [SamplingParams(temperature=1.0)] * 3
 KEYS = [RowKey(1, 0), RowKey(1, 1), RowKey(9, 0)]
 LENGTHS = [4, 7, 4]
-LAWS = torch.rand(3, 1000, generator=torch.manual_seed(0), dtype=torch.float64)
+DISTRIBUTIONS = torch.rand(3, 1000, generator=torch.manual_seed(0), dtype=torch.float64)
 
 
 def numbers(offset: int, purpose: Purpose) -> torch.Tensor:
@@ -21,22 +21,26 @@ def numbers(offset: int, purpose: Purpose) -> torch.Tensor:
     return torch.tensor(named, dtype=torch.float64)
 
 
-def test_a_guess_is_drawn_by_the_number_of_its_offset():
+def test_a_draft_token_is_drawn_by_the_number_of_its_offset():
     draw = Draw(KEYS, LENGTHS, PARAMS)
     for i in range(3):
-        assert torch.equal(draw(LAWS, i), sample(LAWS, numbers(i, Purpose.DRAFT)))
+        assert torch.equal(draw(DISTRIBUTIONS, i), sample(DISTRIBUTIONS, numbers(i, Purpose.DRAFT)))
 
 
-def test_a_running_sum_at_hand_changes_no_guess():
+def test_a_running_sum_at_hand_changes_no_draft_token():
     draw = Draw(KEYS, LENGTHS, PARAMS)
     for i in range(3):
-        assert torch.equal(draw(LAWS, i, running_sum(LAWS)), draw(LAWS, i))
+        assert torch.equal(
+            draw(DISTRIBUTIONS, i, running_sum(DISTRIBUTIONS)), draw(DISTRIBUTIONS, i)
+        )
 
 
 def test_the_next_token_has_a_number_of_its_own():
     draw = Draw(KEYS, LENGTHS, PARAMS)
-    assert torch.equal(draw.next_token(LAWS), sample(LAWS, numbers(0, Purpose.NEXT)))
-    assert not torch.equal(draw.next_token(LAWS), draw(LAWS, 0))
+    assert torch.equal(
+        draw.next_token(DISTRIBUTIONS), sample(DISTRIBUTIONS, numbers(0, Purpose.NEXT))
+    )
+    assert not torch.equal(draw.next_token(DISTRIBUTIONS), draw(DISTRIBUTIONS, 0))
 
 
 def test_how_many_are_kept_has_a_number_of_its_own():
@@ -45,7 +49,7 @@ def test_how_many_are_kept_has_a_number_of_its_own():
     q = torch.tensor([0.55, 0.45]).double().expand(3, G, 2)
     x = torch.zeros(3, G, dtype=torch.long)
     outcome = speculative(p, q, x, torch.full((3,), G))
-    n = Draw(KEYS, LENGTHS, PARAMS).kept(outcome)
+    n = Draw(KEYS, LENGTHS, PARAMS).accepted(outcome)
     assert torch.equal(n, outcome.n(numbers(0, Purpose.ACCEPT)))
 
 
@@ -53,38 +57,41 @@ def test_a_row_draws_the_same_alone():
     together = Draw(KEYS, LENGTHS, PARAMS)
     for b in range(3):
         alone = Draw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS[:1])
-        assert alone(LAWS[b : b + 1], 1).item() == together(LAWS, 1)[b]
-        assert alone.next_token(LAWS[b : b + 1]).item() == together.next_token(LAWS)[b]
+        assert alone(DISTRIBUTIONS[b : b + 1], 1).item() == together(DISTRIBUTIONS, 1)[b]
+        assert (
+            alone.next_token(DISTRIBUTIONS[b : b + 1]).item()
+            == together.next_token(DISTRIBUTIONS)[b]
+        )
 
 
 def test_a_longer_text_draws_anew():
     shorter, longer = Draw(KEYS, [4, 4, 4], PARAMS), Draw(KEYS, [5, 5, 5], PARAMS)
-    assert not torch.equal(shorter(LAWS, 1), longer(LAWS, 0))
-    assert not torch.equal(shorter(LAWS, 0), longer(LAWS, 0))
+    assert not torch.equal(shorter(DISTRIBUTIONS, 1), longer(DISTRIBUTIONS, 0))
+    assert not torch.equal(shorter(DISTRIBUTIONS, 0), longer(DISTRIBUTIONS, 0))
 
 
 def test_shared_draws_are_won_by_the_least_noise_over_mass():
     draw = SharedDraw(KEYS, LENGTHS, PARAMS)
     for i in range(3):
         for b, (key, n) in enumerate(zip(KEYS, LENGTHS, strict=True)):
-            expected = np.argmin(exponentials(key, n + i, 1000) / LAWS[b].numpy())
-            assert draw(LAWS, i)[b] == expected
+            expected = np.argmin(exponentials(key, n + i, 1000) / DISTRIBUTIONS[b].numpy())
+            assert draw(DISTRIBUTIONS, i)[b] == expected
     assert len(draw.masses) == 9
 
 
-def test_a_guess_and_the_targets_own_token_meet_the_same_noise():
+def test_a_draft_token_and_the_targets_own_token_meet_the_same_noise():
     draw = SharedDraw(KEYS, LENGTHS, PARAMS)
-    laws = torch.stack([LAWS, LAWS.flip(1), LAWS.roll(7, 1)], 1)
-    guesses = torch.stack([draw(laws[:, i], i) for i in range(3)], 1)
-    assert torch.equal(guesses, draw.winners(laws))
+    distributions = torch.stack([DISTRIBUTIONS, DISTRIBUTIONS.flip(1), DISTRIBUTIONS.roll(7, 1)], 1)
+    draft_tokens = torch.stack([draw(distributions[:, i], i) for i in range(3)], 1)
+    assert torch.equal(draft_tokens, draw.winners(distributions))
     later = SharedDraw(KEYS, [n + 2 for n in LENGTHS], PARAMS)
-    assert torch.equal(later.winners(laws[:, 2:]), guesses[:, 2:])
+    assert torch.equal(later.winners(distributions[:, 2:]), draft_tokens[:, 2:])
 
 
 def test_shared_draws_never_choose_what_has_no_mass():
-    laws = torch.zeros(3, 1, 1000)
-    laws[:, 0, 500:503] = 1e-38
-    assert set(SharedDraw(KEYS, LENGTHS, PARAMS).winners(laws).flatten().tolist()) <= {
+    distributions = torch.zeros(3, 1, 1000)
+    distributions[:, 0, 500:503] = 1e-38
+    assert set(SharedDraw(KEYS, LENGTHS, PARAMS).winners(distributions).flatten().tolist()) <= {
         500,
         501,
         502,
@@ -92,27 +99,27 @@ def test_shared_draws_never_choose_what_has_no_mass():
 
 
 def test_a_row_meets_the_same_shared_noise_alone_and_with_more_ids():
-    together = SharedDraw(KEYS, LENGTHS, PARAMS).winners(LAWS[:, None])
+    together = SharedDraw(KEYS, LENGTHS, PARAMS).winners(DISTRIBUTIONS[:, None])
     for b in range(3):
         alone = SharedDraw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS[:1])
-        wide = torch.nn.functional.pad(LAWS[b : b + 1, None], (0, 24))
+        wide = torch.nn.functional.pad(DISTRIBUTIONS[b : b + 1, None], (0, 24))
         assert alone.winners(wide).item() == together[b]
 
 
-def test_behind_other_guesses_numbers_go_on():
+def test_behind_other_draft_tokens_numbers_go_on():
     draw = Draw(KEYS, LENGTHS, PARAMS)
     draw.ahead(2, torch.device("cpu"))
-    later = draw.behind([[7]] * 3).behind([[7], [], [7, 7]])
-    values = later(LAWS, 1)
+    later = draw.after([[7]] * 3).after([[7], [], [7, 7]])
+    values = later(DISTRIBUTIONS, 1)
     plain = Draw(KEYS, LENGTHS, PARAMS)
-    expected = [plain(LAWS, i)[b] for b, i in enumerate([3, 2, 4])]
+    expected = [plain(DISTRIBUTIONS, i)[b] for b, i in enumerate([3, 2, 4])]
     assert values.tolist() == [int(token) for token in expected]
     assert len(draw.masses) == 1  # all are looked at
     assert not set(later.within()) & set(draw.within())
 
 
-def test_behind_other_guesses_the_noise_of_coupled_mode_is_that_of_the_position():
-    later = SharedDraw(KEYS, LENGTHS, PARAMS).behind([[7, 7], [], [7]])
+def test_behind_other_draft_tokens_the_noise_of_coupled_mode_is_that_of_the_position():
+    later = SharedDraw(KEYS, LENGTHS, PARAMS).after([[7, 7], [], [7]])
     there = SharedDraw(KEYS, [n + g for n, g in zip(LENGTHS, [2, 0, 1], strict=True)], PARAMS)
-    assert torch.equal(later(LAWS, 1), there(LAWS, 1))
+    assert torch.equal(later(DISTRIBUTIONS, 1), there(DISTRIBUTIONS, 1))
     assert later.within() == KEYS

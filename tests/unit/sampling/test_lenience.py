@@ -1,4 +1,4 @@
-"""Lenience at one position: the guarantees of appendix A.5, on random laws."""
+"""Lenience at one position: the guarantees of appendix A.5, on random distributions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from foretoken.errors import InputError
 from foretoken.options import check
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import (
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.lenience import lenient, lenient_distribution, near_best
+from foretoken.sampling.verifier import (
     ByTemperature,
     Greedy,
-    JudgedBlock,
     LenientGreedy,
     Sampled,
+    ScoredBlock,
     choose,
 )
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.lenience import lenient, lenient_law, near_best
 from foretoken.sampling.verify import RULES, block, speculative
 
 V = 5
@@ -28,7 +28,7 @@ LENIENCES = [1.0, 0.9, 0.5, 0.1, 1e-3]
 SAMPLED = SamplingParams(temperature=1.0)
 
 
-def laws(count: int = 40) -> list[tuple[np.ndarray, np.ndarray]]:
+def distributions(count: int = 40) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(3)
     pairs = rng.gamma(0.5, size=(count, 2, V)) * (rng.random((count, 2, V)) > 0.2) + 1e-12
     pairs[0, 1] = pairs[0, 0]  # a draft that is the target
@@ -36,16 +36,17 @@ def laws(count: int = 40) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(p, q) for p, q in pairs]
 
 
-def tensor(law: np.ndarray) -> torch.Tensor:
-    return torch.tensor(law)[None, None]
+def tensor(distribution: np.ndarray) -> torch.Tensor:
+    return torch.tensor(distribution)[None, None]
 
 
 @pytest.mark.parametrize("lenience", LENIENCES)
 def test_the_guarantees(lenience):
-    """P_l is a law; none of it above max(p, min(q, p/l)); total variation alpha_l - alpha."""
+    """P_l is a distribution; none of it above max(p, min(q, p/l)); total variation alpha_l -
+    alpha."""
     x = torch.zeros(1, 1, dtype=torch.long)
-    for p, q in laws():
-        P = lenient_law(tensor(p), tensor(q), x, lenience)[0, 0].numpy()
+    for p, q in distributions():
+        P = lenient_distribution(tensor(p), tensor(q), x, lenience)[0, 0].numpy()
         assert P.min() >= 0 and P.sum() == pytest.approx(1, abs=1e-12)
         assert (np.maximum(p, np.minimum(q, p / lenience)) + 1e-12 >= P).all()
         assert (p / lenience + 1e-12 >= P).all()
@@ -59,7 +60,7 @@ def test_the_guarantees(lenience):
 def test_the_acceptance_in_all_its_forms(lenience):
     """min(1, p(x) / (l q(x))) at every x, sum min(p/l, q) on average: five forms of one number."""
     one = torch.ones(1, dtype=torch.long)
-    for p, q in laws():
+    for p, q in distributions():
         both = torch.cat([tensor(p), tensor(p)], 1)
         accept = []
         for x in range(V):
@@ -71,7 +72,7 @@ def test_the_acceptance_in_all_its_forms(lenience):
 
 
 def test_more_lenience_keeps_more():
-    for p, q in laws():
+    for p, q in distributions():
         betas = [theory.lenient_beta(p, q, lenience) for lenience in LENIENCES]
         assert betas == sorted(betas)
         assert betas[0] == pytest.approx(theory.beta(p, q), abs=1e-12)
@@ -82,7 +83,7 @@ def test_more_lenience_keeps_more():
 @pytest.mark.parametrize("lenience", LENIENCES)
 def test_no_other_residual_is_nearer(lenience):
     """norm((p - l q)+), which the paper's words allow too, never is; nor norm of p itself."""
-    for p, q in laws():
+    for p, q in distributions():
         kept = np.minimum(q, p / lenience)
         for left in np.clip(p - lenience * q, 0, None), p:
             if left.sum() > 1e-9:
@@ -92,36 +93,36 @@ def test_no_other_residual_is_nearer(lenience):
 
 
 @pytest.mark.parametrize("lenience", LENIENCES)
-def test_a_certain_guess_is_a_law_on_one_token(lenience):
-    for p, _ in [*laws(), (np.eye(V)[2], None)]:
+def test_a_certain_draft_token_is_a_distribution_on_one_token(lenience):
+    for p, _ in [*distributions(), (np.eye(V)[2], None)]:
         for x in range(V):
             at = torch.tensor([[x]])
-            sparse = lenient_law(tensor(p), None, at, lenience)
-            dense = lenient_law(tensor(p), tensor(np.eye(V)[x]), at, lenience)
+            sparse = lenient_distribution(tensor(p), None, at, lenience)
+            dense = lenient_distribution(tensor(p), tensor(np.eye(V)[x]), at, lenience)
             torch.testing.assert_close(sparse, dense, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_the_bonus_and_padding_stay_as_they_are(rule):
-    p = torch.tensor(np.array([p for p, _ in laws(8)])).reshape(2, 4, V)
+    p = torch.tensor(np.array([p for p, _ in distributions(8)])).reshape(2, 4, V)
     q = p.flip(0)[:, :3].clone()
     q[0, 1:] = torch.nan  # padding
     lengths = torch.tensor([1, 3])
     outcome = lenient(rule, 0.3)(p, q, torch.tensor([[1, 0, 0], [1, 2, 3]]), lengths)
     assert torch.equal(outcome.p[0, 1:], p[0, 1:]) and torch.equal(outcome.p[1, 3], p[1, 3])
-    assert torch.equal(outcome.next_law(lengths), p[[0, 1], lengths])
+    assert torch.equal(outcome.next_distribution(lengths), p[[0, 1], lengths])
     assert not torch.equal(outcome.p[0, 0], p[0, 0])
 
 
-def test_what_the_judge_reports():
-    """Beta and bias at every guess are those of the theory, sampled and at temperature 0."""
-    (p, q), lenience = laws(5)[-1], 0.4
+def test_what_the_verifier_reports():
+    """Beta and bias at every draft token are those of the theory, sampled and at temperature 0."""
+    (p, q), lenience = distributions(5)[-1], 0.4
     logits = tensor(p).log().expand(1, 3, V)
     x, lengths = torch.tensor([[1, 2]]), torch.tensor([2])
     for params in SAMPLED, SamplingParams():
         draw = Draw([RowKey(0, 0)], [1], [params])
-        guessed = JudgedBlock(logits, x, lengths, tensor(q).expand(1, 2, V))
-        verdict = choose(block, lenience)(guessed, draw)
+        drafted = ScoredBlock(logits, x, lengths, tensor(q).expand(1, 2, V))
+        verification = choose(block, lenience)(drafted, draw)
         if params.greedy:
             beta = theory.greedy_lenient_beta(p, q, lenience)
             kept = [p[i] >= lenience * p.max() for i in (1, 2)]
@@ -129,8 +130,8 @@ def test_what_the_judge_reports():
         else:
             beta = theory.lenient_beta(p, q, lenience)
             bias = [theory.lenient_bias(p, q, lenience)] * 2
-        np.testing.assert_allclose(verdict.beta[0], [beta] * 2, atol=1e-12)
-        np.testing.assert_allclose(verdict.bias[0], bias, atol=1e-12)
+        np.testing.assert_allclose(verification.beta[0], [beta] * 2, atol=1e-12)
+        np.testing.assert_allclose(verification.bias[0], bias, atol=1e-12)
 
 
 def test_lenience_1_is_todays_path():
@@ -155,10 +156,13 @@ def test_what_is_no_lenience(lenience):
         theory.lenient_beta([1.0], [1.0], lenience)
 
 
-def test_the_least_lenience_has_a_law_in_float32():
+def test_the_least_lenience_has_a_distribution_in_float32():
     """p / l is finite there, and 0 where p is."""
     p, q = torch.tensor([[[1.0, 0.0, 1e-38]]]), torch.tensor([[[0.25, 0.5, 0.25]]])
     for x in range(3):
         at = torch.tensor([[x]])
-        for law in (lenient_law(p, q, at, 1e-30), lenient_law(p, None, at, 1e-30)):
-            assert law[0, 0, 1] == 0 and float(law.sum()) == pytest.approx(1)
+        for distribution in (
+            lenient_distribution(p, q, at, 1e-30),
+            lenient_distribution(p, None, at, 1e-30),
+        ):
+            assert distribution[0, 0, 1] == 0 and float(distribution.sum()) == pytest.approx(1)

@@ -35,9 +35,9 @@ def test_an_option_is_wherever_text_can_hold_it(name: str, tmp_path: Path) -> No
     assert (name in options) == (name in WRITABLE) == (option.panel is not None)
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"prompt": "a", "{name}": null}}')
-    ((_, parse),) = numbered(file, wishes=True)
+    ((_, parse),) = numbered(file, sampling=True)
     if option.panel:
-        assert parse().wishes == {name: None}
+        assert parse().sampling == {name: None}
     else:
         with pytest.raises(ValueError, match=f"{name} is no key of a line here"):
             parse()

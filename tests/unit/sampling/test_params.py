@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.sampling.distributions import law
+from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.params import (
     ELSEWHERE,
     FIELDS,
@@ -69,12 +69,16 @@ def test_fractions_and_numbers_of_numpy_are_numbers(kind, count):
     assert params == SamplingParams(0.5, 3, 0.75, 0.125)
     assert json.dumps(asdict(params)) == json.dumps(asdict(SamplingParams(0.5, 3, 0.75, 0.125)))
     logits = torch.randn(2, 9, generator=torch.manual_seed(0))
-    assert torch.equal(law(logits, params), law(logits, SamplingParams(0.5, 3, 0.75, 0.125)))
+    assert torch.equal(
+        probabilities(logits, params), probabilities(logits, SamplingParams(0.5, 3, 0.75, 0.125))
+    )
 
 
 def test_top_k_may_be_larger_than_any_vocabulary():
     logits = torch.randn(2, 9, generator=torch.manual_seed(0))
-    assert torch.equal(law(logits, SamplingParams(1.0, HUGE)), law(logits, SamplingParams(1.0)))
+    assert torch.equal(
+        probabilities(logits, SamplingParams(1.0, HUGE)), probabilities(logits, SamplingParams(1.0))
+    )
 
 
 FIELD_NAMES = {field.name for field in fields(SamplingParams)}
@@ -210,7 +214,7 @@ def test_controls_that_are_refused(changes, message):
         ({"logprobs_of": "drawn"}, "logprobs_of='drawn' without logprobs; give their count"),
     ],
 )
-def test_wishes_that_contradict_one_another(changes, message):
+def test_options_that_contradict_one_another(changes, message):
     with pytest.raises(RefusedError, match=f"^{message}"):
         SamplingParams(**changes)
 

@@ -1,4 +1,4 @@
-"""The rules against the naive oracle, on random laws with impossible tokens."""
+"""The rules against the naive oracle, on random distributions with impossible tokens."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ NAIVE = {"speculative": oracle.algorithm1, "block": oracle.block_verification}
 B, G, V = 60, 3, 5
 
 
-def random_laws(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    laws = rng.gamma(0.5, size=shape) + 1e-9
+def random_distributions(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    distributions = rng.gamma(0.5, size=shape) + 1e-9
     gone = rng.random(shape) < 0.3
     gone[..., rng.integers(shape[-1])] = False
-    laws[gone] = 0.0
-    return laws / laws.sum(-1, keepdims=True)
+    distributions[gone] = 0.0
+    return distributions / distributions.sum(-1, keepdims=True)
 
 
 def batch(seed: int, certain: bool = False, dtype=torch.float64):
-    """p, q, x, lengths: guesses that q can make, rows of 0..G guesses, junk behind them."""
+    """p, q, x, lengths: draft tokens that q can make, rows of 0..G guesses, junk behind them."""
     rng = np.random.default_rng(seed)
-    p, q = random_laws(rng, B, G + 1, V), random_laws(rng, B, G, V)
-    x = np.array([[rng.choice(V, p=law) for law in row] for row in q])
+    p, q = random_distributions(rng, B, G + 1, V), random_distributions(rng, B, G, V)
+    x = np.array([[rng.choice(V, p=distribution) for distribution in row] for row in q])
     lengths = rng.integers(0, G + 1, size=B)
     if certain:
         q = np.eye(V)[x]
@@ -39,33 +39,35 @@ def batch(seed: int, certain: bool = False, dtype=torch.float64):
 
 @pytest.mark.parametrize("certain", [False, True], ids=["q", "q None"])
 @pytest.mark.parametrize("name", RULES)
-def test_verdicts_are_the_oracles(name, certain):
+def test_verifications_are_the_oracles(name, certain):
     for seed in range(5):
         (p, q, x, lengths), dense = batch(seed, certain)
         outcome = RULES[name](p, q, x, lengths)
-        n_law = outcome.n_law
+        n_distribution = outcome.n_distribution
         for b, length in enumerate(lengths.tolist()):
-            verdicts = NAIVE[name](p[b].numpy(), dense[b], x[b, :length].tolist())
-            naive = [weight for weight, _, _ in verdicts] + [0.0] * (G - length)
-            np.testing.assert_allclose(n_law[b], naive, atol=1e-12)
+            verifications = NAIVE[name](p[b].numpy(), dense[b], x[b, :length].tolist())
+            naive = [weight for weight, _, _ in verifications] + [0.0] * (G - length)
+            np.testing.assert_allclose(n_distribution[b], naive, atol=1e-12)
         for k in range(G + 1):
-            laws = outcome.next_law(torch.full((B,), k).minimum(lengths))
+            distributions = outcome.next_distribution(torch.full((B,), k).minimum(lengths))
             for b, length in enumerate(lengths.tolist()):
-                verdicts = NAIVE[name](p[b].numpy(), dense[b], x[b, :length].tolist())
-                weight, _, law = verdicts[min(k, length)]
-                if weight > 1e-9:  # else any law will do
-                    np.testing.assert_allclose(laws[b], law, atol=1e-9)
+                verifications = NAIVE[name](p[b].numpy(), dense[b], x[b, :length].tolist())
+                weight, _, distribution = verifications[min(k, length)]
+                if weight > 1e-9:  # else any distribution will do
+                    np.testing.assert_allclose(distributions[b], distribution, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_certain_guesses_are_those_of_a_one_hot_law(name):
+def test_certain_draft_tokens_are_those_of_a_one_hot_distribution(name):
     (p, _, x, lengths), dense = batch(7, certain=True)
     a = RULES[name](p, None, x, lengths)
     b = RULES[name](p, torch.tensor(dense), x, lengths)
     torch.testing.assert_close(a.survival, b.survival, atol=1e-15, rtol=0)
     for k in range(G + 1):
         n = torch.full((B,), k).minimum(lengths)
-        torch.testing.assert_close(a.next_law(n), b.next_law(n), atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            a.next_distribution(n), b.next_distribution(n), atol=1e-12, rtol=0
+        )
     torch.testing.assert_close(overlap(p, None, x), overlap(p, torch.tensor(dense), x))
 
 
@@ -84,7 +86,7 @@ def test_padding_has_no_influence(name, certain):
         assert torch.equal(clean.survival, dirty.survival)
         for k in range(G + 1):
             n = torch.full((B,), k).minimum(lengths)
-            assert torch.equal(clean.next_law(n), dirty.next_law(n))
+            assert torch.equal(clean.next_distribution(n), dirty.next_distribution(n))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -102,7 +104,9 @@ def test_a_row_is_what_it_is_alone(name):
         assert bool((whole.survival[b, length:] == 0).all())
         for k in range(length + 1):
             n = lengths.clamp(max=k)
-            assert torch.equal(whole.next_law(n)[b], alone.next_law(n[b : b + 1])[0])
+            assert torch.equal(
+                whole.next_distribution(n)[b], alone.next_distribution(n[b : b + 1])[0]
+            )
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -111,37 +115,37 @@ def test_inputs_are_not_changed(name):
     before = [t.clone() for t in (p, q, x, lengths)]
     outcome = RULES[name](p, q, x, lengths)
     for k in range(G + 1):
-        outcome.next_law(torch.full((B,), k).minimum(lengths))
+        outcome.next_distribution(torch.full((B,), k).minimum(lengths))
     assert all(map(torch.equal, (p, q, x, lengths), before))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", RULES)
-def test_outcomes_are_laws(name, dtype):
+def test_outcomes_are_distributions(name, dtype):
     (p, q, x, lengths), _ = batch(11, dtype=dtype)
     outcome = RULES[name](p, q, x, lengths)
     assert outcome.survival.dtype == torch.float64
-    assert bool((outcome.n_law >= 0).all())
+    assert bool((outcome.n_distribution >= 0).all())
     assert bool((outcome.survival.diff(dim=1) <= 0).all())
-    torch.testing.assert_close(outcome.n_law.sum(1), torch.ones(B, dtype=torch.float64))
+    torch.testing.assert_close(outcome.n_distribution.sum(1), torch.ones(B, dtype=torch.float64))
     for k in range(G + 1):
-        laws = outcome.next_law(torch.full((B,), k).minimum(lengths))
-        assert bool((laws >= 0).all())
-        torch.testing.assert_close(laws.sum(1), torch.ones(B, dtype=dtype))
+        distributions = outcome.next_distribution(torch.full((B,), k).minimum(lengths))
+        assert bool((distributions >= 0).all())
+        torch.testing.assert_close(distributions.sum(1), torch.ones(B, dtype=dtype))
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_n_is_drawn_from_its_law(name):
+def test_n_is_drawn_from_its_distribution(name):
     (p, q, x, lengths), _ = batch(12)
     outcome = RULES[name](p, q, x, lengths)
     N = 4000
     counts = torch.zeros(B, G + 1)
     for u in (torch.arange(N, dtype=torch.float64) + 0.5) / N:
         counts[torch.arange(B), outcome.n(u.expand(B))] += 1
-    torch.testing.assert_close(counts.double() / N, outcome.n_law, atol=1.5 / N, rtol=0)
+    torch.testing.assert_close(counts.double() / N, outcome.n_distribution, atol=1.5 / N, rtol=0)
 
 
-def test_no_guess_of_probability_zero_is_kept():
+def test_no_draft_token_of_probability_zero_is_kept():
     """Not even by the least uniform there is."""
     (p, q, x, lengths), _ = batch(13)
     px = p[:, :G].gather(2, x[..., None]).squeeze(2)
@@ -168,49 +172,50 @@ def test_a_draft_that_is_the_target_is_kept_whole(name, dtype):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_laws_without_a_token_in_common_keep_nothing(name):
+def test_distributions_without_a_token_in_common_keep_nothing(name):
     p = torch.zeros(1, 3, 4, dtype=torch.float64)
     q = torch.zeros(1, 2, 4, dtype=torch.float64)
     p[..., :2], q[..., 2:] = 0.5, 0.5
     outcome = RULES[name](p, q, torch.tensor([[2, 3]]), torch.tensor([2]))
-    assert outcome.n_law.tolist() == [[1, 0, 0]]
-    assert outcome.next_law(torch.tensor([0])).tolist() == [[0.5, 0.5, 0, 0]]
+    assert outcome.n_distribution.tolist() == [[1, 0, 0]]
+    assert outcome.next_distribution(torch.tensor([0])).tolist() == [[0.5, 0.5, 0, 0]]
     assert overlap(p, q, torch.tensor([[2, 3]])).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_where_no_residual_is_left_p_is_the_law(name):
-    """Only rounding can reject a guess there."""
+def test_where_no_residual_is_left_p_is_the_distribution(name):
+    """Only rounding can reject a draft token there."""
     (p, _, _, _), _ = batch(15)
     lengths = torch.full((B,), G)
     outcome = RULES[name](p, p[:, :G].clone(), p[:, :G].argmax(-1), lengths)
     for k in range(G):
-        assert torch.equal(outcome.next_law(torch.full((B,), k)), p[:, k])
+        assert torch.equal(outcome.next_distribution(torch.full((B,), k)), p[:, k])
 
 
-def test_a_guess_that_q_cannot_make_is_not_kept():
+def test_a_draft_token_that_q_cannot_make_is_not_kept():
     p = torch.full((1, 2, 2), 0.5, dtype=torch.float64)
     q = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
     for rule in RULES.values():
         assert rule(p, q, torch.tensor([[0]]), torch.tensor([1])).survival.tolist() == [[0.0]]
 
 
-def test_no_guesses_at_all():
+def test_no_draft_tokens_at_all():
     p = torch.tensor([[[0.25, 0.75]]])
     for q in None, torch.zeros(1, 0, 2):
         for rule in RULES.values():
             outcome = rule(p, q, torch.zeros(1, 0, dtype=torch.long), torch.tensor([0]))
             n = outcome.n(torch.tensor([0.5], dtype=torch.float64))
             assert n.tolist() == [0]
-            assert torch.equal(outcome.next_law(n), p[:, 0])
+            assert torch.equal(outcome.next_distribution(n), p[:, 0])
 
 
 def test_block_keeps_no_less_than_algorithm_1():
-    """On average over the guesses, given the laws; here for laws that are the same everywhere."""
+    """On average over the draft tokens, given the distributions; here for distributions that are
+    the same everywhere."""
     rng = np.random.default_rng(16)
     x = torch.cartesian_prod(*[torch.arange(V)] * G)
     for _ in range(20):
-        p, q = (torch.tensor(random_laws(rng, V)) for _ in range(2))
+        p, q = (torch.tensor(random_distributions(rng, V)) for _ in range(2))
         weight = q[x].prod(1)
         lengths = torch.full((len(x),), G)
         args = p.expand(len(x), G + 1, V), q.expand(len(x), G, V), x, lengths
@@ -225,7 +230,7 @@ def test_greedy_keeps_the_leading_matches():
     assert greedy(best[:, :1], x[:, :0], torch.zeros(4)).tolist() == [0, 0, 0, 0]
 
 
-def test_overlap_is_the_chance_of_keeping_a_guess():
+def test_overlap_is_the_chance_of_keeping_a_draft_token():
     """Theorem 3.5: beta = E over x ~ q of min(1, p(x) / q(x)) = sum of min(p, q)."""
     (p, q, _, _), _ = batch(17)
     x = torch.arange(V)[:, None].expand(V, 1)

@@ -38,8 +38,8 @@ ASKED = GenerateRequest("a")
 
 
 def step(accepted: int, rejected: int) -> StepRecord:
-    guesses = (1,) * (accepted + rejected)
-    return StepRecord(len(guesses), guesses, accepted, (1,), (), 1, 0.0, 0.0, 0.0, 1)
+    draft_tokens = (1,) * (accepted + rejected)
+    return StepRecord(len(draft_tokens), draft_tokens, accepted, (1,), (), 1, 0.0, 0.0, 0.0, 1)
 
 
 def written() -> Generation:

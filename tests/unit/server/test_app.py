@@ -22,7 +22,7 @@ from foretoken.server.limits import Keys, Limits
 from foretoken.server.process.client import EngineClient, spawned
 from served import LOADING, pair, serving, until
 
-WISHES: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 7, "temperature": 1.0}
+SAMPLING: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 7, "temperature": 1.0}
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
 HELLO = [{"role": "user", "content": "Hello"}]
 DEEP = json.loads("[" * 900 + "]" * 900)
@@ -56,8 +56,8 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def offline(spec: foretoken.Speculator, prompt: Any, row: int = 0, **options: Any) -> Any:
-    wishes = {"temperature": 1.0, "max_new_tokens": 24, "gamma": 2} | options
-    return spec.generate([prompt], seed=[(7, row)], **wishes)[0]
+    sampling = {"temperature": 1.0, "max_new_tokens": 24, "gamma": 2} | options
+    return spec.generate([prompt], seed=[(7, row)], **sampling)[0]
 
 
 def post(url: str, path: str, body: Any) -> httpx2.Response:
@@ -76,7 +76,7 @@ GAMMA = {"speculation": {"gamma": 2}}
 
 
 def test_completions_are_what_generate_gives(client: openai.OpenAI, spec: Any) -> None:
-    response = client.completions.create(prompt="It was", **WISHES, extra_body=GAMMA)
+    response = client.completions.create(prompt="It was", **SAMPLING, extra_body=GAMMA)
     expected = offline(spec, "It was")
     assert response.choices[0].text == expected.text
     assert response.choices[0].finish_reason == expected.finish_reason
@@ -85,24 +85,24 @@ def test_completions_are_what_generate_gives(client: openai.OpenAI, spec: Any) -
 
 
 def test_chat_goes_through_the_models_template(client: openai.OpenAI, spec: Any) -> None:
-    response = client.chat.completions.create(messages=HELLO, **WISHES, extra_body=GAMMA)
+    response = client.chat.completions.create(messages=HELLO, **SAMPLING, extra_body=GAMMA)
     assert response.choices[0].message.content == offline(spec, HELLO).text
 
 
 def test_parts_of_text_are_one_text(client: openai.OpenAI, spec: Any) -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     messages = [{"role": "user", "content": parts}]
-    response = client.chat.completions.create(messages=messages, **WISHES, extra_body=GAMMA)
+    response = client.chat.completions.create(messages=messages, **SAMPLING, extra_body=GAMMA)
     assert response.choices[0].message.content == offline(spec, HELLO).text
 
 
 def test_a_stream_concatenates_to_the_answer(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(
-        messages=HELLO, **WISHES, logprobs=True, top_logprobs=2, extra_body=GAMMA
+        messages=HELLO, **SAMPLING, logprobs=True, top_logprobs=2, extra_body=GAMMA
     )
     stream = client.chat.completions.create(
         messages=HELLO,
-        **WISHES,
+        **SAMPLING,
         logprobs=True,
         top_logprobs=2,
         stream=True,
@@ -125,7 +125,7 @@ def test_a_stream_tells_its_usage_so_far(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     asked = {"return_token_ids": True, **GAMMA}
     stream = client.completions.create(
-        prompt="It was", **WISHES, stream=True, stream_options=options, extra_body=asked
+        prompt="It was", **SAMPLING, stream=True, stream_options=options, extra_body=asked
     )
     *chunks, last = list(stream)
     written = 0
@@ -134,14 +134,16 @@ def test_a_stream_tells_its_usage_so_far(client: openai.OpenAI) -> None:
         assert chunk.usage is not None and chunk.usage.completion_tokens == written
     assert last.usage == chunks[-1].usage
     chat = client.chat.completions.create(
-        messages=HELLO, **WISHES, stream=True, stream_options=options, extra_body=GAMMA
+        messages=HELLO, **SAMPLING, stream=True, stream_options=options, extra_body=GAMMA
     )
     told = [chunk.usage.completion_tokens for chunk in chat if chunk.usage is not None]
     assert len(told) > 2 and told == sorted(told)
 
 
 def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) -> None:
-    response = client.completions.create(prompt=["It was", "She"], n=2, **WISHES, extra_body=GAMMA)
+    response = client.completions.create(
+        prompt=["It was", "She"], n=2, **SAMPLING, extra_body=GAMMA
+    )
     prompts = ["It was", "It was", "She", "She"]
     expected = [offline(spec, prompt, i).text for i, prompt in enumerate(prompts)]
     assert [choice.text for choice in response.choices] == expected
@@ -152,7 +154,7 @@ def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) 
 
 
 def test_best_of_has_the_greatest_mean_logprob(client: openai.OpenAI, spec: Any) -> None:
-    response = client.completions.create(prompt="It was", best_of=4, **WISHES, extra_body=GAMMA)
+    response = client.completions.create(prompt="It was", best_of=4, **SAMPLING, extra_body=GAMMA)
     texts = [offline(spec, "It was", i, logprobs=0) for i in range(4)]
     means = [sum(each.logprob for each in text.logprobs) / len(text.tokens) for text in texts]
     assert response.choices[0].text == texts[means.index(max(means))].text
@@ -162,13 +164,13 @@ def test_ids_go_in_and_texts_end_at_stop_strings(client: openai.OpenAI, spec: An
     ids = spec.ids("It was")
     free = offline(spec, ids).text
     stop = free[5:7]
-    response = client.completions.create(prompt=ids, stop=[stop], **WISHES, extra_body=GAMMA)
+    response = client.completions.create(prompt=ids, stop=[stop], **SAMPLING, extra_body=GAMMA)
     assert response.choices[0].text == free[: free.index(stop)]
     assert response.choices[0].finish_reason == "stop"
 
 
 def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
-    response = client.completions.create(prompt="It was", logprobs=2, **WISHES, extra_body=GAMMA)
+    response = client.completions.create(prompt="It was", logprobs=2, **SAMPLING, extra_body=GAMMA)
     told, expected = response.choices[0].logprobs, offline(spec, "It was", logprobs=2)
     assert told is not None and told.token_logprobs == pytest.approx(
         [each.logprob for each in expected.logprobs], abs=1e-12
@@ -183,7 +185,7 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
 def test_a_prompts_logprobs_are_told_as_vllm_does(url: str, spec: Any) -> None:
     ids = spec.ids("It was")
     expected = offline(spec, ids, prompt_logprobs=2).prompt_logprobs
-    more = WISHES | {"prompt": ids, "prompt_logprobs": 2}
+    more = SAMPLING | {"prompt": ids, "prompt_logprobs": 2}
     logprobs = post(url, "/v1/completions", more).json()["choices"][0]["prompt_logprobs"]
     assert logprobs[0] is None and len(logprobs) == len(ids)
     for token, known, each in zip(ids[1:], expected, logprobs[1:], strict=True):
@@ -200,7 +202,7 @@ def test_a_prompt_is_told_again_with_its_logprobs(client: openai.OpenAI, spec: A
     expected = offline(spec, ids, prompt_logprobs=2, logprobs=2)
     known = [*expected.prompt_logprobs, *expected.logprobs]
     for prompt in ("It was", ids):
-        asked = WISHES | {"prompt": prompt, "echo": True, "logprobs": 2, "extra_body": GAMMA}
+        asked = SAMPLING | {"prompt": prompt, "echo": True, "logprobs": 2, "extra_body": GAMMA}
         (choice,) = client.completions.create(**asked).choices
         told = choice.logprobs
         assert choice.text == "It was" + expected.text and told is not None
@@ -219,7 +221,7 @@ def test_a_prompt_is_told_again_with_its_logprobs(client: openai.OpenAI, spec: A
 def test_offsets_end_with_the_text(url: str, spec: Any) -> None:
     """Tokens behind a stop string are told, and their place is the text's end."""
     free = offline(spec, "It was").text
-    asked = WISHES | GAMMA | {"prompt": "It was", "logprobs": 0, "stop": free[4:9]}
+    asked = SAMPLING | GAMMA | {"prompt": "It was", "logprobs": 0, "stop": free[4:9]}
     (choice,) = post(url, "/v1/completions", asked).json()["choices"]
     assert free.startswith(choice["text"]) and len(choice["text"]) <= 4
     offsets = choice["logprobs"]["text_offset"]
@@ -236,9 +238,9 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
         "required": ["good"],
         "additionalProperties": False,
     }
-    wishes = WISHES | {"max_tokens": 60}
+    sampling = SAMPLING | {"max_tokens": 60}
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    response = client.chat.completions.create(messages=HELLO, **wishes, response_format=asked)
+    response = client.chat.completions.create(messages=HELLO, **sampling, response_format=asked)
     assert isinstance(json.loads(response.choices[0].message.content or "")["good"], bool)
 
 
@@ -246,13 +248,13 @@ def test_a_prediction_saves_calls_and_is_counted(client: openai.OpenAI, spec: An
     """Right, in parts, wrong; streamed, several at once; of digits, whose text has one spelling,
     and coupled, so that a seed gives one text whatever is guessed."""
     digits = {str(id): 100 for id in spec.tokenizer("0123456789").input_ids}
-    wishes = WISHES | {"max_tokens": 40, "messages": HELLO, "logit_bias": digits}
+    sampling = SAMPLING | {"max_tokens": 40, "messages": HELLO, "logit_bias": digits}
 
     def told(prediction: Any = None, **more: Any) -> Any:
         speculation = {"gamma": 4, "rule": "coupled", "steps": True}
         asked: dict[str, Any] = {} if prediction is None else {"prediction": prediction}
         asked |= {"extra_body": {"speculation": speculation}}
-        return client.chat.completions.create(**wishes, **asked, **more)
+        return client.chat.completions.create(**sampling, **asked, **more)
 
     plain = told()
     text = plain.choices[0].message.content
@@ -288,7 +290,7 @@ def test_a_prediction_saves_calls_and_is_counted(client: openai.OpenAI, spec: An
 
 
 def test_a_prediction_beside_a_grammar(client: openai.OpenAI) -> None:
-    asked = WISHES | {"prompt": "It was", "max_tokens": 60}
+    asked = SAMPLING | {"prompt": "It was", "max_tokens": 60}
     more = {"structured_outputs": {"regex": "(xyz ){9}"}, "speculation": {"gamma": 4}}
     prediction = {"type": "content", "content": "xyz xyz xyz nothing more"}
     response = client.completions.create(**asked, extra_body={**more, "prediction": prediction})
@@ -298,14 +300,14 @@ def test_a_prediction_beside_a_grammar(client: openai.OpenAI) -> None:
 
 
 def test_responses(client: openai.OpenAI, spec: Any) -> None:
-    wishes = {"model": "tiny", "temperature": 1.0, "max_output_tokens": 24}
+    sampling = {"model": "tiny", "temperature": 1.0, "max_output_tokens": 24}
     more = {"extra_body": GAMMA | {"seed": 7}}
-    response = client.responses.create(input="Hello", **wishes, **more)
+    response = client.responses.create(input="Hello", **sampling, **more)
     expected = offline(spec, HELLO)
     assert response.output_text == expected.text
     assert response.status == ("incomplete" if expected.finish_reason == "length" else "completed")
     assert response.usage is not None and response.usage.output_tokens == len(expected.tokens)
-    events = list(client.responses.create(input="Hello", stream=True, **wishes, **more))
+    events = list(client.responses.create(input="Hello", stream=True, **sampling, **more))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == expected.text
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -331,7 +333,7 @@ def test_tokens_and_back(url: str, spec: Any) -> None:
 
 
 def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
-    asked = WISHES | {
+    asked = SAMPLING | {
         "prompt": "It was",
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -356,7 +358,7 @@ def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
 
 
 def test_metrics_of_a_request_in_vllms_names(url: str, spec: Any) -> None:
-    asked = WISHES | {"prompt": "It was", "speculation": {"gamma": 3, "metrics": "detailed"}}
+    asked = SAMPLING | {"prompt": "It was", "speculation": {"gamma": 3, "metrics": "detailed"}}
     answer = post(url, "/v1/completions", asked).json()["metrics"]["speculative_decoding"]
     steps = [step for step in offline(spec, "It was", gamma=3).steps if step.drafted]
     assert answer["per_step_accepted"] == [step.accepted for step in steps]
@@ -378,7 +380,7 @@ def test_metrics_of_a_request_in_vllms_names(url: str, spec: Any) -> None:
 
 
 def test_what_speculation_does_now(url: str) -> None:
-    post(url, "/v1/completions", WISHES | {"prompt": "It was"} | GAMMA)
+    post(url, "/v1/completions", SAMPLING | {"prompt": "It was"} | GAMMA)
     answer = httpx2.get(f"{url}/v1/speculation").json()
     assert (answer["target"], answer["draft"]) == ("target", "draft")  # not where they lie
     assert answer["active"] is True and answer["chat"] is True
@@ -559,10 +561,10 @@ def test_what_is_nested_too_deeply(url: str) -> None:
 
 def test_errors_reach_the_official_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(prompt=[5] * 1100, **WISHES)
+        client.completions.create(prompt=[5] * 1100, **SAMPLING)
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError) as missing:
-        client.completions.create(prompt="a", **WISHES | {"model": "gpt"})
+        client.completions.create(prompt="a", **SAMPLING | {"model": "gpt"})
     assert missing.value.code == "model_not_found"
 
 
@@ -576,7 +578,7 @@ def test_a_client_that_goes_away_frees_its_row(server: tuple[str, EngineClient])
     """Long before its text is done: 900 tokens take seconds."""
     url, link = server
     before = httpx2.get(f"{url}/v1/speculation").json()["tokens"]
-    long = WISHES | {"prompt": "It was", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    long = SAMPLING | {"prompt": "It was", "max_tokens": 900, "ignore_eos": True, "stream": True}
     for stream in (True, False):
         with httpx2.Client(timeout=60) as client:
             with pytest.raises((httpx2.ReadTimeout, StopIteration)):
@@ -660,7 +662,7 @@ def test_keys_and_bounds(guarded: str) -> None:
 
 
 def test_numbers_for_prometheus(url: str) -> None:
-    post(url, "/v1/completions", WISHES | {"prompt": "It was"} | GAMMA)
+    post(url, "/v1/completions", SAMPLING | {"prompt": "It was"} | GAMMA)
     lines = httpx2.get(f"{url}/metrics").text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     for name in ("prompt_tokens", "generation_tokens", "drafted_tokens"):

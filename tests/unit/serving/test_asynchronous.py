@@ -15,7 +15,7 @@ from oracle import random_model
 
 V = 32
 P, Q = (random_model(seed, V) for seed in (1, 2))
-WISHES = SamplingParams(1.0, max_new_tokens=12)
+SAMPLING = SamplingParams(1.0, max_new_tokens=12)
 LONG = SamplingParams(1.0, max_new_tokens=100_000)
 
 
@@ -29,10 +29,10 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_streams_at_once_are_what_they_are_alone() -> None:
     spec = speculator()
-    expected = [spec.generate([i], WISHES, gamma=2, seed=i)[0].tokens for i in range(6)]
+    expected = [spec.generate([i], SAMPLING, gamma=2, seed=i)[0].tokens for i in range(6)]
 
     async def tokens(engine: AsyncEngine, i: int) -> list[int]:
-        events = [event async for event in engine.stream([i], WISHES, gamma=2, seed=i)]
+        events = [event async for event in engine.stream([i], SAMPLING, gamma=2, seed=i)]
         last = events[-1].completion
         assert last is not None and last.finish_reason == "length"
         return [token for event in events for token in event.tokens]
@@ -129,10 +129,10 @@ def test_a_step_that_fails_ends_its_streams_and_the_engine_goes_on() -> None:
 
             target.score = broken  # pyright: ignore
             with pytest.raises(RuntimeError, match="out of luck"):
-                async for _ in engine.stream([1], WISHES, gamma=2):
+                async for _ in engine.stream([1], SAMPLING, gamma=2):
                     pass
             target.score = score
-            events = [event async for event in engine.stream([1], WISHES, gamma=2)]
+            events = [event async for event in engine.stream([1], SAMPLING, gamma=2)]
             assert events[-1].finish_reason == "length"
 
     run(work)

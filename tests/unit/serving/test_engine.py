@@ -21,7 +21,7 @@ from tiny import byte_level
 
 V = 320
 P, Q = (random_model(seed, V) for seed in (1, 2))
-WISHES = SamplingParams(1.0, max_new_tokens=12)
+SAMPLING = SamplingParams(1.0, max_new_tokens=12)
 
 
 def speculator(tokenizer: bool = False, target=P) -> Speculator:
@@ -73,11 +73,11 @@ WAYS = {
 def test_a_text_goes_on_in_another_engine_as_it_would_have_in_the_first(way: str) -> None:
     spec = speculator(tokenizer=True)
     spec.costing.measured |= {("sampled", rows): COSTS for rows in (1, 16)}
-    wishes = {"temperature": 0.9, "max_new_tokens": 24, **WAYS[way]}
+    sampling = {"temperature": 0.9, "max_new_tokens": 24, **WAYS[way]}
     prompt = "It was the way that long prompts go on and on"
     whole, parts = [], []
     with Engine(spec) as engine:
-        engine.add(prompt, seed=5, **wishes)
+        engine.add(prompt, seed=5, **sampling)
         whole = drained(engine)
     assert len(whole) > 3
     for cut in range(1, len(whole), 3):
@@ -87,7 +87,7 @@ def test_a_text_goes_on_in_another_engine_as_it_would_have_in_the_first(way: str
             engine.step()
             steps = [step for event in parts for step in event.steps]
             shown = sum(len(event.text) for event in parts)
-            id = engine.add(prompt, seed=5, begun=Begun(steps, shown), **wishes)
+            id = engine.add(prompt, seed=5, begun=Begun(steps, shown), **sampling)
             parts = parts + [event for event in drained(engine) if event.id == id]
         last, unbroken = parts[-1].completion, whole[-1].completion
         assert [t for e in parts for t in e.tokens] == unbroken.tokens == last.tokens
@@ -114,21 +114,21 @@ def test_a_request_may_have_the_callers_id() -> None:
 
 def test_steps_that_end_a_text_are_not_gone_on_with() -> None:
     with Engine(speculator()) as engine:
-        engine.add([1, 2], WISHES, gamma=1)
+        engine.add([1, 2], SAMPLING, gamma=1)
         (completion,) = [event.completion for event in drained(engine) if event.completion]
         with pytest.raises(InputError, match="begun ends the text already"):
-            engine.add([1, 2], WISHES, gamma=1, begun=Begun(completion.steps))
+            engine.add([1, 2], SAMPLING, gamma=1, begun=Begun(completion.steps))
 
 
 def test_a_request_may_have_a_rule_of_its_own() -> None:
     """Coupled, a seed gives one text, whatever gamma: rows of two rules never share a step."""
     spec = speculator()
-    wishes = {"temperature": 1.0, "max_new_tokens": 12, "seed": 3}
+    sampling = {"temperature": 1.0, "max_new_tokens": 12, "seed": 3}
     rules = ("block", "coupled")
-    expected = {rule: spec.generate([1], gamma=2, rule=rule, **wishes) for rule in rules}
+    expected = {rule: spec.generate([1], gamma=2, rule=rule, **sampling) for rule in rules}
     assert expected["block"][0].tokens != expected["coupled"][0].tokens
     with Engine(spec) as engine:
-        ids = {engine.add([1], gamma=2, rule=rule, **wishes): rule for rule in expected}
+        ids = {engine.add([1], gamma=2, rule=rule, **sampling): rule for rule in expected}
         ends = {event.id: event.completion for event in drained(engine) if event.completion}
         with pytest.raises(InputError, match="rule is 'blok'"):
             engine.add([1], rule="blok")
@@ -140,9 +140,9 @@ def test_a_request_may_have_a_rule_of_its_own() -> None:
 @pytest.mark.parametrize("max_rows", [1, 3, 16])
 def test_more_requests_than_rows(max_rows: int) -> None:
     spec = speculator()
-    expected = [spec.generate([1, i], WISHES, gamma=i % 4, seed=i)[0].tokens for i in range(9)]
+    expected = [spec.generate([1, i], SAMPLING, gamma=i % 4, seed=i)[0].tokens for i in range(9)]
     with Engine(spec, max_rows) as engine:
-        ids = [engine.add([1, i], WISHES, gamma=i % 4, seed=i) for i in range(9)]
+        ids = [engine.add([1, i], SAMPLING, gamma=i % 4, seed=i) for i in range(9)]
         assert engine.waiting == 9 and not engine.running
         events = engine.step()
         assert engine.running == min(9, max_rows)
@@ -156,9 +156,9 @@ def test_more_requests_than_rows(max_rows: int) -> None:
 
 def test_an_aborted_request_is_gone_and_others_go_on() -> None:
     spec = speculator()
-    (expected,) = spec.generate([2], WISHES, gamma=2, seed=1)
+    (expected,) = spec.generate([2], SAMPLING, gamma=2, seed=1)
     with Engine(spec, 1) as engine:
-        running, waiting, other = (engine.add([i], WISHES, gamma=2, seed=1) for i in (3, 4, 2))
+        running, waiting, other = (engine.add([i], SAMPLING, gamma=2, seed=1) for i in (3, 4, 2))
         engine.step()
         engine.abort(waiting)
         engine.abort(running)
@@ -174,12 +174,12 @@ def test_an_aborted_request_is_gone_and_others_go_on() -> None:
 
 def test_generate_and_stream_beside_an_engine() -> None:
     spec = speculator()
-    expected = [spec.generate([i], WISHES, gamma=2)[0].tokens for i in range(3)]
+    expected = [spec.generate([i], SAMPLING, gamma=2)[0].tokens for i in range(3)]
     with Engine(spec) as engine:
-        engine.add([0], WISHES, gamma=2)
+        engine.add([0], SAMPLING, gamma=2)
         first = engine.step()
-        assert spec.generate([1], WISHES, gamma=2)[0].tokens == expected[1]
-        pieces = spec.stream([2], WISHES, gamma=2)
+        assert spec.generate([1], SAMPLING, gamma=2)[0].tokens == expected[1]
+        pieces = spec.stream([2], SAMPLING, gamma=2)
         assert [token for piece in pieces for token in piece.tokens] == expected[2]  # pyright: ignore
         events = [*first, *engine.step(), *drained(engine)]
     assert [token for event in events for token in event.tokens] == expected[0]
@@ -189,7 +189,7 @@ def test_a_request_that_others_have_finished_still_has_its_events() -> None:
     """Whoever drains the engine goes on as long as something runs."""
     spec = speculator()
     with Engine(spec) as engine:
-        engine.add([0], WISHES, gamma=2)
+        engine.add([0], SAMPLING, gamma=2)
         spec.generate([1], SamplingParams(1.0, max_new_tokens=40), gamma=0)
         assert engine.running == 1 and not engine.waiting
         (event,) = drained(engine)
@@ -199,21 +199,21 @@ def test_a_request_that_others_have_finished_still_has_its_events() -> None:
 def test_models_in_use_elsewhere_are_told() -> None:
     spec = speculator()
     other = Speculator(spec.target, LMDrafter(TableModel(Q, V), V), ends=Ends())
-    pieces = other.stream([1], WISHES, gamma=2)
+    pieces = other.stream([1], SAMPLING, gamma=2)
     next(pieces)
     with Engine(spec) as engine:
-        engine.add([0], WISHES, gamma=2)
+        engine.add([0], SAMPLING, gamma=2)
         (event,) = drained(engine)
         assert event.completion is not None and "is still open" in (event.completion.error or "")
         pieces.close()
-        engine.add([0], WISHES, gamma=2)
+        engine.add([0], SAMPLING, gamma=2)
         assert drained(engine)[-1].finish_reason == "length"
 
 
 def test_a_drafter_that_cannot_start_a_row_fails_that_row_alone() -> None:
     spec = speculator()
     with Engine(spec) as engine:
-        fine = engine.add([1], WISHES, gamma=2)
+        fine = engine.add([1], SAMPLING, gamma=2)
         engine.step()
         start = spec.drafter.start
 
@@ -221,7 +221,7 @@ def test_a_drafter_that_cannot_start_a_row_fails_that_row_alone() -> None:
             raise RefusedError("not this one")
 
         spec.drafter.start = refused
-        bad = engine.add([2], WISHES, gamma=2)
+        bad = engine.add([2], SAMPLING, gamma=2)
         events = engine.step()
         spec.drafter.start = start
         events += drained(engine)
@@ -235,9 +235,9 @@ def test_a_request_that_fails_says_so_and_others_go_on() -> None:
 
     spec = speculator(target=poisoned)
     with Engine(spec) as engine:
-        bad = engine.add([9], WISHES, gamma=1)
+        bad = engine.add([9], SAMPLING, gamma=1)
         dead = engine.add([1], gamma=1, suppress_tokens=range(V))
-        good = engine.add([2], WISHES, gamma=1)
+        good = engine.add([2], SAMPLING, gamma=1)
         completions = {event.id: event for event in drained(engine) if event.finish_reason}
     assert [completions[id].finish_reason for id in (bad, dead, good)] == [
         "error",
@@ -251,14 +251,14 @@ def test_a_request_that_fails_says_so_and_others_go_on() -> None:
 def test_an_invalid_draft_fails_what_runs_and_no_more() -> None:
     spec = speculator()
     with Engine(spec) as engine:
-        engine.add([1], WISHES, gamma=2)
+        engine.add([1], SAMPLING, gamma=2)
         propose = spec.drafter.propose
         spec.drafter.propose = lambda gamma, draw: propose([g + 1 for g in gamma], draw)
         (event,) = engine.step()
         assert event.finish_reason == "error" and event.completion is not None
         assert "the drafter proposed" in (event.completion.error or "")
         spec.drafter.propose = propose
-        engine.add([1], WISHES, gamma=2)
+        engine.add([1], SAMPLING, gamma=2)
         assert drained(engine)[-1].finish_reason == "length"
 
 
@@ -267,18 +267,18 @@ def test_what_is_refused() -> None:
     with Engine(spec, 1, max_waiting=1) as engine:
         with pytest.raises(InputError, match="^these models have an engine; close it first"):
             Engine(spec)
-        engine.add([1], WISHES)
-        engine.add([1], WISHES)
+        engine.add([1], SAMPLING)
+        engine.add([1], SAMPLING)
         with pytest.raises(InputError, match="^1 requests wait already; take steps first"):
-            engine.add([1], WISHES)
+            engine.add([1], SAMPLING)
         engine.abort(0)
         with pytest.raises(RefusedError, match="^a request has one text, not num_return_seq"):
             engine.add([1], SamplingParams(1.0, num_return_sequences=2))
         with pytest.raises(InputError, match="^prompt holds 2 prompts; add them one by one"):
-            engine.add([[1], [2]], WISHES)
+            engine.add([[1], [2]], SAMPLING)
         with pytest.raises(InputError, match="^temprature is no option of add; did you mean"):
             engine.add([1], temprature=1.0)  # pyright: ignore[reportCallIssue]
-    for call in (engine.step, lambda: engine.add([1], WISHES)):
+    for call in (engine.step, lambda: engine.add([1], SAMPLING)):
         with pytest.raises(InputError, match="^the engine is closed; make another one"):
             call()
     engine.close()
@@ -291,22 +291,22 @@ def test_what_is_refused() -> None:
 def test_closing_leaves_the_models_without_rows() -> None:
     spec = speculator()
     engine = Engine(spec)
-    engine.add([1, 2], WISHES, gamma=2)
+    engine.add([1, 2], SAMPLING, gamma=2)
     engine.step()
     engine.close()
     target: TableModel = spec.target  # pyright: ignore
     assert target._texts == []
-    assert spec.generate([1], WISHES, gamma=2)
+    assert spec.generate([1], SAMPLING, gamma=2)
 
 
 def test_requests_come_from_any_thread() -> None:
     spec = speculator()
-    expected = [spec.generate([i], WISHES, gamma=2, seed=i)[0].tokens for i in range(8)]
+    expected = [spec.generate([i], SAMPLING, gamma=2, seed=i)[0].tokens for i in range(8)]
     with Engine(spec, 4) as engine:
         ids: dict[int, int] = {}
 
         def work(i: int) -> None:
-            ids[engine.add([i], WISHES, gamma=2, seed=i)] = i
+            ids[engine.add([i], SAMPLING, gamma=2, seed=i)] = i
 
         threads = [Thread(target=work, args=(i,)) for i in range(8)]
         for thread in threads:
@@ -322,11 +322,11 @@ def test_requests_come_from_any_thread() -> None:
 def test_a_long_prompt_beside_rows_that_run_is_what_it_is_alone() -> None:
     spec = speculator()
     prompt = torch.arange(300).tolist()
-    (expected,) = spec.generate(prompt, WISHES, gamma=2, seed=3)
+    (expected,) = spec.generate(prompt, SAMPLING, gamma=2, seed=3)
     with Engine(spec) as engine:
         engine.add([1], max_new_tokens=200, gamma=0)
         engine.step()
-        id = engine.add(prompt, WISHES, gamma=2, seed=3)
+        id = engine.add(prompt, SAMPLING, gamma=2, seed=3)
         completions = {event.id: event.completion for event in drained(engine) if event.completion}
     assert completions[id].tokens == expected.tokens
 
@@ -340,11 +340,11 @@ def test_max_length_beyond_the_context() -> None:
 def test_max_length_counts_the_prompt() -> None:
     spec = speculator()
     with Engine(spec, max_length=8) as engine:
-        engine.add([1, 2, 3], WISHES)
+        engine.add([1, 2, 3], SAMPLING)
         (last,) = (event for event in drained(engine) if event.completion)
         assert last.completion and len(last.completion.tokens) == 5
         with pytest.raises(InputError, match="has 8 tokens, max_length=8 leaves room for no new"):
-            engine.add([1] * 8, WISHES)
+            engine.add([1] * 8, SAMPLING)
         assert not engine.waiting
 
 
@@ -357,15 +357,15 @@ class Sized(TableModel):
 
 def test_memory_is_stated_up_front() -> None:
     spec = Speculator(Sized(P, V), LMDrafter(Sized(Q, V), V), None, Ends())
-    expected = [c.tokens for c in spec.generate([[1, i] for i in range(5)], WISHES, gamma=2)]
+    expected = [c.tokens for c in spec.generate([[1, i] for i in range(5)], SAMPLING, gamma=2)]
     with Engine(spec, kv_memory=64) as engine:
-        ids = [engine.add([1, i], WISHES, gamma=2, seed=(0, i)) for i in range(5)]
+        ids = [engine.add([1, i], SAMPLING, gamma=2, seed=(0, i)) for i in range(5)]
         with pytest.raises(InputError, match="prompt of 30 tokens and up to 12 new ones take 84"):
-            engine.add([1] * 30, WISHES)
+            engine.add([1] * 30, SAMPLING)
         texts = {e.id: e.completion.tokens for e in drained(engine) if e.completion}
         assert [texts[id] for id in ids] == expected
         assert engine.stats().finished == 5
-    spec.generate([1] * 30, WISHES, gamma=0)  # the budget was the engine's
+    spec.generate([1] * 30, SAMPLING, gamma=0)  # the budget was the engine's
     with pytest.raises(RefusedError, match="TableModel does not say what its rows take"):
         Engine(speculator(), kv_memory=10**9)
     with Engine(spec, kv_memory=64), pytest.raises(InputError, match="have an engine"):
@@ -374,11 +374,11 @@ def test_memory_is_stated_up_front() -> None:
 
 def test_a_request_of_a_greater_priority_overtakes() -> None:
     with Engine(speculator(), max_rows=1) as engine:
-        ids = [engine.add([1], WISHES, priority=n) for n in (0, 0, 3, 1)]
+        ids = [engine.add([1], SAMPLING, priority=n) for n in (0, 0, 3, 1)]
         ended = [event.id for event in drained(engine) if event.completion]
         assert ended == [ids[i] for i in (2, 3, 0, 1)]
         with pytest.raises(InputError, match="priority is 0.5; give a whole number"):
-            engine.add([1], WISHES, priority=0.5)
+            engine.add([1], SAMPLING, priority=0.5)
 
 
 @pytest.mark.parametrize("name", ["max_rows", "max_waiting", "max_length", "kv_memory"])
@@ -407,14 +407,14 @@ def test_a_request_that_comes_while_the_engine_closes_is_dropped() -> None:
 
     engine._scheduler.submit = closing
     with pytest.raises(InputError, match="closed"):
-        engine.add([1], WISHES)
+        engine.add([1], SAMPLING)
     assert not spec._scheduler.waiting and not spec._scheduler.running
 
 
 def test_a_close_that_was_broken_off_is_gone_on_with(monkeypatch) -> None:
     spec = speculator()
     engine = Engine(spec)
-    engine.add([1], WISHES)
+    engine.add([1], SAMPLING)
     with monkeypatch.context() as broken:
 
         def interrupted(rows) -> None:
@@ -425,14 +425,14 @@ def test_a_close_that_was_broken_off_is_gone_on_with(monkeypatch) -> None:
             engine.close()
     engine.close()
     with Engine(spec) as again:
-        again.add([1], WISHES)
+        again.add([1], SAMPLING)
         assert drained(again)
 
 
 @pytest.mark.parametrize("call", ["step", "close"])
 def test_a_processor_that_calls_its_engine_fails_alone(call: str) -> None:
     spec = speculator()
-    expected = spec.generate([2], WISHES, gamma=2)[0].tokens
+    expected = spec.generate([2], SAMPLING, gamma=2)[0].tokens
     with Engine(spec) as engine:
 
         def inner(ids, scores):
@@ -440,7 +440,7 @@ def test_a_processor_that_calls_its_engine_fails_alone(call: str) -> None:
             return scores
 
         bad = engine.add([1], max_new_tokens=5, gamma=2, processors=[inner])
-        good = engine.add([2], WISHES, gamma=2)
+        good = engine.add([2], SAMPLING, gamma=2)
         ends = {event.id: event for event in drained_of(engine, 2)}
     assert ends[bad].finish_reason == "error"
     assert ends[good].completion is not None and ends[good].completion.tokens == expected
@@ -458,14 +458,14 @@ def drained_of(engine: Engine, requests: int) -> list[Event]:
 
 def test_a_rule_that_raises_fails_its_own_rows() -> None:
     spec = speculator()
-    expected = spec.generate([2], WISHES, gamma=2)[0].tokens
+    expected = spec.generate([2], SAMPLING, gamma=2)[0].tokens
 
     def broken(p, q, x, lengths):
         raise ZeroDivisionError("no")
 
     with Engine(spec) as engine:
-        bad = engine.add([1], WISHES, gamma=2, rule=broken)
-        good = engine.add([2], WISHES, gamma=2)
+        bad = engine.add([1], SAMPLING, gamma=2, rule=broken)
+        good = engine.add([2], SAMPLING, gamma=2)
         ends = {event.id: event for event in drained_of(engine, 2)}
     assert "ZeroDivisionError: no" in str(ends[bad].completion and ends[bad].completion.error)
     assert ends[good].completion is not None and ends[good].completion.tokens == expected
@@ -519,8 +519,8 @@ def test_a_useless_prediction_leaves_the_drafter_its_work() -> None:
     spec, engine = predicting("lm")
     (own,) = spec.generate([1], SamplingParams(1.0, max_new_tokens=60), gamma=2)
     with engine:
-        wishes = SamplingParams(1.0, max_new_tokens=60)
-        id = engine.add([1], wishes, gamma=2, prediction=[5, 6, 5, 6, 7])
+        sampling = SamplingParams(1.0, max_new_tokens=60)
+        id = engine.add([1], sampling, gamma=2, prediction=[5, 6, 5, 6, 7])
         completions = {event.id: event.completion for event in drained(engine) if event.completion}
     steps = completions[id].steps
     assert sum(step.predicted for step in steps) < 10
@@ -529,7 +529,8 @@ def test_a_useless_prediction_leaves_the_drafter_its_work() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_earlier_outputs_guess_for_their_own_user(temperature: float) -> None:
-    """Where no guess can change the text; other users' steps are as if nothing had been said."""
+    """Where no draft token can change the text; other users' steps are as if nothing had been
+    said."""
     spec, engine = predicting("lookup")
     engine.close()
     (own,) = spec.generate([1], temperature=temperature, gamma=4, max_new_tokens=LENGTH)

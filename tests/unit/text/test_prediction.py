@@ -46,8 +46,8 @@ def followed(expected: list[int], text: list[int]) -> tuple[int, int]:
     """Guesses of one token before each of the text: made and right."""
     prediction, made, right = Prediction(expected), 0, 0
     for n, token in enumerate(text):
-        guess = prediction.after(text[:n], 1)
-        made, right = made + len(guess), right + (guess == [token])
+        draft_token = prediction.after(text[:n], 1)
+        made, right = made + len(draft_token), right + (draft_token == [token])
     return made, right
 
 

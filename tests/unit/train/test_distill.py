@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import foretoken
 from foretoken.errors import InputError
 from foretoken.request import Request
-from foretoken.sampling.distributions import SamplingParams, law
+from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.train.distill import LOSSES, Distillation, alpha, distill
 from foretoken.train.examples import Example, Examples
 from foretoken.train.loop import TrainingRecipe
@@ -109,7 +109,7 @@ def test_what_is_saved_is_a_draft(tmp_path):
 
 
 def test_a_fresh_draft_learns_from_nothing(tmp_path):
-    target = random("Llama", 0).float()  # its laws are sharp
+    target = random("Llama", 0).float()  # its distributions are sharp
     shape = {"num_hidden_layers": 1, "hidden_size": 16, "head_dim": 4}
     draft = fresh(target, shape, seed=0)
     assert draft.config.hidden_size == 16 < target.config.hidden_size
@@ -160,12 +160,12 @@ def test_greedy_texts_and_a_loss_at_temperature_one(tmp_path):
     assert summary["loss_temperature"] == 1.0 and summary["alpha"] >= alphas[0]
 
 
-def test_alpha_is_the_overlap_of_the_laws_along_the_target_s_text():
+def test_alpha_is_the_overlap_of_the_distributions_along_the_target_s_text():
     of = models()
     texts = Authors(of, 0.8, 6).exam(examples().held_out, 32, 3)
     assert texts == Authors(of, 0.8, 6).exam(examples().held_out, 32, 3)
     with torch.no_grad():
-        p, q = (law(logits(m, texts), SamplingParams(0.8)) for m in (of.target, of.draft))
+        p, q = (probabilities(logits(m, texts), SamplingParams(0.8)) for m in (of.target, of.draft))
     expected = float(torch.minimum(p, q).sum(-1).mean())
     assert alpha(of, texts, 0.8) == pytest.approx(expected, abs=1e-5)
     agree = (p.argmax(-1) == q.argmax(-1)).float().mean()

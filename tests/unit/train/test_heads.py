@@ -15,7 +15,7 @@ import tiny
 from foretoken import cli, load
 from foretoken.drafters.blockwise import Heads
 from foretoken.errors import InputError
-from foretoken.train.heads import Measured, Teacher, laws, measure, train_heads
+from foretoken.train.heads import Measured, Teacher, distributions, measure, train_heads
 from foretoken.train.loop import TrainingRecipe
 
 RECIPE = TrainingRecipe(steps=9, batch=2, learning_rate=0.01, warmup=2, save_every=2)
@@ -137,15 +137,15 @@ def test_a_full_disk_leaves_the_old_heads(text, tmp_path, full_disk):
     assert {path.name for path in tmp_path.iterdir()} == {"heads", "heads.run", "text.txt"}
 
 
-def test_each_head_is_taught_the_law_of_its_own_place(text):
-    """Untrained heads repeat the target's law of the place that they read."""
+def test_each_head_is_taught_the_distribution_of_its_own_place(text):
+    """Untrained heads repeat the target's distribution of the place that they read."""
     source = teacher(text)
     texts = source.authors.batch(source.texts.train, 2, 0, 0)
     row = [*texts[0].request.prompt, *texts[0].new]
     with torch.no_grad():
         stock = source.network(torch.tensor([row])).logits[0]
     for k, (taught, own) in enumerate(
-        laws(Heads.fresh(source.network, 3), source.network, texts), 1
+        distributions(Heads.fresh(source.network, 3), source.network, texts), 1
     ):
         n = len(row) - k
         assert torch.allclose(taught[:n], stock[k:], atol=1e-4)
@@ -153,7 +153,7 @@ def test_each_head_is_taught_the_law_of_its_own_place(text):
 
 
 def test_heads_learn_what_the_target_says(text, tmp_path):
-    """On a short text over and over each head comes close to the target's own law."""
+    """On a short text over and over each head comes close to the target's own distribution."""
     seen: list[Measured] = []
     recipe = TrainingRecipe(120, 4, 0.02, warmup=5, save_every=60)
 

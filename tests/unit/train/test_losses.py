@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.train.distill import LEAST, LOSSES, log_law
+from foretoken.train.distill import LEAST, LOSSES, log_distribution
 from oracle import softmax
 
 B, L, V = 2, 3, 11
@@ -21,11 +21,11 @@ def logits(seed: int, scale: float = 2.0) -> torch.Tensor:
 
 
 def loss(name: str, target: torch.Tensor, draft: torch.Tensor, T: float = 1.0) -> torch.Tensor:
-    return LOSSES[name](log_law(target, T), log_law(draft, T))
+    return LOSSES[name](log_distribution(target, T), log_distribution(draft, T))
 
 
 def naive(name: str, p: np.ndarray, q: np.ndarray) -> float:
-    """From laws without zeros."""
+    """From distributions without zeros."""
     alpha = sum(min(a, b) for a, b in zip(p, q, strict=True))
     kl = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     rkl = sum(b * math.log(b / a) for a, b in zip(p, q, strict=True))
@@ -52,7 +52,7 @@ def test_values_are_those_of_the_formula(name, T):
 
 
 @every
-def test_least_where_the_laws_are_equal(name):
+def test_least_where_the_distributions_are_equal(name):
     target = logits(1)
     draft = target.clone().requires_grad_()
     value = loss(name, target, draft)

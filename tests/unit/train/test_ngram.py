@@ -40,9 +40,9 @@ class Naive:
         self.counts = [{g: len(left[g]) for g in of} for of in self.raw[:order]]
         self.counts.append(dict(self.raw[order]))
 
-    def law(self, context):
+    def distribution(self, context):
         k = len(context) + 1
-        below = self.law(context[1:]) if context else np.full(V, 1 / V)
+        below = self.distribution(context[1:]) if context else np.full(V, 1 / V)
         counts = np.array([self.counts[k].get((*context, x), 0) for x in range(V)])
         if not counts.any():
             return below
@@ -80,29 +80,33 @@ def test_a_unigram_by_hand():
     """Counts 3, 1, 0, 0: too few to tell discounts, so halves; 2 * 0.5 / 4 is shared by all."""
     table = fit([[0, 0, 1, 0]], 4, 1)
     assert (table.order, table.vocab_size) == (1, 4)
-    assert table.law([]).tolist() == [2.5 / 4 + 1 / 16, 0.5 / 4 + 1 / 16, 1 / 16, 1 / 16]
+    assert table.distribution([]).tolist() == [2.5 / 4 + 1 / 16, 0.5 / 4 + 1 / 16, 1 / 16, 1 / 16]
 
 
 def test_a_bigram_by_hand():
     """0 was seen behind 1 and at the start, 1 behind 0; after 0 came 1 twice, after 1 came 0."""
     table = fit([[0, 1, 0, 1]], 2, 2)
     unigram = np.array([1.5, 0.5]) / 3 + 1 / 3 / 2
-    assert table.law([]) == pytest.approx(unigram, abs=1e-7)
-    assert table.law([0]) == pytest.approx([0.25 * unigram[0], 0.75 + 0.25 * unigram[1]], abs=1e-7)
-    assert table.law([1]) == pytest.approx([0.5 + 0.5 * unigram[0], 0.5 * unigram[1]], abs=1e-7)
+    assert table.distribution([]) == pytest.approx(unigram, abs=1e-7)
+    assert table.distribution([0]) == pytest.approx(
+        [0.25 * unigram[0], 0.75 + 0.25 * unigram[1]], abs=1e-7
+    )
+    assert table.distribution([1]) == pytest.approx(
+        [0.5 + 0.5 * unigram[0], 0.5 * unigram[1]], abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("separator", [None, 5])
-def test_laws_are_kneser_ney_s_and_sum_to_one(order, separator):
+def test_distributions_are_kneser_ney_s_and_sum_to_one(order, separator):
     sequences = [text(90, 1), [], text(60, 2), [3], text(2, 3)]
     table = fit(sequences, V, order, separator=separator)
     naive = Naive(sequences, order, separator)
     for context in contexts(order):
-        q = table.law(context)
+        q = table.distribution(context)
         assert abs(q.sum(dtype=np.float64) - 1) < 1e-6
         assert (q > 0).all()
-        np.testing.assert_allclose(q, naive.law(context), atol=1e-6)
+        np.testing.assert_allclose(q, naive.distribution(context), atol=1e-6)
 
 
 def test_estimated_discounts_are_used_where_there_is_enough_text():
@@ -112,7 +116,9 @@ def test_estimated_discounts_are_used_where_there_is_enough_text():
     assert all(set(range(1, 5)) <= set(naive.counts[k].values()) for k in (3, 4))
     table = fit([ids], V, 4)
     for context in contexts(4)[::7]:
-        np.testing.assert_allclose(table.law(context), naive.law(context), atol=1e-6)
+        np.testing.assert_allclose(
+            table.distribution(context), naive.distribution(context), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int64])
@@ -125,17 +131,18 @@ def test_an_array_is_one_sequence_or_rows_of_them(dtype):
 
 
 def same(a: NGram, b: NGram):
-    assert all(np.array_equal(a.law(c), b.law(c)) for c in contexts(a.order))
+    assert all(np.array_equal(a.distribution(c), b.distribution(c)) for c in contexts(a.order))
 
 
 def test_no_ngram_reaches_across_a_separator():
     """With 5 between them, 0 is never told what stood before the 5."""
     apart = fit(np.array([1, 2, 5, 0, 3]), V, 4, separator=5)
     through = fit(np.array([1, 2, 5, 0, 3]), V, 4)
-    assert np.array_equal(apart.law([1, 2, 5]), apart.law([5]))
-    assert through.law([1, 2, 5])[0] > through.law([5])[0]
-    assert apart.law([5])[0] > apart.law([2])[0]  # but a text's first token follows it
-    assert apart.law([1, 2])[5] > apart.law([2])[5]  # and its end is foreseen
+    assert np.array_equal(apart.distribution([1, 2, 5]), apart.distribution([5]))
+    assert through.distribution([1, 2, 5])[0] > through.distribution([5])[0]
+    # but a text's first token follows it
+    assert apart.distribution([5])[0] > apart.distribution([2])[0]
+    assert apart.distribution([1, 2])[5] > apart.distribution([2])[5]  # and its end is predicted
 
 
 def test_an_order_longer_than_the_text_saves_and_loads(tmp_path):
@@ -143,13 +150,13 @@ def test_an_order_longer_than_the_text_saves_and_loads(tmp_path):
     table.save(tmp_path / "t")
     assert NGram.load(tmp_path / "t").order == 5
     same(fit([[1, 2]], V, 2), NGram(table.unigram, table.levels[:1]))
-    assert table.law([3, 1, 2, 1]).argmax() == 2
+    assert table.distribution([3, 1, 2, 1]).argmax() == 2
     assert np.isfinite(bits_per_token(table, [[0, 1, 2, 3, 4, 5]]))
 
 
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize("separator", [None, 5])
-def test_bits_are_those_of_the_laws(order, separator):
+def test_bits_are_those_of_the_distributions(order, separator):
     table = fit([text(300, 5)], V, order, separator=separator)
     sequences = [text(80, 6), text(30, 7)]
     bits = []
@@ -158,7 +165,7 @@ def test_bits_are_those_of_the_laws(order, separator):
             past = s[:i]
             if separator in past:
                 past = past[len(past) - 1 - past[::-1].index(separator) :]
-            bits.append(-np.log2(table.law(past[max(0, len(past) - order + 1) :])[x]))
+            bits.append(-np.log2(table.distribution(past[max(0, len(past) - order + 1) :])[x]))
     measured = bits_per_token(table, sequences, separator=separator)
     assert measured == pytest.approx(np.mean(bits), abs=1e-5)
 
@@ -207,10 +214,12 @@ def test_text_from_a_folder_or_a_file(tmp_path):
     table = fit_from_text(tmp_path, tokenizer, 3)
     assert table.fingerprint == fingerprint(tokenizer.get_vocab())
     expected = fit(np.array([0, 2, 3, 4, 2, 3, 0, 4, 4, 0]), 5, 3, separator=0)
-    assert all(np.array_equal(table.law(c), expected.law(c)) for c in contexts(3, 5))
+    assert all(
+        np.array_equal(table.distribution(c), expected.distribution(c)) for c in contexts(3, 5)
+    )
     alone = fit_from_text(str(tmp_path / "2.txt.gz"), tokenizer, 2, vocab_size=8)
     assert alone.vocab_size == 8
-    assert alone.law([0]).argmax() == 4
+    assert alone.distribution([0]).argmax() == 4
 
 
 def test_bits_on_text_that_is_held_out(tmp_path):
@@ -251,11 +260,13 @@ def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
         found, expected = fit_from_text(path, tokenizer, order), fit(sequences, size, order)
         assert found.fingerprint == fingerprint(tokenizer.get_vocab())
         contexts = [sequence[:i] for sequence in sequences[:3] for i in range(1, len(sequence))]
-        assert all(np.array_equal(found.law(c), expected.law(c)) for c in contexts)
+        assert all(
+            np.array_equal(found.distribution(c), expected.distribution(c)) for c in contexts
+        )
         train, held_out = hold_out(sequences)
         table = fit(train, size, order)
         costs = [
-            -np.log2(table.law(row[:i])[row[i]])
+            -np.log2(table.distribution(row[:i])[row[i]])
             for row in held_out
             for i in range(len(start), len(row))  # the start is given
         ]

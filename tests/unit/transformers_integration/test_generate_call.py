@@ -32,7 +32,7 @@ from foretoken.transformers_integration.generate_call import GenerateCall
 from pairs import PROMPTS, V, an_end, relative, target
 from tiny import byte_level, llama, t5
 
-LIMIT, GUESSES = 16, 3
+LIMIT, DRAFT_TOKENS = 16, 3
 PLAIN = {"do_sample": False, "max_new_tokens": LIMIT, "pad_token_id": 1}
 
 
@@ -53,7 +53,7 @@ def made(name: str) -> tuple[Any, Speculator]:
 
 def ours(spec: Speculator, ids: Any, **options: Any) -> Any:
     """`generate` of the Speculator's own model; a fixed gamma, whose cost nobody measures."""
-    own = {"custom_generate": spec, "num_assistant_tokens": GUESSES}
+    own = {"custom_generate": spec, "num_assistant_tokens": DRAFT_TOKENS}
     return model_of(spec).generate(torch.tensor(ids), **(PLAIN | own | options))
 
 
@@ -140,7 +140,7 @@ def test_an_end_of_sequence(pair, more, decay):
         assert ours(spec, [prompt], **options).tolist() == expected.tolist()
 
 
-def test_guesses_are_made_and_accepted(causal):
+def test_draft_tokens_are_made_and_accepted(causal):
     """Else all of the above would prove nothing of speculation."""
     _, spec = causal
     calls: list[int] = []
@@ -302,20 +302,22 @@ WARPED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", WARPED)
-def test_the_sampled_law_is_the_one_of_transformers(causal, options):
+def test_the_sampled_distribution_is_the_one_of_transformers(causal, options):
     """The first new token of many rows against the softmax of transformers' own scores."""
     _, spec = causal
     prompt, rows = PROMPTS[0], 1000
     common = {"do_sample": True, "max_new_tokens": 1, "return_dict_in_generate": True}
     scores = theirs(spec, [prompt], output_scores=True, **(common | options)).scores[0]
-    law = scores[0].double().softmax(-1)
+    distribution = scores[0].double().softmax(-1)
     torch.manual_seed(0)
     options = options | {"num_return_sequences": rows, "max_new_tokens": 1, "do_sample": True}
     outputs = ours(spec, [prompt], num_assistant_tokens=0, **(common | options))
     counts = torch.bincount(outputs.sequences[:, -1], minlength=V)
-    assert not counts[law == 0].any()
-    support = law > 0
-    chi2 = ((counts - rows * law)[support] ** 2 / (rows * law[support]).clamp(min=1)).sum()
+    assert not counts[distribution == 0].any()
+    support = distribution > 0
+    chi2 = (
+        (counts - rows * distribution)[support] ** 2 / (rows * distribution[support]).clamp(min=1)
+    ).sum()
     freedom = int(support.sum()) - 1
     assert chi2 <= freedom + 6 * (2 * freedom) ** 0.5 + 1e-9
 

@@ -33,7 +33,7 @@ class TimeShares:
 
     draft: float
     target: float
-    verify: float  # laws, the rule, commit and rollback
+    verify: float  # distributions, the rule, commit and rollback
     rest: float
 
 
@@ -142,7 +142,7 @@ def shares(runs: list[RaceRun]) -> TimeShares:
 
 def predict(rounds: list[Round], key: Key) -> Predicted | None:
     """Of a fixed gamma; each number is the median over rounds. None for plain decoding, and where a
-    round has no step with all guesses."""
+    round has no step with all draft tokens."""
     if not key[1]:
         return None
     by_round = [_predict(_steps(turns[PLAIN]), turns[key], key[1]) for turns in rounds]
@@ -153,8 +153,8 @@ def predict(rounds: list[Round], key: Key) -> Predicted | None:
 
 
 def _predict(plain: list[StepRecord], runs: list[RaceRun], gamma: int) -> Predicted | None:
-    """Theorem 3.8 with v, for the guesses that the steps made. From means, as the measured speed-up
-    is; c and v are over the steps that made all their guesses."""
+    """Theorem 3.8 with v, for the draft tokens that the steps made. From means, as the measured
+    speed-up is; c and v are over the steps that made all their draft tokens."""
     steps = _steps(runs)
     full = [step for step in steps if step.drafted == gamma]
     if not full:
@@ -274,7 +274,7 @@ def occupancy(steps: list[StepRecord], texts: int) -> float:
 
 
 def padding(steps: list[StepRecord]) -> float:
-    """A row's own positions are its last token and its guesses."""
+    """A row's own positions are its last token and its draft tokens."""
     vain = sum(step.padding / step.rows for step in steps)
     return vain / (vain + sum(1 + step.drafted for step in steps))
 

@@ -49,7 +49,7 @@ class RaceTask:
     seed: int
 
     @property
-    def wishes(self) -> SamplingParams:
+    def sampling(self) -> SamplingParams:
         return replace(self.params, max_new_tokens=self.tokens)
 
 
@@ -101,7 +101,7 @@ class OwnContestant:
         prompts: list[Prompt] = [list(task.prompt) for task in tasks]
         how = {"gamma": self.gamma, "rule": self.rule, "seed": [task.seed for task in tasks]}
         start = perf_counter()
-        completions = uninterrupted(self.spec.generate(prompts, tasks[0].wishes, **how))
+        completions = uninterrupted(self.spec.generate(prompts, tasks[0].sampling, **how))
         seconds = perf_counter() - start
         return [_run(text, completions, seconds) for text in completions]
 
@@ -217,8 +217,8 @@ class Peer:
             raise
 
     def run(self, tasks: list[RaceTask], gamma: int) -> list[RaceRun]:
-        """Tasks alike but for prompts and seeds, with gamma guesses a step; 0: plain. They are done
-        at once, where this peer can. Raises Unable where it cannot."""
+        """Tasks alike but for prompts and seeds, with gamma draft tokens a step; 0: plain. They are
+        done at once, where this peer can. Raises Unable where it cannot."""
         first = tasks[0]
         replies = self._ask(
             prompts=[task.prompt for task in tasks],
@@ -304,7 +304,7 @@ def command(name: str) -> list[str]:
     return [str(home / "bin" / "python"), str(script)]
 
 
-FEW = 8  # guesses of all runs: from fewer neither alpha nor what they cost is known
+FEW = 8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,13 +314,13 @@ class Comparison:
     plain_seconds_per_token: float
     seconds_per_token: float
     gamma: int | None  # None: automatic
-    mean_gamma: float  # guesses made in a step
+    mean_gamma: float  # draft tokens made in a step
     silent: float  # share of the steps in which none was made
     # What section 3 makes of the measured alpha, c and v; None where fewer than FEW were made
     alpha: float | None = None
     c: float | None = None
     v: float | None = None  # a target pass over the longest block against one over one token
-    paper: float | None = None  # Theorem 3.8 for the guesses made; it takes v as 1
+    paper: float | None = None  # Theorem 3.8 for the draft tokens made; it takes v as 1
     predicted: float | None = None  # the same with the measured v
     others: float | None = None  # share of the processors that other processes took
 
@@ -364,7 +364,7 @@ def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) 
 def _predicted(
     comparison: Comparison, overlaps: list[float], steps: list[StepRecord], plain: list[StepRecord]
 ) -> Comparison:
-    """With the predictions of section 3 for the guesses that the steps made."""
+    """With the predictions of section 3 for the draft tokens that the steps made."""
     costs, alpha = of([*plain, *steps]), min(1.0, fmean(overlaps))
     made = Counter(step.drafted for step in steps)
     return replace(

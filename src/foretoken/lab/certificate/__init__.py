@@ -1,4 +1,5 @@
-"""The certificate that a pair keeps the target's law: its parts, their tests, and planted bugs.
+"""The certificate that a pair keeps the target's distribution: its parts, their tests, and planted
+bugs.
 
 Knows no particular model, drafter or rule: all run as they do in generation.
 

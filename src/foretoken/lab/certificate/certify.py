@@ -28,7 +28,7 @@ from foretoken.lab.certificate.sampled import (
     Track,
     Watched,
     against_plain,
-    against_the_law,
+    against_the_distribution,
     completions,
 )
 from foretoken.lab.uninterrupted import uninterrupted
@@ -36,7 +36,7 @@ from foretoken.models.base import Blocks, Model
 from foretoken.options import Prompt, as_list, check, keys_of
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import NAMED
+from foretoken.sampling.verifier import NAMED
 from foretoken.sampling.verify import Outcome, Rule, block
 from foretoken.speculator import BATCH, Speculator
 
@@ -51,9 +51,10 @@ class Control:
 
 
 class NextRow(Outcome):
-    """The next token comes from the law one position too far on, behind a guess not kept."""
+    """The next token comes from the distribution one position too far on, behind a draft token not
+    kept."""
 
-    def next_law(self, n: Tensor) -> Tensor:
+    def next_distribution(self, n: Tensor) -> Tensor:
         rows = torch.arange(len(n), device=n.device)
         return self.p[rows, (n + 1) % (self.lengths + 1)]
 
@@ -69,7 +70,7 @@ def next_row(rule: Rule) -> Rule:
 
 
 class Likeliest:
-    """A Drafter whose guesses are its likeliest tokens, reported as drawn from q."""
+    """A Drafter whose draft tokens are its likeliest tokens, reported as drawn from q."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)
@@ -110,22 +111,22 @@ class OffByOne:
 
 
 FALSE_ALARM = 1e-4  # for the whole certificate of an exact pair
-LAWS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
+DISTRIBUTIONS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
 PLAIN = "speculative"  # plain decoding does not go through the rule that is certified
 SAMPLED = 8  # prompts that are sampled from; greedy text is compared on all
 
 
-def laws(own: SamplingParams) -> Sequence[SamplingParams]:
-    """The laws to certify for a user of `own`: it, and temperature 1, where bugs show best. For
-    greedy generation LAWS."""
+def distributions(own: SamplingParams) -> Sequence[SamplingParams]:
+    """The distributions to certify for a user of `own`: it, and temperature 1, where bugs show
+    best. For greedy generation LAWS."""
     if own == SamplingParams(0.0):
-        return LAWS
+        return DISTRIBUTIONS
     if own.greedy:
         raise InputError(
             f"temperature is {own.temperature:g}: greedy text, in which top-k, top-p and min-p "
             "change nothing; give a temperature too"
         )
-    return (LAWS[0], own) if own != LAWS[0] else (own,)
+    return (DISTRIBUTIONS[0], own) if own != DISTRIBUTIONS[0] else (own,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +135,19 @@ class CertificatePlan:
 
     gamma: int = 3
     rule: str | Rule = "block"
-    texts: int = 192  # sampled for each prompt and law, speculatively and plainly
+    texts: int = 192  # sampled for each prompt and distribution, speculatively and plainly
     greedy: int = 48  # new tokens of a greedy text
     seed: int = 0
-    laws: Sequence[SamplingParams] = LAWS
+    distributions: Sequence[SamplingParams] = DISTRIBUTIONS
 
     def __post_init__(self) -> None:
-        if not self.laws:
+        if not self.distributions:
             raise InputError("laws is empty; give one or more SamplingParams")
-        for law in self.laws:
+        for distribution in self.distributions:
             check(self.gamma, self.rule, lenience=1.0)
-            if law.greedy:
+            if distribution.greedy:
                 raise InputError(
-                    f"temperature is {law.temperature} in a law; give more, greedy text is "
+                    f"temperature is {distribution.temperature} in a law; give more, greedy text is "
                     "compared anyway"
                 )
         keys_of(self.seed, [1])
@@ -164,7 +165,7 @@ class CertificatePlan:
         return 2 * (self.gamma + 1)
 
     def trial(self, params: SamplingParams) -> SampledTrial:
-        """How texts of that law are sampled."""
+        """How texts of that distribution are sampled."""
         return SampledTrial(params, self.gamma, self.rule, self.texts, self.length, self.seed)
 
 
@@ -179,7 +180,7 @@ class Certificate:
     tests: list[Test]
     guesses: int
     certain: int  # of them: reported without a q
-    lies: list[str]  # guesses that do not follow the q reported
+    lies: list[str]  # draft tokens that do not follow the q reported
     controls: list[Control]
 
     @property
@@ -214,7 +215,8 @@ def certify(
     plan: CertificatePlan | None = None,
     track: Track = lambda numbers, what: numbers,
 ) -> Certificate:
-    """Whether `spec` keeps the target's law: greedy text, sampled text, guesses, passes, controls.
+    """Whether `spec` keeps the target's distribution: greedy text, sampled text, guesses, passes,
+    controls.
 
     The models must be idle. Raises InputError where the pair cannot be certified or the models
     cannot continue the prompts; KeyboardInterrupt where it was interrupted.
@@ -230,8 +232,8 @@ def certify(
         *_wrong_model(spec, few, texts, plan, shapes),
         _wrong_rule(spec, few, plan, level, track),
     ]
-    if log.uniforms:  # some guesses had a q
-        controls.append(_wrong_guesses(spec, few, plan, level, track))
+    if log.uniforms:  # some draft tokens had a q
+        controls.append(_wrong_draft_tokens(spec, few, plan, level, track))
     return Certificate(
         prompts=len(prompts),
         level=level,
@@ -247,7 +249,7 @@ def certify(
 
 def count(prompts: list[Prompt], plan: CertificatePlan) -> int:
     """Tests of a certificate, at most."""
-    return len(plan.laws) * (min(len(prompts), SAMPLED) + 7)
+    return len(plan.distributions) * (min(len(prompts), SAMPLED) + 7)
 
 
 def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> None:
@@ -263,8 +265,8 @@ def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> N
 def _greedy(
     spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, track: Track
 ) -> tuple[ShapeNoise, Identity, list[list[int]]]:
-    """Block passes along plain greedy texts, greedy texts with guesses, and the plain ones, which
-    are made one row at a time."""
+    """Block passes along plain greedy texts, greedy texts with draft tokens, and the plain ones,
+    which are made one row at a time."""
     plain: list[list[int]] = []
     for i in track(range(len(prompts)), "greedy: plain"):
         plain += _texts(spec, [prompts[i]], plan, gamma=0)
@@ -315,28 +317,29 @@ def _texts(
 def _sampled(
     spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
 ) -> tuple[list[Test], Log]:
-    """All tests of sampled text, law by law, and what the drafter did meanwhile."""
+    """All tests of sampled text, distribution by distribution, and what the drafter did
+    meanwhile."""
     watched = Watched(spec.drafter, plan.seed)
     tests: list[Test] = []
-    for params in plan.laws:
+    for params in plan.distributions:
         trial = plan.trial(params)
         first = len(watched.log.uniforms)
-        own, texts = against_the_law(
+        own, texts = against_the_distribution(
             replace(spec, drafter=watched), spec.drafter, prompts, trial, level, track
         )
         tests += own
-        tests += _guessed(trial.name, watched.log.uniforms[first:], level)
+        tests += _drafted(trial.name, watched.log.uniforms[first:], level)
         plain = replace(trial, gamma=0, rule=PLAIN)
         tests += against_plain(spec, prompts, texts, plain, level, track)
     return tests, watched.log
 
 
-def _guessed(name: str, guesses: list[Uniforms], level: float) -> list[Test]:
+def _drafted(name: str, draft_tokens: list[Uniforms], level: float) -> list[Test]:
     """Whether guesses follow the q reported; no test where all were certain."""
-    if not guesses:
+    if not draft_tokens:
         return []
-    ranked = torch.cat([u.ranked for u in guesses])
-    by_id = torch.cat([u.by_id for u in guesses])
+    ranked = torch.cat([u.ranked for u in draft_tokens])
+    by_id = torch.cat([u.by_id for u in draft_tokens])
     return [
         binned(f"{name}: guesses under q, by rank", "guesses", ranked, level),
         binned(f"{name}: guesses under q, by id", "guesses", by_id, level),
@@ -366,8 +369,8 @@ def _wrong_rule(
     rule = next_row(honest)
 
     def least(texts: int) -> float:
-        broken = replace(plan.trial(plan.laws[0]), rule=rule, texts=texts)
-        tests, _ = against_the_law(
+        broken = replace(plan.trial(plan.distributions[0]), rule=rule, texts=texts)
+        tests, _ = against_the_distribution(
             spec, spec.drafter, prompts, broken, level, track, "control", stream=3
         )
         return _least(tests)
@@ -375,15 +378,15 @@ def _wrong_rule(
     return _control("replacement from the wrong position: sampled text", least, plan, level)
 
 
-def _wrong_guesses(
+def _wrong_draft_tokens(
     spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
 ) -> Control:
     def least(texts: int) -> float:
         watched = Watched(Likeliest(spec.drafter), plan.seed)
-        trial = replace(plan.trial(plan.laws[0]), texts=texts)
+        trial = replace(plan.trial(plan.distributions[0]), texts=texts)
         for _ in completions(replace(spec, drafter=watched), prompts, trial, 4, track, "control"):
             pass
-        return _least(_guessed("", watched.log.uniforms, level))
+        return _least(_drafted("", watched.log.uniforms, level))
 
     return _control("likeliest guesses with a dense q: guesses", least, plan, level)
 
@@ -403,18 +406,19 @@ def _least(tests: list[Test]) -> float:
 
 
 STREAM = 5  # of random numbers: that of no part
-CONTROLS = 0.4  # texts with guesses for the planted bugs, of a law's: a quarter, half of them twice
-GREEDY = 6  # lone greedy texts a prompt: plain, with guesses, for the controls, and along them
+# texts with guesses for the planted bugs, of a distribution's: a quarter, half of them twice
+CONTROLS = 0.4
+GREEDY = 6  # lone greedy texts a prompt: plain, with draft tokens, for the controls, and along them
 
 
 def expected(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> float:
     """About the seconds that `certify` takes, from a hundredth of its work. Raises as it does."""
     require(spec, prompts, plan)
     few = prompts[:SAMPLED]
-    trial = replace(plan.trial(plan.laws[0]), texts=-(-BATCH // len(few)))
+    trial = replace(plan.trial(plan.distributions[0]), texts=-(-BATCH // len(few)))
     plain = replace(trial, gamma=0, rule=PLAIN)
-    guessed_seconds = _seconds(
-        lambda: against_the_law(
+    drafted_seconds = _seconds(
+        lambda: against_the_distribution(
             spec, spec.drafter, few, trial, 0.5, lambda numbers, what: numbers, stream=STREAM
         )
     )
@@ -430,8 +434,8 @@ def expected(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> 
         / plan.length
     )
     texts = plan.texts / trial.texts
-    sampled = texts * len(plan.laws) * (guessed_seconds + 2 * plain_seconds)
-    controls = texts * CONTROLS * guessed_seconds
+    sampled = texts * len(plan.distributions) * (drafted_seconds + 2 * plain_seconds)
+    controls = texts * CONTROLS * drafted_seconds
     return sampled + controls + GREEDY * len(prompts) * plan.greedy * token_seconds
 
 

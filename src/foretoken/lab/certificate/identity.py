@@ -13,18 +13,18 @@ from foretoken.drafters.base import Draft, Drafter
 from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
-from foretoken.sampling.distributions import SamplingParams, law, one_hot
+from foretoken.sampling.distributions import SamplingParams, one_hot, probabilities
 from foretoken.sampling.draw import Draw
 
 
 @dataclass(frozen=True, slots=True)
 class GreedyPlace:
-    """The rows whose new text reaches one place, and the laws there."""
+    """The rows whose new text reaches one place, and the distributions there."""
 
     rows: list[int]
     tokens: Tensor  # [n]
     p: Tensor  # [n, V]
-    q: Tensor  # [n, V]: of the drafter's first guess there, 0 where it makes none
+    q: Tensor  # [n, V]: of the drafter's first draft token there, 0 where it makes none
 
 
 @torch.inference_mode()
@@ -35,8 +35,8 @@ def replay(
     texts: Sequence[list[int]],
     params: SamplingParams,
 ) -> Iterator[GreedyPlace]:
-    """The laws of both at every place of the new `texts` of the requests, which are read side by
-    side. RefusedError where one of them is in use."""
+    """The distributions of both at every place of the new `texts` of the requests, which are read
+    side by side. RefusedError where one of them is in use."""
     live = list(range(len(texts)))
     chains = [chain(request, target.vocab_size) for request in requests]
     sources = _sources(target, requests)
@@ -51,15 +51,15 @@ def replay(
                 live = [row for row in live if len(texts[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
-            wishes, shaping = [params] * len(live), [chains[row] for row in live]
-            # as in a step before the pass, which may write where the guess was
-            draft = drafter.propose([1] * len(live), Draw(keys, lengths, wishes, shaping))
+            sampling, shaping = [params] * len(live), [chains[row] for row in live]
+            # as in a step before the pass, which may write where the draft token was
+            draft = drafter.propose([1] * len(live), Draw(keys, lengths, sampling, shaping))
             p = _logits(target, [requests[row] for row in live], [texts[r] for r in live], t)
             for b, row in enumerate(live):
                 if (controls := chains[row]) is not None:
                     p[b] = controls.shape(p[b], [])
             tokens = [texts[row][t] for row in live]
-            p = law(p, params).cpu()
+            p = probabilities(p, params).cpu()
             yield GreedyPlace(live, torch.tensor(tokens), p, _first(draft, p))
             drafter.commit([[token] for token in tokens])
             for row in live:
@@ -83,13 +83,13 @@ def _logits(target: Model, requests: list[Request], texts: list[list[int]], t: i
 
 
 def _first(draft: Draft, p: Tensor) -> Tensor:
-    """The law of the first guess of every row, `[n, V]` as p."""
+    """The distribution of the first draft token of every row, `[n, V]` as p."""
     if not draft.tokens.shape[1]:
         return torch.zeros_like(p)
-    guessed = (draft.lengths > 0).to(p)[:, None].cpu()
+    drafted = (draft.lengths > 0).to(p)[:, None].cpu()
     if draft.q is not None:
-        return draft.q[:, 0].cpu().nan_to_num() * guessed
-    return one_hot(draft.tokens[:, 0].cpu().long(), p.shape[1]).to(p) * guessed
+        return draft.q[:, 0].cpu().nan_to_num() * drafted
+    return one_hot(draft.tokens[:, 0].cpu().long(), p.shape[1]).to(p) * drafted
 
 
 def _sources(target: Model, requests: Sequence[Request]) -> list[list[int]] | None:
@@ -118,7 +118,7 @@ class ShapeNoise:
     positions: int
     noise: float  # the largest difference of any logit
     height: float  # of the largest logit above the mean one, on average
-    variation: float  # the largest total variation of the laws at temperature 1
+    variation: float  # the largest total variation of the distributions at temperature 1
     allowed: float  # the noise that rounding explains
 
     @property
@@ -145,9 +145,9 @@ def compare(
     for row, at, logits in _grouped(target, requests, texts, width):
         expected, logits = alone[row][at].double(), logits.double().cpu()
         distances = torch.where(logits == expected, 0.0, (logits - expected).abs())
-        law, other = logits.softmax(-1), expected.softmax(-1)
+        distribution, other = logits.softmax(-1), expected.softmax(-1)
         noise = max(noise, float(distances.nan_to_num(LARGE, posinf=LARGE).max()))
-        variation = max(variation, float((law - other).abs().sum() / 2))
+        variation = max(variation, float((distribution - other).abs().sum() / 2))
         finite = expected[expected.isfinite()]
         height += float(finite.max() - finite.mean())
         positions += 1
@@ -176,7 +176,7 @@ def _blockwise(
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
-            right = [(step + row) % width for row in live]  # guesses that follow the text
+            right = [(step + row) % width for row in live]  # draft tokens that follow the text
             blocks = [
                 _block(requests[row], texts[row], scored[row], width, good, target.vocab_size)
                 for row, good in zip(live, right, strict=True)
@@ -196,11 +196,11 @@ def _blockwise(
 def _block(
     request: Request, text: list[int], scored: int, width: int, right: int, V: int
 ) -> list[int]:
-    """The last token and guesses, of which the first `right` follow the text; it ends with the
+    """The last token and draft tokens, of which the first `right` follow the text; it ends with the
     text."""
-    guesses = text[scored : min(scored + width, len(text)) - 1]
-    wrong = [(token + 1) % V for token in guesses[right:]]
-    return [[request.prompt[-1], *text][scored], *guesses[:right], *wrong]
+    draft_tokens = text[scored : min(scored + width, len(text)) - 1]
+    wrong = [(token + 1) % V for token in draft_tokens[right:]]
+    return [[request.prompt[-1], *text][scored], *draft_tokens[:right], *wrong]
 
 
 MARGIN = 4  # times the noise measured: both logits move, and more passes would show more noise

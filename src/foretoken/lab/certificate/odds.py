@@ -88,7 +88,8 @@ def unrelated(name: str, unit: str, u: Sequence[Tensor], lags: int) -> Test:
 def two_samples(
     name: str, unit: str, tables: Sequence[tuple[np.ndarray, np.ndarray]], level: float
 ) -> Test:
-    """Whether the counts of every pair of `tables` come from one law; the pairs are pooled."""
+    """Whether the counts of every pair of `tables` come from one distribution; the pairs are
+    pooled."""
     statistic, dof, n, m = 0.0, 0, 0.0, 0.0
     for a, b in tables:
         a, b = _pooled(a, b)
@@ -138,16 +139,16 @@ def _float(x: float) -> Tensor:
 class Uniforms:
     """The numbers of some tokens, `[n]` each, float64."""
 
-    ranked: Tensor  # likeliest tokens first: shows a law that is too sharp or too flat
+    ranked: Tensor  # likeliest tokens first: shows a distribution that is too sharp or too flat
     by_id: Tensor  # in the order of the ids: shows random numbers that were used twice
 
 
-def uniforms(law: Tensor, tokens: Tensor, noise: Tensor) -> Uniforms:
-    """The numbers of `tokens [n]` under `law [n, V]`; `noise [n]` is uniform and fresh.
+def uniforms(distribution: Tensor, tokens: Tensor, noise: Tensor) -> Uniforms:
+    """The numbers of `tokens [n]` under `distribution [n, V]`; `noise [n]` is uniform and fresh.
 
     A token without mass gets the very end of the ranks.
     """
-    p = law.double()
+    p = distribution.double()
     p = p / p.sum(-1, keepdim=True)
     masses = p.gather(1, tokens[:, None])
     ids = torch.arange(p.shape[1], device=p.device)

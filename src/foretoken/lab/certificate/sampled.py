@@ -1,5 +1,5 @@
-"""A pair at its temperature: continuations whose law is known, and numbers that are uniform if
-every token follows its own law, watched at every step."""
+"""A pair at its temperature: continuations whose distribution is known, and numbers that are
+uniform if every token follows its own distribution, watched at every step."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Watched:
         self.holds = (drafter,)
         self._noise = torch.Generator().manual_seed(seed)
         self._texts: list[list[int]] = []
-        self._counted: list[int] = []  # how far each row's guesses are in the log's numbers
-        self._certain: dict[tuple[int, ...], int] = {}  # text -> the certain guess behind it
+        self._counted: list[int] = []  # how far each row's draft tokens are in the log's numbers
+        self._certain: dict[tuple[int, ...], int] = {}  # text -> the certain draft token behind it
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -116,18 +116,20 @@ class Watched:
         for i, token in enumerate(tokens.tolist()):
             if i not in recorded.draws:
                 continue  # drawn by other means: the numbers tell
-            law, ids = recorded.draws[i]
+            distribution, ids = recorded.draws[i]
             if int(ids[b]) != token:
                 self.log.lies.append(f"guess {token} was not drawn: {int(ids[b])} was")
-            elif distance := float((law[b].cpu().double() - q[i].cpu().double()).abs().sum() / 2):
+            elif distance := float(
+                (distribution[b].cpu().double() - q[i].cpu().double()).abs().sum() / 2
+            ):
                 self.log.lies.append(
                     f"guess {token} was drawn from another law than the q reported, total "
                     f"variation {distance:.2g}"
                 )
 
-    def _check_certain(self, b: int, guesses: list[int]) -> None:
-        for i, token in enumerate(guesses):
-            earlier = self._certain.setdefault((*self._texts[b], *guesses[:i]), token)
+    def _check_certain(self, b: int, draft_tokens: list[int]) -> None:
+        for i, token in enumerate(draft_tokens):
+            earlier = self._certain.setdefault((*self._texts[b], *draft_tokens[:i]), token)
             if earlier != token:
                 self.log.lies.append(
                     f"guesses {earlier} and {token} after the same text, both said to be certain"
@@ -146,7 +148,7 @@ class Watched:
 
 
 class Recorded:
-    """A Draw that remembers the law and the ids of every guess."""
+    """A Draw that remembers the distribution and the ids of every draft token."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
@@ -155,17 +157,17 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draw, name)
 
-    def guess(
+    def sample(
         self, logits: Tensor, i: int, params: SamplingParams | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        ids, q = self._draw.guess(logits, i, params)
+        ids, q = self._draw.sample(logits, i, params)
         if q is not None:
             self.draws[i] = q.clone(), ids
         return ids, q
 
-    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        ids = self._draw(law, i, cdf)
-        self.draws[i] = law.clone(), ids
+    def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+        ids = self._draw(distribution, i, cdf)
+        self.draws[i] = distribution.clone(), ids
         return ids
 
 
@@ -204,8 +206,8 @@ def completions(
     label: str,
 ) -> Iterable[tuple[range, list[Completion]]]:
     """`trial.texts` completions of every prompt, batch by batch, with their numbers; number k
-    continues prompt k % len(prompts). No two streams share a random number. Some texts with guesses
-    are made alone: a single row may take another path through the models."""
+    continues prompt k % len(prompts). No two streams share a random number. Some texts with draft
+    tokens are made alone: a single row may take another path through the models."""
     count = trial.texts * len(prompts)
     for first in track(range(0, count, BATCH), f"{trial.name}: {label}"):
         batch = range(first, min(first + BATCH, count))
@@ -237,7 +239,7 @@ def _generate(
 
 @dataclass(slots=True)
 class Evidence:
-    """Sampled tokens under the target's law."""
+    """Sampled tokens under the target's distribution."""
 
     ranked: list[Tensor] = field(default_factory=list[Tensor])
     by_id: list[Tensor] = field(default_factory=list[Tensor])  # of one text each
@@ -267,7 +269,7 @@ class Evidence:
         self.by_id += [torch.cat(row) for row in rows if row]
 
     def tests(self, name: str, lags: int, level: float) -> list[Test]:
-        """Whether the tokens follow the target's law."""
+        """Whether the tokens follow the target's distribution."""
         hits, chances, unit = torch.cat(self.hits), torch.cat(self.chances), "tokens"
         return [
             binned(f"{name}: target's law, by rank", unit, torch.cat(self.ranked), level),
@@ -277,7 +279,7 @@ class Evidence:
         ]
 
 
-def against_the_law(
+def against_the_distribution(
     spec: Speculator,
     drafter: Drafter,
     prompts: Sequence[Prompt],
@@ -287,14 +289,14 @@ def against_the_law(
     label: str = "speculative",
     stream: int = 0,
 ) -> tuple[list[Test], list[list[Text]]]:
-    """Tests of speculative texts against the target's laws, and the texts by prompt. `drafter`: the
-    honest one, for the replay."""
-    wishes = replace(trial.params, max_new_tokens=trial.length)
+    """Tests of speculative texts against the target's distributions, and the texts by prompt.
+    `drafter`: the honest one, for the replay."""
+    sampling = replace(trial.params, max_new_tokens=trial.length)
     evidence, texts_of = Evidence(), [[] for _ in prompts]
     noise = torch.Generator().manual_seed(trial.seed + 1)
     for numbers, rows in completions(spec, prompts, trial, stream, track, label):
         batch = [prompts[k % len(prompts)] for k in numbers]
-        requests = spec.requests(batch, wishes, trial.seed)
+        requests = spec.requests(batch, sampling, trial.seed)
         tokens = [row.tokens for row in rows]
         evidence.add(spec, drafter, requests, tokens, trial.params, noise)
         for k, text in zip(numbers, tokens, strict=True):

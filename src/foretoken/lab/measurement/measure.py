@@ -124,7 +124,7 @@ def measure(
     if rows is not None:
         serving.require(spec)
     machine = describe(spec.target.device)
-    requests = spec.requests(list(prompts), options.wishes, options.seed)
+    requests = spec.requests(list(prompts), options.sampling_params, options.seed)
     for gamma in (0, options.gamma):
         _run(spec, prompts[0], replace(options, max_new_tokens=WARM_UP), 0, gamma)
     observed = list(done)
@@ -176,7 +176,7 @@ def _run(
 ) -> Completion:
     rows = spec.generate(
         [prompt],
-        options.wishes,
+        options.sampling_params,
         gamma=gamma,
         seed=[(options.seed, row)],
     )
@@ -252,7 +252,7 @@ def _in_loop(loops: list[MeasuredRun]) -> Estimate | None:
 
 
 def _position(steps: list[Step], i: int) -> Position:
-    """Guess i, from 1. A step that met an end of sequence before it does not count."""
+    """Draft token i, from 1. A step that met an end of sequence before it does not count."""
     room = [step for step in steps if step.gamma >= i]
     steps_at = [step for step in room if step.accepted >= i - 1 and step.kept >= i]
     judged = sum(step.judged >= i for step in steps_at)

@@ -1,9 +1,9 @@
 """Plans from measurements: which draft and gamma to use, and whether to speculate at all.
 
 The gain of a gamma is section 3.5 with measured rates in place of alpha^i. Tokens follow from how
-often guess i was kept, or not made (for guesses beyond the measured gamma, from alpha and how often
-the last two were made), time from the steps of the measured runs, with v(n) for how a pass grows
-with gamma. Compares measurements of one target on one machine.
+often draft token i was kept, or not made (for draft tokens beyond the measured gamma, from alpha
+and how often the last two were made), time from the steps of the measured runs, with v(n) for how a
+pass grows with gamma. Compares measurements of one target on one machine.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LEAST = 1e-9  # seconds of a pass at the low end of its interval
 class Basis:
     """The numbers that a prediction follows from; times in seconds."""
 
-    alpha: float  # where a guess is made
-    kept: tuple[float, ...]  # P(guess i is made and kept | all before it were), i = 1, 2, ..
-    offered: tuple[float, ...]  # share of steps in which the drafter makes guess i
+    alpha: float  # where a draft token is made
+    kept: tuple[float, ...]  # P(draft token i is made and kept | all before it were), i = 1, 2, ..
+    offered: tuple[float, ...]  # share of steps in which the drafter makes draft token i
     guess: float
     passes: tuple[float, ...]  # over 1, 2, .. tokens; the first in plain runs, others beside drafts
-    plain: float  # other work of a step without guesses
+    plain: float  # other work of a step without draft tokens
     loop: float  # of a step with len(kept) guesses
 
     @property
@@ -42,7 +42,7 @@ class Basis:
         return len(self.passes) - 1
 
     def survival(self, gamma: int) -> list[float]:
-        """s_0, .., s_gamma: P(the first i guesses are kept)."""
+        """s_0, .., s_gamma: P(the first i draft tokens are kept)."""
         beyond = [self.alpha * self.goes_on] * (gamma - len(self.kept))
         return np.cumprod([1.0, *self.kept[:gamma], *beyond]).tolist()
 
@@ -68,13 +68,13 @@ class Basis:
         Near the end gamma is cut to the tokens still missing less one, as in generation.
         """
         rounds = [self.round(g) for g in range(self.max_gamma + 1)]
-        laws = [_gains(self.survival(g)) for g in range(self.max_gamma + 1)]
+        distributions = [_gains(self.survival(g)) for g in range(self.max_gamma + 1)]
         speedups: list[float] = []
         for gamma in range(self.max_gamma + 1):
             cost = np.zeros(tokens + 1)  # of n tokens
             for n in range(1, tokens + 1):
                 g = min(gamma, n - 1)
-                cost[n] = rounds[g] + laws[g] @ cost[n - g - 1 : n][::-1]
+                cost[n] = rounds[g] + distributions[g] @ cost[n - g - 1 : n][::-1]
             speedups.append(tokens * rounds[0] / float(cost[tokens]))
         return speedups
 
@@ -129,7 +129,7 @@ def _length(measured: Measurement) -> int:
 
 
 def best(table: list[GammaPrediction]) -> GammaPrediction:
-    """The fastest with guesses; the smallest gamma on ties."""
+    """The fastest with draft tokens; the smallest gamma on ties."""
     return max(table[1:], key=lambda one: one.speedup.value)
 
 
@@ -155,7 +155,7 @@ def _passes(measured: Measurement, alone: list[float]) -> tuple[float, ...]:
 
 def _basis(measured: Measurement) -> Basis:
     alpha = measured.alpha.value
-    made = 1 - measured.silent  # without a guess, beta counts as 0
+    made = 1 - measured.silent  # without a draft token, beta counts as 0
     return Basis(
         alpha=min(1.0, alpha / made) if made else 0.0,
         kept=tuple(p.kept / p.asked if p.asked else alpha for p in measured.positions),

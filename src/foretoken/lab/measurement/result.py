@@ -66,7 +66,7 @@ class MeasureOptions:
         return {name: getattr(self, name) for name in LOADING} | {"generation_config": ignored}
 
     @property
-    def wishes(self) -> SamplingParams:
+    def sampling_params(self) -> SamplingParams:
         """The same, for texts of so many tokens."""
         return replace(self.sampling, max_new_tokens=self.max_new_tokens)
 
@@ -79,7 +79,7 @@ class Step(NamedTuple):
     judged: int
     accepted: int
     kept: int  # tokens gained
-    overlap: float  # sum over the guesses judged
+    overlap: float  # sum over the draft tokens judged
     draft_seconds: float
     score_seconds: float
 
@@ -98,7 +98,8 @@ class Observed:
     """The measurement of one prompt."""
 
     prompt_tokens: int
-    overlaps: list[float | None]  # beta at every token of the target's own text; None: no guess
+    # beta at every token of the target's own text; None: no draft token
+    overlaps: list[float | None]
     plain: MeasuredRun
     loop: MeasuredRun
     context: int  # tokens that the passes are behind
@@ -108,10 +109,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How guess i of a step fared."""
+    """How draft token i of a step fared."""
 
-    asked: int  # steps that kept all guesses before it and had room for it
-    judged: int  # of these, steps with such a guess
+    asked: int  # steps that kept all draft tokens before it and had room for it
+    judged: int  # of these, steps with such a draft token
     kept: int
     rate: Estimate | None  # kept / judged, Wilson
     offered: float  # share of steps with room for it in which the drafter went so far
@@ -133,10 +134,12 @@ class Serving:
     beside: int = 0  # other engines that worked on the machine meanwhile
     context: int | None = None  # tokens of a text at most; None: no limit, or an older file's
 
-    def drafting(self, guesses: list[int]) -> float:
+    def drafting(self, draft_tokens: list[int]) -> float:
         """Seconds of a draft of so many guesses for each row."""
-        rows = len(guesses)
-        return float(self.costs.drafting(max(guesses), sum(guesses), rows) * at(self.drafts, rows))
+        rows = len(draft_tokens)
+        return float(
+            self.costs.drafting(max(draft_tokens), sum(draft_tokens), rows) * at(self.drafts, rows)
+        )
 
     def passing(self, size: int, read: int, rows: int, *, changed: bool) -> float:
         """Seconds of the target's pass over `size` positions, `read` of them of prompts; changed:
@@ -157,12 +160,12 @@ class Measurement:
     target: Footprint
     draft: Footprint
     alpha: Estimate  # E sum min(p, q) on the target's own prefixes (Corollary 3.6)
-    alpha_in_loop: Estimate | None  # the same at the guesses judged while speculating
-    silent: float  # share of the target's own prefixes at which the drafter made no guess
+    alpha_in_loop: Estimate | None  # the same at the draft tokens judged while speculating
+    silent: float  # share of the target's own prefixes at which the drafter made no draft token
     positions: list[Position]
     tokens: float  # new tokens of a prompt, mean
     tokens_per_call: Estimate
-    draft_seconds: Spread | None  # of one guess
+    draft_seconds: Spread | None  # of one draft token
     context: float  # of the passes, median
     passes: list[Spread]  # of the target over 1, 2, .. tokens
     plain_overhead: Spread  # seconds of a step that are neither draft nor score

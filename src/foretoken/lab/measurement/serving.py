@@ -66,11 +66,11 @@ def _work(pipe: Connection, options: MeasureOptions, prompts: list[Prompt], rows
     """Texts without an end; says "" when the first is there, or what is wrong."""
     from foretoken import Engine, load  # late: torch, in the process that needs it
 
-    wishes = replace(options.wishes, ignore_eos=True)
+    sampling_params = replace(options.sampling_params, ignore_eos=True)
     try:
         with Engine(load(options.target, options.draft, **options.loading), rows) as engine:
             for number in count():
-                engine.add(prompts[number % len(prompts)], wishes, seed=(number, 1))
+                engine.add(prompts[number % len(prompts)], sampling_params, seed=(number, 1))
                 while engine.running + engine.waiting >= rows:
                     engine.step()
                 if number == rows:
@@ -102,13 +102,13 @@ def serving(
 ) -> Serving:
     """Measure it, in some seconds, on requests like `prompts`, beside so many other engines at
     work. The models must be idle."""
-    wishes = options.wishes
-    requests = spec.requests(list(prompts), wishes, 0)
+    sampling_params = options.sampling_params
+    requests = spec.requests(list(prompts), sampling_params, 0)
     costs = spec.step_costs(requests[0].params, rows)  # alone: the policy of a replica has these
     ids = list(chain.from_iterable(request.prompt for request in requests))
     with beside(engines, options, prompts, rows):
         reading, draft_reading = _reading(spec, ids)
-        works = [_at_work(spec, prompts, wishes, n, rows) for n in sorted({1, rows})]
+        works = [_at_work(spec, prompts, sampling_params, n, rows) for n in sorted({1, rows})]
     measured = Serving(
         rows, costs, reading, draft_reading, around=((1, 0.0),), joining=0.0, beside=engines
     )
@@ -199,20 +199,24 @@ class _Work:
 
 
 def _at_work(
-    spec: Speculator, prompts: Sequence[Prompt], wishes: SamplingParams, count: int, rows: int
+    spec: Speculator,
+    prompts: Sequence[Prompt],
+    sampling_params: SamplingParams,
+    count: int,
+    rows: int,
 ) -> _Work:
     """An engine of `rows` rows that has `count` requests at a time, until some have ended. Costs
     were measured on rows alike; here they are of several lengths, and come and go."""
-    wishes = replace(wishes, ignore_eos=True)
+    sampling_params = replace(sampling_params, ignore_eos=True)
     work, last, fresh = _Work(count), 0, dict[int, int]()
     unsent = requests = ROUNDS * count
     with Engine(spec, rows, prefix_cache=False) as engine:
         while unsent or engine.running or engine.waiting:
             for _ in range(min(unsent, count - engine.running - engine.waiting)):
                 number, start = (requests - unsent) % len(prompts), perf_counter()
-                id = engine.add(prompts[number], wishes, seed=(requests - unsent, 0))
+                id = engine.add(prompts[number], sampling_params, seed=(requests - unsent, 0))
                 work.adding.append(perf_counter() - start)
-                fresh[id] = len(spec.requests([prompts[number]], wishes, 0)[0].prompt)
+                fresh[id] = len(spec.requests([prompts[number]], sampling_params, 0)[0].prompt)
                 unsent -= 1
             start = perf_counter()
             events = engine.step()

@@ -1,9 +1,9 @@
 """A smaller copy of a model over the model's own rows, with which the model drafts for itself.
 
-It reads the keys and values that the target has made of the text, and writes those of guesses
+It reads the keys and values that the target has made of the text, and writes those of draft tokens
 behind them, where the target's next pass writes its own. So there is nothing to read first, nothing
-to catch up with, and no second cache. The target never reads what a guess has left there: its rows
-end before it, and its passes write before they read. It does not know how the copy was made.
+to catch up with, and no second cache. The target never reads what a draft token has left there: its
+rows end before it, and its passes write before they read. It does not know how the copy was made.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Companion(Generic[Graph]):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every row in place: what the target has read, and guesses behind it."""
+        """Tokens of every row in place: what the target has read, and draft tokens behind it."""
         return [max(own, read) for own, read in zip(self._own, self.target.lengths, strict=True)]
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:

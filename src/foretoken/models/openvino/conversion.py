@@ -75,7 +75,7 @@ def _compiled(
     if exported.facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])
         options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
-        # by channel the tokens of a page would share scales, guesses that are rejected too
+        # by channel the tokens of a page would share scales, draft tokens that are rejected too
         options |= {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if cache == CACHED["int8"] else {}
     return {
         name: core().compile_model(widened_in_products(graph), "CPU", options)

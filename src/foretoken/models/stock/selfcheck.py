@@ -96,11 +96,11 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         return check(model, form)
     if key not in FOUND:
         FOUND.update(remembered(FILE))
-    verdict = FOUND.get(key)
-    if isinstance(verdict, str):
-        raise RefusedError(verdict)
-    if isinstance(verdict, float):
-        return Check(type(model).__name__, verdict, time.perf_counter() - start, True)
+    verification = FOUND.get(key)
+    if isinstance(verification, str):
+        raise RefusedError(verification)
+    if isinstance(verification, float):
+        return Check(type(model).__name__, verification, time.perf_counter() - start, True)
     try:
         passed = check(model, form)
         FOUND[key] = passed.delta

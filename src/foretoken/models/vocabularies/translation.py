@@ -75,12 +75,12 @@ class Translation:
         ends the text, so do they. longer: what its last token, made longer, says before that."""
         target, draft = self.dictionary.target, self.dictionary.draft
         new = longer + draft.text(written)
-        tokens = self.behind(new if self._behind or self.last else draft.plain(new))
+        tokens = self.after(new if self._behind or self.last else draft.plain(new))
         if not written or written[-1] != draft.end or target.end is None:
             return tokens
         return [*tokens, target.end] if tokens or not new else []
 
-    def behind(self, new: bytes) -> list[int]:
+    def after(self, new: bytes) -> list[int]:
         """The target's tokens of what follows the text; none where they would not leave the last
         word's as they are."""
         target, spelling = self.dictionary.target, self._spelled_open
@@ -149,7 +149,7 @@ def ways_on(text: Translation, before: Tensor) -> list[WayOn]:
     length, ways = len(draft.spelled[last]), list[WayOn]()
     for share, token in sorted(likely, reverse=True):
         continuation = draft.spelled[token][length:]
-        guesses = text.behind(continuation)
-        ways += [WayOn(token, share, continuation, guesses[0])] if guesses else []
+        draft_tokens = text.after(continuation)
+        ways += [WayOn(token, share, continuation, draft_tokens[0])] if draft_tokens else []
     total = shares[0] + sum(way.share for way in ways)
     return [way._replace(share=way.share / total) for way in ways]

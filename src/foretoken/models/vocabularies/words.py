@@ -1,8 +1,8 @@
 """The tokens of a vocabulary as the bytes that they stand for, texts as its tokens, and the tokens
 of a target and a draft that mean the same.
 
-Nothing here decides what is exact: a draft may read any text and guess by any distribution over the
-text so far. It decides how well a draft understands what it reads.
+Nothing here decides what is exact: a draft may read any text and draft token by any distribution
+over the text so far. It decides how well a draft understands what it reads.
 """
 
 from __future__ import annotations

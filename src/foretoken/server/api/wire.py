@@ -105,7 +105,8 @@ T = TypeVar("T", bound=Wire)
 
 
 class Speculation(Wire):
-    """How this request is guessed for; its text stays in the target's law while lenience is 1."""
+    """How this request is guessed for; its text stays in the target's distribution while lenience
+    is 1."""
 
     gamma: Annotated[Whole | None, Sets("gamma")] = Field(
         None, ge=0, le=MOST_GAMMA, description="guesses per target call; null: automatic"

@@ -64,10 +64,11 @@ class SpecDecodeStats:
 
     def __init__(self) -> None:
         self.steps = self.drafted = self.accepted = self.tokens = 0
-        self.kept_at: Counter[int] = Counter()  # accepted guesses, by place
+        self.kept_at: Counter[int] = Counter()  # accepted draft tokens, by place
         self.made_at: Counter[int] = Counter()  # guesses, by place
         self.alpha: float | None = None  # of late
-        self.made: Counter[int] = Counter()  # steps of a draft's, by how many guesses they made
+        # steps of a draft's, by how many draft tokens they made
+        self.made: Counter[int] = Counter()
         self.plain: dict[Kind, Texts] = {}
         self.speculative: dict[Kind, Texts] = {}
 
@@ -138,11 +139,11 @@ class SpecDecodeStats:
                 mine[kind] = _sum(mine.get(kind, Texts()), texts)
 
     def by_position(self) -> list[float]:
-        """Of the guesses made at each place, the share that was kept."""
+        """Of the draft tokens made at each place, the share that was kept."""
         return [self.kept_at[i] / drafted for i, drafted in sorted(self.made_at.items())]
 
     def _predicted(self, costs: Any) -> float | None:
-        """Of one row that makes as many guesses as were made, at what these cost alone."""
+        """Of one row that makes as many draft tokens as were made, at what these cost alone."""
         from foretoken.theory import steps_factor
 
         if self.alpha is None or not any(self.made.values()):
@@ -154,9 +155,9 @@ class SpecDecodeStats:
         asked to be plain, over how long they took; and how many texts of either sort say so."""
         plain, speculative, plainly = Texts(), Texts(), 0.0
         for kind in self.plain.keys() & self.speculative.keys():
-            alone, guessed = self.plain[kind], self.speculative[kind]
-            plain, speculative = _sum(plain, alone), _sum(speculative, guessed)
-            plainly += guessed.tokens * alone.seconds / alone.tokens
+            alone, drafted = self.plain[kind], self.speculative[kind]
+            plain, speculative = _sum(plain, alone), _sum(speculative, drafted)
+            plainly += drafted.tokens * alone.seconds / alone.tokens
         known = speculative.number > 0
         return {
             "measured_speedup": plainly / speculative.seconds if known else None,

@@ -34,7 +34,7 @@ def test_alphas_are_those_of_the_formulas(temperature):
         assert alpha["value"] == pytest.approx(float(np.mean(shares)))
 
 
-def test_guesses_that_are_certain_and_none():
+def test_draft_tokens_that_are_certain_and_none():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.9, 0.0])
     assert lenience.lenient(ScoredPlace(p, None, 1), [1.0, 0.5, 0.1]) == pytest.approx(
         [0.3, 0.6, 1.0]

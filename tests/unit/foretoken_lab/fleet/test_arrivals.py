@@ -23,8 +23,8 @@ def test_a_seed_gives_the_same_times_and_another_others():
 def test_gaps_are_those_of_a_poisson_process(seed: int):
     """Exponential gaps: their mean is 1 / rate, their standard deviation too, and a share 1 / e of
     them is above. Of 40,000 gaps, bounds at 5 standard errors (of the deviation: sqrt(2 / n) of it,
-    as the fourth moment of an exponential law gives). Of other seeds, fewer than one in 500,000
-    would fail; these pass, whenever they are run.
+    as the fourth moment of an exponential distribution gives). Of other seeds, fewer than one in
+    500,000 would fail; these pass, whenever they are run.
     """
     n, rate = 40_000, 4.0
     times = arrivals(n + 1, rate, seed)

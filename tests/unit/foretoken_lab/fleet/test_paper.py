@@ -1,4 +1,5 @@
-"""Parts that run nothing take the seconds that were measured, and keep guesses as they were."""
+"""Parts that run nothing take the seconds that were measured, and keep draft tokens as they
+were."""
 
 from __future__ import annotations
 
@@ -10,10 +11,16 @@ import torch
 from foretoken.costing.costs import Costs
 from foretoken.lab.measurement.result import Serving
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.judge import JudgedBlock
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
-from foretoken_lab.fleet.paper import PaperDrafter, PaperJudge, PaperParts, PaperTarget, PaperText
+from foretoken.sampling.verifier import ScoredBlock
+from foretoken_lab.fleet.paper import (
+    PaperDrafter,
+    PaperParts,
+    PaperTarget,
+    PaperText,
+    PaperVerifier,
+)
 
 COSTS = Costs(
     draft=((0, 0.0), (2, 0.5)),
@@ -76,11 +83,11 @@ def test_rows_at_work_take_longer_than_rows_alike(parts: PaperParts):
     assert parts.clock() - began == pytest.approx(3 * COSTS.drafting(1, 2, 2))
 
 
-def test_a_verdict_takes_what_follows_a_pass(parts: PaperParts):
-    judge = PaperJudge(parts)
+def test_a_verification_takes_what_follows_a_pass(parts: PaperParts):
+    verifier = PaperVerifier(parts)
     draw = Draw([RowKey(0, 0)], [3], [SamplingParams(temperature=0.0)])
     logits = torch.tensor([[[0.0, -1.0], [-1.0, 0.0]]])
-    block = JudgedBlock(logits, torch.tensor([[0]]), torch.tensor([1]), None)
-    verdict = judge(block, draw)
+    block = ScoredBlock(logits, torch.tensor([[0]]), torch.tensor([1]), None)
+    verification = verifier(block, draw)
     assert parts.clock() == 0.5
-    assert verdict.n.tolist() == [1] and verdict.t.tolist() == [1]
+    assert verification.n.tolist() == [1] and verification.t.tolist() == [1]

@@ -1,5 +1,5 @@
 """A replica on paper takes the very steps that the engine takes with models: same rows, same
-guesses, same tokens kept."""
+draft tokens, same tokens kept."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from foretoken.lab.measurement.serving import _expected, _Step
 from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
-from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 from foretoken_lab.fleet.paper import Clock, PaperReplica, PaperText
 from oracle import random_model
@@ -71,11 +71,11 @@ def engine(
 ) -> list[Row]:
     """What becomes of requests that come before given steps."""
     scheduler = Scheduler(*models(), ROWS, clock=clock)
-    judge, policy = choose(block), Adaptive(COSTS) if gamma is None else Fixed(gamma)
+    verifier, policy = choose(block), Adaptive(COSTS) if gamma is None else Fixed(gamma)
     rows = [Row.of(request) for request, _ in requests]
     for step in range(200):
         due = [row for row, (_, before) in zip(rows, requests, strict=True) if before == step]
-        scheduler.submit([Task(row, judge, policy) for row in due])
+        scheduler.submit([Task(row, verifier, policy) for row in due])
         scheduler.step()
     return rows
 

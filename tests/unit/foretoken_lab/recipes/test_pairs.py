@@ -1,4 +1,5 @@
-"""Pairs: texts of the target's own law, tables, cascades, and errors that are told once."""
+"""Pairs: texts of the target's own distribution, tables, cascades, and errors that are told
+once."""
 
 from __future__ import annotations
 

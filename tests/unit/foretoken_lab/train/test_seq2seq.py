@@ -118,8 +118,8 @@ def test_the_loss_is_that_of_every_pair_alone():
     for pair in lessons:
         ids = torch.tensor([[1, *pair.reference[:-1]]])
         logits = model(input_ids=torch.tensor([pair.prompt]), decoder_input_ids=ids).logits[0]
-        law = logits.log_softmax(-1)
-        expected -= float(law[range(len(pair.reference)), pair.reference].sum())
+        distribution = logits.log_softmax(-1)
+        expected -= float(distribution[range(len(pair.reference)), pair.reference].sum())
     assert float(cross_entropy(model, lessons, "sum")) == pytest.approx(expected)
     tokens = sum(len(pair.reference) for pair in lessons)
     assert float(cross_entropy(model, lessons, "mean")) == pytest.approx(expected / tokens)

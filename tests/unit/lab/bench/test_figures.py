@@ -116,7 +116,7 @@ def test_what_is_predicted():
     assert prediction.speedup == pytest.approx(theory.walltime_factor(0.5, 2, 0.2, v=v))
 
 
-def test_steps_without_a_guess_are_predicted_as_such() -> None:
+def test_steps_without_a_draft_token_are_predicted_as_such() -> None:
     """Half of the steps: (1.75 + 1) tokens in (0.4 + 1.5) + 1 target passes."""
     rounds = rounds_of(2, draft=0.4, score=1.5, plain=1.0)
     for turns, slow in zip(rounds, (1, 2), strict=True):
@@ -127,7 +127,7 @@ def test_steps_without_a_guess_are_predicted_as_such() -> None:
     assert prediction is not None and prediction.speedup == pytest.approx(2.75 / 2.9)
 
 
-def test_nothing_is_predicted_without_a_gamma_or_its_guesses():
+def test_nothing_is_predicted_without_a_gamma_or_its_draft_tokens():
     rounds = rounds_of(2, 0.4, 1.5, 1.0)
     assert bench.predict(rounds, PLAIN) is None
     rounds = [round_ | {("foretoken", 3): round_["foretoken", 2]} for round_ in rounds]

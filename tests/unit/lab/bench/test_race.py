@@ -261,7 +261,7 @@ def test_alpha_is_that_of_the_runs():
     assert compare(pair_compare(), [1, 2], **options).alpha == pytest.approx(completion.stats.alpha)
 
 
-def test_without_guesses_nothing_is_predicted():
+def test_without_draft_tokens_nothing_is_predicted():
     spec = Speculator(TableModel(P, V), NoDrafter())
     comparison = compare(spec, [1, 2], max_new_tokens=5)
     assert comparison.gamma is None and comparison.mean_gamma == 0 and comparison.speedup > 0
@@ -286,11 +286,11 @@ class Seldom(LMDrafter):
 
 
 @pytest.mark.parametrize("gamma", [3, None])
-def test_what_is_predicted_follows_from_the_guesses_made(
+def test_what_is_predicted_follows_from_the_draft_tokens_made(
     gamma: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where guesses cost nothing, a pass always the same and every guess is kept, the prediction
-    is the tokens of a step, however many steps had a guess."""
+    """Where draft tokens cost nothing, a pass always the same and every draft token is kept, the
+    prediction is the tokens of a step, however many steps had a draft token."""
     free = Costs(((0, 0.0), (16, 0.0)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
     monkeypatch.setattr("foretoken.lab.bench.race.of", lambda steps: free)
     spec = Speculator(TableModel(P, V), Seldom(TableModel(P, V), V))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from exact.guessers import Certain, Guesser
+from exact.drafters import Certain, FunctionDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
@@ -43,12 +43,12 @@ def test_a_replacement_comes_from_one_position_too_far():
     honest, broken = block(p, q, x, lengths), next_row(block)(p, q, x, lengths)
     torch.testing.assert_close(broken.survival, honest.survival)
     for n, row in ((0, 1), (1, 2), (2, 0)):
-        torch.testing.assert_close(broken.next_law(torch.tensor([n])), p[:, row])
+        torch.testing.assert_close(broken.next_distribution(torch.tensor([n])), p[:, row])
 
 
-def test_the_likeliest_guesses_keep_their_q():
+def test_the_likeliest_draft_tokens_keep_their_q():
     drafts = []
-    for drafter in (Guesser(Q), Likeliest(Guesser(Q)), Likeliest(Certain(Q))):
+    for drafter in (FunctionDrafter(Q), Likeliest(FunctionDrafter(Q)), Likeliest(Certain(Q))):
         drafter.start([0], [[0]], None)
         drafts.append(drafter.propose([1], Draw([RowKey(0, 0)], [1], [SamplingParams(1.0)])))
     honest, likeliest, certain = drafts
@@ -67,7 +67,7 @@ def test_logits_of_a_block_are_one_place_off():
 
 
 V2 = 6
-PLAN = CertificatePlan(gamma=1, texts=160, greedy=10, laws=(SamplingParams(1.0),))
+PLAN = CertificatePlan(gamma=1, texts=160, greedy=10, distributions=(SamplingParams(1.0),))
 PROMPTS: list[Prompt] = [[1, 2], [3]]
 
 
@@ -80,13 +80,13 @@ def pair() -> Speculator:
 
 def timed(
     monkeypatch: pytest.MonkeyPatch,
-    guessed: float,
+    drafted: float,
     plain: float,
     greedy: float,
     plan: CertificatePlan,
 ) -> float:
     """By a clock for which the parts take so long, of 8 texts a prompt or 4 greedy tokens."""
-    clock = accumulate([0.0, guessed, 0.0, plain, 0.0, greedy])
+    clock = accumulate([0.0, drafted, 0.0, plain, 0.0, greedy])
     monkeypatch.setattr(duration, "perf_counter", lambda: next(clock))
     return expected(pair(), PROMPTS, plan)
 
@@ -95,8 +95,8 @@ def test_every_part_counts_as_often_as_there_is_of_it(monkeypatch: pytest.Monkey
     assert timed(monkeypatch, 1, 0, 0, PLAN) == pytest.approx(20 * (1 + CONTROLS))
     assert timed(monkeypatch, 0, 1, 0, PLAN) == pytest.approx(20 * 2)
     assert timed(monkeypatch, 0, 0, 4, PLAN) == pytest.approx(GREEDY * 2 * 10)
-    laws = replace(PLAN, laws=PLAN.laws * 2)
-    assert timed(monkeypatch, 1, 1, 0, laws) == pytest.approx(20 * (2 + CONTROLS + 4))
+    distributions = replace(PLAN, distributions=PLAN.distributions * 2)
+    assert timed(monkeypatch, 1, 1, 0, distributions) == pytest.approx(20 * (2 + CONTROLS + 4))
     thorough = replace(PLAN, texts=8 * 160)
     assert timed(monkeypatch, 1, 1, 0, thorough) == pytest.approx(160 * (3 + CONTROLS))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from exact.guessers import Certain, Guesser
+from exact.drafters import Certain, FunctionDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.lab.certificate.identity import (
     Identity,
@@ -26,8 +26,8 @@ REQUEST = Request([0], 9, RowKey(0, 0))
 
 
 def test_a_difference_is_rounding_or_a_bug():
-    law = [0.30, 0.30000001, 0.2, 0.1, 0.1]
-    target = TableModel(lambda text: law, V)
+    distribution = [0.30, 0.30000001, 0.2, 0.1, 0.1]
+    target = TableModel(lambda text: distribution, V)
     noisy = ShapeNoise("float32", 10, 1e-6, 1.0, 1e-7, allowed=1e-3)
 
     def parted(plain, fast, shapes=noisy):
@@ -52,9 +52,9 @@ REQUESTS = [Request([0], 9, RowKey(0, 0)), Request([2, 1], 9, RowKey(0, 1), forc
 TEXTS = [[1, 2, 3], [3, 4]]
 
 
-def test_a_replay_has_the_laws_of_both():
+def test_a_replay_has_the_distributions_of_both():
     params = SamplingParams(1.0)
-    target, drafter = TableModel(P, V), Guesser(Q)
+    target, drafter = TableModel(P, V), FunctionDrafter(Q)
     places = list(replay(target, drafter, REQUESTS, TEXTS, params))
     assert [place.rows for place in places] == [[0, 1], [0, 1], [0]]
     assert [place.tokens.tolist() for place in places] == [[1, 3], [2, 4], [3]]

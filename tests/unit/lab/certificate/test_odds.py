@@ -53,8 +53,8 @@ def test_uniform_numbers_pass_and_others_do_not():
 
 
 def test_what_is_caught_is_caught():
-    """A law that is off by as much as `catches`, in its least visible shape, is found in 99 % of
-    samples, so in all of 20 but 3 or more once in 1e3 seeds."""
+    """A distribution that is off by as much as `catches`, in its least visible shape, is found in
+    99 % of samples, so in all of 20 but 3 or more once in 1e3 seeds."""
     n, p_values = 4000, []
     off = binned("", "", numbers(n), LEVEL).catches
     assert off is not None
@@ -103,8 +103,8 @@ P = torch.tensor([[0.1, 0.6, 0.0, 0.3]])
 
 
 def test_where_a_token_lies():
-    law = P.repeat(4, 1)
-    values = uniforms(law, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.5).double())
+    distribution = P.repeat(4, 1)
+    values = uniforms(distribution, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.5).double())
     near = {"atol": 1e-6, "rtol": 0}
     torch.testing.assert_close(values.by_id, torch.tensor([0.05, 0.4, 0.7, 0.85]).double(), **near)
     torch.testing.assert_close(values.ranked, torch.tensor([0.95, 0.3, 1, 0.75]).double(), **near)
@@ -118,11 +118,11 @@ def test_ties_share_their_mass():
 def test_drawn_tokens_are_uniform():
     """Fails by chance for two seeds in a million."""
     dice = torch.Generator().manual_seed(0)
-    laws = torch.rand(20_000, 7, generator=dice, dtype=torch.float64) ** 4
+    distributions = torch.rand(20_000, 7, generator=dice, dtype=torch.float64) ** 4
     u, noise = torch.rand(2, 20_000, generator=dice, dtype=torch.float64)
-    laws = laws / laws.sum(-1, keepdim=True)
-    values = uniforms(laws, sample(laws, u), noise)
+    distributions = distributions / distributions.sum(-1, keepdim=True)
+    values = uniforms(distributions, sample(distributions, u), noise)
     assert binned("", "", values.ranked, 1e-6).p_value > 1e-6
     assert binned("", "", values.by_id, 1e-6).p_value > 1e-6
-    wrong = uniforms(laws**1.1, sample(laws, u), noise)
+    wrong = uniforms(distributions**1.1, sample(distributions, u), noise)
     assert binned("", "", wrong.ranked, 1e-6).p_value < 1e-6

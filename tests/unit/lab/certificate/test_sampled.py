@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exact.guessers import Certain, Guesser, RoundedClaim
+from exact.drafters import Certain, FunctionDrafter, RoundedClaim
 from foretoken.drafters.base import Drafter
 from foretoken.lab.certificate.sampled import Cells, Log, Watched, tables
 from foretoken.sampling.distributions import SamplingParams
@@ -46,23 +46,23 @@ def logged(drafter: Drafter, kind: type[Draw] = Draw) -> Log:
 
 
 def test_an_honest_drafter():
-    log = logged(Guesser(Q))
+    log = logged(FunctionDrafter(Q))
     assert log.guesses == sum(len(u.ranked) for u in log.uniforms) == 2 * 4 * GAMMA
     assert log.certain == 0 and log.lies == []
 
 
-def test_certain_guesses_have_no_numbers():
+def test_certain_draft_tokens_have_no_numbers():
     log = logged(Certain(Q))
     assert log.certain == log.guesses == 2 * 4 * GAMMA and log.uniforms == log.lies == []
 
 
 def test_in_coupled_mode_a_position_counts_once():
-    log = logged(Guesser(Q), SharedDraw)
+    log = logged(FunctionDrafter(Q), SharedDraw)
     assert sum(len(u.ranked) for u in log.uniforms) == 2 * (GAMMA + 3) < log.guesses
 
 
-class Swapper(Guesser):
-    """Draws, and guesses the token behind the one drawn."""
+class Swapper(FunctionDrafter):
+    """Draws, and draft tokens the token behind the one drawn."""
 
     def choose(self, q, i, draw):
         return ((draw(q, i) + 1) % V).tolist()
@@ -77,5 +77,5 @@ def test_lies_are_named(liar, lie):
 
 
 def test_the_numbers_lie_in_0_to_1():
-    for u in logged(Guesser(Q)).uniforms:
+    for u in logged(FunctionDrafter(Q)).uniforms:
         assert bool(((u.by_id >= 0) & (u.by_id < 1)).all()) and u.by_id.dtype == torch.float64

@@ -46,11 +46,11 @@ def pair(drafter: Drafter | None = None, **settings) -> Speculator:
 
 def exact_alpha() -> float:
     """E sum min(p, q) over the first TOKENS prefixes that P makes of every prompt."""
-    overlap, laws = np.minimum(P, Q).sum(1), np.eye(V)[[prompt[0] for prompt in PROMPTS]]
+    overlap, distributions = np.minimum(P, Q).sum(1), np.eye(V)[[prompt[0] for prompt in PROMPTS]]
     estimates = []
     for _ in range(TOKENS):
-        estimates.append((laws @ overlap).mean())
-        laws = laws @ P
+        estimates.append((distributions @ overlap).mean())
+        distributions = distributions @ P
     return float(np.mean(estimates))
 
 
@@ -140,11 +140,11 @@ def test_an_end_of_sequence_is_no_rejection():
 
 
 def test_an_encoder_decoder():
-    def law(text):
+    def distribution(text):
         return P[text[-1]].tolist()
 
-    target = TableModel(law, V, encoder_decoder=True)
-    drafter = LMDrafter(TableModel(law, V), V)
+    target = TableModel(distribution, V, encoder_decoder=True)
+    drafter = LMDrafter(TableModel(distribution, V), V)
     spec = Speculator(target, drafter, ends=Ends(decoder_start=0))
     measurement = measure(spec, PROMPTS[:3], options())
     assert measurement.target.encoder_decoder and measurement.alpha.value == pytest.approx(1)
@@ -198,21 +198,21 @@ def test_a_file_is_read_as_it_was_written(found, tmp_path):
 
 
 def test_a_measurement_is_picked_up(found, tmp_path):
-    prompts, wishes, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
-    part = PartialMeasurement(out, wishes, found.machine)
+    prompts, sampling_params, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
+    part = PartialMeasurement(out, sampling_params, found.machine)
     assert part.done == []
     for one in found.prompts[:2]:
         part.add(one)
     with part.path.open("a") as file:
         file.write('{"prompt_tokens": 1, "overl')  # killed while it was written
-    again = PartialMeasurement(out, wishes, found.machine)
+    again = PartialMeasurement(out, sampling_params, found.machine)
     assert again.done == found.prompts[:2]
     new = []
-    whole = measure(pair(), prompts, wishes, done=again.done, keep=new.append)
+    whole = measure(pair(), prompts, sampling_params, done=again.done, keep=new.append)
     assert whole.prompts[:2] == found.prompts[:2] and whole.prompts[2:] == new
     assert new[0].overlaps == found.prompts[2].overlaps
     assert len(Path(part.path).read_text().splitlines()) == 3  # what was cut is gone
-    other = PartialMeasurement(out, replace(wishes, seed=1), found.machine)
+    other = PartialMeasurement(out, replace(sampling_params, seed=1), found.machine)
     assert other.done == [] and len(other.path.read_text().splitlines()) == 1
     other.remove()
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,8 @@ def planned(*found: Measurement) -> Plan:
 
 
 def test_by_hand():
-    """Three tokens, guesses kept with 1/2, c = 0.1, v = 1: cost(1) = 1, cost(2) = 1.1 + 1/2.
+    """Three tokens, draft tokens accepted with 1/2, c = 0.1, v = 1: cost(1) = 1, cost(2) = 1.1 +
+    1/2.
 
     gamma 1: cost(3) = 1.1 + cost(2)/2 + cost(1)/2 = 2.4; gamma 2: 1.2 + cost(2)/2 + cost(1)/4 =
     2.25, so 3 / 2.25 = 4/3.
@@ -36,7 +37,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("alpha, c", [(0.8, 0.02), (0.6, 0.1), (0.3, 0.05)])
-def test_guesses_kept_alike_give_the_papers_formula(alpha, c):
+def test_draft_tokens_kept_alike_give_the_papers_formula(alpha, c):
     """Three positions measured, the others extrapolated: all are alpha^i."""
     v = [1 + 0.03 * n for n in range(16)]
     clock = theory.walltime_factor(alpha, 3, c, v=[0, *v], tokens=50)
@@ -58,7 +59,7 @@ def test_other_work_counts():
 
 
 def test_a_silent_draft_costs_what_it_drafts():
-    """Offered in half of the steps: (pass(1) + pass(2)) / 2 and half a guess, for 1.5 tokens.
+    """Offered in half of the steps: (pass(1) + pass(2)) / 2 and half a draft token, for 1.5 tokens.
 
     Two tokens: cost(2) = 1.5 + 0.05 + cost(1) / 2 = 2.05.
     """
@@ -66,9 +67,9 @@ def test_a_silent_draft_costs_what_it_drafts():
     assert formula(measurement) == pytest.approx(2 / 2.05)
 
 
-def test_beyond_the_measured_guesses_a_silent_draft_stays_silent():
-    """Two guesses at half of the steps, each kept with 1/2 where it is made: a third, made where
-    the second is, gives 1/2 (1/2)^3 tokens more. alpha, which counts silence as 0, is 1/4."""
+def test_beyond_the_measured_draft_tokens_a_silent_draft_stays_silent():
+    """Two draft tokens at half of the steps, each kept with 1/2 where it is made: a third, made
+    where the second is, gives 1/2 (1/2)^3 tokens more. alpha, which counts silence as 0, is 1/4."""
     content = document([0.25, 0.5], 0.0, alpha=0.25, tokens=50, offered=0.5) | {"silent": 0.5}
     two, three = predictions(parse(content, Measurement, "by hand"))[2:4]
     assert two.tokens_per_call == pytest.approx(1 + 1 / 4 + 1 / 8)
@@ -103,11 +104,11 @@ def test_passes_cost_what_they_did_in_the_runs():
     assert one == pytest.approx(measurement.speedup.value) and two == pytest.approx(one)
 
 
-def test_errors_come_from_alpha_guess_and_passes():
+def test_errors_come_from_alpha_draft_token_and_passes():
     """Three tokens, against gamma 1 as measured: at gamma 2 each interval's ends by hand.
 
-    With guesses kept with s: cost(2) = 2 + g - s; cost(3) = (1 + g) + (1 - s) cost(2) + s at
-    gamma 1, and (1 + 2 g) + (1 - s) cost(2) + s (1 - s) at gamma 2.
+    With draft tokens accepted with s: cost(2) = 2 + g - s; cost(3) = (1 + g) + (1 - s) cost(2) + s
+    at gamma 1, and (1 + 2 g) + (1 - s) cost(2) + s (1 - s) at gamma 2.
     """
 
     def share(s: float, g: float) -> float:

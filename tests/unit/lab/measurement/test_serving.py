@@ -42,7 +42,7 @@ def test_all_parts_are_there(monkeypatch: pytest.MonkeyPatch):
     for table in (costs.drafts, costs.passes):
         assert [n for n, _ in table] == [1, 2] and all(share > 0 for _, share in table)
     with Engine(spec, 2) as engine:  # nothing is left in the models
-        engine.add([1], OPTIONS.wishes)
+        engine.add([1], OPTIONS.sampling_params)
 
 
 def test_one_row_is_a_batch_too(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,5 @@
 """A copy of a model over the model's own rows: it sees what the target has read, and leaves no
-trace of its guesses."""
+trace of its draft tokens."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Hosted:
     def __init__(self, target: Any, drafting: Companion[Any]) -> None:
         self.target, self.drafting, self.dice = target, drafting, random.Random(5)
         self.apart = 0.0  # how far the copy's logits are from the target's
-        self.guessed = 0
+        self.drafted = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
@@ -66,13 +66,13 @@ class Hosted:
         self.drafting.start(prompts, sources)
 
     def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
-        guesses = self.guess(blocks)
+        draft_tokens = self.guess(blocks)
         logits = self.target.score(blocks, need)
         for b, (block, n) in enumerate(zip(blocks, need, strict=True)):
-            for i in range(max(len(block) - n, 0), min(len(block), len(guesses[b]))):
+            for i in range(max(len(block) - n, 0), min(len(block), len(draft_tokens[b]))):
                 own = logits[b, i - (len(block) - n)]
-                self.apart = max(self.apart, float((guesses[b][i] - own).abs().max()))
-                self.guessed += 1
+                self.apart = max(self.apart, float((draft_tokens[b][i] - own).abs().max()))
+                self.drafted += 1
         return logits
 
     def guess(self, blocks: list[list[int]]) -> list[list[Tensor]]:
@@ -108,17 +108,19 @@ def test_an_exact_copy_scores_what_the_target_scores(name: str) -> None:
     """Through joins, rollbacks, copied rows and leaving: it reads the target's keys and values."""
     both = Hosted(*hosted(network(name)))
     assert deviation(network(name), both) < 1e-5  # pyright: ignore[reportArgumentType]
-    assert both.guessed > 20 and both.apart < 1e-4
+    assert both.drafted > 20 and both.apart < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_guesses_leave_no_trace(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_tokens_leave_no_trace(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Behind every pass the target's logits are those of a text that was never guessed."""
     monkeypatch.setattr(weights, "WORTH", 0)  # small weights too
     both = Hosted(*hosted(network(name), dtype))
     assert deviation(network(name), both) < 1e-5  # pyright: ignore[reportArgumentType]
-    assert both.guessed > 20 and both.apart > 1e-4
+    assert both.drafted > 20 and both.apart > 1e-4
 
 
 def test_some_layers_read_the_same_layers_of_the_target() -> None:

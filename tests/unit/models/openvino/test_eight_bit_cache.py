@@ -28,7 +28,7 @@ def paged(target: Path, kv_dtype: str | None) -> PagedModel:
     return model
 
 
-def test_a_law_does_not_depend_on_passes_or_on_guesses_that_were_rejected(target):
+def test_a_distribution_does_not_depend_on_passes_or_on_draft_tokens_that_were_rejected(target):
     model = paged(target, "int8")
     model.start([TEXT[:40]])
     whole = model.score([TEXT[40:60]], [20])[0].clone()
@@ -48,7 +48,7 @@ def test_it_takes_a_third_of_the_memory_and_is_another_model(target):
 
 
 @pytest.mark.parametrize("draft", ["lookup", "self", "self:0"])
-def test_guesses_change_no_text(target, draft):
+def test_draft_tokens_change_no_text(target, draft):
     prompts, options = ["It was", "the first day of the"], {"max_new_tokens": 40}
     plain = foretoken.load(target, "none", kv_dtype="int8").generate(prompts, **options)
     spec = foretoken.load(target, draft, kv_dtype="int8")

@@ -21,8 +21,8 @@ from foretoken.models.openvino.paged import CHUNK, PagedModel, passes
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import small_copy, stir
 from foretoken.request import Request, Row
-from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 from interrupts import interrupted
 from pairs import BrokenOff
@@ -257,7 +257,7 @@ def remembering(model: PagedModel) -> Iterator[PagedModel]:
 def test_what_was_read_serves_texts_that_begin_alike(
     remembering: PagedModel, network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt beside one that runs, and a conversation that goes on, guesses taken back."""
+    """A prompt beside one that runs, and a conversation that goes on, draft tokens taken back."""
     model, stock = remembering, CausalModel(network)
     run, read = model._run, list[int]()
 
@@ -275,7 +275,7 @@ def test_what_was_read_serves_texts_that_begin_alike(
     assert sum(read) == 8
     text = [(5 * i + 1) % 40 + 2 for i in range(40)]
     model.score([[], text], [0, 40])
-    model.set_lengths([70, 100])  # 12 of them were wrong guesses
+    model.set_lengths([70, 100])  # 12 of them were wrong draft tokens
     model.leave([1])
     read.clear()
     turn = [*system, 5, 6, *text[:28], 8, 9]

@@ -39,8 +39,8 @@ def small(name: str, dtype: torch.dtype):
 
 
 def logits(model: Model, text: list[int], seed: int, read: int = 0) -> Tensor:
-    """Behind every token from `read` on, the text being cut at random, with wrong guesses behind
-    each part that are taken back."""
+    """Behind every token from `read` on, the text being cut at random, with wrong draft tokens
+    behind each part that are taken back."""
     dice = random.Random(seed)
     model.start([text[:read]], [[3, 4, 5]] if model.encoder_decoder else None)
     parts, at = [], read
@@ -80,7 +80,7 @@ def test_without_them_they_are_not(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_neither_do_they_depend_on_batch_mates(dtype: torch.dtype) -> None:
+def test_neither_do_they_depend_on_batch_others(dtype: torch.dtype) -> None:
     """Rows that join, are copied, change places and leave."""
     model = ExactModel(the_target(dtype))
     ids = text(model.vocab_size)

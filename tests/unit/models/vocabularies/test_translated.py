@@ -40,16 +40,19 @@ def following(texts, **options) -> tuple[Following, Counting]:
     return follower, model
 
 
-def laws(rows: Following, texts) -> list[list[float]]:
+def distributions(rows: Following, texts) -> list[list[float]]:
     return rows.score(texts, [int(text is not None) for text in texts])[:, 0].exp().tolist()
 
 
 def test_only_what_differs_is_read():
     rows, model = following([[1, 2, 3], [4]])
-    (first, second), read = laws(rows, [[1, 2, 4, 4], [4, 0]]), model.read
+    (first, second), read = distributions(rows, [[1, 2, 4, 4], [4, 0]]), model.read
     assert first == pytest.approx(Q((1, 2, 4, 4))) and second == pytest.approx(Q((4, 0)))
     assert read == 3
-    assert laws(rows, [None, [4, 0]])[1] == pytest.approx(Q((4, 0))) and model.read == read + 1
+    assert (
+        distributions(rows, [None, [4, 0]])[1] == pytest.approx(Q((4, 0)))
+        and model.read == read + 1
+    )
     rows.read([[1, 2, 4, 4, 3], None])
     assert model.read == read + 2
     rows.read([None, None])
@@ -66,9 +69,9 @@ def test_what_follows_several_tokens_is_read_again():
 def test_rows_move_up_and_are_copied():
     rows, _ = following([[1], [2], [3]])
     rows.leave([0])
-    assert laws(rows, [[2, 0], [3, 0]])[1] == pytest.approx(Q((3, 0)))
+    assert distributions(rows, [[2, 0], [3, 0]])[1] == pytest.approx(Q((3, 0)))
     rows.permute([1, 1])
-    assert laws(rows, [[3, 1], [3, 0, 2]])[1] == pytest.approx(Q((3, 0, 2)))
+    assert distributions(rows, [[3, 1], [3, 0, 2]])[1] == pytest.approx(Q((3, 0, 2)))
 
 
 @pytest.mark.parametrize("context", [1, 2, 5, 8])
@@ -77,9 +80,9 @@ def test_of_a_long_text_the_end_is_read_and_moves_seldom(context):
     text = [int(x) for x in torch.randint(V, (40,), generator=torch.Generator().manual_seed(0))]
     lengths = []
     for n in range(1, len(text) + 1):
-        (law,) = laws(rows, [text[:n]])
+        (distribution,) = distributions(rows, [text[:n]])
         lengths.append(len(rows._cached[0]))
-        assert law == pytest.approx(Q(tuple(text[n - lengths[-1] : n])))
+        assert distribution == pytest.approx(Q(tuple(text[n - lengths[-1] : n])))
     assert lengths[:context] == list(range(1, context + 1))
     assert min(lengths[context:], default=1) > context // 2 and max(lengths) == context
     whole, _ = following([text], context=context)
@@ -100,19 +103,19 @@ V2, DRAFT_V = 5, 7  # one id of the draft is padding
 P, Q_WORDS = random_model(1, V2), random_model(2, DRAFT_V)
 
 
-def translated(by_text: ByText | None = None, law=Q_WORDS) -> TranslatedModel:
-    return TranslatedModel(TableModel(law, DRAFT_V), DICTIONARY, V2, by_text)
+def translated(by_text: ByText | None = None, distribution=Q_WORDS) -> TranslatedModel:
+    return TranslatedModel(TableModel(distribution, DRAFT_V), DICTIONARY, V2, by_text)
 
 
 def expected(told: tuple[int, ...]) -> list[float]:
-    """The draft's law on the shared words, in the target's ids."""
+    """The draft's distribution on the shared words, in the target's ids."""
     q = torch.zeros(V2, dtype=torch.float64)
     for ours, theirs in SHARED.items():
         q[ours] = float(Q_WORDS(told)[theirs])
     return (q / q.sum()).tolist()
 
 
-def test_its_law_is_over_the_words_of_both_behind_the_text_in_the_drafts_ids():
+def test_its_distribution_is_over_the_words_of_both_behind_the_text_in_the_drafts_ids():
     model = translated()
     model.start([[1], []])
     logits = model.score([[0, 2], [3]], [1, 1])
@@ -125,23 +128,23 @@ def test_longer_tokens_than_the_last_one_are_ways_on():
     """Behind "a" the draft may have meant "ab", of which the target's next token is "b"."""
     model = translated()
     model.start([[]])
-    law = model.score([[0, 1]], [1])[0, 0].softmax(-1)
+    distribution = model.score([[0, 1]], [1])[0, 0].softmax(-1)
     a, ab = float(Q_WORDS((3,))[0]), float(Q_WORDS((3,))[1])
     q = torch.zeros(V2, dtype=torch.float64)
     for ours, theirs in SHARED.items():
         q[ours] = a / (a + ab) * float(Q_WORDS((3, 0))[theirs])
     q[0] += ab / (a + ab)
-    assert law.tolist() == pytest.approx((q / q.sum()).tolist())
+    assert distribution.tolist() == pytest.approx((q / q.sum()).tolist())
 
 
 def test_every_position_of_a_block_and_finite_numbers_beside_them():
     model = translated()
     model.start([[1], [1], [1]])
     logits = model.score([[0, 3, 1], [0], []], [2, 1, 0])
-    laws = logits.softmax(-1)
-    assert laws[0, 0].tolist() == pytest.approx(expected((1, 2)))
-    assert laws[0, 1].tolist() == pytest.approx(expected((1, 2, 0)))
-    assert laws[1, 0].tolist() == pytest.approx(expected((1,)))
+    distributions = logits.softmax(-1)
+    assert distributions[0, 0].tolist() == pytest.approx(expected((1, 2)))
+    assert distributions[0, 1].tolist() == pytest.approx(expected((1, 2, 0)))
+    assert distributions[1, 0].tolist() == pytest.approx(expected((1,)))
     assert logits[1, 1].isfinite().all() and logits[2].isfinite().all()
 
 
@@ -158,11 +161,13 @@ def test_rows_go_back_are_copied_and_leave():
 
 
 def test_what_it_writes_is_likeliest_and_is_not_kept():
-    def law(text):  # after "a" comes "b", after that " ", then an end; the padding is likeliest
+    def distribution(
+        text,
+    ):  # after "a" comes "b", after that " ", then an end; the padding is likeliest
         best = {(0,): 3, (0, 3): 2, (0, 3, 2): 4}.get(text, 2)
         return [0.5 if i == best else 0.6 if i == 6 else 0.01 for i in range(DRAFT_V)]
 
-    model = translated(law=lambda text: law(text))
+    model = translated(distribution=lambda text: distribution(text))
     model.start([[1], [1], [1]])
     written = model.write([[], [], [3]], [5, 2, 0])
     assert written.guesses == [[0, 3, 4], [0, 3], []] and written.calls == 3
@@ -171,11 +176,11 @@ def test_what_it_writes_is_likeliest_and_is_not_kept():
 
 
 def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
-    def law(text):  # "ab" behind "b"; behind that an end
+    def distribution(text):  # "ab" behind "b"; behind that an end
         best = {(3,): 1, (3, 1): 4}.get(text, 2)
         return [0.5 if i == best else 0.01 for i in range(DRAFT_V)]
 
-    model = translated(law=law)
+    model = translated(distribution=distribution)
     model.start([[0]])
     written = model.write([[1]], [4])
     assert written.guesses == [[0, 4]] and written.calls == 2
@@ -203,13 +208,13 @@ def test_a_rows_text_depends_on_nothing_beside_it(by_text, temperature):
         return Speculator(TableModel(P, V2), LMDrafter(translated(ByText(by_text, by_text))))
 
     prompts = [[1], [2, 3, 1, 1, 0], [3] * 40]
-    wishes = SamplingParams(temperature=temperature, max_new_tokens=30)
-    together = speculator().generate(prompts, wishes, gamma=3, seed=[1, 2, 3])
+    sampling = SamplingParams(temperature=temperature, max_new_tokens=30)
+    together = speculator().generate(prompts, sampling, gamma=3, seed=[1, 2, 3])
     for b, prompt in enumerate(prompts):
-        (alone,) = speculator().generate([prompt], wishes, gamma=3, seed=[b + 1])
+        (alone,) = speculator().generate([prompt], sampling, gamma=3, seed=[b + 1])
         assert alone.tokens == together[b].tokens
         assert alone.stats.drafted
-    mixed = [wishes, SamplingParams(max_new_tokens=30, temperature=0.0), wishes]
+    mixed = [sampling, SamplingParams(max_new_tokens=30, temperature=0.0), sampling]
     assert speculator().generate(prompts, mixed, gamma=3, seed=[1, 2, 3])[2].tokens == (
         together[2].tokens
     )

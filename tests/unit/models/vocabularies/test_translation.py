@@ -81,7 +81,7 @@ THEIRS = Words({0: b"b", 1: b" a", 2: b"a", 3: b" "}, end=5)
 
 
 @pytest.mark.parametrize(
-    ("text", "written", "guesses"),
+    ("text", "written", "draft_tokens"),
     [
         ([2], [1, 0, 1], [4, 3, 0]),  # " ab", " a": the last word as far as it goes
         ([2], [2, 0], [2]),  # the words of ours "ab" and "ab"
@@ -94,10 +94,10 @@ THEIRS = Words({0: b"b", 1: b" a", 2: b"a", 3: b" "}, end=5)
         ([2], [], []),
     ],
 )
-def test_guesses_are_what_was_written_in_the_targets_tokens(text, written, guesses):
+def test_draft_tokens_are_what_was_written_in_the_targets_tokens(text, written, draft_tokens):
     grown = Translation(Dictionary(OURS, THEIRS))
     grown.extend(text)
-    assert grown.guesses(written) == guesses
+    assert grown.guesses(written) == draft_tokens
 
 
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)

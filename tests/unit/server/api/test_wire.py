@@ -132,7 +132,7 @@ def test_what_contradicts_itself(more: dict[str, Any], said: str) -> None:
         asked(Chat, LEAST[Chat] | more)
 
 
-def test_guesses_that_others_would_wait_for() -> None:
+def test_draft_tokens_that_others_would_wait_for() -> None:
     with pytest.raises(BadRequestError, match="speculation.gamma: it must be 32 or less"):
         read(Text, {"prompt": "a", "speculation": {"gamma": 33}})
 

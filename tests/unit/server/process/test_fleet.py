@@ -14,7 +14,7 @@ from foretoken.server.process.fleet import EngineFleet
 from foretoken.server.process.messages import Accepted, GenerateRequest, StepOutput
 from foretoken.server.process.worker import Setup
 
-WISHES = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24}
+SAMPLING = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ async def text(
     """Tokens and text as they were streamed, and how often the prompt's length was told."""
     tokens, shown, told, done = list[int](), "", 0, False
     heard: asyncio.Queue[Any] = asyncio.Queue()
-    controls: Any = {name: value for name, value in (WISHES | more).items() if name != "gamma"}
+    controls: Any = {name: value for name, value in (SAMPLING | more).items() if name != "gamma"}
     fleet.submit(GenerateRequest(prompt, controls, gamma=2, seed=(seed, 0)), heard.put_nowait)
     while not done:
         match await heard.get():
@@ -75,7 +75,7 @@ def test_streams_go_on_when_an_engine_is_killed() -> None:
         return results
 
     for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
-        (whole,) = spec.generate(f"text {i}", seed=[(i, 0)], **WISHES)
+        (whole,) = spec.generate(f"text {i}", seed=[(i, 0)], **SAMPLING)
         assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
 
 
@@ -183,7 +183,7 @@ def test_scaling_loses_nothing(patience: float) -> None:
 
     spec = speculator()
     for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
-        (whole,) = spec.generate(f"{i}", seed=[(i, 0)], **WISHES)
+        (whole,) = spec.generate(f"{i}", seed=[(i, 0)], **SAMPLING)
         assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
 
 

@@ -34,19 +34,19 @@ def test_ids_of_padding_have_no_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("guesses", "accepted", "kept", "sources", "rejected"),
+    ("draft_tokens", "accepted", "kept", "sources", "rejected"),
     [
         ((), 0, (5,), ["plain"], []),
         ((5, 6), 2, (5, 6, 7), ["accepted", "accepted", "bonus"], []),
         ((5, 6), 1, (5, 7), ["accepted", "corrected"], [6]),
         ((5, 6), 0, (7,), ["corrected"], [5, 6]),
-        ((5, 6), 2, (5, 6), ["accepted", "accepted"], []),  # the text ended within the guesses
+        ((5, 6), 2, (5, 6), ["accepted", "accepted"], []),  # the text ended within the draft tokens
     ],
 )
-def test_where_tokens_come_from(guesses, accepted, kept, sources, rejected) -> None:
-    step = StepRecord(len(guesses), guesses, accepted, kept, (), 0, 0.0, 0.0, 0.0, 1)
+def test_where_tokens_come_from(draft_tokens, accepted, kept, sources, rejected) -> None:
+    step = StepRecord(len(draft_tokens), draft_tokens, accepted, kept, (), 0, 0.0, 0.0, 0.0, 1)
     words = Spelling(None)
-    told = shown_step(step, {token: words.text(token) for token in (*guesses, *kept)})
+    told = shown_step(step, {token: words.text(token) for token in (*draft_tokens, *kept)})
     assert [token["source"] for token in told["tokens"]] == sources
     assert [token["id"] for token in told["tokens"]] == list(kept)
     assert [token["id"] for token in told["rejected"]] == rejected

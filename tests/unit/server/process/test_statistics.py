@@ -104,7 +104,7 @@ def test_speeds_are_compared_among_as_many_rows() -> None:
     ],
 )
 def test_speeds_are_compared_at_the_same_settings(other: dict[str, Any]) -> None:
-    """What else makes a token dear: a law, a control, a context."""
+    """What else makes a token dear: a distribution, a control, a context."""
     ledger = SpecDecodeStats()
     ledger.note(text(10, 1.0, drafted=3), asked())
     ledger.note(text(10, 9.0), asked(gamma=0, **other))
@@ -120,7 +120,7 @@ def test_how_a_text_ends_is_no_setting_of_its_speed() -> None:
     assert compared(ledger) == (pytest.approx(2.0), 1, 1)
 
 
-def test_a_text_without_guesses_is_plain_only_where_that_was_asked_for() -> None:
+def test_a_text_without_draft_tokens_is_plain_only_where_that_was_asked_for() -> None:
     """Gamma may have been 0, or look-up have found nothing: its time is speculation's."""
     ledger = SpecDecodeStats()
     ledger.note(text(10, 1.0, drafted=3), asked())
@@ -169,7 +169,7 @@ def test_alpha_is_the_drafts_and_not_the_predictions() -> None:
     assert ledger.drafted > 0 and ledger.alpha is None
 
 
-def test_what_is_predicted_follows_from_the_guesses_made() -> None:
+def test_what_is_predicted_follows_from_the_draft_tokens_made() -> None:
     """Always kept, at every other step: (4 + 1) tokens in (3 c + v(4)) + 1 plain passes."""
     spec, ledger = speculator(), SpecDecodeStats()
     spec.costing.measured["sampled", 1] = COSTS

@@ -39,7 +39,7 @@ from oracle import random_model
 from tiny import byte_level
 
 V = 320
-LAW = random_model(1, V)
+DISTRIBUTION = random_model(1, V)
 
 
 class Broken(TableModel):
@@ -60,7 +60,7 @@ def pipe() -> Iterator[Connection]:
 @contextmanager
 def working(drafter: Drafter) -> Iterator[Connection]:
     ours, theirs = Pipe()
-    spec = Speculator(Broken(LAW, V, context=200), drafter, byte_level(), Ends())
+    spec = Speculator(Broken(DISTRIBUTION, V, context=200), drafter, byte_level(), Ends())
     engine = Engine(spec, 2, max_waiting=1)
     thread = Thread(target=Worker(theirs, spec, engine).run, daemon=True)
     thread.start()
@@ -86,7 +86,7 @@ def parts(pipe: Connection, id: int) -> list[StepOutput]:
     return heard
 
 
-WISHES = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 12}
+SAMPLING = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 12}
 OWN = {"gamma", "seed", "rule", "prediction", "most_tokens"}  # of a request, beside its controls
 
 
@@ -98,9 +98,9 @@ def add(id: int, prompt: Any, options: dict[str, Any]) -> Add:
 
 def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
     draft = LMDrafter(TableModel(random_model(2, V), V), V)
-    spec = Speculator(TableModel(LAW, V, context=200), draft, byte_level(), Ends())
-    (expected,) = spec.generate("It", **WISHES, seed=[(0, 0)])
-    pipe.send(add(3, "It", WISHES))
+    spec = Speculator(TableModel(DISTRIBUTION, V, context=200), draft, byte_level(), Ends())
+    (expected,) = spec.generate("It", **SAMPLING, seed=[(0, 0)])
+    pipe.send(add(3, "It", SAMPLING))
     assert hear(pipe) == Accepted(3, len(spec.ids("It")))
     received = parts(pipe, 3)
     assert "".join(part.text for part in received) == expected.text
@@ -129,7 +129,7 @@ def test_what_is_refused(pipe: Connection, prompt: Any, options: Any, kind: str,
 
 
 def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
-    coupled = WISHES | {"rule": "coupled"}  # one text, whatever is guessed
+    coupled = SAMPLING | {"rule": "coupled"}  # one text, whatever is guessed
     pipe.send(add(0, "It", coupled | {"gamma": 0}))
     hear(pipe)
     plain = [token for part in parts(pipe, 0) for token in part.tokens]
@@ -171,12 +171,13 @@ def speculation(pipe: Connection) -> dict[str, Any]:
 
 
 def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
-    """Greedy texts repeat themselves, which look-up guesses; sampled ones give it no guess."""
+    """Greedy texts repeat themselves, which look-up guesses; sampled ones give it no draft
+    token."""
     with working(LookupDrafter()) as pipe:
 
         def write(**options: Any) -> bool:
-            wishes = {"max_new_tokens": 60, "ignore_eos": True, "suppress_tokens": [9]} | options
-            pipe.send(add(1, [1, 2], wishes))
+            sampling = {"max_new_tokens": 60, "ignore_eos": True, "suppress_tokens": [9]} | options
+            pipe.send(add(1, [1, 2], sampling))
             assert hear(pipe) == Accepted(1, 2)
             return any(step.drafted for part in parts(pipe, 1) for step in part.steps)
 
@@ -190,19 +191,21 @@ def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
         assert report["measured_texts"] == {"speculative": 3, "plain": 1}
 
 
-def test_a_plain_text_that_waits_for_guesses_of_others_is_not_compared(pipe: Connection) -> None:
-    wishes = {"max_new_tokens": 150, "ignore_eos": True, "suppress_tokens": [9]}
-    pipe.send(add(0, [1, 2], wishes | {"gamma": 1}))
+def test_a_plain_text_that_waits_for_draft_tokens_of_others_is_not_compared(
+    pipe: Connection,
+) -> None:
+    sampling = {"max_new_tokens": 150, "ignore_eos": True, "suppress_tokens": [9]}
+    pipe.send(add(0, [1, 2], sampling | {"gamma": 1}))
     while not (isinstance(message := hear(pipe), StepOutputs) and message.parts):
         pass
-    pipe.send(add(1, [1, 2], wishes | {"gamma": 0}))
+    pipe.send(add(1, [1, 2], sampling | {"gamma": 0}))
     ended = set[int]()
     while len(ended) < 2:
         if isinstance(message := hear(pipe), StepOutputs):
             ended |= {part.id for part in message.parts if part.done}
     assert speculation(pipe)["measured_texts"] == {"speculative": 0, "plain": 0}
     for id, gamma in ((2, 0), (3, 1)):
-        pipe.send(add(id, [1, 2], wishes | {"gamma": gamma}))
+        pipe.send(add(id, [1, 2], sampling | {"gamma": gamma}))
         assert hear(pipe) == Accepted(id, 2)
         parts(pipe, id)
     assert speculation(pipe)["measured_texts"] == {"speculative": 1, "plain": 1}
@@ -238,9 +241,9 @@ def test_a_grammar_that_takes_long_holds_up_nobody(
     """Nor does its request's end, which comes before it is added."""
     monkeypatch.setattr(sandbox, "SECONDS", 3.0)
     for id in (0, 1):
-        pipe.send(add(id, [1], WISHES | SLOW))
+        pipe.send(add(id, [1], SAMPLING | SLOW))
     pipe.send(Abort(1))
-    pipe.send(add(2, [1], WISHES | {"suppress_tokens": [9]}))
+    pipe.send(add(2, [1], SAMPLING | {"suppress_tokens": [9]}))
     heard = [hear(pipe)]
     while not (isinstance(heard[-1], StepOutputs) and any(part.done for part in heard[-1].parts)):
         heard.append(hear(pipe))
@@ -264,13 +267,13 @@ def test_a_text_that_is_left_while_it_is_added_is_not_written(
         return source(structured)
 
     monkeypatch.setattr(grammar, "source", late)
-    pipe.send(add(0, [1], WISHES | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
+    pipe.send(add(0, [1], SAMPLING | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
     assert tried.wait(30)
     pipe.send(Abort(0))
     assert isinstance(hear(pipe), StepOutputs)
     go.set()
     pipe.send(Ask(9, "speculation", {}))
     assert isinstance(answer := hear(pipe), Reply) and answer.id == 9
-    pipe.send(add(1, [1], WISHES | {"structured": {"regex": "[a-z]{2}"}, "stop_token_ids": [0]}))
+    pipe.send(add(1, [1], SAMPLING | {"structured": {"regex": "[a-z]{2}"}, "stop_token_ids": [0]}))
     assert hear(pipe) == Accepted(1, 1)
     assert parts(pipe, 1)[-1].done is not None

@@ -1,8 +1,9 @@
-"""Rows that join while others are on their way, and rows of different gammas, keep their laws.
+"""Rows that join while others are on their way, and rows of different gammas, keep their
+distributions.
 
 The real scheduler, batch and step run, chance is integrated out: every course that the rows of a
-batch can take together is run with its probability, and the joint law of their texts is compared
-with the product of the target's own. 1e-12 is rounding.
+batch can take together is run with its probability, and the joint distribution of their texts is
+compared with the product of the target's own. 1e-12 is rounding.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class TwoByTwo(PrefillBudget):
         return 2
 
     def reads(self, rows: list[Row], already: int = 0) -> list[int]:
-        return [min(2, row.behind) for row in rows]
+        return [min(2, row.pending) for row in rows]
 
 
 @dataclass
@@ -73,19 +74,19 @@ class Course:
     draw: type[WorldDraw] = WorldDraw
     beside: int = 0  # steps in which some rows were read and others went on
 
-    def law(self, patch: pytest.MonkeyPatch) -> dict[tuple[Text, ...], float]:
+    def distribution(self, patch: pytest.MonkeyPatch) -> dict[tuple[Text, ...], float]:
         """New tokens of the rows -> probability."""
-        law: dict[tuple[Text, ...], float] = {}
+        distribution: dict[tuple[Text, ...], float] = {}
         wave = [World({})]
         while wave:
             for world, texts in zip(wave, self._run(wave, patch), strict=True):
-                law[texts] = law.get(texts, 0.0) + world.weight
+                distribution[texts] = distribution.get(texts, 0.0) + world.weight
             wave = [World(path) for world in wave for path in world.others]
-        return law
+        return distribution
 
     def _run(self, wave: list[World], patch: pytest.MonkeyPatch) -> list[tuple[Text, ...]]:
-        judge = check(1, self.rule, 1.0)
-        patch.setattr(type(judge), "draws", type("ThisWave", (self.draw,), {"wave": wave}))
+        verifier = check(1, self.rule, 1.0)
+        patch.setattr(type(verifier), "draws", type("ThisWave", (self.draw,), {"wave": wave}))
         sched = Scheduler(self.target(), self.drafter(), MANY)
         sched.prefill_budget = TwoByTwo()
         sampled = SamplingParams(1.0)
@@ -100,9 +101,9 @@ class Course:
             coming = [name for name in rows if self.arrivals[name[1]].comes == now]
             policies = [Fixed(self.arrivals[b].gamma) for _, b in coming]
             tasks = zip(coming, policies, strict=True)
-            sched.submit([Task(rows[name], judge, policy) for name, policy in tasks])
+            sched.submit([Task(rows[name], verifier, policy) for name, policy in tasks])
             sched.step()
-            behind = {row.behind > 1 for row in sched.batch.rows}
+            behind = {row.pending > 1 for row in sched.batch.rows}
             self.beside += behind == {True, False}
         assert all(row.finish_reason == "length" for row in rows.values())
         texts = [tuple(row.new_tokens) for row in rows.values()]
@@ -111,22 +112,26 @@ class Course:
 
 
 def expected(arrivals: tuple[Arrival, ...]) -> dict[tuple[Text, ...], float]:
-    """The product of the target's laws."""
-    laws = [
+    """The product of the target's distributions."""
+    distributions = [
         joint(lambda text, each=each: P((*each.prompt, *text)), each.limit) for each in arrivals
     ]
     result: dict[tuple[Text, ...], float] = {}
-    for texts in product(*laws):
-        chances = [law[text] for law, text in zip(laws, texts, strict=True)]
+    for texts in product(*distributions):
+        chances = [
+            distribution[text] for distribution, text in zip(distributions, texts, strict=True)
+        ]
         result[texts] = float(torch.tensor(chances, dtype=torch.float64).prod())
     return result
 
 
 def off(course: Course, patch: pytest.MonkeyPatch) -> float:
-    """Total variation of the joint law from the product."""
-    law, own = course.law(patch), expected(course.arrivals)
-    assert abs(sum(law.values()) - 1) < 1e-12
-    return 0.5 * sum(abs(law.get(t, 0.0) - own.get(t, 0.0)) for t in law.keys() | own.keys())
+    """Total variation of the joint distribution from the product."""
+    distribution, own = course.distribution(patch), expected(course.arrivals)
+    assert abs(sum(distribution.values()) - 1) < 1e-12
+    return 0.5 * sum(
+        abs(distribution.get(t, 0.0) - own.get(t, 0.0)) for t in distribution.keys() | own.keys()
+    )
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -138,7 +143,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 
 @pytest.mark.parametrize("come", COMES)
-def test_rows_that_come_and_go_keep_their_joint_law(come, monkeypatch):
+def test_rows_that_come_and_go_keep_their_joint_distribution(come, monkeypatch):
     course = Course(COMES[come])
     assert off(course, monkeypatch) < 1e-12
     assert (course.beside > 0) == (come != "gammas")
@@ -164,7 +169,7 @@ def test_proof_larger(more, monkeypatch):
 # --- a wrong batch is seen ---
 
 
-class MatesLogits(Table):
+class OthersLogits(Table):
     """Where some rows are only read, the others get the logits of the row before them."""
 
     def score(self, blocks, need):
@@ -190,8 +195,8 @@ class FirstRowsDraws(WorldDraw):
         return super().of(list(range(len(rows))))
 
 
-class MatesLaws(LMDrafter):
-    """Says of its guesses that they are from the law of the row before."""
+class OthersDistributions(LMDrafter):
+    """Says of its draft tokens that they are from the distribution of the row before."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         draft = super().propose(gamma, draw)
@@ -200,10 +205,10 @@ class MatesLaws(LMDrafter):
 
 SHORT = tuple(replace(each, limit=min(2, each.limit)) for each in LATE)
 WRONG = {
-    "logits-of-a-mate": Course(SHORT, target=lambda: MatesLogits(P, V)),
+    "logits-of-a-mate": Course(SHORT, target=lambda: OthersLogits(P, V)),
     "a-wrong-token-of-a-chunk": Course(SHORT, target=lambda: WrongChunk(P, V)),
     "draws-of-the-first-rows": Course(SHORT, draw=FirstRowsDraws),
-    "laws-of-a-mate": Course(GAMMAS, drafter=lambda: MatesLaws(Table(Q, V), V)),
+    "laws-of-a-mate": Course(GAMMAS, drafter=lambda: OthersDistributions(Table(Q, V), V)),
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from foretoken.drafters.given import GivenDrafter
+from foretoken.drafters.known_tokens import KnownTokensDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
@@ -32,7 +32,7 @@ def drawn(B: int) -> Draw:
 
 def proposed(given: list[list[int]], gamma: list[int], predicted: frozenset[int] = frozenset()):
     inner = Asked(V)
-    draft = GivenDrafter(inner, given, predicted).propose(gamma, drawn(len(gamma)))
+    draft = KnownTokensDrafter(inner, given, predicted).propose(gamma, drawn(len(gamma)))
     return draft, inner.asked
 
 
@@ -48,7 +48,7 @@ def test_invalid_logits_of_the_drafter_are_seen_beside_given_tokens() -> None:
             draft = super().propose(gamma, draw)
             return replace(draft, tops=torch.full(draft.tokens.shape, torch.nan))
 
-    draft = GivenDrafter(Sick(V), [[4, 2], []]).propose([2, 1], drawn(2))
+    draft = KnownTokensDrafter(Sick(V), [[4, 2], []]).propose([2, 1], drawn(2))
     assert draft.tops is not None
     assert draft.tops.isnan().tolist() == [[False, False], [True, False]]
 
@@ -74,7 +74,7 @@ def test_the_drafter_hears_what_was_kept_and_who_leaves() -> None:
         def leave(self, rows):
             heard.append(rows)
 
-    drafter = GivenDrafter(Hears(V), [[1]])
+    drafter = KnownTokensDrafter(Hears(V), [[1]])
     drafter.start([0], [[2]], None)
     drafter.commit([[1, 3]])
     drafter.leave([0])

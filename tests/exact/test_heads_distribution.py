@@ -1,7 +1,7 @@
 """Heads read real hidden states, so their proof runs real transformers, tiny and in float64.
 
-Every course of three steps is enumerated (the first has no state and guesses nothing), and the law
-of all that comes out is the target's own, as full forwards have it.
+Every course of three steps is enumerated (the first has no state and guesses nothing), and the
+distribution of all that comes out is the target's own, as full forwards have it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,20 @@ def seq2seq() -> PreTrainedModel:
     return tiny.t5(3, seed=4).double()
 
 
-def own_law(network: PreTrainedModel, source: list[int] | None) -> Model:
+def own_distribution(network: PreTrainedModel, source: list[int] | None) -> Model:
     @lru_cache(None)
-    def law(text):
+    def distribution(text):
         return pairs.scores(network, list(text), source)[-1].softmax(-1).numpy()
 
-    return (lambda text: law(text)) if source is None else lambda text: law(text[len(source) :])
+    return (
+        (lambda text: distribution(text))
+        if source is None
+        else lambda text: distribution(text[len(source) :])
+    )
 
 
 def untrained(network: PreTrainedModel, count: int) -> Heads:
-    """Heads whose laws are their own and far from flat."""
+    """Heads whose distributions are their own and far from flat."""
     heads = Heads.fresh(network, count).double()
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -65,7 +69,8 @@ def case(
     count: int = 2,
     params: SamplingParams = SAMPLED,
 ) -> tuple[Case, Model]:
-    """What runs, each drafter upon the target that was made before it; and the law it must have."""
+    """What runs, each drafter upon the target that was made before it; and the distribution it must
+    have."""
     made: list = []
     heads, ends = untrained(network, count), ends_of(network)
 
@@ -77,12 +82,14 @@ def case(
     prompt = [1] if source else [0, 1, 1]
     row = Request(prompt, 100, RowKey(0, 0), source=source)
     drafter: Callable = lambda: kind(made[-1], heads, *ends)  # noqa: E731
-    return Case(target, drafter, rule, gamma, params, (row,), steps=3), own_law(network, source)
+    return Case(target, drafter, rule, gamma, params, (row,), steps=3), own_distribution(
+        network, source
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("make", "gamma", "count"), [(causal, 2, 2), (seq2seq, 1, 1)])
-def test_three_steps_leave_the_law_as_it_is(make, gamma, count, rule, monkeypatch):
+def test_three_steps_leave_the_distribution_as_it_is(make, gamma, count, rule, monkeypatch):
     assert bias(*case(make(), RULES[rule], gamma, count=count), monkeypatch) < 1e-12
 
 
@@ -95,13 +102,13 @@ def test_proof_larger(make, gamma, rule, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_law_is_the_standardized_one(rule, monkeypatch):
+def test_the_distribution_is_the_standardized_one(rule, monkeypatch):
     params = SamplingParams(temperature=0.6, top_k=2)
     assert bias(*case(seq2seq(), RULES[rule], 1, params=params), monkeypatch) < 1e-12
 
 
 class ClaimsTheFirst(HeadsDrafter):
-    """Lies: says that every guess was drawn from the first head's law."""
+    """Lies: says that every draft token was drawn from the first head's distribution."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         honest = super().propose(gamma, draw)
@@ -111,5 +118,5 @@ class ClaimsTheFirst(HeadsDrafter):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_another_head_s_law_shows(rule, monkeypatch):
+def test_another_head_s_distribution_shows(rule, monkeypatch):
     assert bias(*case(causal(), RULES[rule], 2, ClaimsTheFirst), monkeypatch) > 1e-3

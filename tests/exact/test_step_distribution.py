@@ -1,8 +1,8 @@
-"""Whatever drafts and whichever rule verifies, two steps leave the target's law as it is.
+"""Whatever drafts and whichever rule verifies, two steps leave the target's distribution as it is.
 
 Every course of two consecutive steps of the real engine is run with its probability, every text
-that comes out is completed by the target, and the law of the whole is compared with the target's.
-No chance is involved: 1e-12 is rounding.
+that comes out is completed by the target, and the distribution of the whole is compared with the
+target's. No chance is involved: 1e-12 is rounding.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import foretoken.step as step_module
-from exact.guessers import Certain, Guesser, Wide
-from exact.worlds import Case, Table, bias, law_of, standardized
+from exact.drafters import Certain, FunctionDrafter, Wide
+from exact.worlds import Case, Table, bias, distribution_of, standardized
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
@@ -53,16 +53,20 @@ def drafters(V: int) -> dict:
         "certain": lambda: Certain(q),
         "lookup": lambda: LookupDrafter(),
         "uniform": lambda: UniformDrafter(V),
-        "stops-after-a-doubtful-guess": lambda: Guesser(q, after=lambda law, x: law[x] < 0.5),
-        "stops-before-a-flat-law": lambda: Guesser(q, before=lambda law, i: bool(law.max() < 0.6)),
-        "wide-padding": lambda: Wide(q, after=lambda law, x: law[x] < 0.5),
-        "never-guesses": lambda: Guesser(q, before=lambda law, i: True),
+        "stops-after-a-doubtful-guess": lambda: FunctionDrafter(
+            q, after=lambda distribution, x: distribution[x] < 0.5
+        ),
+        "stops-before-a-flat-law": lambda: FunctionDrafter(
+            q, before=lambda distribution, i: bool(distribution.max() < 0.6)
+        ),
+        "wide-padding": lambda: Wide(q, after=lambda distribution, x: distribution[x] < 0.5),
+        "never-guesses": lambda: FunctionDrafter(q, before=lambda distribution, i: True),
     }
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", drafters(V))
-def test_two_steps_leave_the_law_as_it_is(kind, rule, monkeypatch):
+def test_two_steps_leave_the_distribution_as_it_is(kind, rule, monkeypatch):
     p = target()
     case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA)
     assert bias(case, p, monkeypatch) < 1e-12
@@ -81,8 +85,9 @@ class Tensors(Table):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["lm", "lm-short-context", "lookup", "wide-padding"])
-def test_guesses_that_stay_in_tensors(kind, rule, monkeypatch):
-    """No list of a row's guesses before the verdict; rows past their draft's end are padding."""
+def test_draft_tokens_that_stay_in_tensors(kind, rule, monkeypatch):
+    """No list of a row's draft tokens before the verdict; rows past their draft's end are
+    padding."""
     p, q = target(), other()
     context = 2 if kind == "lm-short-context" else None
     tensors = {"lm": lambda: LMDrafter(Tensors(q, V, context=context), V)}
@@ -94,7 +99,8 @@ def test_guesses_that_stay_in_tensors(kind, rule, monkeypatch):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_ngram_tables(order, rule, monkeypatch):
-    """The tables' laws are float32 and sum to 1 as far as float32 goes, so 1e-6 is rounding."""
+    """The tables' distributions are float32 and sum to 1 as far as float32 goes, so 1e-6 is
+    rounding."""
     table = fit([[0, 1, 2, 0, 0, 2, 1, 1, 0], [2, 2, 0, 1, 0]], V, order)
     p = target()
     case = Case(lambda: Table(p, V), lambda: NGramDrafter(table), RULES[rule], GAMMA)
@@ -114,7 +120,7 @@ def test_ngram_tables(order, rule, monkeypatch):
     ],
     ids=str,
 )
-def test_the_law_is_the_standardized_one(params, rule, monkeypatch):
+def test_the_distribution_is_the_standardized_one(params, rule, monkeypatch):
     p = target()
     for kind in "lm", "certain":
         case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA, params)
@@ -150,7 +156,7 @@ def test_a_limit_inside_a_block(limit, rule, monkeypatch):
         lambda: Table(p, V), drafters(V)["lm"], RULES[rule], GAMMA, rows=(row,), steps=limit
     )
     assert bias(case, p, monkeypatch) < 1e-12
-    assert {len(text) for (text,) in law_of(case, monkeypatch)} == {limit}
+    assert {len(text) for (text,) in distribution_of(case, monkeypatch)} == {limit}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -169,7 +175,7 @@ def test_an_encoder_decoder(encoder_decoder, rule, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_forced_token_is_certain_and_the_rest_keeps_its_law(rule, monkeypatch):
+def test_a_forced_token_is_certain_and_the_rest_keeps_its_distribution(rule, monkeypatch):
     p = target()
     row = Request([0], 100, KEY, forced={1: 2})
 
@@ -182,33 +188,36 @@ def test_a_forced_token_is_certain_and_the_rest_keeps_its_law(rule, monkeypatch)
 
 @pytest.mark.parametrize("rule", RULES)
 def test_ragged_rows_are_independent(rule, monkeypatch):
-    """Two rows of different length and gamma in one batch: their joint law is a product."""
+    """Two rows of different length and gamma in one batch: their joint distribution is a
+    product."""
     p, q = target(2), other(2)
-    rows = (Request([0], 100, KEY), Request([1, 0, 1], 2, KEY))  # room for 2: one guess at most
+    # room for 2: one draft token at most
+    rows = (Request([0], 100, KEY), Request([1, 0, 1], 2, KEY))
     case = Case(
         lambda: Table(p, 2),
-        lambda: Guesser(q, after=lambda law, x: law[x] < 0.5),
+        lambda: FunctionDrafter(q, after=lambda distribution, x: distribution[x] < 0.5),
         RULES[rule],
         2,
         rows=rows,
         steps=1,
         together=False,
     )
-    law = law_of(case, monkeypatch)
+    distribution = distribution_of(case, monkeypatch)
     owns = [standardized(p, SAMPLED, tuple(row.prompt)) for row in rows]
     marginals = [{}, {}]
-    for texts, weight in law.items():
+    for texts, weight in distribution.items():
         for text, marginal in zip(texts, marginals, strict=True):
             marginal[text] = marginal.get(text, 0.0) + weight
     for a, b in itertools.product(*marginals):
-        assert abs(law.get((a, b), 0.0) - marginals[0][a] * marginals[1][b]) < 1e-12
+        assert abs(distribution.get((a, b), 0.0) - marginals[0][a] * marginals[1][b]) < 1e-12
     for own, marginal, length in zip(owns, marginals, (3, 2), strict=True):
         assert tv(extend(marginal, own, length), joint(own, length)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_ragged_rows_over_two_steps(rule, monkeypatch):
-    """Rows of different lengths, drafts and ends share the batch of worlds; each keeps its law."""
+    """Rows of different lengths, drafts and ends share the batch of worlds; each keeps its
+    distribution."""
     p, q = target(), other()
     rows = [Request([0], 100, KEY), Request([1, 0, 2], 3, KEY, eos=frozenset({0}))]
     for row in rows:
@@ -234,7 +243,8 @@ def test_proof_larger(V, gamma, steps, kind, rule, monkeypatch):
 
 
 def test_block_keeps_more_than_speculative():
-    """The example of arXiv 2403.10444: 10/9 guesses kept by Algorithm 1, 11/9 by the block."""
+    """The example of arXiv 2403.10444: 10/9 draft tokens accepted by Algorithm 1, 11/9 by the
+    block."""
     p = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
     q = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
     kept = dict.fromkeys(RULES, 0.0)
@@ -250,21 +260,24 @@ def test_block_keeps_more_than_speculative():
 
 
 def test_the_enumeration_sees_every_course(monkeypatch):
-    """With the target as its own draft all guesses are kept: one world per text, and no more."""
+    """With the target as its own draft all draft tokens are kept: one world per text, and no
+    more."""
     p = random_model(1, V)
     case = Case(lambda: Table(p, V), lambda: LMDrafter(Table(p, V), V), speculative, GAMMA)
-    law = law_of(case, monkeypatch)
-    assert {len(text) for (text,) in law if law[(text,)] > 1e-12} == {2 * (GAMMA + 1)}
-    assert sum(weight > 1e-12 for weight in law.values()) == V ** (2 * (GAMMA + 1))
+    distribution = distribution_of(case, monkeypatch)
+    assert {len(text) for (text,) in distribution if distribution[(text,)] > 1e-12} == {
+        2 * (GAMMA + 1)
+    }
+    assert sum(weight > 1e-12 for weight in distribution.values()) == V ** (2 * (GAMMA + 1))
 
 
 def dying(model: Model) -> Model:
-    """The same law, with invalid logits behind two equal tokens."""
+    """The same distribution, with invalid logits behind two equal tokens."""
 
-    def law(text):
+    def distribution(text):
         return 0 * model(text) if len(text) > 2 and text[-1] == text[-2] else model(text)
 
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -274,12 +287,13 @@ def test_texts_that_get_to_invalid_logits_end_there_and_no_others(kind, rule, mo
     p = dying(target())
     case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], 3, steps=1)
     assert bias(case, p, monkeypatch) < 1e-12
-    texts = {text for (text,) in law_of(case, monkeypatch)}
+    texts = {text for (text,) in distribution_of(case, monkeypatch)}
     assert any(len(text) == 2 and text[0] == text[1] for text in texts)
 
 
-def test_a_guess_that_leads_to_invalid_logits_must_be_judged(monkeypatch):
-    """Negative control: to leave it out, as if the draft had stopped before it, shifts the law."""
+def test_a_draft_token_that_leads_to_invalid_logits_must_be_judged(monkeypatch):
+    """Negative control: to leave it out, as if the draft had stopped before it, shifts the
+    distribution."""
     leading = step_module._leading
     monkeypatch.setattr(step_module, "_leading", lambda valid: (leading(valid) - 1).clamp(min=0))
     p = dying(target())

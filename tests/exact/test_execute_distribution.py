@@ -1,7 +1,7 @@
-"""Speculative execution: the law of g's input is f's, by enumeration of all that is drawn.
+"""Speculative execution: the distribution of g's input is f's, by enumeration of all that is drawn.
 
-`Bet` draws with `pick` and nothing else. Here `pick` branches over every outcome, so that the law
-of the real code is summed up exactly, over all guesses, verdicts and residuals.
+`Bet` draws with `pick` and nothing else. Here `pick` branches over every outcome, so that the
+distribution of the real code is summed up exactly, over all guesses, verdicts and residuals.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ import pytest
 
 from foretoken import theory
 from foretoken.execute import Bet, finite
-from foretoken.execute.finite import SampleLaw, finite_law, normalized, sample_law
+from foretoken.execute.finite import (
+    SampleDistribution,
+    finite_distribution,
+    normalized,
+    sample_distribution,
+)
 from oracle import tv
 
 V = 4
@@ -19,17 +24,21 @@ EXACT, VISIBLE = 1e-12, 1e-3
 RNG = np.random.default_rng(5)
 
 
-def random_law(zeros: int) -> np.ndarray:
-    law = RNG.gamma(0.6, size=V) + 1e-3
-    law[RNG.permutation(V)[:zeros]] = 0.0
-    return law / law.sum()
+def random_distribution(zeros: int) -> np.ndarray:
+    distribution = RNG.gamma(0.6, size=V) + 1e-3
+    distribution[RNG.permutation(V)[:zeros]] = 0.0
+    return distribution / distribution.sum()
 
 
-PAIRS = [(random_law(i % 3), random_law(i % 2)) for i in range(8)]
-PAIRS += [(random_law(0), np.eye(V)[1]), (np.eye(V)[2], random_law(0)), (PAIRS[0][0],) * 2]
+PAIRS = [(random_distribution(i % 3), random_distribution(i % 2)) for i in range(8)]
+PAIRS += [
+    (random_distribution(0), np.eye(V)[1]),
+    (np.eye(V)[2], random_distribution(0)),
+    (PAIRS[0][0],) * 2,
+]
 PAIRS += [
     (np.array([0.5, 0.5, 0, 0]), np.array([0, 0, 0.5, 0.5])),
-    (random_law(1), np.full(V, 0.25)),
+    (random_distribution(1), np.full(V, 0.25)),
 ]
 
 
@@ -49,14 +58,14 @@ class Branches:
         self.weight *= masses[choice] / masses.sum()
         return int(choice)
 
-    def law_of(self, run) -> dict:
-        """The law of what `run()` returns."""
-        law: dict = {}
+    def distribution_of(self, run) -> dict:
+        """The distribution of what `run()` returns."""
+        distribution: dict = {}
         while self.todo:
             self.path, self.taken, self.weight = self.todo.pop(), (), 1.0
             outcome = run()
-            law[outcome] = law.get(outcome, 0.0) + self.weight
-        return law
+            distribution[outcome] = distribution.get(outcome, 0.0) + self.weight
+        return distribution
 
 
 @pytest.fixture
@@ -67,20 +76,20 @@ def branches(monkeypatch: pytest.MonkeyPatch) -> Branches:
 
 
 def sample(p, q, guesses: int) -> int:
-    return Bet(finite_law("q", q), guesses, 0).settle(finite_law("f", p))[1]
+    return Bet(finite_distribution("q", q), guesses, 0).settle(finite_distribution("f", p))[1]
 
 
 @pytest.mark.parametrize("guesses", [0, 1, 2, 3, 4, 9])
 @pytest.mark.parametrize("pair", range(len(PAIRS)))
-def test_the_sample_has_the_law_of_f(branches: Branches, pair: int, guesses: int) -> None:
+def test_the_sample_has_the_distribution_of_f(branches: Branches, pair: int, guesses: int) -> None:
     p, q = PAIRS[pair]
-    assert tv(branches.law_of(lambda: sample(p, q, guesses)), dict(enumerate(p))) < EXACT
+    assert tv(branches.distribution_of(lambda: sample(p, q, guesses)), dict(enumerate(p))) < EXACT
 
 
-def test_laws_over_different_outcomes(branches: Branches) -> None:
+def test_distributions_over_different_outcomes(branches: Branches) -> None:
     """q knows an outcome that f never gives, and lacks one that it gives."""
     p, q = {"left": 0.5, "right": 0.3, "wait": 0.2}, {"wait": 0.6, "left": 0.1, "jump": 0.3}
-    assert tv(branches.law_of(lambda: sample(p, q, 2)), p) < EXACT
+    assert tv(branches.distribution_of(lambda: sample(p, q, 2)), p) < EXACT
 
 
 def test_two_calls_one_after_the_other(branches: Branches) -> None:
@@ -92,33 +101,37 @@ def test_two_calls_one_after_the_other(branches: Branches) -> None:
         return y, sample(*second[y], 2)
 
     expected = {(y, z): first[0][y] * second[y][0][z] for y in range(V) for z in range(V)}
-    assert tv(branches.law_of(chain), expected) < EXACT
+    assert tv(branches.distribution_of(chain), expected) < EXACT
 
 
 @pytest.mark.parametrize("guesses", [1, 2, 3])
 @pytest.mark.parametrize("pair", range(len(PAIRS)))
 def test_beta_is_how_likely_a_guess_is_right(branches: Branches, pair: int, guesses: int) -> None:
     """Its mean over the guesses is the probability that one is kept: sum min(p, q) for one."""
-    p, q = (finite_law("f", law) for law in PAIRS[pair])
+    p, q = (finite_distribution("f", distribution) for distribution in PAIRS[pair])
 
     def right() -> tuple[bool, float]:
         kept, _, beta = Bet(q, guesses, 0).settle(p)
         return kept is not None, beta
 
-    law = branches.law_of(right)
-    mean = sum(beta * weight for (_, beta), weight in law.items())
-    assert mean == pytest.approx(sum(w for (kept, _), w in law.items() if kept), abs=EXACT)
+    distribution = branches.distribution_of(right)
+    mean = sum(beta * weight for (_, beta), weight in distribution.items())
+    assert mean == pytest.approx(sum(w for (kept, _), w in distribution.items() if kept), abs=EXACT)
     if guesses == 1:
-        assert {round(beta, 12) for _, beta in law} == {round(theory.beta(*PAIRS[pair]), 12)}
+        assert {round(beta, 12) for _, beta in distribution} == {
+            round(theory.beta(*PAIRS[pair]), 12)
+        }
 
 
 @pytest.mark.parametrize("pair", range(len(PAIRS)))
 def test_more_guesses_are_right_more_often(branches: Branches, pair: int) -> None:
-    p, q = (finite_law("f", law) for law in PAIRS[pair])
+    p, q = (finite_distribution("f", distribution) for distribution in PAIRS[pair])
 
     def right(guesses: int) -> float:
         branches.todo = [()]
-        return branches.law_of(lambda: Bet(q, guesses, 0).settle(p)[0] is not None).get(True, 0.0)
+        return branches.distribution_of(lambda: Bet(q, guesses, 0).settle(p)[0] is not None).get(
+            True, 0.0
+        )
 
     betas = [right(k) for k in (1, 2, 3)]
     assert betas == sorted(betas)
@@ -127,24 +140,24 @@ def test_more_guesses_are_right_more_often(branches: Branches, pair: int) -> Non
 # --- controls: a proof that cannot fail proves nothing ---
 
 
-def with_replacement(p, q, guesses) -> SampleLaw:
+def with_replacement(p, q, guesses) -> SampleDistribution:
     """q does not lose the guess that was not kept, though it is not drawn again."""
     masses, rest = [], 1.0
     for x in guesses:
         masses.append(rest * min(1.0, p[x] / q[x]))
         rest -= masses[-1]
         p = normalized(np.maximum(p - q, 0.0), otherwise=p)
-    return SampleLaw(np.array([*masses, max(0.0, rest)]), p, 0.0)
+    return SampleDistribution(np.array([*masses, max(0.0, rest)]), p, 0.0)
 
 
-def without_residual(p, q, guesses) -> SampleLaw:
-    return sample_law(p, q, guesses)._replace(residual=p)
+def without_residual(p, q, guesses) -> SampleDistribution:
+    return sample_distribution(p, q, guesses)._replace(residual=p)
 
 
-def likeliest_first(p, q, guesses) -> SampleLaw:
+def likeliest_first(p, q, guesses) -> SampleDistribution:
     """The guesses are judged in another order than they were drawn in."""
     order = sorted(range(len(guesses)), key=lambda i: -p[guesses[i]])
-    judged = sample_law(p, q, [guesses[i] for i in order])
+    judged = sample_distribution(p, q, [guesses[i] for i in order])
     totals = np.zeros(len(guesses) + 1)
     totals[[*order, len(guesses)]] = judged.kept
     return judged._replace(kept=totals)
@@ -152,18 +165,18 @@ def likeliest_first(p, q, guesses) -> SampleLaw:
 
 @pytest.mark.parametrize("wrong", [with_replacement, without_residual, likeliest_first])
 def test_a_wrong_rule_is_seen(branches: Branches, monkeypatch, wrong) -> None:
-    monkeypatch.setattr(finite, "sample_law", wrong)
+    monkeypatch.setattr(finite, "sample_distribution", wrong)
     p, q = PAIRS[0]
-    assert tv(branches.law_of(lambda: sample(p, q, 2)), dict(enumerate(p))) > VISIBLE
+    assert tv(branches.distribution_of(lambda: sample(p, q, 2)), dict(enumerate(p))) > VISIBLE
 
 
-def test_guesses_from_another_law_than_q_are_seen(branches: Branches) -> None:
+def test_guesses_from_another_distribution_than_q_are_seen(branches: Branches) -> None:
     """Guessing what is likeliest and claiming to have drawn it."""
     p, q = PAIRS[0]
 
     def greedy() -> int:
-        bet = Bet(finite_law("q", np.eye(V)[q.argmax()]), 1, 0)
-        bet.q = finite_law("q", q)
-        return bet.settle(finite_law("f", p))[1]
+        bet = Bet(finite_distribution("q", np.eye(V)[q.argmax()]), 1, 0)
+        bet.q = finite_distribution("q", q)
+        return bet.settle(finite_distribution("f", p))[1]
 
-    assert tv(branches.law_of(greedy), dict(enumerate(p))) > VISIBLE
+    assert tv(branches.distribution_of(greedy), dict(enumerate(p))) > VISIBLE

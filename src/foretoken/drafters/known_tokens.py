@@ -12,9 +12,9 @@ from foretoken.drafters.mixture import joined, joined_tops
 from foretoken.sampling.draw import Draw
 
 
-class GivenDrafter:
+class KnownTokensDrafter:
     """For one step: `given[b]` for row b, or where that is empty what `drafter` guesses. predicted:
-    the rows whose guesses are of their own prediction."""
+    the rows whose draft tokens are of their own prediction."""
 
     def __init__(
         self, drafter: Drafter, given: list[list[int]], predicted: frozenset[int] = frozenset()
@@ -33,8 +33,8 @@ class GivenDrafter:
             return draft
         drafts = [draft, self.drafter.propose(budget, draw)]
         drafted = zip(drafts[1].tokens.tolist(), drafts[1].lengths.tolist(), strict=True)
-        guesses = [x or ids[:n] for x, (ids, n) in zip(self.given, drafted, strict=True)]
-        packed = pack(guesses, joined(drafts), drafts[1].calls)
+        draft_tokens = [x or ids[:n] for x, (ids, n) in zip(self.given, drafted, strict=True)]
+        packed = pack(draft_tokens, joined(drafts), drafts[1].calls)
         return replace(packed, tops=joined_tops(drafts), predicted=self.predicted)
 
     def commit(self, tokens: list[list[int]]) -> None:

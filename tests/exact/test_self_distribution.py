@@ -1,5 +1,5 @@
-"""A copy of the target guesses over the target's own cache: the text is in the target's law, and a
-cache that keeps a guess's entry, or a q that is not the copy's, shows.
+"""A copy of the target guesses over the target's own cache: the text is in the target's
+distribution, and a cache that keeps a guess's entry, or a q that is not the copy's, shows.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ P, COPY = random_model(1, V), random_model(2, V)
 
 
 class Host:
-    """A target whose laws follow from the entries of its cache. One that a copy has written reads
-    as another token: it must be gone before the target reads there."""
+    """A target whose distributions follow from the entries of its cache. One that a copy has
+    written reads as another token: it must be gone before the target reads there."""
 
     runtime, computed, takes_tensors, padding = "table", "float64", False, 0
     encoder_decoder, source_context, source_vocab_size = False, None, None
     device = torch.device("cpu")
     vocab_size = V
 
-    def __init__(self, law: Model, context: int | None = None) -> None:
-        self.law, self.context = law, context
+    def __init__(self, distribution: Model, context: int | None = None) -> None:
+        self.distribution, self.context = distribution, context
         self.lengths: list[int] = []
         self.cache: list[list[int]] = []
 
@@ -47,23 +47,25 @@ class Host:
         self.cache += [list(prompt) for prompt in prompts]
 
     def score(self, blocks: list[list[int]], need: list[int]) -> Tensor:
-        logits = self._run(self.law, self.lengths, blocks, need, lambda token: token)
+        logits = self._run(self.distribution, self.lengths, blocks, need, lambda token: token)
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
         return logits
 
     def scored(
-        self, law: Model, past: list[int], blocks: list[list[int]], need: list[int]
+        self, distribution: Model, past: list[int], blocks: list[list[int]], need: list[int]
     ) -> Tensor:
-        return self._run(law, past, blocks, need, lambda token: V + token)
+        return self._run(distribution, past, blocks, need, lambda token: V + token)
 
-    def _run(self, law: Model, past: list[int], blocks, need, entry) -> Tensor:
+    def _run(self, distribution: Model, past: list[int], blocks, need, entry) -> Tensor:
         logits = torch.zeros(len(blocks), max(need), V, dtype=torch.float64)
         for b, (start, new, n) in enumerate(zip(past, blocks, need, strict=True)):
             for i, token in enumerate(new, start):
                 self.write(self.cache[b], i, entry(token))
             for i in range(n):
                 end = start + len(new) - n + i + 1
-                logits[b, i] = torch.tensor(law(self.read(self.cache[b][:end], entry))).log()
+                logits[b, i] = torch.tensor(
+                    distribution(self.read(self.cache[b][:end], entry))
+                ).log()
             logits[b, n:, 1:] = -1e9  # as `worlds.Table`
         return logits
 
@@ -96,7 +98,7 @@ class Keeping(Host):
 
 
 class Unrounded(LMDrafter):
-    """Says that its guesses were drawn from the law of the target itself."""
+    """Says that its draft tokens were drawn from the distribution of the target itself."""
 
     def propose(self, gamma, draw):
         draft = super().propose(gamma, draw)
@@ -155,7 +157,7 @@ def test_where_the_context_ends(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_guess_whose_entry_stays_is_seen(rule, monkeypatch):
+def test_a_draft_token_whose_entry_stays_is_seen(rule, monkeypatch):
     assert bias(case(DRAFTERS["self"], RULES[rule], Keeping), P, monkeypatch) > VISIBLE
 
 

@@ -1,8 +1,9 @@
-"""A row's controls shape its law at every position by what stands before it, guesses included: two
-steps leave that law as it is, whatever drafts and whichever rule verifies.
+"""A row's controls shape its distribution at every position by what stands before it, guesses
+included: two steps leave that distribution as it is, whatever drafts and whichever rule verifies.
 
-The law that the controls make of the target is written here a second time, in NumPy, from the whole
-text at every position. Dead ends count: a text behind which the controls leave nothing ends there.
+The distribution that the controls make of the target is written here a second time, in NumPy, from
+the whole text at every position. Dead ends count: a text behind which the controls leave nothing
+ends there.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from exact.guessers import Certain, Guesser
-from exact.worlds import Case, Table, WorldDraw, bias, law_of
+from exact.drafters import Certain, FunctionDrafter
+from exact.worlds import Case, Table, WorldDraw, bias, distribution_of
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -25,7 +26,7 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.request import Request
-from foretoken.sampling.distributions import SamplingParams, laws
+from foretoken.sampling.distributions import SamplingParams, row_probabilities
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES
 from foretoken.train.ngram import fit
@@ -85,10 +86,10 @@ def controlled(
     eos: frozenset[int] = frozenset(),
     automaton: bool = False,
 ) -> Model:
-    """The law that controls make of a model's: of texts of which the first `source` tokens are the
-    encoder's and `prompt` more are given."""
+    """The distribution that controls make of a model's: of texts of which the first `source` tokens
+    are the encoder's and `prompt` more are given."""
 
-    def law(everything: Text) -> np.ndarray:
+    def distribution(everything: Text) -> np.ndarray:
         read, text = everything[:source] or everything[:prompt], everything[source:]
         new = text[prompt:]
         with np.errstate(divide="ignore"):
@@ -124,7 +125,7 @@ def controlled(
             masked(s, new)
         return softmax(s) if np.isfinite(s.max()) else np.zeros(len(s))
 
-    return law
+    return distribution
 
 
 def ends_with(text: Text, ids: Text) -> bool:
@@ -183,7 +184,7 @@ DRAFTERS: dict[str, Callable] = {
     "lookup": lambda: LookupDrafter(),
     "ngram": ngram,
     "uniform": lambda: UniformDrafter(V),
-    "free": lambda: Guesser(random_model(2, V, zeros=0.15)),  # knows nothing of controls
+    "free": lambda: FunctionDrafter(random_model(2, V, zeros=0.15)),  # knows nothing of controls
     "cascade": lambda: CascadeDrafter(table(3), lm(), 1),
     "cascade-of-lookup": lambda: CascadeDrafter(table(3), LookupDrafter(), 2),
     "lookup-then-lm": lambda: MixtureDrafter([(LookupDrafter(), 1), (lm(), None)]),
@@ -195,7 +196,7 @@ DRAFTERS: dict[str, Callable] = {
 
 
 def rounding(kind: str) -> float:
-    """A table's laws are float32."""
+    """A table's distributions are float32."""
     return 1e-6 if "ngram" in kind else 1e-12
 
 
@@ -207,7 +208,7 @@ def case(kind: str | Callable, rule: str, params: SamplingParams = PLAIN, **chan
 
 
 def off(found: Case, monkeypatch, *, automaton: bool = False) -> float:
-    """Total variation from the law that this file makes of the target's."""
+    """Total variation from the distribution that this file makes of the target's."""
     (row,) = found.rows
     assert found.params is not None
     source_length = len(row.source or ())
@@ -277,8 +278,9 @@ def test_an_encoder_decoder(kind, rule, monkeypatch):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["lookup", "always", "lookup-then-lm"])
-def test_a_guess_that_the_controls_forbid(kind, rule, monkeypatch):
-    """It is never kept, whatever stands behind it, and the token in its place has its own law."""
+def test_a_draft_token_that_the_controls_forbid(kind, rule, monkeypatch):
+    """It is never kept, whatever stands behind it, and the token in its place has its own
+    distribution."""
     row = Request([0, 2, 0, 2, 0], 100, KEY, ENDS)  # lookup guesses 2
     always = lambda: Certain(lambda text: np.eye(V)[2])  # noqa: E731
     for changes in (
@@ -290,40 +292,40 @@ def test_a_guess_that_the_controls_forbid(kind, rule, monkeypatch):
         setting = case(always if kind == "always" else kind, rule, rows=(row,), **changes)
         assert off(setting, monkeypatch, automaton="matcher" in changes) < 1e-12
         if "matcher" not in changes:
-            assert all(text[:1] != (2,) for (text,) in law_of(setting, monkeypatch))
+            assert all(text[:1] != (2,) for (text,) in distribution_of(setting, monkeypatch))
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("certain", [True, False])
 def test_an_end_that_is_guessed_inside_the_block(certain, rule, monkeypatch):
     """As long as ends are suppressed it is not kept; later it ends the text, and what the controls
-    made of the guesses behind it is forgotten."""
+    made of the draft tokens behind it is forgotten."""
     end = lambda text: np.array([0.1, 0.8, 0.1])  # noqa: E731
-    drafter = (lambda: Certain(end)) if certain else (lambda: Guesser(end))
+    drafter = (lambda: Certain(end)) if certain else (lambda: FunctionDrafter(end))
     params = sampled(min_new_tokens=1, repetition_penalty=1.5, no_repeat_ngram_size=2)
     setting = case(drafter, rule, params)
     assert off(setting, monkeypatch) < 1e-12
-    texts = {text for (text,) in law_of(setting, monkeypatch)}
+    texts = {text for (text,) in distribution_of(setting, monkeypatch)}
     assert all(1 not in text[:-1] and text != (1,) for text in texts)
     assert any(len(text) == 2 and text[-1] == 1 for text in texts)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["lm", "cascade", "free"])
-def test_a_dead_end_behind_guesses(kind, rule, monkeypatch):
+def test_a_dead_end_behind_draft_tokens(kind, rule, monkeypatch):
     """No text goes past it, though a draft that knows of no controls guesses beyond, and beyond it
     there are possible tokens again."""
     row = Request([0, 2, 0, 1], 100, KEY)  # a second 0 is followed by 0, a third by nothing
     setting = case(kind, rule, sampled(no_repeat_ngram_size=2), rows=(row,))
     assert off(setting, monkeypatch) < 1e-12
-    texts = {text for (text,) in law_of(setting, monkeypatch)}
+    texts = {text for (text,) in distribution_of(setting, monkeypatch)}
     assert (0, 0) in texts and any(len(text) > 3 for text in texts)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_with_controls_of_their_own(rule, monkeypatch):
-    """Three rows of one batch, one of them greedy: each is what it is alone, and their joint law
-    the product."""
+    """Three rows of one batch, one of them greedy: each is what it is alone, and their joint
+    distribution the product."""
     rows = (
         Request([0], 100, KEY, params=sampled(0.7, repetition_penalty=1.6)),
         Request([1, 0], 100, KEY, params=sampled(0.0, no_repeat_ngram_size=1)),
@@ -332,19 +334,19 @@ def test_rows_with_controls_of_their_own(rule, monkeypatch):
     )
     p = random_model(1, 2, zeros=0.15)
 
-    def law(*rows: Request) -> dict[tuple[Text, ...], float]:
+    def distribution(*rows: Request) -> dict[tuple[Text, ...], float]:
         drafter = lambda: LMDrafter(Table(random_model(2, 2), 2), 2)  # noqa: E731
         target = lambda: Table(p, 2)  # noqa: E731
-        return law_of(
+        return distribution_of(
             Case(target, drafter, RULES[rule], 1, None, rows, 1, together=False), monkeypatch
         )
 
-    together, alone = law(*rows), [law(row) for row in rows]
+    together, alone = distribution(*rows), [distribution(row) for row in rows]
     for texts in itertools.product(*alone):
         own = np.prod([one[text] for one, text in zip(alone, texts, strict=True)])
         assert together.pop(tuple(text for (text,) in texts), 0.0) == pytest.approx(own, abs=1e-12)
     assert not together
-    for row in rows:  # and alone each has the law of its controls
+    for row in rows:  # and alone each has the distribution of its controls
         own = controlled(p, row.params, len(row.prompt))
         setting = Case(
             lambda: Table(p, 2), lambda: UniformDrafter(2), RULES[rule], 1, None, (row,), 2
@@ -369,7 +371,7 @@ class AtTheStart:
 
 
 class OneLate(AtTheStart):
-    """Every position is shaped without the guess right before it."""
+    """Every position is shaped without the draft token right before it."""
 
     def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
         return self.chain.shape(logits, ahead[:-1])
@@ -392,19 +394,19 @@ class NeverTakesBack(AtTheStart):
 
 
 class BeforeShaping(WorldDraw):
-    """Says that guesses were drawn from the law that the draft had before its controls."""
+    """Says that guesses were drawn from the distribution that the draft had before its controls."""
 
-    def guess(self, logits, i, params=None):
-        ids, _ = super().guess(logits, i, params)
-        return ids, laws(logits, self.params)
+    def sample(self, logits, i, params=None):
+        ids, _ = super().sample(logits, i, params)
+        return ids, row_probabilities(logits, self.params)
 
 
 class WithoutShaping(WorldDraw):
-    """Draws from the law before controls, and says that it was the one after."""
+    """Draws from the distribution before controls, and says that it was the one after."""
 
-    def guess(self, logits, i, params=None):
-        q = laws(self._shaped(logits, i), self.params)
-        return self(laws(logits, self.params), i), q
+    def sample(self, logits, i, params=None):
+        q = row_probabilities(self._shaped(logits, i), self.params)
+        return self(row_probabilities(logits, self.params), i), q
 
 
 PENALTY = sampled(repetition_penalty=1.7)

@@ -1,8 +1,8 @@
 """Coupled mode, enumerated: the noise is integrated out exactly, no chance is involved.
 
-Two steps of the real engine leave the target's law as it is, whatever guesses, though a position
-guessed again after a rejection meets its noise again; and guesses are kept as often as the formula
-says. 1e-12 is rounding.
+Two steps of the real engine leave the target's distribution as it is, whatever guesses, though a
+position guessed again after a rejection meets its noise again; and draft tokens are kept as often
+as the formula says. 1e-12 is rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exact.guessers import Certain, Guesser
+from exact.drafters import Certain, FunctionDrafter
 from exact.races import Race, V
 from exact.worlds import Case, Table, World, bias
 from foretoken.drafters.lm import LMDrafter
@@ -34,7 +34,7 @@ DRAFTERS = {
     "uniform": lambda: UniformDrafter(V),
     "certain": lambda: Certain(Q),
     "lookup": lambda: LookupDrafter(),
-    "stops": lambda: Guesser(Q, after=lambda law, x: law[x] < 0.5),
+    "stops": lambda: FunctionDrafter(Q, after=lambda distribution, x: distribution[x] < 0.5),
 }
 
 
@@ -44,7 +44,7 @@ def case(kind: str, gamma: int = 2, draw: type[Race] = Race, steps: int = 2) -> 
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_two_steps_leave_the_law_as_it_is(kind, monkeypatch):
+def test_two_steps_leave_the_distribution_as_it_is(kind, monkeypatch):
     assert bias(case(kind), P, monkeypatch) < 1e-12
 
 
@@ -53,31 +53,31 @@ def test_three_steps_meet_the_same_noise_three_times(monkeypatch):
 
 
 def pairs(draw: type[Race], p: np.ndarray, q: np.ndarray) -> dict[tuple[int, int], float]:
-    """The law of guess and target's token at one position."""
-    law: dict[tuple[int, int], float] = {}
+    """The distribution of draft token and target's token at one position."""
+    distribution: dict[tuple[int, int], float] = {}
     wave = [World({})]
     while wave:
         kind = type("ThisWave", (draw,), {"wave": wave})
         each = kind([RowKey(w, 0) for w in range(len(wave))], [1] * len(wave), SAMPLED)
-        guesses = each(torch.tensor(np.tile(q, (len(wave), 1))), 0).tolist()
+        draft_tokens = each(torch.tensor(np.tile(q, (len(wave), 1))), 0).tolist()
         own = each.winners(torch.tensor(np.tile(p, (len(wave), 1, 1))))[:, 0].tolist()
-        for world, *pair in zip(wave, guesses, own, strict=True):
-            law[tuple(pair)] = law.get(tuple(pair), 0.0) + world.weight
+        for world, *pair in zip(wave, draft_tokens, own, strict=True):
+            distribution[tuple(pair)] = distribution.get(tuple(pair), 0.0) + world.weight
         wave = [World(path) for world in wave for path in world.others]
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize("text", [(0,), (1,), (2, 0), (0, 1), (1, 1, 2)])
-def test_guess_and_token_have_their_laws_and_match_as_the_formula_says(text):
+def test_draft_token_and_token_have_their_distributions_and_match_as_the_formula_says(text):
     p, q = P(text), Q(text)
-    law = np.zeros((V, V))
+    distribution = np.zeros((V, V))
     for (x, y), weight in pairs(Race, p, q).items():
-        law[x, y] = weight
-    assert np.abs(law.sum(1) - q).max() < 1e-12
-    assert np.abs(law.sum(0) - p).max() < 1e-12
-    assert abs(np.trace(law) - match_probability(p, q)) < 1e-12
+        distribution[x, y] = weight
+    assert np.abs(distribution.sum(1) - q).max() < 1e-12
+    assert np.abs(distribution.sum(0) - p).max() < 1e-12
+    assert abs(np.trace(distribution) - match_probability(p, q)) < 1e-12
     for x in np.flatnonzero(p * q):
-        assert abs(law[x, x] - 1 / np.maximum(p / p[x], q / q[x]).sum()) < 1e-12
+        assert abs(distribution[x, x] - 1 / np.maximum(p / p[x], q / q[x]).sum()) < 1e-12
 
 
 class ByOffset(Race):
@@ -89,23 +89,23 @@ class ByOffset(Race):
 
 
 class Anew(Race):
-    """The target draws once more, by other noise, where its token is not the guess."""
+    """The target draws once more, by other noise, where its token is not the draft token."""
 
     def __init__(self, *names) -> None:
         super().__init__(*names)
         self.guesses: dict[int, Tensor] = {}
 
-    def __call__(self, law: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        self.guesses[i] = super().__call__(law, i, cdf)
+    def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+        self.guesses[i] = super().__call__(distribution, i, cdf)
         return self.guesses[i]
 
-    def winners(self, laws: Tensor, first: int = 0) -> Tensor:
-        own, other = super().winners(laws, first), copy(self)
+    def winners(self, distributions: Tensor, first: int = 0) -> Tensor:
+        own, other = super().winners(distributions, first), copy(self)
         other.lengths = [length + 100 for length in self.lengths]
-        again = Race.winners(other, laws, first)
+        again = Race.winners(other, distributions, first)
         for i in range(own.shape[1]):
-            guess = self.guesses.get(first + i, own[:, i])
-            own[:, i] = own[:, i].where(own[:, i] == guess, again[:, i])
+            draft_token = self.guesses.get(first + i, own[:, i])
+            own[:, i] = own[:, i].where(own[:, i] == draft_token, again[:, i])
         return own
 
 

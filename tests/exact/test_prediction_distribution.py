@@ -1,5 +1,6 @@
-"""A prediction is a guess like any other: whatever it says, two steps leave the target's law as it
-is, also in rows beside such as have none. Chance is integrated out; 1e-12 is rounding."""
+"""A prediction is a draft token like any other: whatever it says, two steps leave the target's
+distribution as it is, also in rows beside such as have none. Chance is integrated out; 1e-12 is
+rounding."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from itertools import product
 import pytest
 import torch
 
-from exact.guessers import Certain, Guesser
-from exact.worlds import Case, Table, bias, law_of
+from exact.drafters import Certain, FunctionDrafter
+from exact.worlds import Case, Table, bias, distribution_of
 from foretoken.drafters.base import Draft
-from foretoken.drafters.given import GivenDrafter
+from foretoken.drafters.known_tokens import KnownTokensDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine import batch
@@ -35,7 +36,7 @@ PREDICTIONS = {
 DRAFTERS = {
     "none": NoDrafter,
     "lm": lambda: LMDrafter(Table(Q, V), V),
-    "drawn": lambda: Guesser(Q),
+    "drawn": lambda: FunctionDrafter(Q),
     "certain": lambda: Certain(Q),
 }
 
@@ -63,13 +64,13 @@ def test_any_prediction(prediction, temperature, monkeypatch):
 
 @pytest.mark.parametrize("drafter", ["none", "lm"])
 def test_a_row_beside_one_without(drafter, monkeypatch):
-    """Their joint law is the product: neither knows the other's guesses."""
-    law = law_of(case(drafter, (row((1, 2, 0)), row()), steps=1), monkeypatch)
+    """Their joint distribution is the product: neither knows the other's guesses."""
+    distribution = distribution_of(case(drafter, (row((1, 2, 0)), row()), steps=1), monkeypatch)
     firsts: dict[tuple[int, int], float] = {}
-    for (a, b), weight in law.items():
+    for (a, b), weight in distribution.items():
         firsts[a[0], b[0]] = firsts.get((a[0], b[0]), 0.0) + weight
     own = P((0,))
-    assert any(len(a) > 1 for a, _ in law) and len(firsts) == V * V
+    assert any(len(a) > 1 for a, _ in distribution) and len(firsts) == V * V
     for (a, b), weight in firsts.items():
         assert weight == pytest.approx(float(own[a] * own[b]), abs=1e-12)
 
@@ -77,7 +78,7 @@ def test_a_row_beside_one_without(drafter, monkeypatch):
 # --- a prediction that lies is seen ---
 
 
-class ClaimsLaw(GivenDrafter):
+class ClaimsDistribution(KnownTokensDrafter):
     """Says of what it was given that it was drawn, all tokens being alike."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
@@ -88,5 +89,5 @@ class ClaimsLaw(GivenDrafter):
 def test_a_lie_about_it_is_seen(monkeypatch):
     setting = case("none", (row((1, 2, 0, 1, 2)),))
     assert bias(setting, P, monkeypatch) < 1e-12
-    monkeypatch.setattr(batch, "GivenDrafter", ClaimsLaw)
+    monkeypatch.setattr(batch, "KnownTokensDrafter", ClaimsDistribution)
     assert bias(setting, P, monkeypatch) > VISIBLE

@@ -1,5 +1,6 @@
 """A draft of another vocabulary, by the words that both have and by its text: the text is in the
-target's law. A q with the mass that the target's words lack, or one of the draft's own ids, shows.
+target's distribution. A q with the mass that the target's words lack, or one of the draft's own
+ids, shows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from foretoken.models.vocabularies.translation import Translation, ways_on
 from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.judge import choose
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import RULES, block
 from oracle import random_model
 
@@ -56,17 +57,17 @@ def written(**changes) -> TranslatedModel:
     return TranslatedModel(draft(**changes), DICTIONARY, V, ByText(greedy=True, sampled=True))
 
 
-def claimed(drafted: Draft, texts: list[list[int]], law) -> Draft:
-    """The same guesses, said to be drawn from `law(text)`."""
+def claimed(drafted: Draft, texts: list[list[int]], distribution) -> Draft:
+    """The same draft tokens, said to be drawn from `distribution(text)`."""
     q = torch.zeros(*drafted.tokens.shape, V, dtype=torch.float64)
     for b, (text, x) in enumerate(zip(texts, drafted.tokens.tolist(), strict=True)):
         for i in range(int(drafted.lengths[b])):
-            q[b, i] = law([*text, *x[:i]])
+            q[b, i] = distribution([*text, *x[:i]])
     return replace(drafted, q=q)
 
 
-def own_law(text: list[int]) -> list[float]:
-    """The draft's law of its own next word."""
+def own_distribution(text: list[int]) -> list[float]:
+    """The draft's distribution of its own next word."""
     translation = Translation(DICTIONARY)
     translation.extend(text)
     return list(Q(tuple(translation.told)))
@@ -74,35 +75,35 @@ def own_law(text: list[int]) -> list[float]:
 
 def unnormalized(text: list[int]) -> Tensor:
     """Words have the mass that they have among all of the draft's."""
-    law, q = own_law(text), torch.zeros(V, dtype=torch.float64)
+    distribution, q = own_distribution(text), torch.zeros(V, dtype=torch.float64)
     for ours, theirs in SHARED.items():
-        q[ours] = law[theirs]
+        q[ours] = distribution[theirs]
     return q
 
 
 def untranslated(text: list[int]) -> Tensor:
     """The draft's ids are read as the target's."""
-    law = torch.tensor(own_law(text)[:V], dtype=torch.float64)
-    return law / law.sum()
+    distribution = torch.tensor(own_distribution(text)[:V], dtype=torch.float64)
+    return distribution / distribution.sum()
 
 
 def smoothed(text: list[int]) -> Tensor:
-    law = unnormalized(text) + 0.1
-    return law / law.sum()
+    distribution = unnormalized(text) + 0.1
+    return distribution / distribution.sum()
 
 
 class Lies(LMDrafter):
-    """By shared words, but for the law that it names."""
+    """By shared words, but for the distribution that it names."""
 
-    def __init__(self, law) -> None:
+    def __init__(self, distribution) -> None:
         super().__init__(shared())
-        self.law = law
+        self.distribution = distribution
 
     def propose(self, gamma, draw):
-        return claimed(super().propose(gamma, draw), self._reader.texts, self.law)
+        return claimed(super().propose(gamma, draw), self._reader.texts, self.distribution)
 
 
-class ClaimsLaw(LMDrafter):
+class ClaimsDistribution(LMDrafter):
     """Writes what is likeliest, and says that it was drawn."""
 
     def propose(self, gamma, draw):
@@ -163,12 +164,12 @@ def test_ends_of_a_text_are_the_same_token(rule, by_text, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["shared", "written"])
-def test_its_guesses_are_judged(kind, monkeypatch):
+def test_its_draft_tokens_are_judged(kind, monkeypatch):
     """That something is proved at all, ways on at the seam included."""
-    laws = []
+    distributions = []
 
     def spied(text, before):
-        laws.extend(ways_on(text, before))
+        distributions.extend(ways_on(text, before))
         return ways_on(text, before)
 
     monkeypatch.setattr(translated, "ways_on", spied)
@@ -176,16 +177,16 @@ def test_its_guesses_are_judged(kind, monkeypatch):
     for _ in Batch(Table(P, V), DRAFTERS[kind]()).run(rows, choose(block), Fixed(GAMMA)):
         pass
     assert sum(step.accepted for row in rows for step in row.records) > 0
-    assert laws
+    assert distributions
 
 
-@pytest.mark.parametrize("law", [unnormalized, untranslated])
+@pytest.mark.parametrize("distribution", [unnormalized, untranslated])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_q_of_other_words_is_seen(rule, law, monkeypatch):
-    assert bias(case(lambda: Lies(law), RULES[rule]), P, monkeypatch) > VISIBLE
+def test_a_q_of_other_words_is_seen(rule, distribution, monkeypatch):
+    assert bias(case(lambda: Lies(distribution), RULES[rule]), P, monkeypatch) > VISIBLE
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_text_that_is_said_to_be_drawn_is_seen(rule, monkeypatch):
-    drafter = case(lambda: ClaimsLaw(written()), RULES[rule])
+    drafter = case(lambda: ClaimsDistribution(written()), RULES[rule])
     assert bias(drafter, P, monkeypatch) > VISIBLE

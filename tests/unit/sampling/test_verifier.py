@@ -1,0 +1,90 @@
+"""Judges report the target's distributions, what they judged by, and tokens that follow from
+both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.sampling.distributions import probabilities
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.verifier import (
+    COUPLED,
+    Coupled,
+    Greedy,
+    LenientGreedy,
+    Sampled,
+    ScoredBlock,
+    choose,
+)
+from foretoken.sampling.verify import block, overlap
+
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.7, top_k=4)
+VERIFIERS = [(Sampled(block), SAMPLED), (Coupled(), SAMPLED), (choose(block, 0.5), SAMPLED)]
+B, G, V = 3, 2, 6
+
+
+def drafted(certain: bool = False) -> ScoredBlock:
+    rng = torch.Generator().manual_seed(1)
+    logits = torch.randn(B, G + 1, V, generator=rng)
+    q = None if certain else torch.randn(B, G, V, generator=rng).softmax(-1)
+    x = torch.randint(V, (B, G), generator=rng)
+    return ScoredBlock(logits, x, torch.tensor([2, 1, 0]), q)
+
+
+def verification(verifier, params: SamplingParams, certain: bool = False):
+    draw = verifier.draws([RowKey(0, b) for b in range(B)], [5] * B, [params] * B)
+    return verifier(drafted(certain), draw)
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize(("verifier", "params"), VERIFIERS)
+def test_a_verification_carries_the_targets_distributions(verifier, params, certain) -> None:
+    draft_tokens = drafted(certain)
+    result = verification(verifier, params, certain)
+    assert torch.equal(result.p, probabilities(draft_tokens.logits, params))
+    assert (result.n <= draft_tokens.lengths).all()
+    assert (result.p[torch.arange(B), result.n].gather(1, result.t[:, None]) > 0).all()
+
+
+def test_only_a_lenient_verifier_is_biased() -> None:
+    exact, lenient = (verification(choose(block, x), SAMPLED) for x in (1.0, 0.5))
+    assert exact.bias is None
+    assert torch.equal(exact.beta, overlap(exact.p, drafted().q, drafted().x))
+    assert (lenient.bias[0] > 0).any() and (lenient.beta >= exact.beta - 1e-12).all()
+
+
+@pytest.mark.parametrize("verifier", [Greedy(), LenientGreedy(0.9)])
+def test_at_temperature_0_there_is_no_distribution(verifier) -> None:
+    given, found = drafted(), verification(verifier, GREEDY)
+    assert found.p is None
+    best = given.logits.argmax(-1)
+    assert torch.equal(found.t, best[torch.arange(B), found.n])
+
+
+def test_the_verifier_follows_from_temperature_and_lenience() -> None:
+    judges = [choose(block, x) for x in (1.0, 0.5)]
+    assert [type(verifier.greedy) for verifier in judges] == [Greedy, LenientGreedy]
+    assert [type(verifier.sampled) for verifier in judges] == [Sampled, Sampled]
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5])
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("certain", [False, True])
+def test_greedy_rows_among_sampled_ones_are_judged_as_alone(certain, coupled, lenience) -> None:
+    if coupled and lenience != 1:
+        return  # these two are refused together
+    verifier, given = COUPLED if coupled else choose(block, lenience), drafted(certain)
+    params = [SAMPLED, GREEDY, SamplingParams(temperature=1.3)]
+    for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1]):
+        keys, own = [RowKey(0, b) for b in order], [params[b] for b in order]
+        together = verifier(given.of(order), verifier.draws(keys, [5] * B, own))
+        for place, b in enumerate(order):
+            alone = verifier(given.of([b]), verifier.draws([RowKey(0, b)], [5], [params[b]]))
+            assert int(together.n[place]) == int(alone.n[0])
+            assert int(together.t[place]) == int(alone.t[0])
+            assert torch.equal(together.beta[place], alone.beta[0])
+            assert torch.equal(together.p[place], probabilities(given.logits[b], params[b]))
+            bias = torch.zeros(G).double() if alone.bias is None else alone.bias[0]
+            assert torch.equal(together.bias[place], bias)
