@@ -130,13 +130,13 @@ def step(
 
     # Return prefix + [x_1, .., x_n, t]
     with _whole(rows):
-        kept = [_commit(row, v) for row, v in zip(drafted.rows, verified, strict=True)]
-        _report(drafted.rows, scored, verification, kept)
-        _settle(rows, reads, drafted.indices, kept, target, drafter)
+        gained = [_commit(row, v) for row, v in zip(drafted.rows, verified, strict=True)]
+        _report(drafted.rows, scored, verification, gained)
+        _settle(rows, reads, drafted.indices, gained, target, drafter)
         times.append(perf_counter())
         seconds = [after - before for before, after in pairwise(times)]
         for b, row in enumerate(drafted.rows):
-            row.records.append(_record(drafted, b, verified[b], kept[b], seconds, scored.padding))
+            row.records.append(_record(drafted, b, verified[b], gained[b], seconds, scored.padding))
     return verification
 
 
@@ -175,8 +175,8 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
 
 def _advanced(every: _Drafted, reads: list[int]) -> _Drafted:
     """Those whose text is read to its end in this pass."""
-    behind = zip(every.rows, reads, strict=True)
-    indices = [b for b, (row, count) in enumerate(behind) if row.pending <= count]
+    pairs = zip(every.rows, reads, strict=True)
+    indices = [b for b, (row, count) in enumerate(pairs) if row.pending <= count]
     if len(indices) == len(reads):
         return every
     draft, index = every.draft, torch.tensor(indices)
@@ -254,18 +254,18 @@ def _settle(
     rows: list[Row],
     reads: list[int],
     indices: list[int],
-    kept: list[list[int]],
+    gained: list[list[int]],
     target: Scorer,
     drafter: Drafter,
 ) -> None:
-    """Target and drafter keep what the rows kept."""
+    """Keep in target and drafter what the rows gained."""
     for row, count in zip(rows, reads, strict=True):
         row.pending -= count  # below 1 nowhere but in rows that are advanced
-    gained: list[list[int]] = [[] for _ in rows]
-    for b, tokens in zip(indices, kept, strict=True):
-        rows[b].pending, gained[b] = 1, list(tokens)
+    committed: list[list[int]] = [[] for _ in rows]
+    for b, tokens in zip(indices, gained, strict=True):
+        rows[b].pending, committed[b] = 1, list(tokens)
     target.set_lengths([len(row.tokens) - row.pending for row in rows])
-    drafter.commit(gained)
+    drafter.commit(committed)
 
 
 def _shaped(
@@ -317,7 +317,7 @@ def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> lis
     first = [int(not params.remove_invalid_values) for params in draw.params]
     require_finite(tops, "target", draw.lengths, first, drafted.indices)
     # the draft's logits matter where the next draft token would have been judged
-    ends = [kept + (b not in failed) for b, kept in enumerate(n)]
+    ends = [accepted + (b not in failed) for b, accepted in enumerate(n)]
     reached = [min(count, end) * on for count, end, on in zip(counts, ends, first, strict=True)]
     require_finite(draft_tops, "draft", draw.lengths, reached, drafted.indices)
     require_mass(list(chain.from_iterable(masses)))
@@ -339,32 +339,32 @@ def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> lis
 def _invalid(tops: list[list[float]], n: list[int], drafted: _Drafted) -> dict[int, _DeadEnd]:
     """The rows whose text gets to invalid logits by draft tokens."""
     failed: dict[int, _DeadEnd] = {}
-    for b, kept in enumerate(n):
+    for b, accepted in enumerate(n):
         mends = drafted.draw.params[b].remove_invalid_values
-        if kept and not mends and not math.isfinite(tops[b][kept]):
-            position = drafted.draw.lengths[b] + kept
-            error = invalid(tops[b][kept], "target", position, drafted.indices[b])
-            failed[b] = _DeadEnd(kept, error)
+        if accepted and not mends and not math.isfinite(tops[b][accepted]):
+            position = drafted.draw.lengths[b] + accepted
+            error = invalid(tops[b][accepted], "target", position, drafted.indices[b])
+            failed[b] = _DeadEnd(accepted, error)
     return failed
 
 
 def _commit(row: Row, verified: _Verified) -> list[int]:
-    """The tokens that a row keeps; without a distribution for the next one it fails behind them."""
+    """Append what a row gains; without a distribution for the next one it fails behind them."""
     draft_tokens = verified.x[: verified.n]
     if verified.failed is None:
         return row.commit([*draft_tokens, verified.t])
-    kept = row.commit(draft_tokens)
+    gained = row.commit(draft_tokens)
     if row.finish_reason is None:
         row.fail(verified.failed)
-    return kept
+    return gained
 
 
 def _report(
-    rows: list[Row], scored: _Scored, verification: Verification, kept: list[list[int]]
+    rows: list[Row], scored: _Scored, verification: Verification, gained: list[list[int]]
 ) -> None:
-    """Logits and logprobs of the tokens kept, in rows that ask for them."""
+    """Record logits and logprobs of the tokens gained, in rows that ask for them."""
     for b, raw in scored.raw.items():
-        row, n = rows[b], len(kept[b])
+        row, n = rows[b], len(gained[b])
         if row.seen is not None:
             row.seen.append(Seen(raw[:n], scored.block.logits[b, :n].clone()))
         if row.request.params.logprobs is None:
@@ -375,25 +375,25 @@ def _report(
             scores = probabilities(scored.block.logits[b, :n], row.request.params).log()
         else:
             scores = verification.p[b, :n].log()
-        row.logprobs += logprobs(scores, kept[b], row.request.params.logprobs or 0)
+        row.logprobs += logprobs(scores, gained[b], row.request.params.logprobs or 0)
 
 
 def _record(
     drafted: _Drafted,
     b: int,
     verified: _Verified,
-    kept: list[int],
+    gained: list[int],
     seconds: list[float],
     padding: int,
 ) -> StepRecord:
-    judged = min(verified.n + 1, len(verified.x), len(kept))
+    judged = min(verified.n + 1, len(verified.x), len(gained))
     predicted = drafted.indices[b] in drafted.draft.predicted
     calls = 0 if predicted else drafted.draft.calls
     return StepRecord(
         gamma=drafted.gamma[b],
         guesses=tuple(verified.x),
-        accepted=min(verified.n, len(kept)),
-        kept=tuple(kept),
+        accepted=min(verified.n, len(gained)),
+        kept=tuple(gained),
         overlaps=tuple(verified.beta[:judged]),
         draft_calls=min(calls, drafted.counts[b]),  # those this row took part in
         draft_seconds=seconds[0],

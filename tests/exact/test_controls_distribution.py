@@ -225,7 +225,7 @@ def test_every_control(name, rule, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", ["penalty", "bad-words"])
+@pytest.mark.parametrize("name", ["penalty", "ngrams", "least", "bad-words"])
 @pytest.mark.parametrize("kind", ["ngram", "cascade", "lookup-then-lm", "lm-then-ngram"])
 def test_drafters_of_every_kind(kind, name, rule, monkeypatch):
     assert off(case(kind, rule, CONTROLS[name]), monkeypatch) < rounding(kind)
@@ -394,7 +394,8 @@ class NeverTakesBack(AtTheStart):
 
 
 class BeforeShaping(WorldDraw):
-    """Says that guesses were drawn from the distribution that the draft had before its controls."""
+    """Says that draft tokens were drawn from the distribution that the draft had before its
+    controls."""
 
     def sample(self, logits, i, params=None):
         ids, _ = super().sample(logits, i, params)

@@ -141,6 +141,8 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
     from foretoken.lab.certificate.certify import FALSE_ALARM
     from foretoken.lab.certificate.odds import POWER
 
+    settings = asdict(plan)
+    del settings["distributions"]
     return {
         "verdict": certificate.verdict,
         "faults": certificate.faults,
@@ -149,8 +151,7 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
         "target": spec.target_name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
-        "plan": asdict(plan)
-        | {"laws": [_distribution(distribution) for distribution in plan.distributions]},
+        "plan": settings | {"laws": [_distribution(each) for each in plan.distributions]},
         **_finite(asdict(certificate)),
     }
 

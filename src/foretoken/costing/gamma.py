@@ -5,7 +5,7 @@ A policy is asked with the rows and sees their records; it never sees a clock. `
 frozen costs against how likely draft tokens are to be kept, learned from each row's own past, for
 all rows of a pass together: the draft tokens, row by row, that gain most tokens in the seconds of
 the step. What is predicted of a row without its draft, by its request or its own text, costs no
-draft and has a past of its own: the better of the two draft tokens. Rows that ask for
+draft and has a past of its own: the better of the two. Rows that ask for
 `deterministic` know no other rows.
 """
 

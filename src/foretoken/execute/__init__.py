@@ -13,7 +13,15 @@ Examples:
     4
 """
 
+from typing import TYPE_CHECKING
+
+from foretoken.errors import renamed
 from foretoken.execute.finite import Distribution
 from foretoken.execute.speculation import Bet, Execution, Flag, Seconds, speculate, speculate_async
 
-__all__ = ["Bet", "Execution", "Flag", "Distribution", "Seconds", "speculate", "speculate_async"]
+__all__ = ["Bet", "Distribution", "Execution", "Flag", "Seconds", "speculate", "speculate_async"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> None:
+        raise renamed("foretoken.execute", name, {"Law": "Distribution"})

@@ -1,4 +1,4 @@
-"""Section 2.3: the rules that decide which guesses are kept.
+"""Section 2.3: the rules that decide which draft tokens are kept.
 
 A rule is a pure function `rule(p, q, x, lengths) -> Outcome` and returns the *distribution* of what
 happens: how likely it is that n draft tokens are kept, and for a given n the distribution of the

@@ -231,8 +231,8 @@ class Engine:
         (sampling,) = gathered(params, controls, 1, "add")
         if sampling.num_return_sequences != 1:
             raise RefusedError(
-                f"a request has one text, not num_return_sequences={sampling.num_return_sequences}; "
-                "add it several times, with seeds of their own"
+                "a request has one text, not num_return_sequences="
+                f"{sampling.num_return_sequences}; add it several times, with seeds of their own"
             )
         (request,) = self._spec.requests(prompts, [sampling], [seed])
         if id is not None and (not whole(id) or id in self._entries):

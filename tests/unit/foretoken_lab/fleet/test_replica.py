@@ -105,7 +105,7 @@ def paper(
 @example([([0, 0], 4, 6), ([0] * 7, 1, 7), ([0] * 12, 3, 7)])  # steps' times decide who joins when
 @settings(max_examples=8, deadline=None)
 def test_steps_are_those_of_an_engine_with_models(gamma: int | None, drawn: Any) -> None:
-    """At temperature 0, where what `measure` sees of a text decides which guesses are kept.
+    """At temperature 0, where what `measure` sees of a text decides which draft tokens are kept.
 
     How much of a prompt is read beside others follows from the times of steps before: the engine
     gets those of the paper's, once its texts are known.
