@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from engines import loaded
-from foretoken.server.app import ServerSettings
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, EngineClient
 from foretoken.server.process.worker import Setup
 from foretoken.server.run import HttpServer
@@ -39,7 +39,7 @@ def pair(base: Path, template: str | None = TEMPLATE) -> tuple[str, str]:
 def serving(
     target: str,
     draft: str | None,
-    settings: ServerSettings | None = None,
+    settings: ServerOptions | None = None,
     *,
     begin: Callable[[Setup], Child] = loaded,
     **engine: Any,
@@ -48,7 +48,7 @@ def serving(
     in a thread, or `spawned` in a process of its own."""
     link = EngineClient(Setup(target, draft, LOADING, {"max_rows": 4, **engine}), begin)
     listening = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(link, settings or ServerSettings("tiny", patience=1.0))
+    server = HttpServer(link, settings or ServerOptions("tiny", drain=1.0))
     thread = Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
     thread.start()
     try:

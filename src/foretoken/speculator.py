@@ -66,8 +66,8 @@ class Speculator:
         draft_name: The draft's name, for messages and stored costs.
         suggested: Sampling options that the model's generation config suggests; a warning names
             them once, and they are not followed.
-        predicted output: Makes the predictor of a request that has no prediction of its own; None:
-        none.
+        predicted_output: Makes the predictor of a request that has no prediction of its own; None:
+            none.
 
     Examples:
         >>> import foretoken

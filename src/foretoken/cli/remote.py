@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A server and one of its models. `facts`: what ours tells of itself; {} of others."""
+    """A server and one of its models. facts: a foretoken server's own description; {} of others."""
 
     client: OpenAI
     model: str

@@ -168,7 +168,7 @@ def _costs(m: Measurement) -> list[tuple[str, str]]:
 
 
 def _step(m: Measurement) -> tuple[str, str]:
-    """Where the time of a full step went; next to a draft a pass can be slower than alone."""
+    """Split the time of a full step; beside a draft, a pass can be slower than alone."""
     gamma = m.options.gamma
     label = f"a step at gamma {gamma}"
     full = [s for prompt in m.prompts for s in prompt.loop.steps if s.drafted == gamma]
@@ -184,7 +184,7 @@ def _step(m: Measurement) -> tuple[str, str]:
 
 
 def _positions(m: Measurement, predicted: list[GammaPrediction]) -> Table:
-    """How often draft token i was kept."""
+    """Make a table of acceptance by position."""
     view = table(
         "guess", "reached", "judged", "kept", "rate", "95 % (Wilson)", "all so far", left=0
     )
@@ -199,7 +199,7 @@ def _positions(m: Measurement, predicted: list[GammaPrediction]) -> Table:
 
 
 def _gammas(m: Measurement, predicted: list[GammaPrediction]) -> Table:
-    """A row per number of tokens in a pass: n = gamma + 1."""
+    """Make a table with a row for each number of tokens in a pass, n = gamma + 1."""
     fastest = max(predicted, key=lambda row: row.speedup.value)
     view = table("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", "", left=0)
     for row, seconds, v in zip(predicted, m.passes, m.v, strict=True):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from foretoken.cli.answer import Answer, answers, begin, cut, departure, end, remarks, show
-from foretoken.cli.prompts import Line
-from foretoken.cli.task import tasks
+from foretoken.cli.answer import TaskAnswer, answers, begin, cut, departure, end, remarks, show
+from foretoken.cli.prompts import Line, tasks
 from foretoken.sampling.logprobs import Logprobs
 
 
@@ -19,7 +18,7 @@ def completion(count: int = 4, reason: str = "length", **known):
     return SimpleNamespace(tokens=[7] * count, finish_reason=reason, stats=stats, **known)
 
 
-def made(completions, lines=None, **given) -> list[Answer]:
+def made(completions, lines=None, **given) -> list[TaskAnswer]:
     """Each of a prompt of its own, unless `lines` are given."""
     lines = lines or [Line(chr(ord("a") + i)) for i in range(len(completions))]
     requests = [SimpleNamespace(prompt=[1], source=None)] * len(completions)
