@@ -147,8 +147,8 @@ class CertificatePlan:
             check(self.gamma, self.rule, lenience=1.0)
             if distribution.greedy:
                 raise InputError(
-                    f"temperature is {distribution.temperature} in one of distributions; give more, "
-                    "greedy text is compared anyway"
+                    f"temperature is {distribution.temperature} in one of distributions; give "
+                    "more, greedy text is compared anyway"
                 )
         keys_of(self.seed, [1])
         SamplingParams(max_new_tokens=self.greedy)
