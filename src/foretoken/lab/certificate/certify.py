@@ -142,13 +142,13 @@ class CertificatePlan:
 
     def __post_init__(self) -> None:
         if not self.distributions:
-            raise InputError("laws is empty; give one or more SamplingParams")
+            raise InputError("distributions is empty; give one or more SamplingParams")
         for distribution in self.distributions:
             check(self.gamma, self.rule, lenience=1.0)
             if distribution.greedy:
                 raise InputError(
-                    f"temperature is {distribution.temperature} in a law; give more, greedy text "
-                    "is compared anyway"
+                    f"temperature is {distribution.temperature} in one of distributions; give "
+                    "more, greedy text is compared anyway"
                 )
         keys_of(self.seed, [1])
         SamplingParams(max_new_tokens=self.greedy)
