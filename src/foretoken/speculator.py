@@ -184,8 +184,8 @@ class Speculator:
     def completions(
         self, rows: list[Row], verifier: Verifier, gamma: int | None
     ) -> Generator[Completion]:
-        """What `generate` makes of its rows, also where all of them fail: in their order, each as
-        soon as it and those before it are done."""
+        """Yield the completions of rows, also where all of them fail: in their order, each as soon
+        as it and those before it are done."""
         requests = [row.request for row in rows]
         self.tell_suggested([request.params for request in requests])
         policy = self.policy(requests, gamma, len(requests))
@@ -466,8 +466,9 @@ class Speculator:
         return Fixed(gamma)
 
     def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
-        """What steps of up to `rows` rows cost here: measured once and kept on disk, with how far
-        that can be trusted. What cannot is measured again by the first call of a later process.
+        """Return the costs of steps of up to `rows` rows: measured once and stored on disk, with
+        how far they can be trusted. Doubtful ones are measured again by the first call of a later
+        process.
 
         Takes a second or more the first time; the models must be idle.
         """
@@ -583,7 +584,7 @@ class Speculator:
         return completions if len(completions) > 1 else completions[0]
 
     def completion(self, row: Row) -> Completion:
-        """What became of a row."""
+        """Return the completion of a row."""
         self.costing.watch(row)
         params = row.request.params
         return Completion(
@@ -622,7 +623,7 @@ def _require_one(rows: list[Row]) -> None:
 
 
 def _transcript(row: Row) -> Transcript | None:
-    """What reads a row's text for stop strings."""
+    """Return the transcript that looks for stop strings in a row's text."""
     return next((each for each in row.endings if isinstance(each, Transcript)), None)
 
 

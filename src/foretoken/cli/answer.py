@@ -175,7 +175,7 @@ def speedup(comparison: Any) -> None:
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
     draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
-        draft_tokens = f"{comparison.mean_gamma:.1f} guesses a step"
+        draft_tokens = f"{comparison.mean_gamma:.1f} draft tokens a step"
     prose(
         console,
         f"plain {plain_seconds * 1e3:.2f} ms a token, with {draft_tokens} {seconds * 1e3:.2f} ms a "
@@ -186,9 +186,9 @@ def speedup(comparison: Any) -> None:
         silent = f" (none in {comparison.silent:.0%} of the steps)" if comparison.silent else ""
         prose(
             console,
-            f"Theorem 3.8 for the guesses made{silent}, with alpha {comparison.alpha:.2f} and c "
-            f"{comparison.c:.2f}: {comparison.paper:.2f}x; with the measured cost of the target's "
-            f"pass, up to v = {comparison.v:.2f}: {comparison.predicted:.2f}x",
+            f"Theorem 3.8 for the draft tokens made{silent}, with alpha {comparison.alpha:.2f} and "
+            f"c {comparison.c:.2f}: {comparison.paper:.2f}x; with the measured cost of a target "
+            f"forward, up to v = {comparison.v:.2f}: {comparison.predicted:.2f}x",
         )
     if warning := remark(comparison.others):
         prose(console, warning, bold=warning)
@@ -200,8 +200,10 @@ def departure(answers: list[TaskAnswer], lenience: float) -> str:
     greedy = all(answer.task.params.greedy for answer in answers)
     tokens = sum(len(completion.tokens) for completion in completions)
     if all(_is_targets(answer, lenience) for answer in answers):
-        why = f"greedy text: all {tokens} tokens are its first choice." if greedy else ""
-        return f"lenience {lenience:g}: still the target's {why or 'law: nothing was guessed.'}"
+        why = "distribution: nothing was drafted."
+        if greedy:
+            why = f"greedy text: all {tokens} tokens are its first choice."
+        return f"lenience {lenience:g}: still the target's {why}"
     bias = sum(completion.stats.bias * len(completion.tokens) for completion in completions)
     if greedy:
         return (
@@ -210,9 +212,9 @@ def departure(answers: list[TaskAnswer], lenience: float) -> str:
             "probability."
         )
     return (
-        f"lenience {lenience:g}: not the target's law. A token was drawn from a law that is "
-        f"{bias / max(1, tokens):.4f} away (total variation, mean of {tokens} tokens) and nowhere "
-        f"above {1 / lenience:.3g} times it."
+        f"lenience {lenience:g}: not the target's distribution. Tokens were drawn from one "
+        f"{bias / max(1, tokens):.4f} away from it (total variation, mean of {tokens} tokens) and "
+        f"nowhere above {1 / lenience:.3g} times it."
     )
 
 

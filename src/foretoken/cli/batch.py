@@ -129,7 +129,9 @@ class Tally:
         print(f"error: {error}", file=sys.stderr)
 
     def rates(self, seconds: float) -> str:
-        share = f", {self.accepted / self.drafted:.0%} of guesses kept" if self.drafted else ""
+        share = (
+            f", {self.accepted / self.drafted:.0%} of draft tokens accepted" if self.drafted else ""
+        )
         return f"{self.tokens / max(seconds, 1e-9):.0f} tokens/s{share}"
 
 

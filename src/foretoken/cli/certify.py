@@ -127,8 +127,8 @@ def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
     long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
     texts = len(plan.distributions) * plan.texts * min(len(prompts), SAMPLED)
     print(
-        f"up to {count(prompts, plan)} tests of {texts:,} sampled texts with guesses and "
-        f"{2 * texts:,} without take about {long}, as fast as this machine is now",
+        f"up to {count(prompts, plan)} tests of {texts:,} speculative texts and "
+        f"{2 * texts:,} plain ones take about {long}, as fast as this machine is now",
         file=sys.stderr,
     )
 
@@ -210,7 +210,8 @@ def _passes(certificate: Certificate) -> tuple[str, str]:
     return (
         "passes",
         f"a block's logits are within {s.noise:.1e} of single tokens' at {s.positions} places "
-        f"(rounding explains {s.allowed:.1e}), their laws within total variation {s.variation:.1e}",
+        f"(rounding explains {s.allowed:.1e}), their distributions within total variation "
+        f"{s.variation:.1e}",
     )
 
 
@@ -247,7 +248,10 @@ def _draft_tokens(certificate: Certificate) -> list[tuple[str, str]]:
     if lies:
         result = f"{len(lies)} did not follow what was reported"
     return [
-        ("guesses", f"{count} drawn from a q, {certificate.certain} said to be certain: {result}"),
+        (
+            "drafts",
+            f"{count} tokens drawn from a q, {certificate.certain} said to be certain: {result}",
+        ),
         *(("", lie) for lie in lies[:3]),
     ]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NO_FOLDER = "no folder: nothing can be kept safely"
 SAYS = (
     "a pass of linear layers alone over so many tokens, on OpenVINO. Precisions below float32 make "
-    "another model of a target; a draft's never changes the output's law"
+    "another model of a target; a draft's never changes the output's distribution"
 )
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
 

@@ -130,8 +130,8 @@ def _show(exported: Export, setting: ExportSetting, console: Console) -> None:
     head = f"{system.name} {system.version}"
     prose(console, f"{head}, for {setting.target} with {mode}; its options: {system.flags}", head)
     for title, facts in (
-        ("What its verification does to the law:", exported.distribution),
-        ("What it does otherwise, or not at all:", exported.lacks),
+        ("Its verification and the target's distribution:", exported.distribution),
+        ("Differences, and options it lacks:", exported.lacks),
     ):
         if facts:
             console.print()

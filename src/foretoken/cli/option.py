@@ -98,7 +98,7 @@ class Origin(_group("origin")):
 
 @dataclass(frozen=True)
 class TargetReading(_group("reading"), Origin):
-    """How a target is read, wherever it runs."""
+    """Options for reading a target, wherever it runs."""
 
     ignore_generation_config: Annotated[
         bool,

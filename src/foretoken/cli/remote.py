@@ -129,8 +129,8 @@ def remote(
         facts = facts_of(client)
         if speculation and not facts:
             raise InputError(
-                f"{place(client)} is no server of foretoken's, so nothing can be said of its "
-                f"guesses; leave --{next(iter(speculation))} out"
+                f"{place(client)} is no server of foretoken's, which alone takes options of "
+                f"speculation; leave --{next(iter(speculation))} out"
             )
         if messages and facts.get("chat") is False:
             raise InputError(

@@ -34,11 +34,11 @@ SPEED = [
     ("same", "tokens until one differs from plain greedy text; at: the place"),
 ]
 TIME = [
-    ("alpha", "mean of sum min(p, q) where guesses were judged"),
-    ("c", "time of a guess over that of a target pass"),
+    ("alpha", "mean of sum min(p, q) over the draft tokens judged"),
+    ("c", "time of a draft token over that of a target pass"),
     ("v", "time of a target pass over gamma + 1 tokens over that of one over 1"),
     ("formula", "speed-up by Theorem 3.8 from these; of it: measured over formula"),
-    ("draft ..", "shares of the time; verify: laws, rule and rollback"),
+    ("draft ..", "shares of the time; verify: distributions, verification and rollback"),
 ]
 THROUGHPUT = [
     ("tokens/s", "of all texts, prompts included: the median over rounds, and its quartiles"),

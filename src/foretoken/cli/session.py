@@ -283,12 +283,12 @@ def _rows(reply: ChatReply, source: ChatSource) -> Iterator[tuple[str, str]]:
     if reply.calls:
         overlaps = reply.overlaps
         alpha = f", alpha {sum(overlaps) / len(overlaps):.2f}" if overlaps else ""
-        counts = f"{reply.accepted} of {reply.drafted} kept"
+        counts = f"{reply.accepted} of {reply.drafted} accepted"
         share = f" ({reply.accepted / reply.drafted:.2f}){alpha}" if reply.drafted else ""
-        yield "guesses", f"{counts}{share}" if reply.drafted else "none"
+        yield "draft tokens", f"{counts}{share}" if reply.drafted else "none"
     if reply.bias:
         away = reply.bias / max(1, reply.tokens)
-        yield "law", f"{away:.4f} from the target's (total variation, a token's mean)"
+        yield "distribution", f"{away:.4f} from the target's (total variation, a token's mean)"
     speed = f", {reply.tokens / reply.seconds:.1f} tokens a second" if reply.seconds else ""
     yield "seconds", f"{reply.seconds:.2f}{speed}"
     if source.runtime:

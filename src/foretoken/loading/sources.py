@@ -154,7 +154,8 @@ def source(name: str | Path, revision: str | None, trust: bool) -> Source:
 
 
 def in_memory(model: object) -> TypeGuard[PreTrainedModel]:
-    """Whether it is a network. Before their module, slow to import, is imported, none exists."""
+    """Tell whether it is a network. Before their module, slow to import, is imported, none
+    exists."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
@@ -256,8 +257,8 @@ def tokenizer(
 
 
 def _tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """As AutoTokenizer makes it. The class that it chooses for a folder is cached: to choose, it
-    imports the configs of all families, which takes a second."""
+    """Return the tokenizer that AutoTokenizer makes. The class that it chooses for a folder is
+    cached: to choose, it imports the configs of all families, which takes a second."""
     local = hub.is_folder(name) and not options["trust_remote_code"]
     key = _class_key(Path(name)) if local else ""
     module, _, kind = str(remembered(CLASSES).get(key)).partition(":")

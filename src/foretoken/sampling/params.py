@@ -51,7 +51,7 @@ REPORTED = Count(ge=0, remedy="0 (the token's own alone) or more")
 
 
 class Standard(NamedTuple):
-    """How logits become a distribution: the part that `sampling.distributions.probabilities`
+    """The options that turn logits into a distribution: those that `sampling.distributions`
     reads."""
 
     temperature: float

@@ -41,7 +41,7 @@ def _is_bigram(draft: RecipeDraft) -> bool:
 
 
 def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
-    """As tables 2 and 4 are measured."""
+    """Measure as tables 2 and 4 are measured."""
     return walltime.measure(pairs, case)
 
 

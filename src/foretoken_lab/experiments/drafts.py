@@ -48,7 +48,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
 
 
 def _others(recipe: Recipe, results: Found, best: Best) -> tuple[str, Table] | None:
-    """What is neither a model of its own nor a table."""
+    """Describe the drafts that are neither a model of their own nor a table."""
     other = [d.label for d in recipe.drafts if not d.is_model and d.order is None]
     lines: list[tuple[str, ...]] = []
     speeds: list[float] = []

@@ -82,8 +82,8 @@ def lenient(place: ScoredPlace, lenience: list[float]) -> list[float]:
 
 
 def greedily(place: ScoredPlace, lenience: list[float]) -> list[float]:
-    """Whether the draft token has p >= l max p, at each l; the share of q's mass where it is a
-    distribution."""
+    """Tell whether the draft token has p >= l max p, at each l; the share of q's mass where there
+    is a q."""
     if place.guess is None:
         return [0.0] * len(lenience)
     p = place.p.double().numpy()

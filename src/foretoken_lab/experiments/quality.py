@@ -1,5 +1,5 @@
-"""What speculation must leave alone: scores of greedy texts against references (BLEU, chrF, ROUGE),
-and the target's loss on texts that are sampled; with a draft, and plainly."""
+"""Quality that speculation must leave alone: scores of greedy texts against references (BLEU, chrF,
+ROUGE), and the target's loss on texts that are sampled; with a draft, and plainly."""
 
 from __future__ import annotations
 

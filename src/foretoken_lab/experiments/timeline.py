@@ -108,7 +108,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _milliseconds(row: dict[str, Any], part: str) -> str:
-    """Of the calls whose names begin so."""
+    """Return the time of the calls whose names begin so."""
     spent = [call.seconds for call in _calls(row) if call.part.startswith(part)]
     return f"{sum(spent) * 1e3:.1f}" if spent else BLANK
 

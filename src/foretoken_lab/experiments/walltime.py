@@ -114,7 +114,8 @@ def section(recipe: Recipe, results: Found) -> Section | None:
 
 
 def fastest(results: Found) -> dict[tuple[str, float], ResultRow]:
-    """Of each draft at each temperature the gamma that was fastest, in the order of the rows."""
+    """Return, for each draft at each temperature, the gamma that was fastest, in the order of the
+    rows."""
     best: dict[tuple[str, float], ResultRow] = {}
     for row in done(results, "walltime"):
         key = row.case["draft"], row.case["temperature"]

@@ -61,7 +61,7 @@ class MeasureOptions:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What `foretoken.load` is given beside target and draft."""
+        """The arguments of `foretoken.load` besides target and draft."""
         ignored = "ignore" if self.ignore_generation_config else None
         return {name: getattr(self, name) for name in LOADING} | {"generation_config": ignored}
 
