@@ -55,7 +55,7 @@ def serve(
     engine: EngineFlags,
     cluster: Cluster,
     model: Annotated[
-        str | None, Argument(metavar="TARGET", help="Folder or hub id, as --target.")
+        str | None, Argument(metavar="TARGET", help="Target model, as with --target.")
     ] = None,
     target: option.Target = None,
     draft: option.Draft = None,
