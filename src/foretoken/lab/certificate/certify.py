@@ -31,9 +31,9 @@ from foretoken.lab.certificate.sampled import (
     against_the_distribution,
     completions,
 )
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.models.base import Blocks, Model
 from foretoken.options import Prompt, as_list, check, keys_of
+from foretoken.request import uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import NAMED
@@ -142,13 +142,13 @@ class CertificatePlan:
 
     def __post_init__(self) -> None:
         if not self.distributions:
-            raise InputError("laws is empty; give one or more SamplingParams")
+            raise InputError("distributions is empty; give one or more SamplingParams")
         for distribution in self.distributions:
             check(self.gamma, self.rule, lenience=1.0)
             if distribution.greedy:
                 raise InputError(
-                    f"temperature is {distribution.temperature} in a law; give more, greedy text "
-                    "is compared anyway"
+                    f"temperature is {distribution.temperature} in one of distributions; give "
+                    "more, greedy text is compared anyway"
                 )
         keys_of(self.seed, [1])
         SamplingParams(max_new_tokens=self.greedy)

@@ -23,9 +23,8 @@ from foretoken.lab.certificate.odds import (
     uniforms,
     unrelated,
 )
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
-from foretoken.request import Completion, Request
+from foretoken.request import Completion, Request, uninterrupted
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import Rule

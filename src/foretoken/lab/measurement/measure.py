@@ -37,13 +37,12 @@ from foretoken.lab.measurement.result import (
     Position,
     Step,
 )
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.lease import leased
 from foretoken.loading.options import ROUNDED
 from foretoken.models.base import Model
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
-from foretoken.request import Completion, Request
+from foretoken.request import Completion, Request, uninterrupted
 from foretoken.sampling.distributions import check
 from foretoken.speculator import Speculator
 
