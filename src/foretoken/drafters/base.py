@@ -181,7 +181,7 @@ class Drafter(Protocol):
 
 
 class DrafterBase:
-    """What most drafters say of themselves, to derive one from.
+    """Defaults of all that a drafter may say of itself, to derive yours from.
 
     A drafter of yours adds `start`, `propose`, `commit` and `leave`; `rewind` to stand in cascades
     and mixtures; and what is not so of the attributes. `Drafter` says what each means.
@@ -205,7 +205,7 @@ class DrafterBase:
 
     @property
     def rewinds(self) -> bool:
-        """Whether it has a `rewind` of its own."""
+        """True where the class has a `rewind` of its own."""
         return type(self).rewind is not DrafterBase.rewind
 
     def rewind(self, counts: list[int]) -> None:
