@@ -55,8 +55,8 @@ class MixtureDrafter(DrafterBase):
     singular = True  # its speed does not follow from its type
 
     def __init__(self, parts: list[tuple[Drafter, int | None]]) -> None:
-        listed_parts = isinstance(cast(object, parts), list | tuple)
-        if not listed_parts or not all(map(_is_pair, parts)):
+        is_list = isinstance(cast(object, parts), list | tuple)
+        if not is_list or not all(map(_is_pair, parts)):
             raise InputError(
                 f"parts is {parts!r:.60}; give a list of pairs, a drafter and its guesses each"
             )
