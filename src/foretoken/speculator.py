@@ -15,7 +15,7 @@ from foretoken.controls.own import require_beams
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Fixed, Gamma
 from foretoken.costing.pair_costs import PairCosts
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.base import Drafter, require_drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
@@ -92,6 +92,7 @@ class Speculator:
     _told: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        require_drafter(self.drafter)
         self._scheduler = Scheduler(self.target, self.drafter, BATCH)
         self.inputs = InputProcessor(
             self.target, self.tokenizer, self.ends, self.controls, self.predicted_output
@@ -437,7 +438,7 @@ class Speculator:
     def _beams(self, task: BeamTask, draft: BeamDraft | None) -> list[Beam]:
         if not task.search.finished:
             raise DeadEndError("the controls leave no text; ask for less")
-        stats = beam_stats(task, self.target.runtime, runtime(self.drafter) if draft else "none")
+        stats = beam_stats(task, self.target.runtime, self.drafter.runtime if draft else "none")
         beams: list[Beam] = []
         for end in task.search.finished[: task.search.params.num_return_sequences]:
             tokens = end.node.new_tokens
@@ -591,7 +592,7 @@ class Speculator:
             tokens=row.new_tokens,
             finish_reason=row.finish_reason or "interrupted",
             seed=(row.request.key.seed, row.request.key.row),
-            stats=stats(row, self.target.runtime, runtime(self.drafter)),
+            stats=stats(row, self.target.runtime, self.drafter.runtime),
             steps=row.records,
             stop_reason=row.stop_reason,
             error=None if row.error is None else str(row.error),
@@ -624,11 +625,6 @@ def _require_one(rows: list[Row]) -> None:
 def _transcript(row: Row) -> Transcript | None:
     """Return the transcript that looks for stop strings in a row's text."""
     return next((each for each in row.endings if isinstance(each, Transcript)), None)
-
-
-def runtime(drafter: Drafter) -> str:
-    """Return a drafter's backend: its model's, or Python."""
-    return getattr(drafter, "runtime", "python")
 
 
 def _require_one_reading(target: Model, request: Request) -> None:

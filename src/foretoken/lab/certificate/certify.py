@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter, reading
+from foretoken.drafters.base import Draft, Drafter, DrafterBase
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
 from foretoken.lab.certificate.identity import (
@@ -69,7 +69,7 @@ def next_row(rule: Rule) -> Rule:
     return broken
 
 
-class Likeliest:
+class Likeliest(DrafterBase):
     """A Drafter whose draft tokens are its likeliest tokens, reported as drawn from q."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -84,7 +84,7 @@ class Likeliest:
 class OffByOne:
     """A Model whose logits of a block are those of the place before.
 
-    A drafter that reads the target's states must read this model's (`drafters.base.reading`).
+    A drafter that reads the target's states must read this model's (`Drafter.reading`).
     """
 
     def __init__(self, model: Model) -> None:
@@ -258,7 +258,7 @@ def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> N
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
         raise InputError("there is no prompt; give one or more")
-    reading(spec.drafter, spec.target)  # refused now, not after minutes
+    spec.drafter.reading(spec.target)  # refused now, not after minutes
     spec.requests(prompts, SamplingParams(max_new_tokens=plan.greedy), plan.seed)
 
 
@@ -354,7 +354,7 @@ def _wrong_model(
     shapes: ShapeNoise,
 ) -> Iterable[Control]:
     target = OffByOne(spec.target)
-    broken = replace(spec, target=target, drafter=reading(spec.drafter, target))
+    broken = replace(spec, target=target, drafter=spec.drafter.reading(target))
     name = "block logits one place off"
     yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan).ok)
     identity = _identity(broken, prompts, texts, plan, shapes)

@@ -241,7 +241,7 @@ def _summary(
 
 def _draft_dtype(spec: Speculator, options: MeasureOptions) -> str:
     """Return the draft's dtype, as given or as chosen at loading."""
-    computed = getattr(getattr(spec.drafter, "model", None), "computed", "")
+    computed = "" if spec.drafter.model is None else spec.drafter.model.computed
     return computed if computed in ROUNDED else options.draft_dtype or options.dtype
 
 

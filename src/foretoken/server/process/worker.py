@@ -370,7 +370,7 @@ class Worker:
             chat=bool(getattr(tokenizer, "chat_template", None)),
             text=tokenizer is not None,
             runtime=spec.target.runtime,
-            draft_runtime=getattr(spec.drafter, "runtime", "python") if drafts else None,
+            draft_runtime=spec.drafter.runtime if drafts else None,
             dtype=spec.target.computed,
             suggested=suggested,
             max_rows=self.engine.max_rows,
