@@ -161,7 +161,9 @@ def _all(
     from foretoken.options import check
     from foretoken.speculator import BATCH
 
-    rows = spec.rows(requests)  # all of them first: a grammar that does not compile fails now
+    rows = spec.inputs.rows(
+        requests
+    )  # all of them first: a grammar that does not compile fails now
     completions = spec.completions(rows, check(**speculation), speculation["gamma"])
     several = bar(completions, "generating", len(rows)) if len(rows) > BATCH else completions
     for row, completion in zip(rows, several, strict=True):

@@ -35,7 +35,8 @@ Draft = Annotated[
 
 
 def target(positional: str | None, named: str | None) -> str | None:
-    """The target of a command that takes it by its place or by --target; InputError for two."""
+    """Return the target of a command that takes it by its place or by --target; InputError for
+    two."""
     if positional is not None and named is not None and positional != named:
         raise InputError(f"the target is {positional!r} and --target {named!r}; give one of them")
     return positional if named is None else named
@@ -84,12 +85,12 @@ def _group(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Origin(_group("origin")):
-    """Which version of a model is read, and whether its own code may run."""
+    """Options of reading a model: its version, and whether its own code may run."""
 
 
 @dataclass(frozen=True)
 class TargetReading(_group("reading"), Origin):
-    """How a target is read, wherever it runs."""
+    """Options of reading a target, wherever it runs."""
 
     ignore_generation_config: Annotated[
         bool,
@@ -102,7 +103,7 @@ class TargetReading(_group("reading"), Origin):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """These as keyword arguments of `foretoken.load`."""
+        """Return these as keyword arguments of `foretoken.load`."""
         keywords = asdict(self)
         ignored = keywords.pop("ignore_generation_config")
         return keywords | {"generation_config": "ignore" if ignored else None}
@@ -110,7 +111,7 @@ class TargetReading(_group("reading"), Origin):
 
 @dataclass(frozen=True)
 class Placing(_group("placing")):
-    """Where a model runs, and in which precision."""
+    """Options of where a model runs, and in which precision."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def require_folder(out: Path, flag: str = "--out") -> None:
 
 
 def require_file(out: Path, flag: str = "--out") -> None:
-    """As above, and InputError for a folder in the file's place."""
+    """Do the same, and raise InputError for a folder in the file's place."""
     require_folder(out, flag)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another {flag}, for a file")

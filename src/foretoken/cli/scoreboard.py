@@ -275,9 +275,9 @@ class BenchSetting:
 
     def head(self, rounds: list[Round]) -> dict[str, Any]:
         """What every document begins with; the peers are those in one of the rounds."""
+        from foretoken.drafters.base import runtime
         from foretoken.lab.bench.race import OWN
         from foretoken.lab.machine import describe
-        from foretoken.speculator import runtime
 
         spec, names = self.spec, {name for turns in rounds for name, _ in turns}
         peers = [peer for peer in self.peers if peer.name in names]

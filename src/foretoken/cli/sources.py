@@ -115,7 +115,7 @@ class LocalModel:
 
     @property
     def runtime(self) -> str:
-        from foretoken.speculator import runtime  # late: torch
+        from foretoken.drafters.base import runtime  # late: torch
 
         return f"{self.spec.target.runtime}, draft {runtime(self.spec.drafter)}"
 

@@ -175,6 +175,11 @@ def vocabulary(drafter: Drafter) -> int | None:
     return getattr(drafter, "vocab_size", None)
 
 
+def runtime(drafter: Drafter) -> str:
+    """Return the backend of a drafter's model, or "python"."""
+    return getattr(drafter, "runtime", "python")
+
+
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
     """Raise InputError where a drafter's distributions are not over V tokens."""
     size = vocabulary(drafter)

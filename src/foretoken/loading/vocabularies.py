@@ -38,7 +38,7 @@ WAYS = {True: "by its text", False: "by shared words"}
 
 
 class _Trial(NamedTuple):
-    """How one way went."""
+    """The outcome of one way."""
 
     kept: float  # tokens per call of the target
     alpha: float
@@ -49,7 +49,7 @@ Side = tuple[str, "PreTrainedTokenizerBase | None", int]  # a model's name, toke
 
 
 def dictionary_of(draft: Side, target: Side) -> Dictionary | None:
-    """The words of both; None where ids mean the same, or without two tokenizers to compare.
+    """Return the words of both; None where ids mean the same, or without two tokenizers to compare.
     RefusedError where they share no word, and as `Words.of`."""
     (name, theirs, their_V), (target_name, ours, V) = draft, target
     if theirs is None or ours is None or not other_words(theirs, ours):
@@ -115,7 +115,7 @@ class ForeignDraft:
         return LMDrafter(TranslatedModel(self.model, self.dictionary, V, by_text))
 
     def _tell(self, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:
-        """What was chosen, and what the draft says that the target has no word for."""
+        """Log the choice, and the share of the draft's mass that the target has words for."""
         model = drafter.model
         assert isinstance(model, TranslatedModel)
         texts = trials[False, False].texts

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import ForeignError, InputError, one_line, shown
-from foretoken.generation_config import CHANGES_DISTRIBUTION, FOLLOWED
+from foretoken.generation_config import NOT_FOLLOWED
 from foretoken.loading.load import load
 from foretoken.loading.options import OPTIONS
 from foretoken.loading.sources import unwrapped
@@ -138,8 +138,8 @@ def _passed_over(model: PreTrainedModel) -> dict[str, str]:
     """The option of `load` for a model whose generation config asks for what no Speculator decodes:
     its calls go to transformers as long as they ask for it."""
     config = getattr(model, "generation_config", None)
-    for entry in CHANGES_DISTRIBUTION.keys() - FOLLOWED:
-        if (value := getattr(config, entry, None)) not in CHANGES_DISTRIBUTION[entry]:
+    for entry, harmless in NOT_FOLLOWED.items():
+        if (value := getattr(config, entry, None)) not in harmless:
             text = "the model's generation config sets %s=%s: transformers decodes such calls, and "
             log.info(
                 text + "the Speculator's own generate ignores this config", entry, shown(value)
