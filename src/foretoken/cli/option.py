@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from foretoken.cli.sampling_options import group, typer_option
+from foretoken.cli.sampling_options import group
 from foretoken.errors import InputError
 from foretoken.loading import hub
 from foretoken.loading.options import OPTIONS, LoadOptions
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
-
-
-def _loading(name: str) -> Any:
-    """Return the annotation of an option of `foretoken.load`."""
-    return typer_option(name, OPTIONS[name], OPTIONS[name].help)
 
 
 Target = Annotated[str | None, Option(help="Folder or hub id; left out: the pair that ships.")]
@@ -65,7 +60,9 @@ TopP = Annotated[float, Option(help="1 is off.")]
 MinP = Annotated[float, Option(help="0 is off.")]
 MaxNewTokens = Annotated[int, Option(help="New tokens of a prompt at most.")]
 Seed = Annotated[int, Option()]
-DraftRevision = _loading("draft_revision")
+DraftRevision = Annotated[
+    str | None, Option(help=OPTIONS["draft_revision"].help, rich_help_panel="Loading")
+]
 Json = Annotated[bool, Option("--json", help="One JSON document.")]
 Examples = Annotated[
     Path,

@@ -75,7 +75,7 @@ READERS: dict[Check, Callable[[str, str], Any]] = {
 COMMAS = "{} Give ids with commas between."
 
 
-def typer_option(name: str, declared: DeclaredOption, text: str) -> Any:
+def _typer_option(name: str, declared: DeclaredOption, text: str) -> Any:
     """Return the annotation that makes a field an option."""
     check = declared.check
     kind = KINDS.get(check, KINDS.get(type(check), str))
@@ -92,7 +92,7 @@ def group(name: str, declarations: Mapping[str, DeclaredOption], left_out: objec
     for each, declared in declarations.items():
         default = False if declared.check is as_flag else getattr(left_out, each)
         default = None if default == () else default
-        annotation = typer_option(each, declared, declared.help)
+        annotation = _typer_option(each, declared, declared.help)
         members.append((each, annotation, field(default=default)))
     return make_dataclass(name, members, frozen=True)
 
