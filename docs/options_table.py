@@ -1,36 +1,65 @@
-"""Writes the table of sampling options in docs/controls.md from what `SamplingParams` declares:
-`python docs/options_table.py`."""
+"""Writes the tables of options in docs/controls.md and docs/serving.md from what their dataclasses
+declare: `python docs/options_table.py`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from foretoken.sampling.params import OPTIONS
+from foretoken.sampling.options import DeclaredOption
+from foretoken.sampling.params import OPTIONS as SAMPLING
+from foretoken.server.options import OPTIONS as SERVER
+from foretoken.server.options import ServerOptions
+from foretoken.serving.options import OPTIONS as ENGINE
+from foretoken.serving.options import EngineOptions
 
-PAGE = Path(__file__).with_name("controls.md")
+DOCS = Path(__file__).parent
 BEGIN, END = "<!-- options -->\n", "<!-- end of options -->\n"
 STRUCTURES = "`--json-schema`, `--regex`, `--grammar`, `--choice`"
 
 
-def table() -> str:
-    """Return the table, in Markdown: a line for each option."""
+def sampling() -> str:
+    """Return the table of sampling options, in Markdown: a line for each."""
     lines = ["| option | command line | field of a request | meaning |", "|---|---|---|---|"]
-    for name, option in OPTIONS.items():
-        flag = (
-            f"`{option.flag or '--' + name.replace('_', '-')}`" if option.panel else "Python only"
-        )
+    for name, option in SAMPLING.items():
+        flag = f"`{_flag(name, option)}`" if option.panel else "Python only"
         flag = STRUCTURES if name == "structured" else flag
         field = f"`{option.api.name}`" if option.api else ""
         lines.append(f"| `{name}` | {flag} | {field} | {option.help} |")
     return "\n".join(lines) + "\n"
 
 
-def page() -> str:
-    """Return the page with the table as it should be."""
-    text = PAGE.read_text(encoding="utf-8")
-    return re.sub(f"(?s)(?<={BEGIN}).*(?={END})", lambda _: table(), text)
+def serving() -> str:
+    """Return the table of the server's options, in Markdown: a line for each."""
+    lines = ["| option of `foretoken serve` | default | meaning |", "|---|---|---|"]
+    lines += _lines(SERVER, ServerOptions()) + _lines(ENGINE, EngineOptions())
+    return "\n".join(lines) + "\n"
+
+
+def _lines(options: Mapping[str, DeclaredOption], defaults: object) -> list[str]:
+    lines: list[str] = []
+    for name, option in options.items():
+        default = getattr(defaults, name)
+        default = {True: "yes", None: "", (): ""}.get(default, str(default))
+        if option.panel:
+            lines.append(f"| `{_flag(name, option)}` | {default} | {option.help} |")
+    return lines
+
+
+def _flag(name: str, option: DeclaredOption) -> str:
+    return option.flag or f"--{name.replace('_', '-')}"
+
+
+TABLES = {"controls.md": sampling, "serving.md": serving}
+
+
+def page(name: str) -> str:
+    """Return the page with its table as it should be."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    return re.sub(f"(?s)(?<={BEGIN}).*(?={END})", lambda _: TABLES[name](), text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for name in TABLES:
+        (DOCS / name).write_text(page(name), encoding="utf-8")

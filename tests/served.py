@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from foretoken.server.app import ServerSettings
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.worker import Setup
 from foretoken.server.run import HttpServer
@@ -36,12 +36,12 @@ def pair(base: Path, template: str | None = TEMPLATE) -> tuple[str, str]:
 
 @contextmanager
 def serving(
-    target: str, draft: str | None, settings: ServerSettings | None = None, **engine: Any
+    target: str, draft: str | None, settings: ServerOptions | None = None, **engine: Any
 ) -> Iterator[tuple[str, EngineClient]]:
     """The server's address, and its link to the engine, once it is ready."""
     link = EngineClient(Setup(target, draft, LOADING, {"max_rows": 4, **engine}))
     listening = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(link, settings or ServerSettings("tiny", patience=1.0))
+    server = HttpServer(link, settings or ServerOptions("tiny", drain=1.0))
     thread = Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
     thread.start()
     try:

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-# Fields that other parts are made from: they stay
-MOVED = {  # methods of version 0.1.0, which other parts have now
+MOVED = {  # names of version 0.1.0, and where these are now
     "engaged": "spec.scheduler.engage",
+    "foresight": "spec.predicted_output",
     "output_stream": "foretoken.engine.output_stream.output_stream",
     "policy": "spec.costing.policy",
     "prompts": "spec.inputs.prompts",
@@ -56,6 +56,7 @@ MOVED = {  # methods of version 0.1.0, which other parts have now
     "rows": "spec.inputs.rows",
     "step_costs": "spec.costing.step_costs",
 }
+# Fields that other parts are made from: they stay
 PARTS = ("target", "drafter", "tokenizer", "ends", "controls", "predicted_output")
 
 
@@ -76,8 +77,8 @@ class Speculator:
         draft_name: The draft's name, for messages and stored costs.
         suggested: Sampling options that the model's generation config suggests; a warning names
             them once, and they are not followed.
-        predicted output: Makes the predictor of a request that has no prediction of its own; None:
-        none.
+        predicted_output: Makes the predictor of a request that has no prediction of its own; None:
+            none.
 
     Examples:
         >>> import foretoken
@@ -121,7 +122,7 @@ class Speculator:
 
     def __getattr__(self, name: str) -> Any:
         if name in MOVED:
-            raise AttributeError(f"Speculator.{name} is gone; call {MOVED[name]}")
+            raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def generate(

@@ -12,8 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from foretoken.server.app import ServerSettings
-from foretoken.server.limits import Keys
+from foretoken.server.options import ServerOptions
 from served import pair, serving, until
 
 sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
@@ -304,7 +303,7 @@ def test_an_engine_that_loads_is_waited_for(opened: Opened, url: str) -> None:
 def test_a_key_is_asked_for_and_kept_in_the_tab_only(
     opened: Opened, folders: tuple[str, str]
 ) -> None:
-    with serving(*folders, ServerSettings("tiny", keys=Keys(("right",)), patience=1.0)) as (url, _):
+    with serving(*folders, ServerOptions("tiny", api_key=("right",), drain=1.0)) as (url, _):
         page = opened(url)
         page.wait_for_selector("#key")
         page.fill("#key", "wrong")

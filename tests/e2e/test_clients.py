@@ -16,8 +16,7 @@ import pytest
 from console import Result, Run, mistake
 from foretoken.cli.remote import RemoteModel, remote
 from foretoken.cli.sources import ChatReply, TextError
-from foretoken.server.app import ServerSettings
-from foretoken.server.limits import Keys
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from served import LOADING, pair, serving, until
 
@@ -134,7 +133,7 @@ def test_what_the_server_refuses(run, there):
 
 
 def test_keys(run, folders, monkeypatch):
-    settings = ServerSettings("tiny", keys=Keys(("secret",)), patience=1.0)
+    settings = ServerOptions("tiny", api_key=("secret",), drain=1.0)
     with serving(*folders, settings) as (url, _):
         command_line = ("chat", "--raw", "-q", "It was", "--url", url, "--max-new-tokens", 2)
         mistake(run(*command_line), "give --api-key, or FORETOKEN_API_KEY")

@@ -16,7 +16,7 @@ import pytest
 
 import foretoken
 import foretoken.cluster  # before ray, which reads what it sets
-from foretoken.server.app import ServerSettings
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.worker import Setup
 from served import LOADING, pair, until
 
@@ -58,7 +58,7 @@ def replicas(names: tuple[str, str], loading: dict[str, Any]) -> Iterator[str]:
     setup = Setup(*names, loading, {"max_rows": 16})
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-    app = application(setup, ServerSettings("tiny", patience=5.0), Replicas(2, 1))
+    app = application(setup, ServerOptions("tiny", drain=5.0), Replicas(2, 1))
     with served(app, "127.0.0.1", port):
         url = f"http://127.0.0.1:{port}"
         until(lambda: health(url)["engines"].get("ready") == 2, 600)

@@ -25,10 +25,10 @@ import httpx2
 import pytest
 
 import faulty
-from foretoken.server import connection
-from foretoken.server.connection import Connection
+from foretoken.server import run
 from foretoken.server.process import client as clients
 from foretoken.server.process.client import EngineClient
+from foretoken.server.run import Connection
 from served import pair, serving, until
 from tiny import byte_level
 
@@ -123,7 +123,7 @@ def test_a_client_that_reads_a_byte_a_second(
         connect(self, transport)
 
     monkeypatch.setattr(Connection, "connection_made", narrow)
-    monkeypatch.setattr(connection, "UNREAD", 0.5)
+    monkeypatch.setattr(run, "UNREAD", 0.5)
     sampling = {"prompt": [faulty.SLOW, 5], "n": 4, "max_tokens": 390, "logprobs": 20}
     body = json.dumps(SAMPLING | sampling | {"stream": True, "speculation": {"gamma": 0}})
     with socket.socket() as slow:

@@ -62,7 +62,7 @@ def told(error: pytest.ExceptionInfo[ForetokenError]) -> str:
 
 @pytest.mark.parametrize(("name", "place"), MOVED.items())
 def test_a_method_that_moved_names_its_place(name, place):
-    with pytest.raises(AttributeError, match=f"Speculator.{name} is gone; call {place}"):
+    with pytest.raises(AttributeError, match=f"Speculator.{name} is now {place}"):
         getattr(table(), name)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = table().nothing

@@ -90,7 +90,8 @@ def group(name: str, declarations: Mapping[str, DeclaredOption], left_out: objec
     """Make a dataclass of these options; one that is not given is as in `left_out`, or None."""
     members: list[tuple[str, Any, Any]] = []
     for each, declared in declarations.items():
-        default = False if declared.check is as_flag else getattr(left_out, each)
+        default = getattr(left_out, each)
+        default = bool(default) if declared.check is as_flag else default
         default = None if default == () else default
         annotation = _typer_option(each, declared, declared.help)
         members.append((each, annotation, field(default=default)))

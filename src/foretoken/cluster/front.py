@@ -27,7 +27,8 @@ from ray import serve
 
 from foretoken.cluster import session
 from foretoken.errors import InputError, one_line
-from foretoken.server.app import ServerSettings, make
+from foretoken.server.app import make
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child
 from foretoken.server.process.fleet import EngineFleet
 from foretoken.server.process.messages import Failed
@@ -142,13 +143,13 @@ class Replicas:
     threads: int
 
 
-def application(setup: Setup, settings: ServerSettings, replicas: Replicas) -> serve.Application:
+def application(setup: Setup, options: ServerOptions, replicas: Replicas) -> serve.Application:
     """What Serve runs: one process takes the requests, and its replicas write the texts."""
 
     def app() -> FastAPI:
         setup.logs.begin()
         fleet = EngineFleet(setup, partial(placed, threads=replicas.threads), replicas.count)
-        server = make(fleet, settings)
+        server = make(fleet, options)
         server.state.fleet = fleet
         return server
 
@@ -156,7 +157,7 @@ def application(setup: Setup, settings: ServerSettings, replicas: Replicas) -> s
         name="front",
         num_replicas=1,  # which knows all texts and who has read what
         max_ongoing_requests=REQUESTS,
-        graceful_shutdown_timeout_s=settings.patience + LATE,
+        graceful_shutdown_timeout_s=options.drain + LATE,
         ray_actor_options={"num_cpus": 0},
     )
     @serve.ingress(app)
@@ -169,11 +170,11 @@ def application(setup: Setup, settings: ServerSettings, replicas: Replicas) -> s
             """So many replicas from now on; those that are too many end with their texts."""
             if count < 1:
                 raise InputError(f"count is {count}; give a whole number from 1")
-            self._fleet.scale(count, settings.patience)
+            self._fleet.scale(count, options.drain)
 
         async def drain(self) -> None:
             """No new requests; until those that run have ended."""
-            await self._fleet.stop(settings.patience)
+            await self._fleet.stop(options.drain)
 
         @property
         def _fleet(self) -> EngineFleet:
@@ -185,9 +186,7 @@ def application(setup: Setup, settings: ServerSettings, replicas: Replicas) -> s
 
 def run(
     setup: Setup,
-    settings: ServerSettings,
-    host: str,
-    port: int,
+    options: ServerOptions,
     *,
     replicas: int,
     threads: int | None,
@@ -197,22 +196,28 @@ def run(
     (None: the processors shared out) of the Ray at `address`. InputError as there, and for what
     Ray cannot give."""
     setup.logs.begin()
-    with listening(host, port) as listener:
+    with listening(options.host, options.port) as listener:
         port = listener.getsockname()[1]
     session.join(address)
     try:
         each = session.threads(replicas, threads)
         kv = setup.engine.get("kv_memory") or 0
         session.require_memory(replicas, session.weights(setup.target, setup.draft), kv)
-        app = application(setup, settings, Replicas(replicas, each))
-        with served(app, host, port) as front:
-            log.info("http://%s:%s loads %s on %s replicas", host, port, settings.name, replicas)
+        app = application(setup, options, Replicas(replicas, each))
+        with served(app, options.host, port) as front:
+            log.info(
+                "http://%s:%s loads %s on %s replicas",
+                options.host,
+                port,
+                options.name,
+                replicas,
+            )
             try:
                 while not (problem := front.problem.remote().result(timeout_s=60)):
                     sleep(LOOK)
                 raise InputError(problem)
             except KeyboardInterrupt:
-                front.drain.remote().result(timeout_s=settings.patience + LATE)
+                front.drain.remote().result(timeout_s=options.drain + LATE)
     finally:
         session.leave()
 

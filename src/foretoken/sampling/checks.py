@@ -59,14 +59,16 @@ class Number:
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Whole numbers from a least one on, kept as int. `remedy`: as above."""
+    """Whole numbers within bounds, kept as int. `remedy`: as above."""
 
     remedy: str
     ge: int
+    le: float = math.inf
 
     def __call__(self, name: str, value: Any) -> int:
-        if not whole(value) or value < self.ge:
-            advice = self.remedy if whole(value) else "a whole number"
+        if not whole(value) or not self.ge <= value <= self.le:
+            named = whole(value) or self.remedy.startswith("a whole number")
+            advice = self.remedy if named else "a whole number"
             raise InputError(f"{name} is {shown(value)}; give {advice}")
         return int(value)
 

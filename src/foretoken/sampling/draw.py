@@ -171,7 +171,7 @@ class Draw:
         """Send the step's numbers to a device in one copy.
 
         Args:
-            guesses: For as many draft tokens.
+            draft_tokens: For as many draft tokens.
             device: The device.
         """
         names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]
@@ -197,7 +197,7 @@ class Draw:
         """Return the same step's draws for a drafter that goes on after other drafters' tokens.
 
         Args:
-            guesses: The draft tokens of the others, for each sequence.
+            draft_tokens: The draft tokens of the others, for each sequence.
 
         Returns:
             The draws.
@@ -238,7 +238,7 @@ class Draw:
         """Draw the target's own token of every sequence.
 
         Args:
-            distribution: The distribution, `[B, V]`.
+            distribution: `[B, V]`.
 
         Returns:
             Ids, `[B]`.

@@ -1,9 +1,9 @@
 """Declaration of an option: all that is said of it besides its type and default.
 
-Every field of `SamplingParams` and of `loading.options.LoadOptions` declares its option once, with
-`option`. The check of its value, the command line (`cli.sampling_options`, `cli.option`), the
-server's fields (`server.api.wire`), the keys of a JSONL line and the tables of the docs are derived
-from the declaration. Knows no tensors.
+Every field of `SamplingParams`, `LoadOptions`, `EngineOptions` and `ServerOptions` declares its
+option once, with `option`. The check of its value, the command line (`cli.sampling_options`,
+`cli.option`, `cli.serve`), the server's fields (`server.api.wire`), the keys of a JSONL line and
+the tables of the docs are derived from the declaration. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from foretoken.sampling.checks import Check
 
 T = TypeVar("T")
 Panel = Literal[
-    "Sampling", "Stop conditions", "Penalties and bans", "Structured output", "Reported", "Loading"
+    "Sampling",
+    "Stop conditions",
+    "Penalties and bans",
+    "Structured output",
+    "Reported",
+    "Loading",
+    "Serving",
 ]
 
 

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from time import time
@@ -32,7 +32,8 @@ from foretoken.server.api.errors import ApiError, BadRequestError, api_error
 from foretoken.server.api.responses import ResponseAnswer, Responses
 from foretoken.server.api.wire import ApiRequest, Detokenize, T, Tokenize, read
 from foretoken.server.document import STATES, errors, post
-from foretoken.server.limits import Gate, Keys, Limits
+from foretoken.server.limits import Gate, require
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation, several
@@ -43,28 +44,14 @@ PAGE = Path(__file__).parent / "page"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """How a server behaves, beside its engine."""
-
-    name: str  # under which the model is served
-    limits: Limits = Limits()
-    keys: Keys = Keys()
-    origins: tuple[str, ...] = ()  # of pages that may ask; none: only our own
-    chat_template: str | None = None  # instead of the model's own
-    gamma: int | None = None  # where a request names none; None: automatic
-    vllm_metrics: bool = False
-    patience: float = 30.0  # seconds for requests that run at the end
-
-
-def make(engine: Engines, settings: ServerSettings) -> FastAPI:
-    """The application."""
+def make(engine: Engines, options: ServerOptions) -> FastAPI:
+    """Return the application."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
         yield
-        await engine.stop(settings.patience)
+        await engine.stop(options.drain)
 
     app = FastAPI(
         title="foretoken",
@@ -73,15 +60,15 @@ def make(engine: Engines, settings: ServerSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    routes = Routes(engine, settings)
+    routes = Routes(engine, options)
     routes.route(app)
     paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
-    app.add_middleware(Gate, limits=settings.limits, keys=settings.keys)
+    app.add_middleware(Gate, options=options)
     app.add_middleware(Accounting, metrics=routes.metrics, known=paths.__contains__)
-    if settings.origins:  # around the gate: what browsers ask beforehand comes without a key
+    if options.allowed_origin:  # around the gate: what browsers ask beforehand comes without a key
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=settings.origins,
+            allow_origins=options.allowed_origin,
             allow_headers=["*"],
             allow_methods=["GET", "POST"],
         )
@@ -91,9 +78,9 @@ def make(engine: Engines, settings: ServerSettings) -> FastAPI:
 class Routes:
     """The answers to every route."""
 
-    def __init__(self, engine: Engines, settings: ServerSettings) -> None:
-        self.engine, self.settings = engine, settings
-        self.metrics = Metrics(settings.name, vllm=settings.vllm_metrics)
+    def __init__(self, engine: Engines, options: ServerOptions) -> None:
+        self.engine, self.options = engine, options
+        self.metrics = Metrics(options.name, vllm=options.metrics_compat == "vllm")
         self.began = int(time())
 
     def route(self, app: FastAPI) -> None:
@@ -122,18 +109,18 @@ class Routes:
     async def chat(self, request: Request) -> Response:
         asked = await self._read(request, Chat)
         generation = self._generation(request, asked)
-        return await self._answer(request, ChatAnswer(asked, self.settings.name, generation))
+        return await self._answer(request, ChatAnswer(asked, self.options.name, generation))
 
     async def responses(self, request: Request) -> Response:
         asked = await self._read(request, Responses)
         generation = self._generation(request, asked)
-        return await self._answer(request, ResponseAnswer(asked, self.settings.name, generation))
+        return await self._answer(request, ResponseAnswer(asked, self.options.name, generation))
 
     async def completions(self, request: Request) -> Response:
         asked = await self._read(request, Text)
         generation = self._generation(request, asked)
         echoes = [await self._echo(asked, prompt) for prompt in asked.prompts]
-        answer = TextAnswer(asked, self.settings.name, generation, echoes)
+        answer = TextAnswer(asked, self.options.name, generation, echoes)
         return await self._answer(request, answer)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
@@ -173,9 +160,9 @@ class Routes:
         names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
         facts = {name: getattr(info, name) for name in (*names, "chat", "text")}
         facts |= {"temperature": info.suggested["temperature"], "max_rows": info.max_rows}
-        if self.settings.chat_template is not None:
+        if self.options.chat_template is not None:
             facts["chat"] = True
-        answer["gamma"] = "automatic" if self.settings.gamma is None else self.settings.gamma
+        answer["gamma"] = "automatic" if self.options.gamma is None else self.options.gamma
         return (
             facts
             | answer
@@ -233,17 +220,18 @@ class Routes:
         return None if self.engine.info is None else self.engine.info.context
 
     def _require_model(self, name: str) -> None:
-        if name != self.settings.name:
+        served = self.options.name
+        if name != served:
             raise ApiError(
                 404,
-                f"the model {name[:80]!r} is not served here; {self.settings.name!r} is",
+                f"the model {name[:80]!r} is not served here; {served!r} is",
                 "model",
                 "model_not_found",
             )
 
     def _model(self) -> dict[str, Any]:
         return {
-            "id": self.settings.name,
+            "id": self.options.name,
             "object": "model",
             "created": self.began,
             "owned_by": "foretoken",
@@ -267,7 +255,7 @@ class Routes:
     def _template(self, field: str) -> str | None:
         """Return the server's own chat template; None for the model's. BadRequestError where there
         is neither."""
-        template, info = self.settings.chat_template, self.engine.info
+        template, info = self.options.chat_template, self.engine.info
         if template is None and info is not None and not info.chat:
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
@@ -278,16 +266,16 @@ class Routes:
 
     def _generation(self, request: Request, asked: ApiRequest) -> Generation:
         """Return the texts that are asked for, within the server's limits."""
-        prompts, n, settings = asked.prompts, asked.candidates, self.settings
+        prompts, n, options = asked.prompts, asked.candidates, self.options
         first = asked.to_engine(prompts[0], self._suggested)
         template = None if asked.template_field is None else self._template(asked.template_field)
         name = asked.param("max_new_tokens") or "max_tokens"
-        settings.limits.require(len(prompts) * n, asked.max_new_tokens, name)
+        require(options, len(prompts) * n, asked.max_new_tokens, name)
         first = replace(
             first,
             chat_template=template,
-            most_tokens=settings.limits.tokens,
-            gamma=settings.gamma if first.gamma is None else first.gamma,
+            most_tokens=options.max_tokens,
+            gamma=options.gamma if first.gamma is None else first.gamma,
             cache_salt=f"{request.state.salt}{first.cache_salt}",
         )
         generation = Generation(self.engine, several(first, prompts, n), n)

@@ -4,59 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.server.api.errors import ApiError, BadRequestError
+from foretoken.server.options import ServerOptions
 
 OPEN = ("/health", "/ready", "/version", "/metrics", "/", "/page/")  # need no key
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one request."""
-
-    body: int = 4_000_000  # bytes
-    tokens: int | None = None  # new ones of a text; None: the context
-    texts: int = 16  # of a request, of all its prompts
-
-    def require(self, texts: int, tokens: int | None, name: str = "max_tokens") -> None:
-        """Raise BadRequestError for more texts, or more new tokens of a text (asked for by the
-        field of that name), than these limits allow."""
-        if texts > self.texts:
-            raise BadRequestError(
-                f"the request asks for {texts} texts, at most {self.texts} go", "n"
-            )
-        if self.tokens is not None and tokens is not None and tokens > self.tokens:
-            raise BadRequestError(
-                f"{name} is {tokens}, this server writes at most {self.tokens}", name
-            )
+def require(options: ServerOptions, texts: int, tokens: int | None, name: str) -> None:
+    """Raise BadRequestError for more texts, or more new tokens of a text (asked for by the field of
+    that name), than the server allows."""
+    if texts > options.max_texts:
+        raise BadRequestError(
+            f"the request asks for {texts} texts, at most {options.max_texts} go", "n"
+        )
+    if options.max_tokens is not None and tokens is not None and tokens > options.max_tokens:
+        raise BadRequestError(
+            f"{name} is {tokens}, this server writes at most {options.max_tokens}", name
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Keys of clients; without any, everybody is served."""
-
-    keys: tuple[str, ...] = ()
-
-    def salt(self, scope: Scope) -> str | None:
-        """Return the cache salt of the client's key, so that clients never share cached prefixes;
-        None for an invalid key."""
-        if not self.keys:
-            return ""
-        scheme, _, key = header(scope, b"authorization").partition(" ")
-        token = key.encode("latin-1") if scheme.lower() == "bearer" else b""
-        same = [hmac.compare_digest(token, key.encode()) for key in self.keys]  # all, always
-        return hashlib.sha256(token).hexdigest() if any(same) else None
+def salt(keys: tuple[str, ...], scope: Scope) -> str | None:
+    """Return the cache salt of the client's key, so that clients never share cached prefixes; None
+    for an invalid key. Without any keys, everybody is served."""
+    if not keys:
+        return ""
+    scheme, _, key = header(scope, b"authorization").partition(" ")
+    token = key.encode("latin-1") if scheme.lower() == "bearer" else b""
+    same = [hmac.compare_digest(token, key.encode()) for key in keys]  # all, always
+    return hashlib.sha256(token).hexdigest() if any(same) else None
 
 
 class Gate:
     """Middleware around the app: keys, and the size of a body."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, keys: Keys) -> None:
-        self.app, self.limits, self.keys = app, limits, keys
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self.app, self.options = app, options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,13 +55,13 @@ class Gate:
             await answer(error)(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        salt = self.keys.salt(scope)
-        scope["state"]["salt"] = salt or ""
+        own_salt = salt(self.options.api_key, scope)
+        scope["state"]["salt"] = own_salt or ""
         path: str = scope["path"]
-        if salt is None and path not in OPEN and not path.startswith("/page/"):
+        if own_salt is None and path not in OPEN and not path.startswith("/page/"):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         length = header(scope, b"content-length")
-        if length.isdigit() and int(length) > self.limits.body:
+        if length.isdigit() and int(length) > self.options.max_body:
             raise self._too_large()
 
     def _bounded(self, receive: Receive) -> Receive:
@@ -85,14 +71,14 @@ class Gate:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self.limits.body:
+            if read > self.options.max_body:
                 raise self._too_large()
             return message
 
         return counted
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self.limits.body} bytes; send less")
+        return ApiError(413, f"the body is larger than {self.options.max_body} bytes; send less")
 
 
 def answer(error: ApiError) -> Any:

@@ -9,30 +9,56 @@ import socket
 from contextlib import suppress
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretoken.errors import InputError
-from foretoken.server.app import ServerSettings, make
-from foretoken.server.connection import Connection
+from foretoken.server.app import make
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.worker import Setup
 
+UNREAD = 60.0  # seconds for which a client may read less than is written to it
 log = logging.getLogger(__name__)
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, ended where a client does not read: uvicorn would wait for ever, the
+    text would pile up and its row would be kept. Closing would wait too, for all to be read."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._late = self.loop.call_later(UNREAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forgive()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forgive()
+
+    def _forgive(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class HttpServer(uvicorn.Server):
     """A uvicorn server around its engine: at the end, texts that clients wait for are cut off."""
 
-    def __init__(self, engine: EngineClient, settings: ServerSettings) -> None:
+    def __init__(self, engine: EngineClient, options: ServerOptions) -> None:
         config = uvicorn.Config(
-            make(engine, settings),
+            make(engine, options),
             http=Connection,
             ws="none",
             log_config=None,
             access_log=False,
-            timeout_graceful_shutdown=int(settings.patience) + 2,  # for clients that do not read
+            timeout_graceful_shutdown=int(options.drain) + 2,  # for clients that do not read
         )
         super().__init__(config)
-        self.engine, self.patience = engine, settings.patience
+        self.engine, self.patience = engine, options.drain
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stopping = asyncio.create_task(self.engine.stop(self.patience))
@@ -40,15 +66,15 @@ class HttpServer(uvicorn.Server):
         await stopping
 
 
-def run(setup: Setup, settings: ServerSettings, host: str, port: int) -> None:
+def run(setup: Setup, options: ServerOptions) -> None:
     """Serve until SIGTERM or Ctrl-C: no new requests then, and those that run may end. InputError
     where nobody can listen there, and where the model cannot be loaded."""
-    listener, engine = listening(host, port), EngineClient(setup)
+    listener, engine = listening(options.host, options.port), EngineClient(setup)
     setup.logs.begin()
-    server = HttpServer(engine, settings)
+    server = HttpServer(engine, options)
     engine.failed = lambda: setattr(server, "should_exit", True)
     name, port = listener.getsockname()[:2]
-    log.info("http://%s:%s is loading %s", name, port, settings.name)
+    log.info("http://%s:%s is loading %s", name, port, options.name)
     with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
         server.run(sockets=[listener])
     if engine.problem:

@@ -21,6 +21,7 @@ from foretoken.request import Completion, FinishReason, Piece, Request
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
+from foretoken.serving.options import EngineKeywords, EngineOptions
 from foretoken.speculator import BATCH, Speculator
 
 
@@ -126,37 +127,19 @@ class Engine:
     """
 
     def __init__(
-        self,
-        spec: Speculator,
-        max_rows: int = 16,
-        *,
-        max_length: int | None = None,
-        kv_memory: int | None = None,
-        max_waiting: int = 1024,
-        prefix_cache: bool = True,
-        rule: str | Rule = "block",
-        lenience: float = 1.0,
+        self, spec: Speculator, max_rows: int = 16, **options: Unpack[EngineKeywords]
     ) -> None:
         if not isinstance(spec, Speculator):
             raise InputError(f"spec is {shown(spec)}; give a Speculator, as foretoken.load makes")
-        numbers = {"max_rows": max_rows, "max_waiting": max_waiting}
-        optional = {"max_length": max_length, "kv_memory": kv_memory}
-        numbers |= {name: value for name, value in optional.items() if value is not None}
-        for name, value in numbers.items():
-            if not whole(value) or value < 1:
-                raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
-        context = spec.target.context
-        if max_length is not None and context is not None and max_length > context:
+        own = self._options = EngineOptions(max_rows, **options)
+        context, length = spec.target.context, own.max_length
+        if length is not None and context is not None and length > context:
             raise InputError(
-                f"max_length is {max_length}, the target's context {context}; give at most that"
+                f"max_length is {length}, the target's context {context}; give at most that"
             )
-        check(None, rule, lenience)
-        self._rule, self._lenience = rule, lenience
-        self._spec, self._max_waiting, self._max_length = spec, int(max_waiting), max_length
-        if not isinstance(prefix_cache, bool):
-            raise InputError(f"prefix_cache is {shown(prefix_cache)}; give True or False")
+        self._spec = spec
         self._scheduler: Scheduler = spec.scheduler
-        self._scheduler.engage(int(max_rows), kv_memory, keep=prefix_cache)
+        self._scheduler.engage(own.max_rows, own.kv_memory, keep=own.prefix_cache)
         self._entries: dict[int, OutputStream] = {}
         self._ids = count()
         self._stats = EngineStats()
@@ -213,15 +196,15 @@ class Engine:
                 exactly.
         """
         self._require_open()
-        if len(self._entries) >= self._scheduler.most + self._max_waiting:
+        if len(self._entries) >= self._scheduler.most + self._options.max_waiting:
             raise BusyError(
-                f"{self._max_waiting} requests wait already; take steps first, or give a larger "
-                "max_waiting"
+                f"{self._options.max_waiting} requests wait already; take steps first, or give a "
+                "larger max_waiting"
             )
         verifier = check(
             gamma,
-            self._rule if rule is None else rule,
-            self._lenience if lenience is None else lenience,
+            self._options.rule if rule is None else rule,
+            self._options.lenience if lenience is None else lenience,
         )
         prompts = self._spec.inputs.prompts(prompt, chat_template, chat_template_kwargs)
         if len(prompts) != 1:
@@ -264,7 +247,7 @@ class Engine:
 
     def _limit(self, request: Request) -> int:
         """New tokens of a request, within max_length."""
-        prompt, most = len(request.prompt), self._max_length
+        prompt, most = len(request.prompt), self._options.max_length
         if most is not None and prompt >= most:
             raise InputError(
                 f"the prompt has {prompt} tokens, max_length={most} leaves room for no new one; "
@@ -315,7 +298,9 @@ class Engine:
     @property
     def longest(self) -> int | None:
         """Tokens of a text at most, its prompt included; None without a limit."""
-        limits = [n for n in (self._max_length, longest(self._spec.target)) if n is not None]
+        limits = [
+            n for n in (self._options.max_length, longest(self._spec.target)) if n is not None
+        ]
         return min(limits, default=None)
 
     @property

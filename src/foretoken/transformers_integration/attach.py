@@ -78,11 +78,7 @@ def attach(
         raise InputError(f"strict is {shown(strict)}; give True or False")
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
-    for name in options:
-        if name not in OPTIONS:
-            near = get_close_matches(name, OPTIONS, 1, 0.5)
-            remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
-            raise InputError(f"{name} is no option of attach; {remedy}")
+    _require_known(options)
     detach(model)
     if not strict and options.get("generation_config") is None:
         options |= _passed_over(model)
@@ -115,6 +111,15 @@ def attach(
     # a method, so that a copy of the model does not generate with this one
     open_.generate = MethodType(generate, model)
     return spec
+
+
+def _require_known(options: dict[str, Any]) -> None:
+    """InputError for a keyword that `load` has not."""
+    for name in options:
+        if name not in OPTIONS:
+            near = get_close_matches(name, OPTIONS, 1, 0.5)
+            remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
+            raise InputError(f"{name} is no option of attach; {remedy}")
 
 
 class Prompted:

@@ -4,6 +4,7 @@ of JSON and the docs all have it."""
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,20 @@ import pytest
 from foretoken.cli.prompts import numbered
 from foretoken.cli.remote import NAMES
 from foretoken.cli.sampling_options import SamplingOptions, Structure
+from foretoken.cli.serve import serve
+from foretoken.errors import InputError
 from foretoken.sampling.checks import as_flag
 from foretoken.sampling.params import ELSEWHERE, FIELDS, OPTIONS, WRITABLE, Controls
 from foretoken.server.api.chat import Chat
 from foretoken.server.api.completions import Text
 from foretoken.server.api.responses import Responses
 from foretoken.server.api.wire import SHARED, read
+from foretoken.server.options import OPTIONS as SERVER
+from foretoken.server.options import ServerOptions
+from foretoken.serving.options import OPTIONS as ENGINE
+from foretoken.serving.options import AllEngineKeywords, EngineOptions
 
+SERVING = SERVER | ENGINE
 DOCS = Path(__file__).parents[3] / "docs"
 # One valid value for each kind of field in a request
 VALUES = {"logit_bias": {"5": 1.0}, "stop": "a", "stop_token_ids": [5]}
@@ -60,11 +68,25 @@ def test_a_field_of_a_request_is_its_option(kind: Any, least: dict[str, Any], na
         assert read(kind, least)._controls({}).get(name) in (None, 0, 1)
 
 
-def test_the_table_of_the_docs_is_up_to_date() -> None:
+@pytest.mark.parametrize(("name", "options"), [("controls.md", OPTIONS), ("serving.md", SERVING)])
+def test_the_table_of_the_docs_is_up_to_date(name: str, options: Any) -> None:
     spec = importlib.util.spec_from_file_location("options_table", DOCS / "options_table.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = (DOCS / "controls.md").read_text(encoding="utf-8")
-    assert module.page() == text, "run `python docs/options_table.py`"
-    assert all(f"| `{name}` |" in text for name in FIELDS)
+    text = (DOCS / name).read_text(encoding="utf-8")
+    assert module.page(name) == text, "run `python docs/options_table.py`"
+    for each, option in options.items():
+        flag = option.flag or f"--{each.replace('_', '-')}"
+        assert f"| `{each if name == 'controls.md' else flag}` |" in text or not option.panel
+
+
+def test_options_of_engine_and_server_are_wherever_text_can_hold_them() -> None:
+    line = inspect.signature(serve).parameters
+    assert {name for name, each in SERVING.items() if each.panel} <= {*line}
+    assert {*ENGINE} == {*AllEngineKeywords.__annotations__}
+    with pytest.raises(InputError, match="port is 65536; give one from 0 to 65535"):
+        ServerOptions(port=65536)
+    with pytest.raises(InputError, match="max_rows is 0; give a whole number from 1") as error:
+        EngineOptions(0)
+    assert error.value.option == "max_rows"

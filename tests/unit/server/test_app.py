@@ -17,8 +17,7 @@ import pytest
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.server.app import ServerSettings
-from foretoken.server.limits import Keys, Limits
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from served import LOADING, pair, serving, until
 
@@ -633,8 +632,16 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def guarded(folders: tuple[str, str]) -> Iterator[str]:
     """A server with keys and bounds, for pages of one origin."""
-    keys, origins = Keys(("secret", "other")), ("http://a.example",)
-    settings = ServerSettings("tiny", Limits(2000, 8, 2), keys, origins, patience=1.0)
+    keys, origins = ("secret", "other"), ("http://a.example",)
+    settings = ServerOptions(
+        "tiny",
+        max_body=2000,
+        max_tokens=8,
+        max_texts=2,
+        api_key=keys,
+        allowed_origin=origins,
+        drain=1.0,
+    )
     with serving(*folders, settings) as (address, _):
         yield address
 

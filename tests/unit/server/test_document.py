@@ -8,15 +8,16 @@ import pytest
 
 from foretoken.server.api.chat import Chat
 from foretoken.server.api.wire import Tokenize
-from foretoken.server.app import ServerSettings, make
+from foretoken.server.app import make
 from foretoken.server.document import errors, post
+from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.worker import Setup
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return make(EngineClient(Setup(None, None)), ServerSettings("tiny")).openapi()
+    return make(EngineClient(Setup(None, None)), ServerOptions("tiny")).openapi()
 
 
 def references(part: Any) -> list[str]:

@@ -9,7 +9,8 @@ import pytest
 
 from foretoken.server.accounting import Accounting
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.limits import Gate, Keys, Limits
+from foretoken.server.limits import Gate, require, salt
+from foretoken.server.options import ServerOptions
 
 
 def scope(path: str = "/v1/models", **headers: str) -> dict[str, Any]:
@@ -18,25 +19,25 @@ def scope(path: str = "/v1/models", **headers: str) -> dict[str, Any]:
 
 
 def test_a_key_has_a_salt_of_its_own() -> None:
-    keys = Keys(("one", "two"))
-    salts = {keys.salt(scope(authorization=f"Bearer {key}")) for key in ("one", "two")}
+    keys = ("one", "two")
+    salts = {salt(keys, scope(authorization=f"Bearer {key}")) for key in keys}
     assert len(salts) == 2 and None not in salts
-    assert "one" not in "".join(str(salt) for salt in salts)
+    assert "one" not in "".join(str(each) for each in salts)
     for wrong in ("", "one", "Bearer", "Bearer ", "Bearer on", "Bearer one ", "Basic one"):
-        assert keys.salt(scope(authorization=wrong)) is None
-    assert keys.salt(scope(authorization="bearer one")) in salts
-    assert Keys(("clé",)).salt(scope(authorization="Bearer clé")) is not None
-    assert keys.salt(scope()) is None and Keys().salt(scope()) == ""
+        assert salt(keys, scope(authorization=wrong)) is None
+    assert salt(keys, scope(authorization="bearer one")) in salts
+    assert salt(("clé",), scope(authorization="Bearer clé")) is not None
+    assert salt(keys, scope()) is None and salt((), scope()) == ""
 
 
 def test_limits() -> None:
-    limits = Limits(tokens=8, texts=2)
-    limits.require(2, 8)
-    limits.require(1, None)
+    options = ServerOptions(max_tokens=8, max_texts=2)
+    require(options, 2, 8, "max_tokens")
+    require(options, 1, None, "max_tokens")
     with pytest.raises(BadRequestError, match="3 texts"):
-        limits.require(3, 8)
+        require(options, 3, 8, "max_tokens")
     with pytest.raises(BadRequestError, match="max_tokens is 9"):
-        limits.require(1, 9)
+        require(options, 1, 9, "max_tokens")
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -61,7 +62,7 @@ def test_a_body_that_is_too_large(declared: bool) -> None:
 
     headers = {"content_length": "101"} if declared else {}
     counter: Any = Counter()
-    gate = Accounting(Gate(app, Limits(body=100), Keys()), counter, lambda path: True)
+    gate = Accounting(Gate(app, ServerOptions(max_body=100)), counter, lambda path: True)
     asyncio.run(gate(scope(**headers), receive, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 413 and b"larger than 100 bytes" in sent[1]["body"]
     assert any(name == b"x-request-id" for name, _ in sent[0]["headers"])

@@ -49,6 +49,7 @@ from foretoken.server.process.messages import (
     Stop,
     TokenLogprob,
 )
+from foretoken.serving.options import AllEngineKeywords
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
@@ -72,7 +73,7 @@ class Setup:
     target: str | None
     draft: str | None
     loading: dict[str, Any] = field(default_factory=dict[str, Any])
-    engine: dict[str, Any] = field(default_factory=dict[str, Any])
+    engine: AllEngineKeywords = field(default_factory=AllEngineKeywords)
     logs: Logs = Logs()
     costs: bytes | None = None  # what steps cost, where that was measured elsewhere
 

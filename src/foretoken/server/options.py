@@ -1,0 +1,95 @@
+"""Options of a server beside its engine, each declared once: its checks, the command line and the
+table in docs/serving.md follow.
+
+Imports neither torch nor FastAPI.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from foretoken.errors import InputError, about, shown
+from foretoken.sampling.checks import Choice, Count, Number, as_strings
+from foretoken.sampling.options import declared, option
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+COUNT = Count(ge=1, remedy="a whole number from 1")
+
+
+def as_text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {shown(value)}; give a str")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Options of a server, checked when made."""
+
+    served_model_name: str | None = option(
+        None, as_text, "The name in answers and requests; left out: the target's.", "Serving"
+    )
+    host: str = option("127.0.0.1", as_text, "Where to listen; 0.0.0.0: everywhere.", "Serving")
+    port: int = option(
+        8000,
+        Count(ge=0, le=65535, remedy="one from 0 to 65535"),
+        "Port; 0: any that is free.",
+        "Serving",
+    )
+    api_key: tuple[str, ...] = option(
+        (), as_strings, "A key that clients must send; give it again for another.", "Serving"
+    )
+    allowed_origin: tuple[str, ...] = option(
+        (), as_strings, "An origin whose pages may ask (CORS); give it again.", "Serving"
+    )
+    chat_template: str | None = option(
+        None, as_text, "A file: a Jinja template instead of the model's own.", "Serving"
+    )
+    max_tokens: int | None = option(None, COUNT, "New tokens of a text at most.", "Serving")
+    max_texts: int = option(16, COUNT, "Texts of one request at most.", "Serving")
+    max_body: int = option(4_000_000, COUNT, "Bytes of one request at most.", "Serving")
+    metrics_compat: str | None = option(
+        None,
+        Choice(("vllm",), "vllm, or leave it out"),
+        "vllm: its names too, at /metrics.",
+        "Serving",
+    )
+    log_format: str = option(
+        "text", Choice(FORMATS, "one of text, json"), "text or json.", "Serving"
+    )
+    log_level: str = option(
+        "info",
+        Choice(LEVELS, f"one of {', '.join(LEVELS)}"),
+        "debug, info, warning or error.",
+        "Serving",
+    )
+    drain: float = option(
+        30.0,
+        Number(ge=0, le=3600, remedy="seconds from 0 to 3600"),
+        "Seconds for texts that are written, at the end.",
+        "Serving",
+    )
+    gamma: int | None = option(
+        None,
+        Count(ge=0, remedy="0 (plain decoding) or more"),
+        "Draft tokens per target call of requests that name none; left out: automatic.",
+        None,
+    )
+
+    def __post_init__(self) -> None:
+        for name, declaration in OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None or name not in OPTIONAL:
+                with about(name):
+                    object.__setattr__(self, name, declaration.check(name, value))
+
+    @property
+    def name(self) -> str:
+        """The name in answers and requests."""
+        return self.served_model_name or "foretoken"
+
+
+OPTIONS = declared(ServerOptions)
+OPTIONAL = {field.name for field in fields(ServerOptions) if field.default is None}

@@ -1,0 +1,84 @@
+"""Options of an engine, each declared once: its checks and the command line follow.
+
+Imports no torch, so that a mistake on the command line is reported without delay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from foretoken.errors import about
+from foretoken.sampling.checks import Count, as_flag
+from foretoken.sampling.options import declared, option
+
+if TYPE_CHECKING:
+    from foretoken.sampling.verify import Rule
+
+COUNT = Count(ge=1, remedy="a whole number from 1")
+
+
+def as_given(name: str, value: Any) -> Any:
+    """Return any value: `EngineOptions` checks acceptance method and lenience together."""
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Options of an `Engine` beside its Speculator, checked when made."""
+
+    max_rows: int = option(16, COUNT, "Texts that are written at a time.", "Serving")
+    max_waiting: int = option(1024, COUNT, "Texts that may wait beside them.", "Serving")
+    max_length: int | None = option(
+        None, COUNT, "Tokens of a text, prompt included; left out: the context.", "Serving"
+    )
+    kv_memory: int | None = option(
+        None,
+        COUNT,
+        "Bytes for keys and values; left out: what texts need, and up to 1 GB of those that have "
+        "left.",
+        "Serving",
+    )
+    prefix_cache: bool = option(
+        True,
+        as_flag,
+        "Keep what was read for texts that begin alike.",
+        "Serving",
+        flag="--prefix-cache/--no-prefix-cache",
+    )
+    rule: str | Rule = option(
+        "block", as_given, "The acceptance method of requests that name none.", None
+    )
+    lenience: float = option(1.0, as_given, "The lenience of requests that name none.", None)
+
+    def __post_init__(self) -> None:
+        for name, declaration in OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None or name not in OPTIONAL:
+                with about(name):
+                    object.__setattr__(self, name, declaration.check(name, value))
+        if self.rule != "block" or self.lenience != 1:
+            from foretoken.options import require  # late: NumPy, which `--help` does without
+
+            require(None, self.rule, self.lenience)
+
+
+class EngineKeywords(TypedDict, total=False):
+    """Fields of `EngineOptions`, as keywords of `Engine`."""
+
+    max_waiting: int
+    max_length: int | None
+    kv_memory: int | None
+    prefix_cache: bool
+    rule: str | Rule
+    lenience: float
+
+
+class AllEngineKeywords(EngineKeywords, total=False):
+    """The same with the one that `Engine` takes by its place, too."""
+
+    max_rows: int
+
+
+OPTIONS = declared(EngineOptions)
+OPTIONAL = {field.name for field in fields(EngineOptions) if field.default is None}
