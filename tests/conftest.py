@@ -11,8 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Nothing that is found out here is kept for the user's own runs, nor taken from them
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="foretoken-tests-")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # else the one of all workers
+    # Nothing that is found out here is kept for the user's own runs, nor taken from them
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="foretoken-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 os.environ.pop("COLUMNS", None)  # workers of pytest-xdist have one, as a terminal would
 
@@ -22,24 +24,45 @@ from hypothesis import settings
 
 from console import Run, script
 from foretoken import slow_log
-from foretoken.costing import contention
+from foretoken.costing import contention, pair_costs
+from foretoken.costing.costs import Costs
+from foretoken.costing.probe import Probed
 from foretoken.errors import RefusedError
 from foretoken.loading import runtimes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
-settings.register_profile("foretoken", deadline=None)  # two busy cores make times meaningless
+# Two busy cores make times meaningless. Examples are drawn anew every time, more by `make prove`
+settings.register_profile("foretoken", deadline=None, max_examples=25)
+settings.register_profile("prove", deadline=None, max_examples=200)
 settings.load_profile("foretoken")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """OpenVINO runs on the CPU only."""
+    """OpenVINO runs on the CPU only; what draws its examples is among the proofs too."""
     for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("drawn")
         if "openvino" in item.keywords:
             item.add_marker("cpu_only")
+
+
+# Frozen, for all pairs: what is measured on a busy machine differs from run to run, and takes up to
+# a second for each kind of sampling and size of batch
+PROBED = Probed(Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),)), 1.0, 0.0)
+REAL = {"probe": pair_costs.probe, "probe_shared": pair_costs.probe_shared}
+FROZEN = {"probe": lambda *args: PROBED, "probe_shared": lambda costs, *args: PROBED}
+vars(pair_costs).update(FROZEN)  # also in fixtures of modules
+
+
+@pytest.fixture(autouse=True)
+def step_costs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs of steps are measured in tests marked `real_costs` only."""
+    if "real_costs" in request.keywords:
+        for name, probe in REAL.items():
+            monkeypatch.setattr(pair_costs, name, probe)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Engines over table models in threads of this process, for tests of what stands before them."""
+"""Engines in threads of this process, for tests of what stands before them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from threading import Thread
 
-from foretoken import Engine, Speculator
+from foretoken import Engine, Speculator, load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
@@ -20,11 +20,13 @@ P, Q = (random_model(seed, V) for seed in (1, 2))
 
 
 class Threaded:
-    """An engine that can be killed at any time, as a process can: its pipe ends."""
+    """An engine that can be killed at any time, as a process can: its pipe ends. Over table models,
+    or those that the setup names."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, *, loads: bool = False) -> None:
         self.pipe, theirs = Pipe()
-        self.theirs, self.spec = theirs, speculator()
+        self.theirs = theirs
+        self.spec = load(setup.target, setup.draft, **setup.loading) if loads else speculator()
         self.engine = Engine(self.spec, **setup.engine)
         self.thread = Thread(target=Worker(theirs, self.spec, self.engine).run, daemon=True)
         self.thread.start()
@@ -50,6 +52,12 @@ def threaded(made: list[Threaded]):
         return Child(made[-1], made[-1].pipe)
 
     return begin
+
+
+def loaded(setup: Setup) -> Child:
+    """An engine over the models that the setup names, which are loaded at once."""
+    engine = Threaded(setup, loads=True)
+    return Child(engine, engine.pipe)
 
 
 def _shut(end: Connection) -> None:

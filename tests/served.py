@@ -1,19 +1,20 @@
-"""A server on a free port of this machine, its engine in a process of its own, for tests."""
+"""A server on a free port of this machine, for tests."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from engines import loaded
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import EngineClient
+from foretoken.server.process.client import Child, EngineClient
 from foretoken.server.process.worker import Setup
 from foretoken.server.run import HttpServer
 from tiny import byte_level, folder, llama
@@ -36,10 +37,16 @@ def pair(base: Path, template: str | None = TEMPLATE) -> tuple[str, str]:
 
 @contextmanager
 def serving(
-    target: str, draft: str | None, settings: ServerOptions | None = None, **engine: Any
+    target: str,
+    draft: str | None,
+    settings: ServerOptions | None = None,
+    *,
+    begin: Callable[[Setup], Child] = loaded,
+    **engine: Any,
 ) -> Iterator[tuple[str, EngineClient]]:
-    """The server's address, and its link to the engine, once it is ready."""
-    link = EngineClient(Setup(target, draft, LOADING, {"max_rows": 4, **engine}))
+    """The server's address, and its link to the engine, once it is ready. `begin`: what starts it,
+    in a thread, or `spawned` in a process of its own."""
+    link = EngineClient(Setup(target, draft, LOADING, {"max_rows": 4, **engine}), begin)
     listening = socket.create_server(("127.0.0.1", 0))
     server = HttpServer(link, settings or ServerOptions("tiny", drain=1.0))
     thread = Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
@@ -55,7 +62,7 @@ def serving(
         assert not thread.is_alive(), "the server does not end"
 
 
-def until(good: Any, seconds: float = 60.0) -> None:
+def until(good: Any, seconds: float = 300.0) -> None:
     """Wait until it is so; AssertionError where it never is."""
     end = time.monotonic() + seconds
     while not good():

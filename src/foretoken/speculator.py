@@ -510,7 +510,7 @@ class Speculator:
         return completions if len(completions) > 1 else completions[0]
 
     def completion(self, row: Row) -> Completion:
-        """Return the outcome of a row."""
+        """Return the completion of a row."""
         self.costing.watch(row)
         params = row.request.params
         return Completion(

@@ -142,8 +142,8 @@ def step(
 
 @contextmanager
 def _whole(rows: list[Row]) -> Generator[None]:
-    """What breaks off within, such as Ctrl-C in a user's own criterion, leaves no row's text ahead
-    of what is reported of it."""
+    """Take back a step that breaks off, by Ctrl-C in a user's own criterion for example, so that no
+    row's text is ahead of its records."""
     before = [(len(row.tokens), len(row.records), len(row.logprobs)) for row in rows]
     try:
         yield
@@ -154,7 +154,8 @@ def _whole(rows: list[Row]) -> Generator[None]:
 
 
 def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
-    """How many draft tokens each row has; RefusedError for a draft of invalid types or shapes."""
+    """Return how many draft tokens each row has; RefusedError for a draft of invalid types or
+    shapes."""
     for name, value, axes in (("tokens", draft.tokens, 2), ("lengths", draft.lengths, 1)):
         dtype = getattr(value, "dtype", None)  # a drafter may be anybody's code
         if dtype not in (torch.int64, torch.int32) or value.ndim != axes:
@@ -174,7 +175,7 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
 
 
 def _advanced(every: _Drafted, reads: list[int]) -> _Drafted:
-    """Those whose text is read to its end in this pass."""
+    """Return the rows whose prefill ends in this forward, and their drafts."""
     pairs = zip(every.rows, reads, strict=True)
     indices = [b for b, (row, count) in enumerate(pairs) if row.pending <= count]
     if len(indices) == len(reads):
@@ -229,7 +230,7 @@ def _judged(logits: Tensor, drafted: _Drafted, G: int) -> tuple[Tensor, Tensor, 
 
 
 def _leading(valid: Tensor) -> Tensor:
-    """How many positions stand before the first invalid one, `[B]`."""
+    """Count the positions before the first invalid one, `[B]`."""
     return valid.long().cumprod(1).sum(1)
 
 

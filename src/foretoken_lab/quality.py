@@ -1,6 +1,6 @@
-"""How good texts are beside references: BLEU and chrF of translations (sacrebleu, Post,
-arXiv 1804.08771), ROUGE of summaries (rouge-score), and what simple baselines reach. Speculation
-must change none of it, and `with_and_without` says whether it did.
+"""Quality of texts beside references: BLEU and chrF of translations (sacrebleu, Post, arXiv
+1804.08771), ROUGE of summaries (rouge-score), and simple baselines. Speculation must change none of
+it, and `with_and_without` says whether it did.
 
 Needs the extra `report`. Knows no recipes, and trains nothing.
 """
@@ -30,7 +30,7 @@ Scores = dict[str, float]  # by name, of 100
 
 
 def bleu(texts: Sequence[str], references: Sequence[str]) -> float:
-    """Of a corpus, one reference a text, of 100 (sacrebleu's own tokens)."""
+    """Return the BLEU of a corpus, one reference a text, of 100 (sacrebleu's own tokens)."""
     _require_alike(texts, references)
     return _library("sacrebleu").corpus_bleu(list(texts), [list(references)]).score
 

@@ -176,12 +176,11 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], sampled: dict[str, A
 @pytest.mark.parametrize("name", NAMES)
 def test_every_control_alone(name: str, control: str) -> None:
     sampled = sampling(name, ALONE[control], Random(0))
-    compare(name, "lookup", GAMMAS[1:2], sampled)
     count = compare(name, "model", (0, 4), sampled)
     assert count or control in ("everything banned", "remove_invalid_values")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(24))  # twice each of names, drafts and gammas
 def test_combinations(seed: int) -> None:
     name, draft, gamma = NAMES[seed % 2], DRAFTS[seed // 2 % 2], GAMMAS[seed % 3]
     compare(name, draft, (gamma,), combined(name, seed))

@@ -56,7 +56,7 @@ def stock() -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize("gamma", [0, 4, None])
+@pytest.mark.parametrize("gamma", [4, None])
 def test_greedy_text_is_transformers_own(pair, stock, gamma):
     """In a ragged batch, and alone."""
     together = pair.generate(PROMPTS, gamma=gamma, max_new_tokens=32)
@@ -75,7 +75,7 @@ def test_the_draft_is_a_fair_guesser(pair, temperature):
 
 
 def test_it_writes_words(pair):
-    for completion in pair.generate(PROMPTS, temperature=0.7, max_new_tokens=40, seed=2):
+    for completion in pair.generate(PROMPTS, temperature=0.7, max_new_tokens=32, seed=2, gamma=4):
         assert completion.text and "\ufffd" not in completion.text
         letters = sum(c.isalpha() or c.isspace() for c in completion.text)
         assert letters > 0.8 * len(completion.text)

@@ -64,7 +64,9 @@ def test_what_was_predicted_and_what_was_seen(monkeypatch, total: float, seen: s
     assert re.search(rf"measured: {seen} on \d+ cores?, {verification}$", printed)
 
 
-@pytest.mark.parametrize("extra", [[], ["--guesses", "2"], ["--processes"]])
+@pytest.mark.parametrize(
+    "extra", [[], ["--guesses", "2"], pytest.param(["--processes"], marks=pytest.mark.prove)]
+)
 def test_policy_and_simulator(run, extra: list[str]) -> None:
     printed = run("policy_and_simulator", "--steps", "6", *extra)
     formula, measured = factors(printed)
@@ -107,7 +109,7 @@ def test_40_lines_keep_the_distribution(algorithm) -> None:
     if the seed changes."""
     module, model, draft = algorithm
     torch.manual_seed(0)
-    number, counts = 1500, Counter()
+    number, counts = 600, Counter()
     for _ in range(number):
         counts[tuple(module.generate(model, draft, [1, 5], 2, gamma=2)[2:])] += 1
     expected = {}

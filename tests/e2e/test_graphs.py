@@ -3,6 +3,8 @@ texts as on the ragged cache."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from foretoken.drafters.ngram import NGramDrafter
@@ -12,6 +14,12 @@ from pairs import PROMPTS, SINGLE, V, assert_greedy, relative, speculator, stock
 
 LIMIT = 24
 CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]
+SOON = {"Llama", "Gemma 3"}  # all layers alike, and windows in some
+
+
+def soon(name: str) -> Any:
+    """The family, with the proofs where it is no other kind of cache."""
+    return name if name in SOON else pytest.param(name, marks=pytest.mark.prove)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -28,8 +36,8 @@ def test_greedy_text_is_transformers_own(name: str) -> None:
             assert completion.stats.runtime == "graphs"
             drafted += completion.stats.drafted
             accepted += completion.stats.accepted
-        (alone,) = pair.generate(PROMPTS[2], max_new_tokens=LIMIT, gamma=gamma)
-        assert_greedy(alone, model, PROMPTS[2], LIMIT, eos)
+    (alone,) = pair.generate(PROMPTS[2], max_new_tokens=LIMIT, gamma=4)
+    assert_greedy(alone, model, PROMPTS[2], LIMIT, eos)
     assert 0 < accepted < drafted
     assert together[0].stats.draft_runtime == "graphs"
 
@@ -55,7 +63,7 @@ def test_sampled_texts_are_those_of_the_ragged_cache(kind: str, rule: str) -> No
             assert one.overlaps == pytest.approx(other.overlaps, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [n for n in CAUSAL if n not in SINGLE])
+@pytest.mark.parametrize("name", [soon(n) for n in CAUSAL if n not in SINGLE])
 def test_a_text_does_not_depend_on_its_batch_others(name: str) -> None:
     model = target(name)
     pair = speculator(model, relative(model), runtime="graphs")

@@ -72,14 +72,14 @@ def test_drawn(temperature, rule, gamma):
         logprobs=MOST,
         logprobs_of="drawn",
     )
-    for others in (params, SamplingParams(0.9), SamplingParams(0.0)):
-        sampling = [params, others, params]
-        completions = spec().generate(PROMPTS, sampling, gamma=gamma, rule=rule)
-        for prompt, one in zip(PROMPTS[::2], completions[::2], strict=True):
-            logits = full(prompt, one.tokens)
-            logits[:, 3] += 2.0
-            assert one.logprobs is not None and all(x.logprob > -torch.inf for x in one.logprobs)
-            assert_told(one.logprobs, probabilities(logits, params).log(), one.tokens, MOST)
+    others = {0: params, 1: SamplingParams(0.9), 4: SamplingParams(0.0)}[gamma]
+    sampling = [params, others, params]
+    completions = spec().generate(PROMPTS, sampling, gamma=gamma, rule=rule)
+    for prompt, one in zip(PROMPTS[::2], completions[::2], strict=True):
+        logits = full(prompt, one.tokens)
+        logits[:, 3] += 2.0
+        assert one.logprobs is not None and all(x.logprob > -torch.inf for x in one.logprobs)
+        assert_told(one.logprobs, probabilities(logits, params).log(), one.tokens, MOST)
 
 
 def test_an_end_has_its_logprob_too():

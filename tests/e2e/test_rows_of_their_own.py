@@ -66,10 +66,10 @@ def spec(kind: str) -> Speculator:
 @pytest.mark.parametrize("rule", [*RULES, "coupled"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_six_rows(kind, rule):
-    options = {"gamma": 3, "rule": rule}
-    together = spec(kind).generate(PROMPTS, SAMPLING, seed=SEEDS, **options)
+    options, pair = {"gamma": 3, "rule": rule}, spec(kind)
+    together = pair.generate(PROMPTS, SAMPLING, seed=SEEDS, **options)
     for prompt, params, seed, completion in zip(PROMPTS, SAMPLING, SEEDS, together, strict=True):
-        (alone,) = spec(kind).generate([prompt], params, seed=[seed], **options)
+        (alone,) = pair.generate([prompt], params, seed=[seed], **options)
         assert completion.tokens == alone.tokens
         assert completion.finish_reason == alone.finish_reason
         assert [step.kept for step in completion.steps] == [step.kept for step in alone.steps]
@@ -81,8 +81,9 @@ def test_a_coupled_text_follows_from_the_seed_alone_with_controls_too():
     """Whatever guesses, however many, and whoever shares the batch."""
     first = spec("lm").generate(PROMPTS, SAMPLING, seed=SEEDS, gamma=0, rule="coupled")
     for kind in "lm", "ngram", "cascade":
+        pair = spec(kind)
         for gamma in 1, 4:
-            again = spec(kind).generate(PROMPTS, SAMPLING, seed=SEEDS, gamma=gamma, rule="coupled")
+            again = pair.generate(PROMPTS, SAMPLING, seed=SEEDS, gamma=gamma, rule="coupled")
             assert [one.tokens for one in again] == [one.tokens for one in first]
 
 

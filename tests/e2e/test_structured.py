@@ -57,7 +57,7 @@ def test_there_are_200() -> None:
 
 @pytest.mark.parametrize("make", [decoder, encoder_decoder])
 def test_some(make) -> None:
-    check(make, NAMES[3::25])
+    check(make, NAMES[3::50])
 
 
 @pytest.mark.prove

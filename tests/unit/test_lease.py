@@ -257,6 +257,7 @@ def test_parts_of_a_speculator_stay(name: str) -> None:
     assert mid.target is not big.target
 
 
+@pytest.mark.real_costs
 def test_the_probe_has_a_key_that_no_row_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else gamma's prior would follow from the very numbers that the default seed's text meets."""
     mid, _ = three()

@@ -82,7 +82,7 @@ class Branches(Protocol):
         ...
 
     def keep(self, nodes: list[list[Node]]) -> None:
-        """Of each tree these and their ancestors stay, as far as they are held."""
+        """Drop all nodes of each tree but these and their ancestors."""
         ...
 
     def leave(self, trees: list[int]) -> None:
@@ -122,7 +122,8 @@ class Forest:
         return torch.stack([self.logits[b][node] for node in nodes])
 
     def keep(self, nodes: list[list[Node]]) -> None:
-        """Of each tree these and their ancestors stay, and of these the logits."""
+        """Drop all nodes of each tree but these and their ancestors, and the logits of all
+        others."""
         self.branches.keep(nodes)
         for b, kept in enumerate(nodes):
             stay = [node for node in kept if node in self.logits[b]]

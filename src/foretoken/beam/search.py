@@ -48,7 +48,7 @@ STEEPEST = 50  # a length penalty: at it, powers of a million tokens are still f
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """What is looked for: the best texts under score / new tokens ** length_penalty.
+    """Parameters of a search for the best texts under score / new tokens ** length_penalty.
 
     A text's end counts as a token. `early_stopping` True ends as soon as num_beams texts have
     ended; False as soon as the best beam could not enter them at its present length; "never" asks
@@ -179,7 +179,7 @@ class Search:
         del self.finished[self.params.num_beams :]
 
     def _settled(self, length: int) -> bool:
-        """Whether the texts that have ended are the result, all num_beams of them being there."""
+        """Tell whether the num_beams texts that have ended are the result."""
         if self.params.early_stopping is True:
             return True
         penalty = self.params.length_penalty
@@ -336,7 +336,7 @@ class BeamDraft:
         return [beam for beam in longer if beam.node.token not in eos][: self.width]
 
     def _end(self, b: int, search: Search, gamma: int) -> int:
-        """How deep this search is drafted."""
+        """Return the depth to which this search is drafted."""
         V = self.model.vocab_size
         if V < self.vocab_size and any(
             node.token >= V for beam in search.running for node in beam.node.upwards()

@@ -1,4 +1,4 @@
-"""`foretoken bench`: a pair against its own plain decoding and against other libraries."""
+"""`foretoken bench`: race a pair against its own plain decoding and against other libraries."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ def bench(
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: Annotated[
-        str, Option(help="Guesses per target call; 0 (plain) and automatic always run.")
+        str, Option(help="Draft tokens per step, as a list. 0 (plain) and automatic always run.")
     ] = "2,4,8",
-    max_new_tokens: Annotated[int, Option(help="New tokens, exactly: no text ends earlier.")] = 96,
-    repeats: Annotated[int, Option(help="Rounds that count, after one that warms up.")] = 5,
+    max_new_tokens: Annotated[
+        int, Option(help="New tokens per text, exactly: no text ends earlier.")
+    ] = 96,
+    repeats: Annotated[int, Option(help="Rounds to time, after one that warms up.")] = 5,
     temperature: option.Temperature = 0.0,
     top_k: option.TopK = 0,
     top_p: option.TopP = 1.0,
     seed: option.Seed = 0,
-    rule: Annotated[
-        str, Option(help="block, speculative or coupled; to compare: match, rejection.")
-    ] = "block",
+    rule: option.Rule = "block",
     batch: Annotated[
         str | None,
-        Option(help="Texts at once, as in 1,2,4,8,16: tokens a second at each of these numbers."),
+        Option(help="Measure tokens per second with this many texts at once, as in 1,2,4,8,16."),
     ] = None,
     assisted: Annotated[
         str | None,
         Option(
-            help="Those of --batch at which transformers guesses too, one text after another; "
-            "left out: all of them."
+            help="Sizes of --batch at which transformers speculates too, one text after another. "
+            "Default: all."
         ),
     ] = None,
     vs: Annotated[
         list[str] | None,
-        Option(help="transformers, openvino-genai, llama.cpp; give it again for another."),
+        Option(help="Race against transformers, openvino-genai or llama.cpp; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None,
-        Option(help="Folder for bench.json and plots; Ctrl-C keeps the rounds that were done."),
+        Option(help="Folder for bench.json and plots. Ctrl-C keeps the rounds that are done."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Time plain decoding, several gammas, automatic gamma and peers, turn by turn."""
+    """Time plain decoding, several gammas, automatic gamma and other libraries in turns."""
     gammas = sorted({0, *_numbers("gamma", gamma)})
     batches = _numbers("batch", batch) if batch else []
     helped = _numbers("assisted", assisted) if assisted else batches
@@ -106,7 +106,7 @@ def bench(
 
 
 def _numbers(name: str, text: str) -> list[int]:
-    """Those in an option, in order."""
+    """Read the numbers in an option, in order."""
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -114,7 +114,7 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _require(options: BenchOptions, gammas: list[int], vs: list[str], out: Path | None) -> None:
-    """InputError for mistakes, before models load."""
+    """Raise InputError for mistakes, before models load."""
     from foretoken.options import keys_of, require
 
     assert options.params  # raises InputError
@@ -142,7 +142,7 @@ def _require(options: BenchOptions, gammas: list[int], vs: list[str], out: Path 
 
 
 def _require_batches(batches: list[int], helped: list[int], vs: list[str]) -> None:
-    """InputError for numbers of texts that cannot be compared, and for peers that take one."""
+    """Raise InputError for invalid batch sizes, and for peers that take one text at a time."""
     if not set(helped) <= set(batches):
         raise InputError(f"--assisted is {helped}; give some of --batch, which is {batches}")
     if not batches:
@@ -159,7 +159,7 @@ def _require_batches(batches: list[int], helped: list[int], vs: list[str]) -> No
 def _load(
     options: BenchOptions, target: str | None, draft: str | None, lines: list[prompt_files.Line]
 ) -> tuple[Speculator, list[RaceTask]]:
-    """The pair, with no tokens that end or begin a text; and the tasks of the first round."""
+    """Load the pair, without tokens that end a text, and make the tasks of the first round."""
     from foretoken.generation_config import Ends
     from foretoken.lab.bench.race import RaceTask
 
@@ -216,7 +216,7 @@ def _peers(
 
 
 def _readable(spec: Speculator) -> bool:
-    """Whether the draft is a model's folder, which peers can read."""
+    """Return True if the draft is a model's folder, which peers can read."""
     from foretoken.drafters.lm import LMDrafter
 
     return isinstance(spec.drafter, LMDrafter) and not spec.drafter.shares
@@ -243,8 +243,8 @@ def _race_batches(
     batches: list[int],
     helped: list[int],
 ) -> dict[int, list[Round]]:
-    """The rounds of a race for each number of texts, until one is interrupted. transformers guesses
-    in those of `helped` only."""
+    """Race with each number of texts at once, until Ctrl-C. transformers speculates only at the
+    sizes in `helped`."""
     from foretoken.lab.bench.figures import of_batch
 
     by_batch: dict[int, list[Round]] = {}
@@ -269,7 +269,7 @@ def _race(
     unable: dict[str, str],
     where: str = "",
 ) -> list[Round]:
-    """All rounds, or those before an interruption; progress on standard error.
+    """Run all rounds, or those before Ctrl-C, with progress on standard error.
 
     Peers that fail join the `unable`, and their runs are left out.
     """

@@ -1,4 +1,4 @@
-"""The card of a rounded model: what rounding did to it, in Markdown, kept beside its conversion."""
+"""Cards of rounded models: how rounding changed the output, in Markdown, beside the conversion."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from foretoken.cli import option
-from foretoken.cli.files import text
 from foretoken.errors import InputError, RefusedError
+from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate
@@ -33,8 +33,10 @@ def make(
     *,
     as_json: bool,
 ) -> None:
-    """Measure on a text, print the card and keep it. Raises InputError and RefusedError for what
-    cannot be rounded or read."""
+    """Measure on a text, print the card and keep it.
+
+    Raises InputError and RefusedError for a model that cannot be rounded or read.
+    """
     from foretoken.loading.options import ROUNDED, LoadOptions
 
     LoadOptions(**vars(placing))
@@ -42,7 +44,7 @@ def make(
         raise InputError(
             f"--dtype is {placing.dtype}, which rounds no weights; give {' or '.join(ROUNDED)}"
         )
-    content = text(held_out, "held-out text")
+    content = read_text(held_out, "held-out text")
     exact = _load(model, EXACT, origin, placing)
     if exact.tokenizer is None:
         raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
@@ -66,14 +68,14 @@ def make(
 
 
 def show(console: Console, card: str | None) -> None:
-    """What a list of conversions says of one that has a card: its lines, without the heading."""
+    """Print a card in the list of conversions, without its heading."""
     for line in (card or "").splitlines()[2:]:
         if line:
             console.print(f"    {line}", markup=False, soft_wrap=True)
 
 
 def markdown(name: str, dtype: str, loss: Rounding, text: str, command: str) -> str:
-    """The card."""
+    """Write the card."""
     return "\n".join(
         [
             f"# {name} in {dtype}",

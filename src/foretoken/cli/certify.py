@@ -1,4 +1,4 @@
-"""`foretoken certify`: is the output the target's own, with this pair and on this machine?"""
+"""`foretoken certify`: test that a pair's output on this machine has the target's distribution."""
 
 from __future__ import annotations
 
@@ -48,37 +48,41 @@ def certify(
     loading: option.PairLoading,
     target: option.Target = None,
     draft: Annotated[
-        str | None, Option(help="Folder, hub id, heads:FILE, ngram:FILE, lookup or uniform.")
+        str | None,
+        Option(help="Draft: a folder or hub id, heads:FILE, ngram:FILE, lookup or uniform."),
     ] = None,
     prompts: Annotated[
         Path | None,
-        Option(help="One prompt a line, or .jsonl; left out: eight that are built in."),
+        Option(help=f"File of prompts. {option.PROMPTS} Default: eight built-in ones."),
     ] = None,
     limit: Annotated[
-        int, Option(help="Prompts of the file to use; texts are sampled behind the first 8.")
+        int,
+        Option(
+            help="Use only the first prompts of the file; the first 8 of them are sampled from."
+        ),
     ] = 32,
-    gamma: Annotated[int, Option(help="Guesses per target call.")] = 3,
-    rule: Annotated[str, Option(help="The rule to certify.")] = "block",
+    gamma: Annotated[int, Option(help="Draft tokens per step.")] = 3,
+    rule: Annotated[str, Option(help="Acceptance method to certify.")] = "block",
     seed: option.Seed = 0,
     temperature: Annotated[
-        float, Option(help="Of your own law, tested beside temperature 1 in place of top-k 20.")
+        float, Option(help="Also test this temperature, in place of temperature 1 with top-k 20.")
     ] = 0.0,
-    top_k: Annotated[int, Option(help="Of your own law; 0 is off.")] = 0,
-    top_p: Annotated[float, Option(help="Of your own law; 1 is off.")] = 1.0,
-    min_p: Annotated[float, Option(help="Of your own law; 0 is off.")] = 0.0,
-    thorough: Annotated[bool, Option("--thorough", help="Eight times the texts.")] = False,
+    top_k: Annotated[int, Option(help="Also test this top-k; 0 is off.")] = 0,
+    top_p: Annotated[float, Option(help="Also test this top-p; 1 is off.")] = 1.0,
+    min_p: Annotated[float, Option(help="Also test this min-p; 0 is off.")] = 0.0,
+    thorough: Annotated[
+        bool, Option("--thorough", help="Sample eight times as many texts.")
+    ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Certify that a pair keeps the target's distribution. Exit code 0: it does; 1: it does not.
+    """Certify that a pair's output has the target's distribution. Exit code 0: yes; 1: no.
 
-    Exit code 2: a mistake in the call; 3: no answer, as a planted bug was missed or foretoken
-    itself failed.
+    Exit code 2: a usage error; 3: no answer, since a planted bug was missed or foretoken failed.
 
-    Greedy text is compared with and without draft tokens, and a difference told apart from
-    rounding. Sampled tokens are tested against the target's own distributions and against plain
-    samples, guesses against the q they report, passes over blocks against single tokens. Bugs
-    planted in the same pair must be found. An exact pair fails one certificate in 10,000; the seed
-    is fixed.
+    Greedy text is compared with plain greedy text, and differences are told apart from rounding.
+    Sampled tokens are tested against the target's distributions and against plain samples, draft
+    tokens against the q they report, forwards over blocks against single tokens. Bugs planted in
+    the same pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
     from foretoken.options import keys_of, require
     from foretoken.sampling.params import SamplingParams
@@ -116,15 +120,15 @@ def certify(
 
 
 def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
-    """How much there is to do, and how long that will take."""
+    """Tell how many tests there are, and how long they will take."""
     from foretoken.lab.certificate.certify import SAMPLED, count, expected
 
     seconds = expected(spec, prompts, plan)
     long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
     texts = len(plan.distributions) * plan.texts * min(len(prompts), SAMPLED)
     print(
-        f"up to {count(prompts, plan)} tests of {texts:,} sampled texts with guesses and "
-        f"{2 * texts:,} without take about {long}, as fast as this machine is now",
+        f"up to {count(prompts, plan)} tests of {texts:,} speculative texts and "
+        f"{2 * texts:,} plain ones take about {long}, as fast as this machine is now",
         file=sys.stderr,
     )
 
@@ -157,14 +161,14 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
 
 
 def _distribution(distribution: SamplingParams) -> dict[str, Any]:
-    """The options that a certified distribution is made of."""
+    """Return the sampling params of a certified distribution."""
     return {
         name: getattr(distribution, name) for name in ("temperature", "top_k", "top_p", "min_p")
     }
 
 
 def _finite(value: Any) -> Any:
-    """With null for infinity and NaN, which JSON lacks."""
+    """Replace infinity and NaN, which JSON lacks, by null."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -206,7 +210,8 @@ def _passes(certificate: Certificate) -> tuple[str, str]:
     return (
         "passes",
         f"a block's logits are within {s.noise:.1e} of single tokens' at {s.positions} places "
-        f"(rounding explains {s.allowed:.1e}), their laws within total variation {s.variation:.1e}",
+        f"(rounding explains {s.allowed:.1e}), their distributions within total variation "
+        f"{s.variation:.1e}",
     )
 
 
@@ -243,13 +248,16 @@ def _draft_tokens(certificate: Certificate) -> list[tuple[str, str]]:
     if lies:
         result = f"{len(lies)} did not follow what was reported"
     return [
-        ("guesses", f"{count} drawn from a q, {certificate.certain} said to be certain: {result}"),
+        (
+            "drafts",
+            f"{count} tokens drawn from a q, {certificate.certain} said to be certain: {result}",
+        ),
         *(("", lie) for lie in lies[:3]),
     ]
 
 
 def _tests(certificate: Certificate) -> list[str]:
-    """A line each, distribution by distribution; of tests of single prompts the oddest."""
+    """Return a line per test, grouped by distribution; of single prompts only the oddest."""
     lines: list[str] = []
     for distribution, tests in groupby(
         _oddest(certificate.tests), lambda test: test.name.split(": ")[0]
@@ -261,7 +269,7 @@ def _tests(certificate: Certificate) -> list[str]:
 
 
 def _oddest(tests: list[Test]) -> list[Test]:
-    """With one of each run of tests of single prompts, that of the smallest p-value."""
+    """Keep of each run of tests of single prompts the one with the smallest p-value."""
     oddest: list[Test] = []
     for single, run in groupby(tests, lambda test: ", prompt " in test.name):
         if single:

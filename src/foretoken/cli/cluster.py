@@ -1,5 +1,4 @@
-"""Options of what runs on Ray, and what they come to; ray itself is imported in `foretoken.cluster`
-alone."""
+"""Options for replicas on Ray; ray itself is imported in `foretoken.cluster` alone."""
 
 from __future__ import annotations
 
@@ -19,17 +18,17 @@ def _scale(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Cluster:
-    """How many engines, and where."""
+    """Number of engines, and the Ray cluster they run on."""
 
     replicas: Annotated[
-        int | None, _scale("Engines, each in a process that Ray places; what one lost goes on.")
+        int | None, _scale("Run this many engines, each in a process that Ray places.")
     ] = None
     threads: Annotated[
-        int | None, _scale("Threads of a replica; left out: the processors shared out.")
+        int | None, _scale("Threads per replica. Default: an equal share of the processors.")
     ] = None
     ray: Annotated[
         str | None,
-        _scale("The Ray cluster: host:port, auto (this machine's), or local: started here."),
+        _scale("Ray cluster: host:port, auto (running on this machine), or local (start one)."),
     ] = None
 
     @property
@@ -53,7 +52,7 @@ class Cluster:
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """InputError, with what installs it, where a package of others is missing."""
+    """Raise InputError, with the command that installs it, where a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

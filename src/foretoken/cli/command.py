@@ -1,4 +1,4 @@
-"""Commands as Typer takes them, and what each logs.
+"""Commands as Typer takes them, their `--config FILE`, and what they log.
 
 Dataclasses of options become single options, and paragraphs of the help text single lines, which
 the terminal breaks itself.
@@ -12,9 +12,16 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from foretoken.errors import InputError, one_line
+from foretoken.storage.files import read_text
 
 # Modules whose work is told as well as their warnings: long loads, and which draft was chosen
 TELLING = (
@@ -86,3 +93,41 @@ def quiet() -> None:
         log.addHandler(StderrLines())
     for module in TELLING:
         logging.getLogger(f"foretoken.{module}").setLevel(logging.INFO)
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the values of a file as defaults."""
+    if path is not None:
+        context.default_map = {**(context.default_map or {}), **_config_options(context, path)}
+    return path
+
+
+def _config_options(context: typer.Context, path: Path) -> dict[str, Any]:
+    import yaml  # late: transformers brings it, and only this needs it
+
+    try:
+        content = yaml.safe_load(read_text(path, "a YAML mapping of options"))
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is no YAML: {one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no mapping; give lines such as 'port: 8000'")
+    names = {parameter.name for parameter in context.command.params} - {"config", None}
+    options: dict[str, Any] = {}
+    for name, value in content.items():
+        option = str(name).replace("-", "_")
+        if option not in names:
+            near = get_close_matches(option, sorted(str(each) for each in names), 1, 0.6)
+            remedy = f"did you mean {near[0]}?" if near else "see --help"
+            raise InputError(f"{path} holds the unknown option {name!r}; {remedy}")
+        options[option] = value
+    return options
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="Read options by name from a YAML file. The command line wins.",
+        callback=_read_config,
+        is_eager=True,
+    ),
+]

@@ -1,5 +1,5 @@
-"""`foretoken doctor`: versions, the processor, devices, kept conversions, and which families pass
-the self-check."""
+"""`foretoken doctor`: versions, the processor and its speed, devices, stored conversions, and the
+families that pass the self-check."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from foretoken.cli import card, option, processor
+from foretoken.cli import card, option
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar
+from foretoken.cli.render import bar, milliseconds, table
+from foretoken.costing import contention
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
     from foretoken.costing.stored import Kept
 
 NO_FOLDER = "no folder: nothing can be kept safely"
+SAYS = (
+    "a pass of linear layers alone over so many tokens, on OpenVINO. Precisions below float32 make "
+    "another model of a target; a draft's never changes the output's distribution"
+)
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
 
 
@@ -31,35 +35,36 @@ def doctor(
     origin: option.Origin,
     placing: option.Placing,
     model: Annotated[
-        str | None, typer.Argument(help="A model's folder or hub id: what it runs on, and why.")
+        str | None,
+        typer.Argument(
+            help="Show the backend that this model runs on, and why: a folder or hub id."
+        ),
     ] = None,
     cache: Annotated[
         bool,
-        typer.Option("--cache", help="List the converted models, with cards, and measured costs."),
+        typer.Option("--cache", help="List converted models with their cards, and measured costs."),
     ] = False,
     clear_cache: Annotated[
         bool,
         typer.Option(
             "--clear-cache",
-            help="Remove them, cards and measured costs; all but cards are made again when needed.",
+            help="Remove converted models, cards and measured costs. All but cards are made again.",
         ),
     ] = False,
     held_out: Annotated[
         Path | None,
         typer.Option(
-            help="Text that the model (left out: the shipped target) was not trained on: what "
-            "rounding to --dtype did to it, as a card kept beside the conversion."
+            help="Measure on this text how rounding to --dtype changes the model (default: the "
+            "shipped target), and keep a card of it. Give text it was not trained on."
         ),
     ] = None,
     speed: Annotated[
         bool,
-        typer.Option(
-            "--speed", help="Which precision is fastest here, by size; takes about 20 s, idle."
-        ),
+        typer.Option("--speed", help="Time each precision by model size; takes about 20 s."),
     ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Versions, processor, bandwidth, memory, and which models run on what here, and why."""
+    """Show versions, the processor, memory bandwidth, and the backend of each model family."""
     if (
         model is None
         and held_out is None
@@ -77,7 +82,7 @@ def doctor(
     elif cache:
         _list(console, as_json=as_json)
     elif speed:
-        processor.speed(console, as_json=as_json)
+        _speed(console, as_json=as_json)
     elif held_out is not None:
         card.make(console, model, origin, placing, held_out, as_json=as_json)
     elif model is not None:
@@ -87,24 +92,24 @@ def doctor(
 
 
 def _everything(console: Console, *, as_json: bool) -> None:
-    document = {**_machine(), "processor": processor.measured(), "families": _families()}
+    document = {**_machine(), "processor": _processor(), "families": _families()}
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
     console.print("  ".join(f"{name} {number}" for name, number in document["versions"].items()))
-    processor.show(console, document["processor"])
+    _show_processor(console, document["processor"])
     console.print(f"OpenVINO: {document['openvino']}")
     for device in document["devices"]:
         free = device["free_bytes"]
         console.print(f"{device['name']}: {'?' if free is None else f'{free / 1e9:.1f}'} GB free")
-    table = Table("family", "runtime", "largest difference", "seconds", "why")
+    view = table("family", "runtime", "largest difference", "seconds", "why", left=5)
     for family in document["families"]:
         if family["ok"]:
             figures = f"{family['largest_difference']:.1e}", f"{family['seconds']:.1f}"
-            table.add_row(family["name"], family["runtime"], *figures, family["why"])
+            view.add_row(family["name"], family["runtime"], *figures, family["why"])
         else:
-            table.add_row(family["name"], "[red]none[/red]", "", "", family["reason"])
-    console.print(table)
+            view.add_row(family["name"], "[red]none[/red]", "", "", family["reason"])
+    console.print(view)
 
 
 def _place(
@@ -151,7 +156,7 @@ def _date(seconds: float) -> str:
 
 
 def _trust(kept: Kept) -> str:
-    """How far kept costs can be trusted."""
+    """Say how far stored costs can be trusted."""
     halves = "measured once" if kept.spread is None else f"halves {kept.spread:.2f} times apart"
     others = "" if kept.others is None else f", others took {kept.others:.0%} of the processors"
     off = "" if kept.off is None else f", {kept.off:.1f} times off in later steps"
@@ -198,14 +203,14 @@ def _machine() -> dict[str, Any]:
 
 
 def _families() -> list[dict[str, Any]]:
-    """The self-check of every family that is known to work, on small random models."""
+    """Run the self-check of every known family, on small random models."""
     from foretoken.models.families import families
 
     return [{"name": name, **_family(build())} for name, build in bar(families(), "checking")]
 
 
 def _family(network: Any) -> dict[str, Any]:
-    """The first runtime that passes, and why none before it."""
+    """Return the first backend that passes, and why none before it did."""
     from foretoken.errors import RefusedError
     from foretoken.loading.runtimes import forms
     from foretoken.models.stock.selfcheck import check
@@ -221,3 +226,77 @@ def _family(network: Any) -> dict[str, Any]:
         row = {"ok": True, "reason": None, "runtime": runtime, "form": form.name, "why": why}
         return row | {"largest_difference": result.delta, "seconds": result.seconds}
     return {"ok": False, "reason": "; ".join(objections)}
+
+
+def _processor() -> dict[str, Any]:
+    """Describe the processor, and measure how fast it reads memory, in a second or two."""
+    import torch
+
+    from foretoken.lab.machine import bandwidth, processor
+
+    here, reading = processor(), contention.read()
+    seconds, size = bandwidth(torch.device("cpu"))
+    share = contention.share([contention.taken(reading)])
+    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": share}
+    return {**asdict(here), "lacks": here.lacks, **rate}
+
+
+def _show_processor(console: Console, document: dict[str, Any]) -> None:
+    cores = "" if document["cores"] is None else f" of {document['cores']} cores"
+    line = f"processor: {document['name']}, {document['threads']} threads{cores}"
+    if document["abilities"] is not None:
+        line += f"; {', '.join(document['abilities']) or 'none of the known abilities'}"
+    if document["lacks"]:
+        line += f"; no {', no '.join(document['lacks'])}"
+    console.print(line, soft_wrap=True)
+    cache = document["cache_bytes"]
+    beyond = "" if cache is None else f", a cache of {cache / 2**20:.0f} MiB"
+    size = document["read_bytes"] / 2**20
+    console.print(
+        f"memory: {document['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB{beyond}",
+        soft_wrap=True,
+    )
+    if warning := contention.remark(document["others"]):
+        console.print(warning, soft_wrap=True)
+
+
+def _speed(console: Console, *, as_json: bool) -> None:
+    """Time sizes of models in each precision, and mark the fastest of each row."""
+    from foretoken.loading.runtimes import require_openvino
+
+    require_openvino()
+    from foretoken.lab.speed import LAYERS, STACKS, TOKENS, speeds
+
+    here, reading = _processor(), contention.read()
+    timed = list(bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS)))
+    share = contention.share([contention.taken(reading)])
+    if as_json:
+        rows = [asdict(each) for each in timed]
+        document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": share}
+        print(json.dumps(document, allow_nan=False))
+        return
+    _show_processor(console, here)
+    view = table("weights", "tokens", *(f"{name} ms" for name in LAYERS), "fastest")
+    for parameters in dict.fromkeys(each.parameters for each in timed):
+        for i, tokens in enumerate(TOKENS):
+            line = {
+                each.dtype: None if each.seconds is None else each.seconds[i]
+                for each in timed
+                if each.parameters == parameters
+            }
+            view.add_row(f"{parameters / 1e6:.0f}M", str(tokens), *_marked(line))
+    console.print(view)
+    console.print(SAYS)
+    if any(each.seconds is None for each in timed):
+        console.print("-: time or memory did not suffice")
+    if warning := contention.remark(share):
+        console.print(warning)
+
+
+def _marked(line: dict[str, float | None]) -> list[str]:
+    """Return the cells of a row, the fastest in bold, and its name."""
+    timings = {name: seconds for name, seconds in line.items() if seconds is not None}
+    best = min(timings, key=lambda name: timings[name], default="")
+    cells = ["-" if seconds is None else milliseconds(seconds) for seconds in line.values()]
+    marks = zip(line, cells, strict=True)
+    return [f"[bold]{text}[/bold]" if name == best else text for name, text in marks] + [best]

@@ -37,23 +37,25 @@ SYSTEMS: dict[str, System] = {
 
 @command
 def export(
-    system: Annotated[str, typer.Argument(help=f"{', '.join(SYSTEMS)}.")],
+    system: Annotated[str, typer.Argument(help=f"System to export to: {', '.join(SYSTEMS)}.")],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files of foretoken measure --out: exports the fastest."),
+        typer.Argument(
+            help="Export the fastest draft and gamma of these files of foretoken measure --out."
+        ),
     ] = None,
     target: option.Target = None,
     draft: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id of a model, lookup or none.", show_default=False),
+        typer.Option(help="Draft: a folder or hub id, lookup or none.", show_default=False),
     ] = None,
     gamma: Annotated[
-        int | None, typer.Option(help="Guesses per target call.", show_default=False)
+        int | None, typer.Option(help="Draft tokens per step.", show_default=False)
     ] = None,
     temperature: option.Temperature = 0.0,
     as_json: option.Json = False,
 ) -> None:
-    """Print the same target, draft and gamma for another system, and what it does not honour."""
+    """Print how to run the same target, draft and gamma in another system, and how it differs."""
     if system not in SYSTEMS:
         raise InputError(f"system is {shown(system)}; give one of {', '.join(SYSTEMS)}")
     if files and (target or draft or temperature or gamma is not None):
@@ -101,7 +103,7 @@ def _setting(
 
 
 def _encodes(folder: Path) -> bool:
-    """Whether a model's folder says that it is an encoder-decoder; hub ids are not looked up."""
+    """Return True if a folder's config is of an encoder-decoder; hub ids are not looked up."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return bool(config.get("is_encoder_decoder"))
@@ -128,8 +130,8 @@ def _show(exported: Export, setting: ExportSetting, console: Console) -> None:
     head = f"{system.name} {system.version}"
     prose(console, f"{head}, for {setting.target} with {mode}; its options: {system.flags}", head)
     for title, facts in (
-        ("What its verification does to the law:", exported.distribution),
-        ("What it does otherwise, or not at all:", exported.lacks),
+        ("Its verification and the target's distribution:", exported.distribution),
+        ("Differences, and options it lacks:", exported.lacks),
     ):
         if facts:
             console.print()

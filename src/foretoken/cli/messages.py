@@ -1,4 +1,4 @@
-"""Options that make messages of prompts."""
+"""Options for messages, and the chat template that makes a prompt of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
-from foretoken.cli import files, prompts
+from foretoken.cli import prompts
 from foretoken.cli.prompts import Line
 from foretoken.cli.sampling_options import as_json
 from foretoken.errors import InputError, shown
+from foretoken.storage.files import read_text
 from foretoken.text import chat
 
 if TYPE_CHECKING:
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Template(NamedTuple):
-    """What makes a prompt of messages: Jinja text, None for the tokenizer's own, and variables."""
+    """A chat template: Jinja text, None for the tokenizer's own, and its variables."""
 
     text: str | None = None
     variables: dict[str, Any] | None = None
 
     def prompt(self, line: Line, spec: Speculator) -> str | list[int]:
-        """A line as the model reads it: messages as ids."""
+        """Return a line's prompt for the model; messages become ids."""
         if not line.messages:
             return prompts.for_model(line, spec)
         with line.named():
@@ -38,20 +39,20 @@ def _messages(text: str, *flags: str) -> Any:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How messages become text."""
+    """Options of the chat template."""
 
     chat_template: Annotated[
-        Path | None, _messages("A file with a Jinja template instead of the tokenizer's.")
+        Path | None, _messages("File with a Jinja template. Default: the tokenizer's own.")
     ] = None
     chat_template_kwargs: Annotated[
-        str | None, _messages('Its variables: {"enable_thinking": false}.')
+        str | None, _messages('Variables of the template as JSON: {"enable_thinking": false}.')
     ] = None
 
     @property
     def template(self) -> Template:
-        """What makes prompts of messages, the file read."""
+        """Read the file and the variables."""
         file, arguments = self.chat_template, self.chat_template_kwargs
-        text = None if file is None else files.text(file, "a Jinja template")
+        text = None if file is None else read_text(file, "a Jinja template")
         if arguments is None:
             return Template(text)
         variables = as_json("chat_template_kwargs", arguments)
@@ -62,26 +63,26 @@ class Rendering:
 
 @dataclass(frozen=True)
 class Roles:
-    """Whether prompts are messages."""
+    """Options that make messages of prompts."""
 
     chat: Annotated[
-        bool, _messages("Every prompt is a user's message, for an assistant's reply.", "--chat")
+        bool, _messages("Send each prompt as a user's message, for an assistant's reply.", "--chat")
     ] = False
-    system: Annotated[str | None, _messages("The system's message before it.")] = None
+    system: Annotated[str | None, _messages("System message before each prompt.")] = None
 
 
 @dataclass(frozen=True)
 class Messages(Rendering, Roles):
-    """Both; `--help` has the roles first."""
+    """All of them; `--help` shows the roles first."""
 
     def wrap(self, lines: list[Line]) -> list[Line]:
-        """The lines, with `chat` as messages; InputError for options that no line has a use for."""
+        """Wrap each line. InputError for options that no line has a use for."""
         lines = [self.wrapped(line) for line in lines]
         self.require_used(lines)
         return lines
 
     def require_used(self, lines: list[Line]) -> None:
-        """InputError for options that no line has a use for."""
+        """Raise InputError for options that no line has a use for."""
         if not any(line.messages for line in lines):
             for name in ("system", "chat_template", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
@@ -89,7 +90,7 @@ class Messages(Rendering, Roles):
                     raise InputError(f"{flag} is for messages, and there are none; add --chat")
 
     def wrapped(self, line: Line) -> Line:
-        """A line, with `chat` as messages."""
+        """Return a line with messages: its own, or its prompt with --chat, after the system's."""
         messages = line.messages
         if not messages:
             if not self.chat:

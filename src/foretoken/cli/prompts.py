@@ -1,5 +1,8 @@
-"""Prompts from an argument, a file or standard input. A line of a file may hold messages instead,
-and options of its own, where a command follows them."""
+"""Prompts from an argument, a file or standard input, and the sampling params of each.
+
+A line of a file may hold messages instead of a prompt, and options of its own where a command
+follows them; these win over the command line's.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,34 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli import files
 from foretoken.cli.cluster import needing
 from foretoken.errors import ForetokenError, InputError, mismatch
-from foretoken.sampling.params import WRITABLE, meant
+from foretoken.sampling.params import WRITABLE, SamplingParams, meant
+from foretoken.storage.files import read_text
 from foretoken.text import chat
 
 if TYPE_CHECKING:
+    from foretoken.cli.messages import Messages
     from foretoken.speculator import Speculator
 
+COPY = 2**40  # rows from one text of a line to the next: no file has as many lines
 PLAIN = ("prompt", "id")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A prompt, or messages in its place, the id of its completion in JSON, options and a seed of
-    its own, and where it stands, for errors."""
+    """A prompt or messages, with its own options, seed, and the id of its completion in JSON."""
 
     prompt: str | list[int]
     id: Any = None
     messages: list[chat.Message] = field(default_factory=list[chat.Message])
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     seed: int | None = None
-    place: str = ""
+    place: str = ""  # in its file, for errors
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """An error within says where the line stands."""
+        """Prefix errors raised within by the line's place."""
         try:
             yield
         except ForetokenError as error:
@@ -48,8 +52,10 @@ class Line:
 
 
 def read(argument: str | None, file: Path | None, *, sampling: bool = False) -> list[Line]:
-    """The argument, the lines of the file, or standard input as one prompt. `wishes`: whether lines
-    may hold messages and options."""
+    """Read the argument, the lines of a file, or standard input as one prompt.
+
+    options: lines may hold messages and options of their own.
+    """
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
@@ -77,8 +83,10 @@ def _from_file(file: Path, sampling: bool) -> list[Line]:
 
 
 def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]:
-    """The lines of a file that are not empty, by their numbers from 1, to be read one by one:
-    InputError where one cannot be."""
+    """Return the lines of a file that are not empty, with their numbers from 1.
+
+    Each is a function that parses the line; it raises InputError for a bad one.
+    """
     rows = _rows(file)
     filled = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not filled:
@@ -90,9 +98,9 @@ def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]
 
 
 def _rows(file: Path) -> list[str]:
-    """The lines of a file; of a Parquet file the rows, as JSON."""
+    """Return the lines of a file; of a Parquet file the rows, as JSON."""
     if file.suffix != ".parquet":
-        return [row.removesuffix("\r") for row in files.text(file, "prompts").split("\n")]
+        return [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
     with needing("ray"):
         from foretoken.cluster import table
     return table.lines(file)
@@ -128,7 +136,7 @@ def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
 
 @cache
 def _form() -> Any:
-    """One line of a JSONL prompt file, whatever other keys it has."""
+    """Make the model of a line of JSONL; other keys are checked later."""
     from pydantic import ConfigDict, create_model  # late: `--help` and plain text do without it
 
     return create_model(
@@ -141,7 +149,7 @@ def _form() -> Any:
 
 
 def _require_keys(names: list[str], keys: tuple[str, ...]) -> None:
-    """InputError for keys that there are not, or not together."""
+    """Raise InputError for unknown keys, and for both or neither of prompt and messages."""
     for key in names:
         if key not in keys:
             near = meant(key, keys)
@@ -163,7 +171,7 @@ def _require_finite(values: dict[str, Any]) -> None:
 
 
 def for_model(line: Line, spec: Speculator) -> str | list[int]:
-    """A prompt as the model reads it: without a tokenizer, text must be ids with commas between."""
+    """Return the prompt; without a tokenizer, its text is read as ids with commas between."""
     if isinstance(line.prompt, list) or spec.tokenizer is not None:
         return line.prompt
     try:
@@ -173,3 +181,84 @@ def for_model(line: Line, spec: Speculator) -> str | list[int]:
             f"the model has no tokenizer, and {line.prompt.strip()[:40]!r} is not "
             "ids separated by commas"
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTask:
+    """A prompt with its number, and its options as they were given and as sampling params."""
+
+    number: int
+    line: Line
+    given: dict[str, Any]
+    params: SamplingParams
+
+    @property
+    def texts(self) -> int:
+        return self.params.num_return_sequences
+
+
+def tasks(lines: list[Line], options: dict[str, Any]) -> list[ModelTask]:
+    """Make a task of each line. An error in a line's own options says where it stands."""
+    return [_task(number, line, options | line.sampling) for number, line in enumerate(lines)]
+
+
+def _task(number: int, line: Line, options: dict[str, Any]) -> ModelTask:
+    if not line.sampling:
+        return ModelTask(number, line, options, SamplingParams(**options))
+    with line.named():
+        return ModelTask(number, line, options, SamplingParams(**options))
+
+
+def tasks_of_file(
+    file: Path, messages: Messages, options: dict[str, Any]
+) -> tuple[dict[int, ModelTask], int]:
+    """Read the tasks of a file, by their lines' numbers; tell and count the bad lines."""
+    good, bad = dict[int, ModelTask](), 0
+    for number, parsed in numbered(file, sampling=True):
+        try:
+            line = messages.wrapped(parsed())
+            good[number] = _task(number, line, options | line.sampling)
+        except ForetokenError as error:
+            bad += 1
+            print(f"error: {error}", file=sys.stderr)
+    messages.require_used([task.line for task in good.values()])
+    return good, bad
+
+
+def keys(tasks: list[ModelTask], seed: int) -> list[tuple[int, int]]:
+    """Return the random key of each prompt's first text.
+
+    It is the seed and the number of texts before it, or the line's own seed and 0.
+    """
+    keys: list[tuple[int, int]] = []
+    rows = 0
+    for task in tasks:
+        line_seed = task.line.seed
+        keys.append((seed, rows) if line_seed is None else (line_seed, 0))
+        rows += task.texts
+    return keys
+
+
+def key(task: ModelTask, row: int, copy: int, seed: int) -> tuple[int, int]:
+    """Return the random key of a text by its line's number, whatever the lines before it hold."""
+    line_seed = task.line.seed
+    return (seed, row + copy * COPY) if line_seed is None else (line_seed, copy)
+
+
+def require(tasks: list[ModelTask], spec: Speculator) -> None:
+    """Raise InputError or RefusedError for a line's own options that the model cannot honour."""
+    from foretoken.controls.own import require as honoured  # late: torch
+
+    for task in tasks:
+        if task.line.sampling:
+            with task.line.named():
+                honoured(task.params, spec.target, spec.tokenizer is not None)
+
+
+def require_one(tasks: list[ModelTask]) -> None:
+    """Raise InputError where there is more than one text to compare."""
+    texts = sum(task.texts for task in tasks)
+    if len(tasks) != 1:
+        raise InputError(f"--compare takes one prompt, not {len(tasks)}")
+    if texts != 1:
+        raise InputError(f"--compare takes one text, not num_return_sequences={texts}")

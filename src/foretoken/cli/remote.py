@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A server and one of its models. `facts`: what ours tells of itself; {} of others."""
+    """A server and one of its models. facts: a foretoken server's own description; {} of others."""
 
     client: OpenAI
     model: str
@@ -129,8 +129,8 @@ def remote(
         facts = facts_of(client)
         if speculation and not facts:
             raise InputError(
-                f"{place(client)} is no server of foretoken's, so nothing can be said of its "
-                f"guesses; leave --{next(iter(speculation))} out"
+                f"{place(client)} is no server of foretoken's, which alone takes options of "
+                f"speculation; leave --{next(iter(speculation))} out"
             )
         if messages and facts.get("chat") is False:
             raise InputError(

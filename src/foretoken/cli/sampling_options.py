@@ -11,7 +11,6 @@ from typing import Annotated, Any, get_args
 
 from typer import Option
 
-from foretoken.cli import files
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.sampling.checks import (
     Check,
@@ -29,6 +28,7 @@ from foretoken.sampling.checks import (
 )
 from foretoken.sampling.options import DeclaredOption, Panel
 from foretoken.sampling.params import OPTIONS, SamplingParams
+from foretoken.storage.files import read_text
 
 
 def as_json(name: str, value: str) -> Any:
@@ -75,7 +75,7 @@ READERS: dict[Check, Callable[[str, str], Any]] = {
 COMMAS = "{} Give ids with commas between."
 
 
-def _typer_option(name: str, declared: DeclaredOption, text: str) -> Any:
+def typer_option(name: str, declared: DeclaredOption, text: str) -> Any:
     """Return the annotation that makes a field an option."""
     check = declared.check
     kind = KINDS.get(check, KINDS.get(type(check), str))
@@ -93,13 +93,13 @@ def group(name: str, declarations: Mapping[str, DeclaredOption], left_out: objec
         default = getattr(left_out, each)
         default = bool(default) if declared.check is as_flag else default
         default = None if default == () else default
-        annotation = _typer_option(each, declared, declared.help)
+        annotation = typer_option(each, declared, declared.help)
         members.append((each, annotation, field(default=default)))
     return make_dataclass(name, members, frozen=True)
 
 
 def _declared(*, one_text: bool) -> dict[str, DeclaredOption]:
-    """Return the options that commands for one text take, or the others, by their panels."""
+    """Return the options for commands with one text, or all others, by panel."""
     names = [n for n, each in OPTIONS.items() if each.one_text is one_text and n != "structured"]
     return {n: OPTIONS[n] for panel in get_args(Panel) for n in names if OPTIONS[n].panel == panel}
 
@@ -114,14 +114,18 @@ def _structure(text: str, *, metavar: str | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Structure:
-    """Options of `structured`: what a text must match; at most one."""
+    """Options of `structured`, a constraint on the text; at most one may be given."""
 
-    json_schema: Annotated[Path | None, _structure("A file with a JSON schema.")] = None
-    regex: Annotated[str | None, _structure("A regular expression.")] = None
-    grammar: Annotated[Path | None, _structure("A file with a Lark grammar.")] = None
+    json_schema: Annotated[
+        Path | None, _structure("Make the text match the JSON schema in this file.")
+    ] = None
+    regex: Annotated[str | None, _structure("Make the text match this regular expression.")] = None
+    grammar: Annotated[
+        Path | None, _structure("Make the text match the Lark grammar in this file.")
+    ] = None
     choice: Annotated[
         list[str] | None,
-        _structure("A text that is allowed; repeat it for each.", metavar="<str>"),
+        _structure("Allow this text; repeat for others.", metavar="<str>"),
     ] = None
 
     def structured(self) -> dict[str, Any] | None:
@@ -136,7 +140,7 @@ class Structure:
         if self.json_schema is not None:
             return {"json_schema": _schema(self.json_schema)}
         if self.grammar is not None:
-            return {"lark": files.text(self.grammar, "a Lark grammar")}
+            return {"lark": read_text(self.grammar, "a Lark grammar")}
         return {names[0]: values[names[0]]}
 
 
@@ -168,7 +172,7 @@ class OneAnswer(OneText):
     max_new_tokens: Annotated[
         int | None,
         Option(
-            help="New tokens per answer at most; left out: as many as there is room for.",
+            help="New tokens per answer, at most. Default: the room in the context.",
             rich_help_panel=OPTIONS["max_new_tokens"].panel,
         ),
     ] = None
@@ -181,6 +185,6 @@ class SamplingOptions(SeveralTexts, OneText):
 
 def _schema(file: Path) -> Any:
     try:
-        return json.loads(files.text(file, "a JSON schema"))
+        return json.loads(read_text(file, "a JSON schema"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{file} is no JSON: {error}; give a JSON schema") from None

@@ -1,4 +1,4 @@
-"""A benchmark's document: what makes it, shows it as tables on the terminal, and draws it."""
+"""The document of `foretoken bench`, its tables on the terminal, and its pictures."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli import option, scoreboard
-from foretoken.cli.render import labelled, milliseconds, prose
+from foretoken.cli import option
+from foretoken.cli.render import labelled, milliseconds, prose, table
 from foretoken.costing.contention import remark
 from foretoken.loading.options import ROUNDED
 
@@ -35,11 +34,11 @@ SPEED = [
     ("same", "tokens until one differs from plain greedy text; at: the place"),
 ]
 TIME = [
-    ("alpha", "mean of sum min(p, q) where guesses were judged"),
-    ("c", "time of a guess over that of a target pass"),
+    ("alpha", "mean of sum min(p, q) over the draft tokens judged"),
+    ("c", "time of a draft token over that of a target pass"),
     ("v", "time of a target pass over gamma + 1 tokens over that of one over 1"),
     ("formula", "speed-up by Theorem 3.8 from these; of it: measured over formula"),
-    ("draft ..", "shares of the time; verify: laws, rule and rollback"),
+    ("draft ..", "shares of the time; verify: distributions, verification and rollback"),
 ]
 THROUGHPUT = [
     ("tokens/s", "of all texts, prompts included: the median over rounds, and its quartiles"),
@@ -52,14 +51,14 @@ THROUGHPUT = [
 ]
 
 
-def show(document: dict[str, Any], table: list[Figures], console: Console) -> None:
-    """The tables, and what their columns mean."""
+def show(document: dict[str, Any], figures: list[Figures], console: Console) -> None:
+    """Print the tables and a legend of their columns."""
     _head(document, console)
-    console.print(_speed(table, document["unable"]))
+    console.print(_speed(figures, document["unable"]))
     _unable(document, console)
     labelled(console, SPEED, 10)
     console.print()
-    console.print(_time(table))
+    console.print(_time(figures))
     console.print()
     labelled(console, TIME, 10)
     console.print()
@@ -73,11 +72,11 @@ def show(document: dict[str, Any], table: list[Figures], console: Console) -> No
 
 
 def show_batches(
-    document: dict[str, Any], table: dict[int, list[Throughput]], console: Console
+    document: dict[str, Any], by_batch: dict[int, list[Throughput]], console: Console
 ) -> None:
-    """A table for each number of texts at once, and what their columns mean."""
+    """Print a table for each number of texts at once, and a legend."""
     _head(document, console)
-    for texts, rows in table.items():
+    for texts, rows in by_batch.items():
         console.print(_throughput(f"{texts} at once", rows))
         for row in rows:
             if row.ahead:
@@ -89,7 +88,7 @@ def show_batches(
 
 
 def _head(document: dict[str, Any], console: Console) -> None:
-    """Who ran, and on what."""
+    """Print the contestants and their backends."""
     options = document["asked"]
     rounds = document.get("rounds", options["repeats"])
     prose(
@@ -124,11 +123,11 @@ def _ahead(console: Console, row: Throughput) -> None:
 
 
 def _throughput(title: str, rows: list[Throughput]) -> Table:
-    """A row for each contestant."""
+    """Make a table with a row for each contestant."""
     from foretoken.lab.bench.figures import label
 
     heads = ("tokens/s", "quartiles", "speed-up", "a call", "rows", "padding", "prompts")
-    view, name = _table(title, *heads, "same", "at"), ""
+    view, name = table(title, *heads, "same", "at", gap=0), ""
     for row in rows:
         if row.name != name:
             name = row.name
@@ -158,13 +157,13 @@ def _duel(console: Console, duel: dict[str, Any], rival: str) -> None:
     )
 
 
-def _speed(table: list[Figures], unable: dict[str, str]) -> Table:
-    """A row for each contestant: how fast, and whether its text is the same."""
+def _speed(figures: list[Figures], unable: dict[str, str]) -> Table:
+    """Make a table of speeds, and of agreement with plain greedy text."""
     from foretoken.lab.bench.figures import label
 
     heads = ("first ms", "ms/token", "quartiles", "tokens/s", "a call", "speed-up", "same", "at")
-    view, name = _table("", *heads), ""
-    for row in table:
+    view, name = table("", *heads, gap=0), ""
+    for row in figures:
         if row.name != name:
             name = row.name
             view.add_row(name, style="bold")
@@ -185,13 +184,13 @@ def _speed(table: list[Figures], unable: dict[str, str]) -> Table:
     return view
 
 
-def _time(table: list[Figures]) -> Table:
-    """A row for each gamma of foretoken: the formula, and where the time went."""
+def _time(figures: list[Figures]) -> Table:
+    """Make a table of the formula and the shares of the time, for each gamma."""
     from foretoken.lab.bench.figures import label
 
     heads = ("alpha", "c", "v", "formula", "measured", "of it")
-    view = _table("", *heads, "draft", "target", "verify", "rest")
-    for row in table:
+    view = table("", *heads, "draft", "target", "verify", "rest", gap=0)
+    for row in figures:
         if row.shares is None:
             continue
         p = row.predicted
@@ -199,13 +198,6 @@ def _time(table: list[Figures]) -> Table:
         parts = (f"{share:.1%}" for share in asdict(row.shares).values())
         numbers = (*factors, row.speedup, row.measured_over_predicted)
         view.add_row(label(row.gamma), *map(_number, numbers), *parts)
-    return view
-
-
-def _table(*heads: str) -> Table:
-    view = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    for head in heads:
-        view.add_column(head, justify="right" if view.columns else "left", no_wrap=True)
     return view
 
 
@@ -235,7 +227,7 @@ def _percent(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What every contestant is given, and how often."""
+    """Options that all contestants share."""
 
     max_new_tokens: int
     repeats: int
@@ -253,14 +245,14 @@ class BenchOptions:
         return SamplingParams(self.temperature, self.top_k, self.top_p)
 
     def document(self, prompts: int) -> dict[str, Any]:
-        """As the document's `asked`."""
+        """Return the document's `asked`."""
         options = asdict(self)
         return options | options.pop("loading") | {"prompts": prompts}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSetting:
-    """Who ran, on what, and who could not."""
+    """The contestants, and the peers that could not run."""
 
     spec: Speculator
     peers: list[Peer]
@@ -274,7 +266,7 @@ class BenchSetting:
         return self.options.temperature == 0
 
     def head(self, rounds: list[Round]) -> dict[str, Any]:
-        """What every document begins with; the peers are those in one of the rounds."""
+        """Return the beginning of the document; peers are those with a round."""
         from foretoken.drafters.base import runtime
         from foretoken.lab.bench.race import OWN
         from foretoken.lab.machine import describe
@@ -300,27 +292,27 @@ class BenchSetting:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """The JSON document; its tables on a console; its pictures in a folder, under a title."""
+    """A JSON document, and functions that print its tables and draw its pictures."""
 
     document: dict[str, Any]
     show: Callable[[Console], None]
     draw: Callable[[Path, str], object]
 
     def save(self, out: Path) -> None:
-        """Document and pictures."""
+        """Write the document and the pictures."""
         document = self.document
         (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
         self.draw(out, f"{document['target']}, {document['asked']['dtype']}, {document['date']}")
 
 
 def one_by_one(setting: BenchSetting, rounds: list[Round]) -> BenchReport:
-    """Of rounds in which texts came one after another."""
+    """Report rounds in which texts ran one after another."""
     from foretoken.lab.bench import figures as bench
 
     peers = dict.fromkeys(name for name, _ in rounds[0] if name != bench.OWN)
-    table = [bench.figures(rounds, key, greedy=setting.greedy) for key in rounds[0]]
-    rows = [asdict(row) | {"variant": bench.label(row.gamma)} for row in table]
-    for entry, row in zip(rows, table, strict=True):
+    entries = [bench.figures(rounds, key, greedy=setting.greedy) for key in rounds[0]]
+    rows = [asdict(row) | {"variant": bench.label(row.gamma)} for row in entries]
+    for entry, row in zip(rows, entries, strict=True):
         entry["measured_over_predicted"] = row.measured_over_predicted
     fixed = bench.best(rounds, bench.OWN)
     automatic = bench.AUTOMATIC in rounds[0]
@@ -332,17 +324,17 @@ def one_by_one(setting: BenchSetting, rounds: list[Round]) -> BenchReport:
         "automatic_over_best": bench.faster(rounds, bench.AUTOMATIC, fixed) if automatic else None,
         "duels": [asdict(bench.duel(rounds, name)) for name in peers],
     }
-    return BenchReport(document, partial(scoreboard.show, document, table), partial(_draw, table))
+    return BenchReport(document, partial(show, document, entries), partial(_draw, entries))
 
 
 def batches(
     setting: BenchSetting, sizes: list[int], by_batch: dict[int, list[Round]]
 ) -> BenchReport:
-    """Of rounds by how many texts came at once: those of `sizes` that were begun."""
+    """Report rounds by the number of texts at once, for the `sizes` that were begun."""
     from foretoken.lab.bench.figures import label, throughput
 
     repeats = setting.options.repeats
-    table = {
+    entries = {
         texts: [throughput(rounds, key, greedy=setting.greedy) for key in rounds[0]]
         for texts, rounds in by_batch.items()
     }
@@ -356,15 +348,15 @@ def batches(
                 "rounds": len(by_batch[texts]),
                 "figures": [asdict(row) | {"variant": label(row.gamma)} for row in rows],
             }
-            for texts, rows in table.items()
+            for texts, rows in entries.items()
         ],
     }
-    show = partial(scoreboard.show_batches, document, table)
-    return BenchReport(document, show, partial(_draw_batches, table))
+    tables = partial(show_batches, document, entries)
+    return BenchReport(document, tables, partial(_draw_batches, entries))
 
 
 def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
-    """The target's dtypes, part by part: the cache has by itself that of the computation."""
+    """Return the target's dtypes by part; the cache has that of the computation by default."""
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
     dtypes = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}
@@ -372,10 +364,10 @@ def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
     return dtypes if drafted is None else dtypes | {"draft": drafted}
 
 
-def _draw(table: list[Figures], out: Path, title: str) -> None:
+def _draw(figures: list[Figures], out: Path, title: str) -> None:
     from foretoken.lab.bench.figures import draw  # late: matplotlib
 
-    draw(table, out, title)
+    draw(figures, out, title)
 
 
 def _draw_batches(table: dict[int, list[Throughput]], out: Path, title: str) -> None:

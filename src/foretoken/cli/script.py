@@ -1,4 +1,4 @@
-"""The console script: its commands, and what becomes of errors.
+"""The console script: its commands and exit codes.
 
 A user's mistake is one line on standard error and exit code 2, never a traceback; a bug of
 foretoken's is a traceback and exit code 3.
@@ -36,7 +36,7 @@ MOVED["plan"] = "foretoken measure"
 
 
 class Commands(TyperGroup):
-    """A group of commands that knows where moved ones are now."""
+    """A group of commands that names the successor of a retired one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         for name in (args[0], " ".join(args[:2])):
@@ -83,8 +83,10 @@ app.add_typer(train.app, name="train")
 
 
 def main() -> None:
-    """Run the command in sys.argv. Ctrl-C and SIGTERM exit with 130, having printed what is done; a
-    closed pipe (`| head`) exits with 1."""
+    """Run the command in sys.argv.
+
+    Ctrl-C and SIGTERM exit with 130, after printing finished texts; a closed pipe exits with 1.
+    """
     run(app)
 
 
@@ -107,7 +109,7 @@ def run(app: typer.Typer) -> None:
 
 
 def _said(error: typer.TyperException) -> str:
-    """What is wrong, in our words where typer has passed on pydantic's."""
+    """Return the message, in our words where typer passes on pydantic's."""
     if getattr(error, "option_name", None) == "--tensor-parallel":
         from foretoken.loading.options import SPREAD
 
@@ -121,6 +123,6 @@ def _said(error: typer.TyperException) -> str:
 
 
 def _help(error: typer.TyperException) -> str:
-    """Where the options of the command stand."""
+    """Return a pointer to the help of the command."""
     context = getattr(error, "ctx", None)
     return "" if context is None else f"; {context.command_path} --help lists all options"

@@ -9,18 +9,18 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from foretoken.cli import files, option
+from foretoken.cli import option
 from foretoken.cli.cluster import Cluster, needing
-from foretoken.cli.command import command
+from foretoken.cli.command import Config, command
+from foretoken.cli.option import Speculative, speculative
 from foretoken.cli.sampling_options import group
-from foretoken.cli.settings import Config
-from foretoken.cli.speculative import Speculative, speculative
 from foretoken.errors import InputError
 from foretoken.sampling.options import DeclaredOption
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
 from foretoken.serving.options import OPTIONS as ENGINE
 from foretoken.serving.options import EngineOptions
+from foretoken.storage.files import read_text
 
 OWN = ("chat_template",)  # of which the command line has a file
 
@@ -75,7 +75,7 @@ def serve(
     target = option.target(model, target)
     loading.require(target)
     if server.chat_template is not None:
-        given["chat_template"] = files.text(server.chat_template, "a Jinja template")
+        given["chat_template"] = read_text(server.chat_template, "a Jinja template")
     with needing("serve"):
         from foretoken.server.run import run
     from foretoken.server.logs import Logs

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
 
-from foretoken.cli import files
 from foretoken.cli.render import Printer, labelled, page
 from foretoken.cli.sampling_options import OneAnswer
 from foretoken.cli.sources import ChatReply, ChatSource, TextError
 from foretoken.errors import ForetokenError, InputError, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, meant
-from foretoken.storage.files import parse_json, write
+from foretoken.storage.files import parse_json, read_text, write
 from foretoken.text import chat
 
 W = TypeVar("W", bound=OneAnswer)
@@ -80,7 +79,7 @@ class Conversation:
         """Read the messages from a file; InputError if it holds none."""
         path = Path(file).expanduser()
         try:
-            messages = parse_json(files.text(path, "messages"))
+            messages = parse_json(read_text(path, "messages"))
             chat.require(messages)
         except ValueError as error:  # InputError is one
             raise InputError(f"{path} holds no conversation: {error}") from None
@@ -156,7 +155,7 @@ class Session:
                 _tell(f"stopped after {reply.tokens if reply else 0} tokens")
 
     def _take(self, line: str) -> None:
-        """A line: a command, or a prompt; "//" begins one with a slash."""
+        """Run a line as a command or answer it as a prompt; "//" begins a prompt with a slash."""
         if line.startswith("/") and not line.startswith("//"):
             self._command(line[1:])
             return
@@ -284,12 +283,12 @@ def _rows(reply: ChatReply, source: ChatSource) -> Iterator[tuple[str, str]]:
     if reply.calls:
         overlaps = reply.overlaps
         alpha = f", alpha {sum(overlaps) / len(overlaps):.2f}" if overlaps else ""
-        counts = f"{reply.accepted} of {reply.drafted} kept"
+        counts = f"{reply.accepted} of {reply.drafted} accepted"
         share = f" ({reply.accepted / reply.drafted:.2f}){alpha}" if reply.drafted else ""
-        yield "guesses", f"{counts}{share}" if reply.drafted else "none"
+        yield "draft tokens", f"{counts}{share}" if reply.drafted else "none"
     if reply.bias:
         away = reply.bias / max(1, reply.tokens)
-        yield "law", f"{away:.4f} from the target's (total variation, a token's mean)"
+        yield "distribution", f"{away:.4f} from the target's (total variation, a token's mean)"
     speed = f", {reply.tokens / reply.seconds:.1f} tokens a second" if reply.seconds else ""
     yield "seconds", f"{reply.seconds:.2f}{speed}"
     if source.runtime:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LABEL = 28  # letters of the column of labels
 LEGEND = [
-    ("c", "time of a guess over that of a target pass"),
+    ("c", "time of a draft token over that of a target pass"),
     ("v", "time of a target pass over gamma + 1 tokens over that of one over 1"),
     ("tokens", "a target call"),
 ]
@@ -64,8 +64,8 @@ def compare(plan: Plan, console: Console) -> None:
         console,
         f"speed-up over plain decoding of {first.target.name} for texts of {first.tokens:.0f} new "
         "tokens, as measured with one gamma; for others in proportion to what follows from the "
-        "guesses kept and the costs. Guesses beyond the gamma that was measured are taken as kept "
-        "with alpha; ± is 95 %",
+        "acceptance and costs. Draft tokens beyond the gamma that was measured are taken as "
+        "accepted with alpha; ± is 95 %",
     )
     console.print()
     advise(plan, console)
@@ -123,10 +123,10 @@ def _agreement(m: Measurement, predicted: list[GammaPrediction]) -> list[tuple[s
     gamma = m.options.gamma
     places = sum(len(prompt.overlaps) for prompt in m.prompts)
     judged = sum(position.judged for position in m.positions)
-    loop = "no guess was judged"
+    loop = "no draft token was judged"
     if m.alpha_in_loop is not None:
-        loop = f"{_estimate(m.alpha_in_loop)}, mean over {judged} guesses judged"
-    silent = f"; no guess, so 0, at {m.silent:.0%}" if m.silent else ""
+        loop = f"{_estimate(m.alpha_in_loop)}, mean over {judged} draft tokens judged"
+    silent = f"; no draft token, so 0, at {m.silent:.0%}" if m.silent else ""
     tokens, equation = predicted[gamma].tokens_per_call, expected_tokens(m.alpha.value, gamma)
     return [
         (
@@ -137,7 +137,7 @@ def _agreement(m: Measurement, predicted: list[GammaPrediction]) -> list[tuple[s
         ("alpha in the loop", loop),
         (
             "tokens a target call",
-            f"{_estimate(m.tokens_per_call)}; {tokens:.2f} expected from the guesses kept, "
+            f"{_estimate(m.tokens_per_call)}; {tokens:.2f} expected from acceptance by position, "
             f"{equation:.2f} from alpha (equation 1)",
         ),
     ]
@@ -147,9 +147,8 @@ def _costs(m: Measurement) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if m.draft_seconds is not None:
         draft_token, target_pass = _time(m.draft_seconds), _time(m.plain_pass)
-        times = (
-            f"a guess {draft_token}, a target pass {target_pass} (in the runs; medians, quartiles)"
-        )
+        times = f"a draft token {draft_token}, a target pass {target_pass} "
+        times += "(in the runs; medians, quartiles)"
         lines.append(("c", f"{m.c:.4f}: {times}"))
     if m.c_hat is not None:
         lines.append(("c_hat", f"{m.c_hat:.4f} of the operations a token"))
@@ -168,12 +167,12 @@ def _costs(m: Measurement) -> list[tuple[str, str]]:
 
 
 def _step(m: Measurement) -> tuple[str, str]:
-    """Where the time of a full step went; next to a draft a pass can be slower than alone."""
+    """Split the time of a full step; beside a draft, a pass can be slower than alone."""
     gamma = m.options.gamma
     label = f"a step at gamma {gamma}"
     full = [s for prompt in m.prompts for s in prompt.loop.steps if s.drafted == gamma]
     if not full:
-        return label, "none made so many guesses"
+        return label, "none made so many draft tokens"
     draft = median(step.draft_seconds for step in full) * 1e3
     score = median(step.score_seconds for step in full) * 1e3
     return (
@@ -184,9 +183,9 @@ def _step(m: Measurement) -> tuple[str, str]:
 
 
 def _positions(m: Measurement, predicted: list[GammaPrediction]) -> Table:
-    """How often draft token i was kept."""
+    """Make a table of acceptance by position."""
     view = table(
-        "guess", "reached", "judged", "kept", "rate", "95 % (Wilson)", "all so far", left=0
+        "position", "reached", "judged", "accepted", "rate", "95 % (Wilson)", "all so far", left=0
     )
     for i, position in enumerate(m.positions, 1):
         tokens = [one.tokens_per_call for one in predicted[i - 1 : i + 1]]
@@ -199,7 +198,7 @@ def _positions(m: Measurement, predicted: list[GammaPrediction]) -> Table:
 
 
 def _gammas(m: Measurement, predicted: list[GammaPrediction]) -> Table:
-    """A row per number of tokens in a pass: n = gamma + 1."""
+    """Make a table with a row for each number of tokens in a pass, n = gamma + 1."""
     fastest = max(predicted, key=lambda row: row.speedup.value)
     view = table("n", "ms", "quartiles", "v(n)", "gamma", "tokens", "speed-up", "", left=0)
     for row, seconds, v in zip(predicted, m.passes, m.v, strict=True):
@@ -271,9 +270,9 @@ def _verdict(m: Measurement, console: Console) -> None:
     prose(
         console,
         f"gamma {gamma} measured: {gain} plain decoding {_interval(measured)}, "
-        f"{measured.value / expected:.2f} of the {expected:.2f}x that follows from the guesses "
-        f"kept and the costs; other gammas are predicted in this proportion, and beyond guess "
-        f"{gamma} every guess is taken as kept with alpha",
+        f"{measured.value / expected:.2f} of the {expected:.2f}x that follows from "
+        f"acceptance and costs; other gammas are predicted in this proportion, and draft tokens "
+        f"beyond {gamma} are taken as accepted with alpha",
         bold=gain,
     )
 

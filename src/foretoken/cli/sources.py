@@ -1,4 +1,4 @@
-"""What answers one prompt after another: the protocol of a source, and a model in this process.
+"""Sources of answers for `foretoken chat`: the protocol, and a model in this process.
 
 A local model runs in an engine of one row, which keeps the prefix of a conversation where the
 backend can. Knows nothing of terminals, and nothing of servers (`remote`).

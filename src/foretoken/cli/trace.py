@@ -1,4 +1,4 @@
-"""`foretoken trace`: what became of every draft token of one text, and when which model ran;
+"""`foretoken trace`: the fate of every draft token of one text, and the timeline of both models;
 printed, and as a page.
 """
 
@@ -14,21 +14,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
-from foretoken.cli import answer, option, prompts, task
-from foretoken.cli.answer import Answer, caption
+from foretoken.cli import answer, option, prompts
+from foretoken.cli.answer import TaskAnswer, caption
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import milliseconds
+from foretoken.cli.render import milliseconds, table
 from foretoken.cli.sampling_options import OneText
 from foretoken.errors import InputError
 from foretoken.storage import files
 
 if TYPE_CHECKING:
-    from foretoken.cli.task import ModelTask
+    from foretoken.cli.prompts import ModelTask
     from foretoken.records import StepRecord
     from foretoken.speculator import Speculator
 
@@ -38,10 +37,8 @@ TEMPLATE = Path(__file__).with_name("trace.html")
 
 
 def steps_table(steps: list[StepRecord]) -> Table:
-    """A row for every step, and their sums."""
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading in HEADINGS:
-        grid.add_column(heading, justify="right", no_wrap=True)
+    """Make a table with a row for each step, and their sums."""
+    grid = table(*HEADINGS, left=0)
     *all_but_last, last = _rows(steps)
     for row in all_but_last:
         grid.add_row(*row)
@@ -50,9 +47,13 @@ def steps_table(steps: list[StepRecord]) -> Table:
     return grid
 
 
-def html_page(spec: Speculator, traced: Answer, speculation: dict[str, Any], command: str) -> str:
-    """The page: text, timeline and table of one completion, and how it was made. It loads nothing,
-    from the network or elsewhere."""
+def html_page(
+    spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any], command: str
+) -> str:
+    """Write the page: text, timeline and table of one completion, and how it was made.
+
+    The page loads nothing, from the network or elsewhere.
+    """
     from jinja2 import Environment  # late: `--help` does without; and torch
     from markupsafe import Markup
 
@@ -88,14 +89,14 @@ def html_page(spec: Speculator, traced: Answer, speculation: dict[str, Any], com
 
 
 def draft_tokens(gamma: int | None) -> str:
-    """How the row of a timeline is called."""
+    """Name a row of the timeline."""
     if gamma is None:
         return "automatic gamma"
     return f"gamma {gamma}" if gamma else "plain"
 
 
 def _rows(steps: list[StepRecord]) -> Iterator[tuple[str, ...]]:
-    """Those of the table; the last one sums up."""
+    """Yield the rows of the table; the last one sums up."""
     numbers = [
         (s.drafted, s.accepted, len(s.kept), s.draft_seconds, s.score_seconds, s.verify_seconds)
         for s in steps
@@ -116,18 +117,21 @@ def _file(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Files:
-    """Where the trace is written to."""
+    """Files to write the trace to."""
 
     html: Annotated[
-        Path | None, _file("One page with all of it, which loads nothing else; light and dark.")
+        Path | None,
+        _file("Write a page with the text, the timeline and the steps; it loads nothing else."),
     ] = None
-    svg: Annotated[Path | None, _file("The timeline: a block for every call of a model.")] = None
-    chrome: Annotated[Path | None, _file("The timeline as Chrome's trace JSON, for Perfetto.")] = (
-        None
-    )
+    svg: Annotated[
+        Path | None, _file("Write the timeline: a block for every forward of a model.")
+    ] = None
+    chrome: Annotated[
+        Path | None, _file("Write the timeline as Chrome's trace JSON, for Perfetto.")
+    ] = None
 
     def require(self) -> None:
-        """InputError for files that cannot be written, or not drawn: before models load."""
+        """Raise InputError for files that cannot be written or drawn, before models load."""
         paths = {name: path for name, path in vars(self).items() if path is not None}
         for name, path in paths.items():
             option.require_file(path, f"--{name}")
@@ -145,21 +149,22 @@ def trace(
     loading: option.PairLoading,
     written: Files,
     prompt: Annotated[
-        str | None, Argument(help="Text to continue; left out: standard input.")
+        str | None, Argument(help="Continue this prompt. Default: standard input.")
     ] = None,
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
-    seed: Annotated[int, Option(help="The same seed, pair and gamma give the same text.")] = 0,
+    seed: option.TextSeed = 0,
     rule: option.Rule = "block",
     lenience: option.Lenience = 1.0,
-    table: Annotated[bool, Option("--table", help="Also a row for every step, timed.")] = False,
+    table: Annotated[
+        bool, Option("--table", help="Also print a row for each step, with times.")
+    ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Show what became of every draft token of one text, and when which model ran.
+    """Show the fate of every draft token of one text, and when each model ran.
 
-    The pair warms up before, on the same prompt. Times of a step that shares the machine with
-    other work are that much longer.
+    The pair first warms up on the same prompt. Other work on the machine makes steps longer.
     """
     from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
 
@@ -167,7 +172,7 @@ def trace(
     keys_of(seed, [1])
     if table and as_json:
         raise InputError("--table and --json are both given; --json has the steps, leave --table")
-    (one,) = task.tasks(prompts.read(prompt, None), sampling.given)
+    (one,) = prompts.tasks(prompts.read(prompt, None), sampling.given)
     written.require()
     loading.require(target)
     quiet()
@@ -186,9 +191,11 @@ def trace(
         print(remark, file=sys.stderr)
 
 
-def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, Any]) -> Answer:
-    """The text, after a few tokens of it that do not count. KeyboardInterrupt where it was
-    interrupted: half a trace would pass for a whole one."""
+def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, Any]) -> TaskAnswer:
+    """Generate the text, after a few tokens of it that do not count.
+
+    Raises KeyboardInterrupt after Ctrl-C: half a trace would pass for a whole one.
+    """
     from foretoken.lab.uninterrupted import uninterrupted
 
     text = prompts.for_model(one.line, spec)
@@ -196,13 +203,13 @@ def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, 
     few = replace(one.params, max_new_tokens=max(FEW, one.params.min_new_tokens or 0))
     for params in (few, one.params):
         (completion,) = uninterrupted(spec.generate([text], params, seed=seed, **speculation))
-    return Answer(one, 0, request, completion)
+    return TaskAnswer(one, 0, request, completion)
 
 
 def _write(
-    written: Files, spec: Speculator, traced: Answer, speculation: dict[str, Any]
+    written: Files, spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]
 ) -> Iterator[Path]:
-    """The files that were asked for, each whole or not at all."""
+    """Write the files, each whole or not at all; yield their paths."""
     from foretoken.lab import view
 
     completion = traced.completion
@@ -219,8 +226,8 @@ def _write(
         yield written.chrome
 
 
-def _document(spec: Speculator, traced: Answer, speculation: dict[str, Any]) -> dict[str, Any]:
-    """What `--json` prints; seconds."""
+def _document(spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of --json; times in seconds."""
     from foretoken.lab.view import timeline
 
     completion = traced.completion

@@ -1,21 +1,31 @@
-"""`foretoken train`: drafts taught their target's distribution (`distill`), blockwise heads
-(`heads`), n-gram tables (`ngram`), and a target's own text (`samples`).
+"""`foretoken train`: drafts that learn their target's distribution (`distill`), blockwise heads
+(`heads`), n-gram tables (`ngram`), and texts sampled from a target (`samples`).
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from typer import Option
 
-from foretoken.cli import option, trained
+from foretoken.cli import option
 from foretoken.cli.command import command, quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
@@ -24,9 +34,48 @@ if TYPE_CHECKING:
     from foretoken.drafters.ngram import NGram
     from foretoken.speculator import Speculator
     from foretoken.train.heads import Measured
+    from foretoken.train.loop import TrainingRecipe
 
 
+Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
 app = typer.Typer(no_args_is_help=True, help="Train drafts.")
+
+
+def _training(text: str) -> Any:
+    return Option(help=text, rich_help_panel="Training")
+
+
+@dataclass(frozen=True)
+class Training:
+    """Options of a training run."""
+
+    steps: Annotated[int, _training("Training steps.")] = 1000
+    batch: Annotated[int, _training("Texts per step.")] = 8
+    learning_rate: Annotated[float, _training("Highest learning rate.")] = 1e-3
+    warmup: Annotated[int, _training("Steps over which the learning rate rises.")] = 20
+    save_every: Annotated[
+        int, _training("Steps between checkpoints, each with a measurement of alpha.")
+    ] = 50
+    target_generated: Annotated[
+        float, _training("Share of texts written by the target; the others come from --data.")
+    ] = 0.0
+    length: Annotated[int, _training("New tokens per text.")] = 128
+    seed: Annotated[int, _training("Seed of batches, texts and new weights.")] = 0
+
+    @property
+    def recipe(self) -> TrainingRecipe:
+        from foretoken.train.loop import TrainingRecipe  # late: torch takes seconds to import
+
+        steps = {"steps": self.steps, "save_every": self.save_every, "seed": self.seed}
+        rate = {"learning_rate": self.learning_rate, "warmup": self.warmup}
+        return TrainingRecipe(batch=self.batch, **steps, **rate)
+
+
+@dataclass(frozen=True)
+class HeadTraining(Training):
+    """Options of a training run of heads."""
+
+    learning_rate: Annotated[float, _training("Highest learning rate.")] = 2e-3
 
 
 @app.command()
@@ -34,88 +83,75 @@ app = typer.Typer(no_args_is_help=True, help="Train drafts.")
 def distill(
     reading: option.TargetReading,
     data: option.Examples,
-    out: Annotated[Path, Option(help="Folder for checkpoint, log and draft; resumed if there.")],
+    out: Annotated[
+        Path, Option(help="Folder for the checkpoint, the log and the draft. Resumes a run there.")
+    ],
+    training: Training,
     target: option.Target = None,
     draft: Annotated[
-        str | None, Option(help="Folder or hub id of the draft to go on from.")
+        str | None, Option(help="Train this draft further: a folder or hub id.")
     ] = None,
     draft_revision: option.DraftRevision = None,
     shape: Annotated[
         str | None,
         Option(
-            help="A fresh draft: sizes in the target's config to change, such as "
+            help="Train a new draft: the target's config with these changes, such as "
             "num_hidden_layers=1,hidden_size=96."
         ),
     ] = None,
     loss: Annotated[
         str,
         Option(
-            help="kl, rkl (reverse), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
-            "laws are apart, tv once they are near."
+            help="kl, rkl (reverse KL), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
+            "distributions are far apart, then tv."
         ),
     ] = "lk",
     temperature: Annotated[
         float,
         Option(
-            help="Of later use. At 0 texts and alpha are greedy and the loss compares the laws at "
-            "1."
+            help="Temperature you will serve with. At 0, texts are greedy and the loss is computed "
+            "at temperature 1."
         ),
     ] = 1.0,
-    on_policy: Annotated[
-        float, Option(help="Share of texts that the draft itself writes (on-policy).")
-    ] = 0.0,
-    target_generated: Annotated[
-        float,
-        Option(help="Share that the target writes (off-policy). The rest are the data's own."),
-    ] = 0.0,
-    length: Annotated[int, Option(help="New tokens of a text.")] = 128,
-    held_out: Annotated[int, Option(help="Held-out prompts that alpha is measured on.")] = 32,
-    steps: Annotated[int, Option()] = 1000,
-    batch: Annotated[int, Option(help="Texts a step.")] = 8,
-    learning_rate: Annotated[float, Option()] = 1e-3,
-    warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
-    save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
-    seed: option.Seed = 0,
+    on_policy: Annotated[float, Option(help="Share of texts written by the draft.")] = 0.0,
+    held_out: Annotated[int, Option(help="Held-out prompts to measure alpha on.")] = 32,
     as_json: option.Json = False,
 ) -> None:
-    """Teach a draft its target's distribution, so that more draft tokens are kept.
+    """Train a draft to match its target's distribution, so that more draft tokens are accepted.
 
-    Both distributions are compared at every position of texts by the data, the target or the draft.
-    The weights with the best alpha on held-out prompts, over the target's own text, become
-    OUT/model: use it as --draft. The same command resumes a run that was killed.
+    The loss compares the two distributions at every position of texts by the data, the target or
+    the draft. OUT/model gets the weights with the best alpha on held-out prompts, continued by the
+    target: use it as --draft. The same command resumes a run that was killed.
     """
     from foretoken.train.distill import Distillation
     from foretoken.train.distill import distill as teach
     from foretoken.train.examples import read
-    from foretoken.train.loop import TrainingRecipe
     from foretoken.train.pair import pair
 
     quiet()
-    lesson = Distillation(loss, temperature, on_policy, target_generated, length, held_out)
-    recipe = TrainingRecipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
+    shares = on_policy, training.target_generated
+    lesson = Distillation(loss, temperature, *shares, training.length, held_out)
+    recipe = training.recipe
     origin = {**reading.arguments, "draft_revision": draft_revision}
-    models = pair(target, draft, fields(shape), seed, **origin)
+    models = pair(target, draft, fields(shape), training.seed, **origin)
     spec = models.together
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
     encoder_decoder = spec.target.encoder_decoder
-    examples = read(data, spec.tokenizer, length, encoder_decoder=encoder_decoder)
-    try:
-        with trained.bar("distilling", steps) as bar:
+    examples = read(data, spec.tokenizer, training.length, encoder_decoder=encoder_decoder)
+    with _resumable(f"interrupted; the same command goes on from {out}"):
+        with progress_bar("distilling", training.steps) as bar:
             summary = teach(models, examples, out, lesson, recipe, partial(_report_lesson, bar))
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
-        raise typer.Exit(130) from None
     lines = [
-        trained.size(out / "model", summary),
+        size(out / "model", summary),
         f"alpha {summary['alpha']:.4f} on held-out prompts at step {summary['best_step']}, "
         f"{summary['alpha_before']:.4f} before, at temperature {temperature:g}",
     ]
-    trained.show(summary, lines, trained.use(target, out / "model", reading), as_json=as_json)
+    show(summary, lines, use(target, out / "model", reading), as_json=as_json)
 
 
 def fields(shape: str | None) -> dict[str, Any]:
-    """The fields in `--shape`: name=value, separated by commas; a value is JSON or a string."""
+    """Read --shape: name=value, separated by commas; a value is JSON or a string."""
     values: dict[str, Any] = {}
     for part in (shape or "").split(","):
         name, equals, value = part.strip().partition("=")
@@ -130,10 +166,8 @@ def fields(shape: str | None) -> dict[str, Any]:
     return values
 
 
-def _report_lesson(
-    bar: trained.Report, step: int, loss: float, alpha: float | None, best: float
-) -> None:
-    """The loss and the best alpha; a line where alpha was measured."""
+def _report_lesson(bar: Report, step: int, loss: float, alpha: float | None, best: float) -> None:
+    """Report the loss and the best alpha, with a line where alpha was measured."""
     line = None
     if alpha is not None:
         rank = ", the best so far" if alpha == best else f", the best is {best:.4f}"
@@ -147,59 +181,48 @@ def heads(
     reading: option.TargetReading,
     data: option.Examples,
     out: Annotated[
-        Path, Option(help="File to write, a .safetensors; a .run folder beside it is resumed.")
+        Path,
+        Option(help="File to write, a .safetensors. Resumes a run in the .run folder beside it."),
     ],
+    training: HeadTraining,
     target: option.Target = None,
-    heads: Annotated[int, Option(help="Guesses that one call makes: the largest gamma.")] = 4,
-    target_generated: Annotated[
-        float, Option(help="Share of texts that the target writes. The rest are the data's own.")
-    ] = 0.0,
-    length: Annotated[int, Option(help="New tokens of a text.")] = 128,
-    steps: Annotated[int, Option()] = 1000,
-    batch: Annotated[int, Option(help="Texts a step.")] = 8,
-    learning_rate: Annotated[float, Option()] = 2e-3,
-    warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 20,
-    save_every: Annotated[int, Option(help="Steps between checkpoints and their alpha.")] = 50,
-    seed: option.Seed = 0,
+    heads: Annotated[int, Option(help="Number of heads, which is the largest gamma.")] = 4,
     as_json: option.Json = False,
 ) -> None:
-    """Train blockwise heads on a target's hidden states: one call makes all draft tokens.
+    """Train blockwise heads on a target's hidden states; one forward makes all draft tokens.
 
-    The target is frozen, and each head learns its distribution one place further ahead. Use the
-    file as --draft heads:FILE, with this target. Each head's alpha is measured on held-out prompts,
-    over the target's own text at temperature 1. The same command resumes a run that was killed.
+    The target is frozen, and each head predicts one position further ahead. Use the file as
+    --draft heads:FILE, with this target. The alpha of each head is measured on held-out prompts,
+    continued by the target at temperature 1. The same command resumes a run that was killed.
     """
     from foretoken.train.heads import Teacher, train_heads
-    from foretoken.train.loop import TrainingRecipe
     from foretoken.train.pair import read_target
 
     quiet()
-    recipe = TrainingRecipe(steps, batch, learning_rate, warmup, seed=seed, save_every=save_every)
+    recipe = training.recipe
     option.require_folder(out)
     options = reading.arguments
     generation_config = options.pop("generation_config")
     target_model = read_target(target, **options)
-    teacher = Teacher.of(*target_model, data, length, target_generated, generation_config)
-    try:
-        with trained.bar("training", steps) as bar:
+    texts = training.length, training.target_generated
+    teacher = Teacher.of(*target_model, data, *texts, generation_config)
+    with _resumable("interrupted; the same command goes on"):
+        with progress_bar("training", training.steps) as bar:
             summary = train_heads(teacher, out, heads, recipe, partial(_report_heads, bar))
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
     measured = zip(summary["alpha"], summary["agreement"], strict=True)
     lines = [
-        trained.size(out, summary),
+        size(out, summary),
         *(
             f"head {k}: alpha {alpha:.3f} on held-out prompts; its likeliest token is the target's "
             f"at {agreement:.0%} of places"
             for k, (alpha, agreement) in enumerate(measured, 1)
         ),
     ]
-    trained.show(summary, lines, trained.use(target, f"heads:{out}", reading), as_json=as_json)
+    show(summary, lines, use(target, f"heads:{out}", reading), as_json=as_json)
 
 
-def _report_heads(bar: trained.Report, step: int, loss: float, measured: Measured | None) -> None:
-    """The loss; a line where the heads were measured."""
+def _report_heads(bar: Report, step: int, loss: float, measured: Measured | None) -> None:
+    """Report the loss, with a line where the heads were measured."""
     line = None
     if measured is not None:
         alpha = " ".join(f"{x:.3f}" for x in measured.alpha)
@@ -212,14 +235,14 @@ def _report_heads(bar: trained.Report, step: int, loss: float, measured: Measure
 @command
 def samples(
     loading: option.Loading,
-    out: Annotated[Path, typer.Option(help="Text file to write.")],
-    data: Annotated[Path, typer.Option(help="Text to cut prompts from.")],
+    out: Annotated[Path, Option(help="Text file to write.")],
+    data: Annotated[Path, Option(help="Text to cut prompts from.")],
     target: option.Target = None,
-    tokens: Annotated[int, typer.Option(help="How many to sample.")] = 500_000,
-    temperature: Annotated[float, typer.Option()] = 1.0,
+    tokens: Annotated[int, Option(help="Tokens to sample.")] = 500_000,
+    temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
     seed: option.Seed = 0,
 ) -> None:
-    """Write a target's own text to a file, to train a draft on with `foretoken-lab train lm`."""
+    """Write texts sampled from a target, to train a draft on with `foretoken-lab train lm`."""
     from foretoken.text.decoding import decode
 
     option.require_file(out)
@@ -238,35 +261,32 @@ def samples(
 @command
 def ngram(
     loading: option.Loading,
-    out: Annotated[Path, typer.Option(help="File to write, a .safetensors.")],
-    order: Annotated[int, typer.Option(help="1: unigram, 2: bigram, ...")] = 3,
+    out: Annotated[Path, Option(help="File to write, a .safetensors.")],
+    order: Annotated[int, Option(help="Length of the n-grams; 1: unigrams, 2: bigrams, ...")] = 3,
     data: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--data",
             "--from-text",
-            help="Text file or folder to count, or pairs (.jsonl, .tsv): their targets.",
+            help="Count this text: a file, a folder, or the targets of pairs (.jsonl, .tsv). With "
+            "--target, cut prompts from it.",
         ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(
-            "--target",
-            "--from-samples",
-            help="Target whose samples to count; --data then gives their prompts.",
-        ),
+        Option("--target", "--from-samples", help="Count texts sampled from this target."),
     ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="How many to sample; left out: 100,000.")
+    tokens: Annotated[int | None, Option(help="Tokens to sample. Default: 100,000.")] = None,
+    temperature: Annotated[
+        float | None, Option(help="Sampling temperature; 0 is greedy. Default: 1.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of the samples; left out: 1.")] = None,
     seed: option.Seed = 0,
     as_json: option.Json = False,
 ) -> None:
-    """Fit an n-gram draft to text or to a target's own samples; use it as `--draft ngram:FILE`.
+    """Fit an n-gram table to text or to a target's samples; use it as --draft ngram:FILE.
 
-    Text needs --tokenizer, the target's. The table is fitted to all text; bits a token on held-out
-    text are measured with a table of the rest.
+    Text needs --tokenizer, the target's. The table is fitted to all of the text; the bits per
+    token of held-out text are measured with a table of the rest.
     """
     if order < 1:  # before anything is sampled
         raise InputError(f"order is {order}; give 1 (unigram) or more")
@@ -276,32 +296,37 @@ def ngram(
     quiet()
     if target is not None:
         spec = _load(loading, target)
-        distribution = 1.0 if temperature is None else temperature
-        texts = _sample(spec, 100_000 if tokens is None else tokens, data, distribution, seed)
+        at = 1.0 if temperature is None else temperature
+        texts = _sample(spec, 100_000 if tokens is None else tokens, data, at, seed)
         table, bits = _fit_samples(spec, texts, order)
     elif data is not None and loading.tokenizer is not None:
         table, bits = _fit_text(data, loading, order)
     else:
         raise InputError("give --target TARGET, or --data with --tokenizer FOLDER")
     table.save(out)
-    size = out.stat().st_size
-    lines = [f"{out}: order {table.order}, vocabulary {table.vocab_size}, {size / 1e6:.1f} MB"]
+    options = replace(loading, tokenizer=None) if target is None else loading
+    usage = use(target or target_of(loading.tokenizer), f"ngram:{out}", options)
+    _show_table(table, bits, out, usage, as_json=as_json)
+
+
+def _show_table(
+    table: NGram, bits: float | None, out: Path, usage: list[object], *, as_json: bool
+) -> None:
+    count = out.stat().st_size
+    lines = [f"{out}: order {table.order}, vocabulary {table.vocab_size}, {count / 1e6:.1f} MB"]
     if bits is not None:
         lines.append(f"held-out text: {bits:.2f} bits a token")
     summary = {
         "order": table.order,
         "vocab_size": table.vocab_size,
-        "bytes": size,
+        "bytes": count,
         "held_out_bits_per_token": bits,
     }
-    options = replace(loading, tokenizer=None) if target is None else loading
-    use = trained.use(target or trained.target_of(loading.tokenizer), f"ngram:{out}", options)
-    trained.show(summary, lines, use, as_json=as_json)
+    show(summary, lines, usage, as_json=as_json)
 
 
 def _load(loading: option.Loading, target: str | None) -> Speculator:
-    """A target by itself, without a distribution suggested by its config: the command's own is
-    used."""
+    """Load a target alone, ignoring the sampling params that its config suggests."""
     return replace(loading.load(target, "none"), suggested={})
 
 
@@ -312,7 +337,7 @@ def _fit_text(path: Path, loading: option.Loading, order: int) -> tuple[NGram, f
     assert loading.tokenizer is not None
     origin = loading.revision, loading.trust_remote_code
     tokenizer = sources.tokenizer(loading.tokenizer, *origin, required=True)
-    assert tokenizer is not None  # wanted
+    assert tokenizer is not None  # required
     return fit_from_text(path, tokenizer, order), held_out_bits_of_text(path, tokenizer, order)
 
 
@@ -346,3 +371,68 @@ def _sample(
             texts.append(sequence)
             progress.advance(bar, len(sequence))
     return texts
+
+
+@contextmanager
+def _resumable(message: str) -> Iterator[None]:
+    """Exit with 130 and this message after Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(message, file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def progress_bar(text: str, steps: int) -> Iterator[Report]:
+    """Show a bar on standard error from the first report on, so that a mistake before it is a line
+    of its own."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True))
+    task = progress.add_task(text, total=steps)
+    with ExitStack() as stack:
+
+        def report(step: int, text: str, line: str | None) -> None:
+            if not progress.live.is_started:
+                stack.enter_context(progress)
+            progress.update(task, completed=step, description=text)
+            if line is not None:
+                progress.print(line)
+
+        yield report
+
+
+def show(
+    summary: dict[str, Any], lines: list[str], command: list[object], *, as_json: bool
+) -> None:
+    """Print `lines` and the command that uses the result, or the summary as JSON."""
+    if as_json:
+        print(json.dumps(summary, indent=2, allow_nan=False))
+        return
+    for line in lines:
+        print(line)
+    print(f"use it: {shlex.join(map(str, command))}")
+
+
+def target_of(tokenizer: str | Path | None) -> str | Path | None:
+    """Name the model that a tokenizer came with; a placeholder for a folder with no model."""
+    if tokenizer is None:
+        return None
+    folder = Path(tokenizer)
+    bare = folder.is_dir() and not (folder / "config.json").is_file()
+    return "TARGET" if bare else tokenizer
+
+
+def use(target: object, draft: object, options: Any) -> list[object]:
+    """Return `foretoken generate` with a draft; options: a dataclass of how the target is read."""
+    from foretoken.lab.measurement.plan import flags  # late: torch takes seconds to import
+
+    of_target = [] if target is None else ["--target", target]
+    return ["foretoken", "generate", *of_target, "--draft", draft, *flags(options), "PROMPT"]
+
+
+def size(out: Path, summary: dict[str, Any]) -> str:
+    """Describe a result: its parameters, and the steps and seconds that it took."""
+    count = summary["parameters"]
+    parameters = f"{count / 1e6:.3g}M" if count >= 1e5 else f"{count}"
+    return f"{out}: {parameters} parameters, {summary['steps']} steps in {summary['seconds']:.0f} s"

@@ -65,7 +65,7 @@ class ReplicaActor:
 
 
 def unlike(own: dict[str, str], owners: dict[str, str]) -> str:
-    """What to tell of versions that differ between two machines."""
+    """Describe versions that differ between two machines."""
     names = sorted(n for n in {*own, *owners} if own.get(n) != owners.get(n))
     differences = [f"{n} {own.get(n, 'missing')} (here {owners.get(n, 'missing')})" for n in names]
     node = socket.gethostname()
@@ -137,14 +137,15 @@ LOOK = 0.5  # seconds between two looks at a server
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many engines, and the threads of each."""
+    """The number of engines, and the threads of each."""
 
     count: int
     threads: int
 
 
 def application(setup: Setup, options: ServerOptions, replicas: Replicas) -> serve.Application:
-    """What Serve runs: one process takes the requests, and its replicas write the texts."""
+    """Return the application that Ray Serve runs: one process takes the requests, its replicas
+    write the texts."""
 
     def app() -> FastAPI:
         setup.logs.begin()

@@ -41,7 +41,7 @@ class PromptTask:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What every worker is made from: arguments of `foretoken.load` and of `Engine`."""
+    """Arguments that every worker is made from: those of `foretoken.load` and of `Engine`."""
 
     count: int
     threads: int

@@ -1,1 +1,1 @@
-"""What a row asks of its text: penalties, bans, grammars, a user's own processors."""
+"""Controls of a sequence's text: penalties, bans, grammars, a user's own processors."""

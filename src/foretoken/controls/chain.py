@@ -108,7 +108,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What controls need to know of a row."""
+    """Facts about a request that its controls need."""
 
     request: Request
     V: int
@@ -117,7 +117,7 @@ class _Setting:
 
     @property
     def read(self) -> list[int]:
-        """What the controls named after an encoder look at: without one, the prompt."""
+        """The ids that controls named after an encoder look at: without an encoder, the prompt."""
         return self.request.source or self.request.prompt
 
     @property

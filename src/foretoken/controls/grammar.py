@@ -56,8 +56,9 @@ class Vocabulary:
 def vocabulary(
     tokenizer: PreTrainedTokenizerBase | None, V: int, eos: frozenset[int]
 ) -> Vocabulary:
-    """That of a fast tokenizer, V being the rows of the output layer; made once and kept as long as
-    the tokenizer. InputError where llguidance is missing or cannot take the tokenizer."""
+    """Return the vocabulary of a fast tokenizer, V being the rows of the output layer; made once
+    and kept as long as the tokenizer. InputError where llguidance is missing or cannot take the
+    tokenizer."""
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             "structured output needs a fast tokenizer of transformers, not "
@@ -283,8 +284,8 @@ def source(structured: Structured) -> str:
 
 
 def _grammars(kind: str, text: str) -> list[dict[str, Any]]:
-    """What llguidance compiles: the first is the one that a text follows. ValueError where the text
-    of a grammar is not what its kind says."""
+    """Return the grammars that llguidance compiles: the first is the one that a text follows.
+    ValueError where a grammar's text is not what its kind says."""
     from llguidance import LLMatcher
 
     if kind == "json_schema":
@@ -311,7 +312,8 @@ def _lark(text: str) -> dict[str, Any]:
 
 
 def _reason(message: str) -> str:
-    """What llguidance says, in one line without the state of its parser and what is ours."""
+    """Return llguidance's message in one line, without the state of its parser and our own
+    settings."""
     lines = [line for line in message.split("\n<state>")[0].split("\n") if SETTING not in line]
     return " ".join(" ".join(lines).split())[:200]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Rewindable(Protocol):
-    """What follows the text token by token, and can go back."""
+    """A follower of the text, token by token, that can go back."""
 
     def push(self, token: int) -> None:
         """The text goes on by this token."""

@@ -92,12 +92,13 @@ def require_own(objects: Iterable[Any]) -> None:
 
 
 def processors(objects: Iterable[Any], row: int) -> list[Own]:
-    """As a row's controls; `row`: its number in the call, which some ask for."""
+    """Return processors as controls of a sequence; `row`: its number in the call, which some ask
+    for."""
     return [Own(_adapted(each, row)) for each in flat(objects)]
 
 
 def endings(objects: Iterable[Any], prompt: list[int]) -> list[OwnEnding]:
-    """As what ends a row."""
+    """Return stopping criteria as endings of a sequence."""
     return [OwnEnding(each, prompt) for each in flat(objects)]
 
 

@@ -1,5 +1,5 @@
-"""What a drafter is: anything that guesses the next tokens of a batch of rows, and gives the
-distributions it drew them from.
+"""The protocol of drafters: they make draft tokens for a batch of sequences, with the distributions
+these were drawn from.
 
 Rows are numbered by their place in the batch. `leave` closes the gaps: the rows behind move up.
 """

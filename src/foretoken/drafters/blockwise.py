@@ -105,7 +105,7 @@ class Heads(nn.Module):
 
 
 def sound(inner: Tensor, outer: Tensor, sketch: Tensor) -> bool:
-    """Whether these are heads: finite, of shapes that fit each other."""
+    """Tell whether these are heads: finite, of shapes that fit each other."""
     if not {inner.dtype, outer.dtype} <= DTYPES or sketch.dtype != torch.float32:
         return False
     if not (inner.ndim == outer.ndim == 3 and sketch.ndim == 1 and len(inner) == len(outer) > 0):

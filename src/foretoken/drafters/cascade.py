@@ -194,12 +194,12 @@ def _row(text: list[int], draft_tokens: int, key: RowKey, b: int, draw: Draw) ->
 
 
 def _open(row: Row) -> bool:
-    """Whether a row of the inner step goes on."""
+    """Tell whether a row of the inner step goes on."""
     return row.finish_reason is None and row.room > 0
 
 
 def _agreed(draft_tokens: list[int], tokens: list[int]) -> int:
-    """How many of the first draft tokens were kept."""
+    """Count the first draft tokens that were accepted."""
     return next(
         (i for i, (x, y) in enumerate(zip(draft_tokens, tokens, strict=False)) if x != y),
         min(len(draft_tokens), len(tokens)),

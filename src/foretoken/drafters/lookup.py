@@ -149,8 +149,8 @@ class _Text:
 
 
 def follow(automaton: Automaton, state: int, matched: int, most: int) -> tuple[list[int], float]:
-    """What follows the last `matched` tokens in `automaton`, in this state; at most `most` tokens,
-    and how many of them are likely to be kept.
+    """Return the tokens that follow the last `matched` ones in `automaton`, in this state, at most
+    `most`, and how many of them are likely to be accepted.
 
     The chance of a token is estimated by how often it was seen next: `count / (all + 1/n)` after n
     tokens in common, guesses included, so that a longer match is trusted further. At the end of

@@ -112,7 +112,7 @@ def _is_pair(part: object) -> bool:
 def _continue(
     drafter: Rewinding, draft_tokens: list[list[int]], gammas: list[int], draw: Draw
 ) -> Draft:
-    """What `drafter` draft tokens behind the draft tokens of others; it has forgotten these
+    """Return the draft tokens that `drafter` makes after those of others; it has forgotten these
     afterwards."""
     if not any(draft_tokens):
         return drafter.propose(gammas, draw)

@@ -309,8 +309,8 @@ def _checked_table(path: Path) -> NGram:
 
 
 def _sound(table: NGram) -> bool:
-    """Whether these are the arrays that `save` writes, all indices are in range and all weights in
-    [0, 1]."""
+    """Tell whether these are the arrays that `save` writes, all indices are in range and all
+    weights in [0, 1]."""
     kinds = [(table.unigram, np.float32)]
     for level in table.levels:
         kinds += [(level.starts, np.uint32), (level.tokens, np.uint32)]

@@ -79,7 +79,7 @@ class Batch:
 
     @property
     def drafts(self) -> bool:
-        """Whether its rows are in the drafter too."""
+        """True where its rows are in the drafter too."""
         none = isinstance(self.drafter, NoDrafter)  # where there is nothing to be in
         return self._lease is not None and (none or self._lease.drafter is self.drafter)
 
@@ -129,7 +129,7 @@ class Batch:
         self.leave([row for row in self.rows if row.finish_reason])
 
     def unread(self, row: Row) -> int:
-        """How many tokens are to be read of a row that joins."""
+        """Count the tokens of a joining row that need a prefill."""
         self._announce(row)
         return len(row.tokens) - 1 - self._known(row.tokens[:-1])
 
@@ -189,9 +189,9 @@ class Batch:
             row.draft_prefill_seconds += drafted
 
     def _head(self, row: Row, read: bool, last: bool) -> list[int]:
-        """What a row that joins has read when it is there: all but the last token, or but the
-        `last` pass, or what need not be read; nothing of a prompt whose logprobs are asked for,
-        which a prefill does not give."""
+        """Return the tokens of a joining row that are prefilled at once: all but the last token, or
+        but the `last` forward, or those that need no prefill; none of a prompt whose logprobs are
+        asked for, which a prefill does not give."""
         if row.telling:
             row.prompt_logprobs = []  # of a reading broken off
             return []
@@ -202,7 +202,7 @@ class Batch:
         return row.tokens[: cached + passes * PASS]
 
     def _known(self, text: list[int]) -> int:
-        """How many of its first tokens the target has kept from other texts."""
+        """Count the first tokens whose keys and values the target has kept from other texts."""
         return 0 if self._remembers is None else self._remembers.known(text)
 
     def _most(self, row: Row) -> int:

@@ -50,7 +50,7 @@ class Memory:
         _reserve(self.parts, self.total)
 
     def fits(self, rows: list[Row], gain: int) -> bool:
-        """Whether there is room for these rows with so many tokens more, or to their ends."""
+        """Tell whether there is memory for these rows with `gain` tokens more, or to their ends."""
         lengths = [min(len(row.tokens) + gain, _end(row)) for row in rows]
         return self._bytes(lengths, [len(row.request.source or []) for row in rows]) <= self.total
 

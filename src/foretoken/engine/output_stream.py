@@ -1,4 +1,4 @@
-"""The visible text of a row: piece by piece while it comes, and at its end."""
+"""Output of a row as it comes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OutputStream:
         self.told, self.skipped = len(begun.steps), begun.shown
 
     def piece(self) -> Piece | None:
-        """What is new; None where there are no new tokens."""
+        """Return the new tokens and their text; None where there are none."""
         tokens = self.row.new_tokens[self.sent :]
         if not tokens:
             return None
@@ -47,7 +47,7 @@ class OutputStream:
         return Piece(self.text(), tokens, likelihoods, self.number)
 
     def text(self) -> str | None:
-        """What may be shown of the text and has not been; None without a tokenizer."""
+        """Return the new text that may be shown; None without a tokenizer."""
         if self.transcript is None:
             return None
         text = self.transcript.shown()

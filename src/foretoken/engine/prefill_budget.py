@@ -1,5 +1,5 @@
-"""How much of prompts is read beside rows that run: so much that a step takes at most so many times
-as long as one that reads nothing for each that is being read, or as nobody notices.
+"""The budget of chunked prefill: how many prompt tokens are read beside the rows that run, so that
+a step takes at most a few times as long as one without prefill, or no longer than anybody notices.
 
 Measured as steps go by. That changes how soon a row joins in, never its text.
 """
@@ -19,7 +19,7 @@ STEPS = 32  # of each kind that are remembered
 
 
 class PrefillBudget:
-    """What steps took, by how many rows ran and how many tokens others read."""
+    """Measured times of steps, by the rows that ran and the prompt tokens that were read."""
 
     def __init__(self) -> None:
         # apart, as for as long as a long prompt is read there are none of the others
@@ -37,9 +37,9 @@ class PrefillBudget:
         return int(min(MOST, max(LEAST, longer / token)))
 
     def reads(self, rows: list[Row], already: int = 0) -> list[int]:
-        """How many tokens each row reads: rows that run their last one, and of what is left to read
-        the first come most, where so many were read `already`. Nothing of those that tell logprobs
-        of it, in passes of their own."""
+        """Return how many tokens each row reads: running rows their last one, rows in prefill as
+        many as the budget allows, first come first, where `already` have been read. Rows that
+        report logprobs of their prompts read these in forwards of their own."""
         room = 0
         if any(row.pending > 1 for row in rows):
             running = sum(row.pending == 1 for row in rows)
@@ -52,7 +52,7 @@ class PrefillBudget:
         return reads
 
     def see(self, reads: list[int], seconds: float) -> None:
-        """How long a step took."""
+        """Note the time of a step."""
         more = sum(count for count in reads if count > 1)
         (self._reading if more else self._plain).append((reads.count(1), more, seconds))
 

@@ -113,7 +113,7 @@ class Scheduler:
             return self._take_step()
 
     def fail(self, error: RefusedError) -> None:
-        """What `step` raised is the end of the rows that joined or ran then."""
+        """Fail the rows that joined or ran in the step that raised `error`."""
         with self._locked():
             for row in self.suspects:
                 if row.finish_reason is None:
@@ -121,7 +121,7 @@ class Scheduler:
             self._drop(self.suspects)
 
     def preempt(self) -> None:
-        """Of the rows of the least priority that run, the youngest waits again, before all others
+        """Let the youngest of the running rows of the least priority wait again, before all others
         of its priority."""
         with self._locked():
             last = min(reversed(self.running), key=lambda task: task.priority)
@@ -135,7 +135,7 @@ class Scheduler:
             yield
 
     def abort(self, rows: list[Row]) -> None:
-        """Those of them that wait or run do so no longer."""
+        """Drop these rows, queued or running. Finished rows are ignored."""
         rows = [row for row in rows if row.finish_reason is None]
         if not rows:
             return
@@ -370,7 +370,7 @@ class Scheduler:
         return perf_counter() if self._clock is None else self._clock()
 
     def _stepping(self) -> bool:
-        """Whether this very thread is within a step."""
+        """Tell whether this very thread is within a step."""
         turn = self._turn and self._turn()
         return turn is not None and not turn.over and turn.thread is current_thread()
 

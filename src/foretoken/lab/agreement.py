@@ -1,4 +1,4 @@
-"""How far a drafter agrees with the target on the target's own text: beta at every position.
+"""Agreement of a drafter with the target on the target's own text: beta at every position.
 
 The text is replayed to both: the target scores it in a few passes; the drafter makes one draft
 token at every position and then commits the text's token, as after a rejection. Serves every

@@ -31,7 +31,8 @@ class Estimate:
         return max(self.high - self.value, self.value - self.low)
 
     def above(self, other: Estimate) -> bool:
-        """Whether all of its interval is: by chance alone once in about 350 times."""
+        """Tell whether all of its interval is above the other's: by chance alone once in about 350
+        times."""
         return self.low > other.high
 
 

@@ -69,7 +69,7 @@ class ExportSetting:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What a system does, and where that can be seen; of drafts of one kind, or of all."""
+    """A fact about a system, and its source; about drafts of one kind, or of all."""
 
     text: str
     source: str

@@ -1,4 +1,4 @@
-"""What can be measured: checked before models are loaded, without importing torch."""
+"""Limits of measurements, checked before models are loaded, without importing torch."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Processor:
 
     @property
     def lacks(self) -> list[str]:
-        """What is sought and missing, where that is known and it is not Arm's."""
+        """The abilities that are sought and missing, where that is known and it is not Arm's."""
         abilities = self.abilities or []
         return [name for name in SOUGHT if name not in abilities] if "AVX2" in abilities else []
 

@@ -1,5 +1,5 @@
-"""What rounding its weights did to a model: bits per byte of held-out text before and after, and
-how far the two distributions agree on it.
+"""The effect of rounding a model's weights: bits per byte of held-out text before and after, and
+the agreement of the two distributions on it.
 
 Both read the same ids, in windows, and predict every one but the first. Knows no files and no
 command line.
@@ -140,7 +140,7 @@ def _logits(model: Model, block: list[int], at: int) -> Tensor:
 
 
 def _bits(logits: Tensor, following: Tensor) -> float:
-    """That the ids cost, each where it follows."""
+    """Return the negative log-likelihood of the ids, in bits."""
     nats = -logits.log_softmax(-1).gather(-1, following[:, None])
     return float(nats.double().sum()) / log(2)
 

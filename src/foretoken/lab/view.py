@@ -112,7 +112,7 @@ def marked(spelled: str, fate: str) -> str:
 
 
 def spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
-    """What a token adds to the text of those before it; its id where there is no tokenizer."""
+    """Return the text that a token adds to those before it; its id where there is no tokenizer."""
     if tokenizer is None:
         return f"{token} "
     head = before[-LOOK_BACK:]
@@ -139,7 +139,7 @@ def _on_one_line(spelled: str) -> str:
 def _pieces(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Iterator[list[tuple[str, str]]]:
-    """Of every step the tokens of its line, as they are spelled, and their fates."""
+    """Yield for every step the tokens of its line, as they are spelled, and their fates."""
     so_far = list(prompt)
     for step in steps:
         tokens = step.kept[step.accepted :]
@@ -231,7 +231,7 @@ def chrome(completion: Completion) -> dict[str, Any]:
 
 
 def _facts(completion: Completion, call: ModelCall) -> dict[str, int]:
-    """What is known of a call's step."""
+    """Return the counts of a call's step."""
     if not call.step:
         return {}
     step = completion.steps[call.step - 1]

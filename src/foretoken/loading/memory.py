@@ -1,5 +1,5 @@
-"""Memory of a model, before it is loaded: the bytes of its weights, from the config alone, against
-the free memory of a usable device."""
+"""The check that a model fits, made before it is loaded: the bytes of its weights, from the config
+alone, against the free memory of a usable device."""
 
 from __future__ import annotations
 

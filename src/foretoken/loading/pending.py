@@ -60,7 +60,7 @@ class ModelDraft:
 
     @property
     def loaded(self) -> bool:
-        """Whether it is from files, and not a network in memory."""
+        """True where it is from files, and not a network in memory."""
         return isinstance(self.facts.read, Source)
 
     def require(self, options: LoadOptions) -> None:

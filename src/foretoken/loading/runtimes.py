@@ -110,7 +110,7 @@ def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
 
 
 def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Placed:
-    """Do as `place`, in passes of one width on a grid, so that logits are, to the bit, a function
+    """Do as `place`, in forwards of one width on a grid, so that logits are, to the bit, a function
     of the text. Raises RefusedError for a model that cannot run so."""
     from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
 
@@ -301,7 +301,7 @@ def require_openvino() -> None:
 
 
 def _library():  # not annotated: the type checker infers the module itself, as no name can
-    """Return the module that runs models on OpenVINO; RefusedError where it is not installed or
+    """Import the module that runs models on OpenVINO; RefusedError where it is not installed or
     does not load."""
     try:
         from foretoken.models.openvino import conversion

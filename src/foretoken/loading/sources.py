@@ -260,8 +260,8 @@ def tokenizer(
 
 
 def _tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Make the tokenizer as AutoTokenizer does. The class that it chooses for a folder is cached:
-    to choose, it imports the configs of all families, which takes a second."""
+    """Return the tokenizer that AutoTokenizer makes. The class that it chooses for a folder is
+    cached: to choose, it imports the configs of all families, which takes a second."""
     local = hub.is_folder(name) and not options["trust_remote_code"]
     key = _class_key(Path(name)) if local else ""
     module, _, kind = str(remembered(CLASSES).get(key)).partition(":")

@@ -38,7 +38,7 @@ WAYS = {True: "by its text", False: "by shared words"}
 
 
 class _Trial(NamedTuple):
-    """The outcome of one way."""
+    """Acceptance with one way of drafting."""
 
     kept: float  # tokens per call of the target
     alpha: float
@@ -115,7 +115,7 @@ class ForeignDraft:
         return LMDrafter(TranslatedModel(self.model, self.dictionary, V, by_text))
 
     def _tell(self, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:
-        """Log the choice, and the share of the draft's mass that the target has words for."""
+        """Log the choice, and the draft's mass on tokens that the target lacks."""
         model = drafter.model
         assert isinstance(model, TranslatedModel)
         texts = trials[False, False].texts

@@ -19,12 +19,12 @@ Blocks = list[list[int]] | Tensor
 
 
 def counts_of(blocks: Blocks, need: list[int]) -> list[int]:
-    """How many tokens each row gains."""
+    """Return how many tokens each row gains."""
     return need if isinstance(blocks, Tensor) else [len(block) for block in blocks]
 
 
 class Scorer(Protocol):
-    """What a step needs of its target, whose rows are there already."""
+    """The target as a step needs it, with its rows present already."""
 
     vocab_size: int  # rows of the output layer, padding included
     device: torch.device
@@ -131,7 +131,7 @@ def longest(model: Model) -> int | None:
 
 @runtime_checkable
 class Keeps(Protocol):
-    """What a model, or a drafter without one, can keep of texts that have left, for others."""
+    """A model, or a drafter without one, that can keep texts that have left for others."""
 
     def remember(self, on: bool) -> None:
         """Keep it from now on, or forget it all."""
@@ -149,7 +149,7 @@ class Remembers(Model, Keeps, Protocol):
     recalled: list[int]  # how many tokens of each row that joined last were not read
 
     def known(self, prompt: list[int]) -> int:
-        """How many of its first tokens need not be read."""
+        """Return how many of a prompt's first tokens need not be read."""
         ...
 
 
@@ -204,7 +204,7 @@ class Shares(Model, Protocol):
 
 
 class Written(NamedTuple):
-    """What a model of another vocabulary wrote behind its rows, in the target's ids."""
+    """Draft tokens of a model of another vocabulary, in the target's ids."""
 
     guesses: list[list[int]]
     calls: int  # runs that it took
@@ -215,8 +215,8 @@ class Writes(Model, Protocol):
     """A model of another vocabulary, whose text may be guessed by."""
 
     def writes(self, *, greedy: bool) -> bool:
-        """Whether to guess by its text rather than by its distribution, where all rows take the
-        target's likeliest token, or where some do not."""
+        """Tell whether to draft by its text rather than by its distribution, where all rows take
+        the target's likeliest token, or where some do not."""
         ...
 
     def write(self, blocks: list[list[int]], counts: list[int]) -> Written:

@@ -1,4 +1,4 @@
-"""How a draft model reads the target's rows: drafters of every kind share it.
+"""A draft model's reading of the target's rows, shared by drafters of every kind.
 
 A decoder-only model has an encoder-decoder's source at the head of its prompt. In a row that it
 cannot read, where the text has outgrown its context or source or text hold an id that it lacks, a
@@ -59,8 +59,9 @@ class Reader:
         return heads, sources
 
     def _head(self, text: list[int], most: int) -> tuple[list[int], int]:
-        """What to start a row with, and how much of it is to be read: all, or where that is more
-        than `most` what the model has kept of other texts; nothing where another reads it."""
+        """Return the tokens to start a row with, and how many of them are to be read: all, or where
+        that is more than `most` those that the model has kept of other texts; none where another
+        reads it."""
         if self._shares is not None:
             return [], 0
         cached = 0 if self._keeping is None else self._keeping.known(text)
@@ -68,7 +69,7 @@ class Reader:
         return (text, unread) if unread <= most else (text[:cached], 0)
 
     def room(self, b: int, more: int = 0) -> int:
-        """How many draft tokens fit in the context behind a row's text and so many `more` tokens; 0
+        """Return how many draft tokens fit in the context behind a row's text and `more` tokens; 0
         where the model is silent."""
         length = len(self.texts[b]) + more
         if self._known[b] < len(self.texts[b]):
@@ -77,16 +78,16 @@ class Reader:
         return UNLIMITED if context is None else max(0, context - length + 1)
 
     def ahead(self, b: int) -> list[int]:
-        """What to read of a row that is to guess nothing, so that a long text is not read in one
-        go when it does."""
+        """Return the tokens to read of a row that is to draft nothing, so that a long text is not
+        read in one go when it does."""
         unread = len(self.texts[b]) - self.cached[b]
         if unread <= AHEAD or not self.room(b) or self._shares is not None:
             return []
         return self.texts[b][self.cached[b] : self.cached[b] + AHEAD]
 
     def budget(self, gamma: list[int]) -> list[int]:
-        """How many draft tokens to make in every row where `gamma` are asked for. What a model that
-        shares its rows has read until then is cached."""
+        """Return how many draft tokens to make in every row where `gamma` are asked for. Tokens
+        that a model which shares its rows has read until then are cached."""
         if self._shares is not None:
             self.cached[:] = self._shares.lengths
         return [min(g, self.room(b)) for b, g in enumerate(gamma)]
@@ -112,14 +113,14 @@ class Reader:
         self._known = [self._known[b] for b in stay]
 
     def _readable(self, tokens: list[int]) -> int:
-        """How many of them, from the left, are ids of the model."""
+        """Count the tokens, from the left, that are ids of the model."""
         V = self.model.vocab_size
         if max(tokens, default=0) < V:
             return len(tokens)
         return sum(1 for _ in takewhile(lambda token: token < V, tokens))
 
     def _hears(self, source: list[int]) -> bool:
-        """Whether the encoder can read a source: no longer than it may be, of ids it knows."""
+        """Tell whether the encoder can read a source: no longer than it may be, of ids it knows."""
         limit, V = self.model.source_context, self.model.source_vocab_size
         fits = limit is None or len(source) <= limit
         return fits and V is not None and max(source, default=0) < V

@@ -49,13 +49,13 @@ def by_place(places: list[int]) -> list[int]:
 
 
 def room(places: list[int]) -> int:
-    """How many rows must fit, for these to have their places."""
+    """Return how many rows must fit, for these to have their places."""
     return 1 + max(places, default=-1)
 
 
 def most_slots(lengths: list[int], unit: int) -> int:
-    """How many slots rows of these lengths take at most, in arrays that are never twice as long as
-    the longest and rounded up to a multiple of `unit`."""
+    """Return how many slots rows of these lengths take at most, in arrays that are never twice as
+    long as the longest and rounded up to a multiple of `unit`."""
     return len(lengths) * 2 * (max(lengths, default=0) + unit)
 
 
@@ -80,7 +80,7 @@ class Padding:
     single: bool = False  # whether passes over one token of each row are padded too
 
     def price(self, seconds: Callable[[int], float] | None, change: float, *, single: bool) -> None:
-        """What passes cost from now on; None: unknown."""
+        """Set the costs of forwards from now on; None: unknown."""
         self.seconds, self.change, self.single, self.lost = seconds, change, single, 0.0
 
     def forget(self) -> None:
@@ -104,7 +104,7 @@ BEYOND = 2**24  # added to positions in a long row of a model that `Switches`
 
 
 def staying(rows: int, leaving: list[int]) -> list[int]:
-    """Of so many rows those that do not leave."""
+    """Return those of so many rows that do not leave."""
     places = set(leaving)
     return [b for b in range(rows) if b not in places]
 

@@ -35,10 +35,10 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """
     if params.greedy:
         return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
-    return warped(logits, params).softmax(-1)
+    return warped(logits, params.standard).softmax(-1)
 
 
-def warped(logits: Tensor, params: SamplingParams) -> Tensor:
+def warped(logits: Tensor, params: Standard) -> Tensor:
     """The scores whose softmax is the distribution, -inf where it has no mass: temperature, top-k,
     top-p, min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
     scores = logits.to(working(logits.dtype))
@@ -50,7 +50,7 @@ def warped(logits: Tensor, params: SamplingParams) -> Tensor:
         scores = _top_p(scores, params.top_p)
     if params.min_p > 0:
         scores = _min_p(scores, params.min_p)
-    if params.typical_p is not None and params.typical_p < 1:
+    if params.typical_p < 1:
         scores = _typical(scores, params.typical_p)
     if params.epsilon_cutoff:
         scores = _cut(scores, scores.softmax(-1), params.epsilon_cutoff)
@@ -212,7 +212,7 @@ def mended(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def known_finite(tops: Tensor) -> bool:
-    """Whether the host knows, without waiting for a device, that all of them are finite."""
+    """Tell whether the host knows, without waiting for a device, that all of them are finite."""
     return tops.is_cpu and math.isfinite(tops.sum().item())  # an overflow only says less
 
 
@@ -337,5 +337,5 @@ def _floats(tensor: Tensor) -> list[float]:
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """What distributions of logits are computed in."""
+    """Return the dtype in which distributions of logits are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -28,7 +28,7 @@ class RowKey(NamedTuple):
 
 
 class Purpose(IntEnum):
-    """What a number is for; the streams are independent."""
+    """The use of a random number; the streams of different uses are independent."""
 
     DRAFT = 0
     ACCEPT = 1

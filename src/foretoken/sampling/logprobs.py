@@ -1,4 +1,4 @@
-"""How likely tokens were, and which were likelier: what a row may ask to be told."""
+"""Log-probabilities of tokens and of the likeliest alternatives, as a request may ask for them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Logprobs:
 
 
 def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
-    """Of `tokens`, from the logarithms of their distributions, `[n, V]`; `count`: the likeliest
-    reported."""
+    """Return the logprobs of `tokens`, from the logarithms of their distributions, `[n, V]`;
+    `count`: the likeliest reported."""
     if not tokens:
         return []
     at = torch.tensor(tokens, device=scores.device)[:, None]

@@ -51,7 +51,7 @@ REPORTED = Count(ge=0, remedy="0 (the token's own alone) or more")
 
 
 class Standard(NamedTuple):
-    """How logits become a distribution: the part that `sampling.distributions.probabilities`
+    """The options that turn logits into a distribution: those that `sampling.distributions`
     reads."""
 
     temperature: float
@@ -86,7 +86,7 @@ class SamplingParams:
     temperature: float = option(
         0.0,
         Number(ge=0, remedy="0 (greedy) or more"),
-        "0 is greedy.",
+        "Sampling temperature; 0 is greedy.",
         "Sampling",
         api=ApiField("temperature", {"le": 100}),
     )
@@ -129,14 +129,14 @@ class SamplingParams:
     eta_cutoff: float | None = option(
         None,
         CUTOFF,
-        "The same, with a lower bound where many tokens are likely; 0 is off.",
+        "As epsilon_cutoff, with a lower bound where many tokens are likely; 0 is off.",
         "Sampling",
         off=(0.0,),
     )
     max_new_tokens: int = option(
         MAX_NEW_TOKENS,
         COUNT,
-        "New tokens per text at most.",
+        "New tokens per text, at most.",
         "Stop conditions",
         api="max_tokens",
         aliases=("max_tokens", "max_completion_tokens"),
@@ -144,7 +144,7 @@ class SamplingParams:
     min_new_tokens: int | None = option(
         None,
         OFF_OR_COUNT,
-        "No end of sequence, and no stop id, before this many new tokens.",
+        "Forbid the end of sequence and stop ids before this many new tokens.",
         "Stop conditions",
         api="min_tokens",
         off=(0,),
@@ -168,35 +168,35 @@ class SamplingParams:
     presence_penalty: float = option(
         0.0,
         FINITE,
-        "Subtracted from the logits of tokens that are in the new text.",
+        "Subtract this from the logits of tokens that are in the new text.",
         "Penalties and bans",
         api=ApiField("presence_penalty", {"ge": -2, "le": 2}),
     )
     frequency_penalty: float = option(
         0.0,
         FINITE,
-        "Subtracted once for each time a token is in the new text.",
+        "Subtract this once for each time a token is in the new text.",
         "Penalties and bans",
         api=ApiField("frequency_penalty", {"ge": -2, "le": 2}),
     )
     no_repeat_ngram_size: int | None = option(
         None,
         OFF_OR_COUNT,
-        "No sequence of this many tokens occurs twice, the prompt included.",
+        "Forbid sequences of this many tokens that occur before, prompt included.",
         "Penalties and bans",
         off=(0,),
     )
     encoder_no_repeat_ngram_size: int | None = option(
         None,
         OFF_OR_COUNT,
-        "No sequence of this many tokens of the source (a decoder's prompt) is in the text.",
+        "Forbid sequences of this many tokens of the source (a decoder's prompt).",
         "Penalties and bans",
         off=(0,),
     )
     bad_words_ids: Sequences | None = option(
         None,
         as_sequences,
-        "Sequences of ids that must not occur: [[5], [6, 7]].",
+        "Forbid these sequences of ids: [[5], [6, 7]].",
         "Penalties and bans",
         aliases=("bad_words",),
         off=([],),
@@ -204,28 +204,32 @@ class SamplingParams:
     sequence_bias: Biases | None = option(
         None,
         as_biases,
-        "Added to the logit that would complete a sequence: [[[6, 7], -2.5]].",
+        "Add to the logit that would complete a sequence: [[[6, 7], -2.5]].",
         "Penalties and bans",
         off=({},),
     )
     logit_bias: Biases = option(
         (),
         as_logit_bias,
-        'Added to logits of ids: {"5": -2.5}.',
+        'Add to the logits of ids: {"5": -2.5}.',
         "Penalties and bans",
         api="logit_bias",
     )
     suppress_tokens: Ids | None = option(
-        None, as_ids, "Ids that must not occur.", "Penalties and bans", off=([],)
+        None, as_ids, "Forbid these ids.", "Penalties and bans", off=([],)
     )
     begin_suppress_tokens: Ids | None = option(
-        None, as_ids, "Ids that the text must not begin with.", "Penalties and bans", off=([],)
+        None,
+        as_ids,
+        "Forbid these ids at the beginning of the text.",
+        "Penalties and bans",
+        off=([],),
     )
     forced_bos_token_id: int | None = option(
-        None, as_id, "The id that must follow the decoder's first.", "Penalties and bans"
+        None, as_id, "Force this id after the decoder's first.", "Penalties and bans"
     )
     forced_eos_token_id: int | None = option(
-        None, as_id, "The id that the last token before the limit must be.", "Stop conditions"
+        None, as_id, "Force this id as the last token before the limit.", "Stop conditions"
     )
     exponential_decay_length_penalty: tuple[int, float] | None = option(
         None,
@@ -245,7 +249,7 @@ class SamplingParams:
     stop_strings: tuple[str, ...] | None = option(
         None,
         as_strings,
-        "A string that ends the text; may be repeated.",
+        "End the text at this string; may be repeated.",
         "Stop conditions",
         flag="--stop",
         api="stop",
@@ -260,7 +264,7 @@ class SamplingParams:
         api="include_stop_str_in_output",
     )
     stop_token_ids: Ids = option(
-        (), as_ids, "Ids that end the text.", "Stop conditions", api="stop_token_ids"
+        (), as_ids, "End the text at these ids.", "Stop conditions", api="stop_token_ids"
     )
     ignore_eos: bool = option(
         False, as_flag, "Go on after an end of sequence.", "Stop conditions", api="ignore_eos"
@@ -268,7 +272,7 @@ class SamplingParams:
     num_return_sequences: int = option(
         1,
         COUNT,
-        "Texts for every prompt.",
+        "Texts per prompt.",
         "Sampling",
         api=ApiField("n", {"le": 128}),
         aliases=("n", "num_samples"),
@@ -292,7 +296,7 @@ class SamplingParams:
     prompt_logprobs: int | None = option(
         None,
         REPORTED,
-        "The same for the prompt's tokens.",
+        "As logprobs, for the prompt's tokens.",
         "Reported",
         api=ApiField("prompt_logprobs", {"le": 20}),
         one_text=False,
@@ -314,7 +318,7 @@ class SamplingParams:
     structured: Structured | None = option(
         None,
         as_structured,
-        "What a text must match: a JSON schema, regular expression, Lark grammar or choice.",
+        "Constrain the text: to a JSON schema, regular expression, Lark grammar or choice.",
         "Structured output",
         aliases=("response_format", "guided_json"),
     )

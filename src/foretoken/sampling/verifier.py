@@ -58,7 +58,7 @@ class Verifier(Protocol):
 
     @property
     def draws(self) -> type[Draw]:
-        """How drafters and the verifier itself draw."""
+        """The class by which drafters and the verifier itself draw."""
         ...
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
@@ -210,5 +210,6 @@ def _full(verification: Verification, block: ScoredBlock, draw: Draw) -> Verific
 
 
 def _after(values: Tensor, n: Tensor) -> Tensor:
-    """Of `values [B, G+1]` those behind the n draft tokens that each row keeps, `[B]`."""
+    """Return the entries of `values [B, G+1]` after the n accepted draft tokens of each row,
+    `[B]`."""
     return values.gather(1, n[:, None]).squeeze(1)

@@ -152,7 +152,7 @@ class Metrics:
             self._observe("inter_token_latency_seconds", gap)
 
     def text(self, engine: Engines) -> bytes:
-        """As Prometheus reads them."""
+        """Return the metrics in Prometheus' format."""
         values = {"num_requests_running": engine.running, "num_requests_waiting": engine.waiting}
         for name, value in values.items():
             for gauge in self.gauges[name]:

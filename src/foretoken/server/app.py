@@ -170,8 +170,8 @@ class Routes:
         )
 
     async def health(self) -> Response:
-        """Whether there is an engine, or the first one loads; 503 while one that died is started
-        again."""
+        """Answer 200 where there is an engine, or the first one loads; 503 while one that died is
+        started again."""
         good = self.engine.state in ("ready", "loading", "draining")
         health = {
             "status": self.engine.state,
@@ -181,7 +181,7 @@ class Routes:
         return JSONResponse(health, 200 if good else 503)
 
     async def ready(self) -> Response:
-        """Whether requests are taken now."""
+        """Answer 200 where requests are taken now."""
         return JSONResponse(
             {"status": self.engine.state}, 200 if self.engine.state == "ready" else 503
         )

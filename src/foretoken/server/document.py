@@ -37,8 +37,8 @@ STATES: dict[int | str, dict[str, Any]] = {503: {"description": "There is no eng
 
 
 def post(kind: type[Wire], *, streams: bool = False) -> dict[str, Any]:
-    """Of a route that reads such a body; `streams`: as server-sent events where it asks for them.
-    As FastAPI takes it."""
+    """Return the OpenAPI document of a route that reads such a body, as FastAPI takes it;
+    `streams`: it answers with server-sent events where the body asks for them."""
     schema = kind.model_json_schema()
     parts = schema.pop("$defs", {})
     body = {"required": True, "content": _json(_whole(schema, parts))}

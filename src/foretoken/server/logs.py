@@ -13,7 +13,7 @@ PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """How to log."""
+    """Options of the logs."""
 
     kind: str = "text"  # or "json"
     level: str = "info"

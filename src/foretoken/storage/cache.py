@@ -72,8 +72,8 @@ def _distrust(folder: Path) -> str | None:
 
 
 def owned(*paths: Path) -> bool:
-    """Whether all of these are the user's own: others may have been planted while the folder was
-    open to all."""
+    """Tell whether all of these are the user's own: others may have been planted while the folder
+    was open to all."""
     return all(path.lstat().st_uid == path.stat().st_uid == _user() for path in paths)
 
 

@@ -53,6 +53,16 @@ def write(
         part.unlink(missing_ok=True)
 
 
+def read_text(file: Path, holds: str) -> str:
+    """Read a file in UTF-8; InputError where it cannot be read. holds: what it should contain."""
+    if not file.exists():
+        raise InputError(f"{file} cannot be read: there is no such file; give one with {holds}")
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read as text in UTF-8: {error}") from None
+
+
 def lock(file: IO[bytes], path: Path) -> None:
     """Let no other process lock a file that is open here, until it is closed; InputError where one
     has it."""

@@ -48,7 +48,7 @@ class Automaton:
         return max(ROOT, self.link[self.last])
 
     def continued(self, state: int) -> int:
-        """How often something followed its runs."""
+        """Return how often something followed its runs."""
         return self.count[state] - (self.recent[state] == len(self.ids))
 
     def following(self, state: int) -> Iterator[tuple[int, int]]:

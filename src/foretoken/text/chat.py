@@ -138,7 +138,7 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _calls(message: Message) -> bool:
-    """Whether a message without content says which tools to call."""
+    """Tell whether a message without content says which tools to call."""
     return message.get("content") is None and bool(message.get("tool_calls"))
 
 
@@ -163,8 +163,8 @@ def _require_template(tokenizer: PreTrainedTokenizerBase, template: str | None) 
 
 
 def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a template is given beside the messages: theirs, and a turn opened for the assistant
-    unless they say otherwise."""
+    """Return a template's variables besides the messages: the caller's, and a turn opened for the
+    assistant unless they say otherwise."""
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):

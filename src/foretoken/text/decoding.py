@@ -24,8 +24,8 @@ def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
 
 
 def continued(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]) -> str:
-    """What `tokens` add to the text of `prompt`: decoded alone they would lose their first space,
-    which SentencePiece decoders drop at the start of a text."""
+    """Return the text that `tokens` add to that of `prompt`: decoded alone they would lose their
+    first space, which SentencePiece decoders drop at the start of a text."""
     return Stream(tokenizer, prompt).add(tokens, last=True)
 
 
@@ -61,7 +61,7 @@ class Stream:
         return new
 
     def _open(self, now: str) -> bool:
-        """Whether the next token can still change the text of these."""
+        """Tell whether the next token can still change the text of these."""
         if now.endswith(REPLACEMENT):
             return True
         for token in reversed(self._tokens):

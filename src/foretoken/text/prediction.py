@@ -1,4 +1,4 @@
-"""What a caller says that a text will be, and where in it the text stands.
+"""A request's predicted text, and the position of the text within it.
 
 A function of the text alone: what was read of it is remembered only to save time. Knows no models
 and no tokenizer.
@@ -66,7 +66,7 @@ class Prediction:
         return None if place is None or self._agreement(place) < self._least else place
 
     def _agreement(self, place: int) -> int:
-        """How many tokens before that place are the last ones of the text."""
+        """Count the tokens before that place that are the last ones of the text."""
         most = min(LONGEST, place, len(self._text))
         differ = (n for n in range(most) if self.ids[place - 1 - n] != self._text[-1 - n])
         return next(differ, most)

@@ -118,7 +118,8 @@ class Transcript:
         self._ended = True
 
     def _begun(self) -> int:
-        """How many characters at the end of the settled text a stop string may begin with."""
+        """Count the characters at the end of the settled text with which a stop string may
+        begin."""
         for start in range(len(self._tail)):
             if any(stop.startswith(self._tail[start:]) for stop in self._stops):
                 return len(self._tail) - start

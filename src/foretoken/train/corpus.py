@@ -76,7 +76,7 @@ def split(texts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def hold_out(items: Sequence[T], first: int = 0) -> tuple[list[T], list[T]]:
-    """Those to train on, and one in HELD_OUT_EVERY, from number `first` on, held out."""
+    """Return the items to train on, and one in HELD_OUT_EVERY, from number `first` on, held out."""
     train = [item for i, item in enumerate(items) if i % HELD_OUT_EVERY != first]
     return train, list(items[first::HELD_OUT_EVERY])
 

@@ -96,7 +96,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Those to learn from, those held out, and a digest of their text."""
+    """The examples to learn from, those held out, and a digest of their text."""
 
     train: list[Example]
     held_out: list[Example]

@@ -134,7 +134,7 @@ def _require_texts(teacher: Teacher, count: int) -> None:
 
 
 def _settings(heads: Heads, teacher: Teacher) -> dict[str, Any]:
-    """What a resumed run must share with the one that was begun."""
+    """Return the settings that a resumed run must share with the one that was begun."""
     return {
         "heads": heads.count,
         "target": hashlib.sha256(heads.sketch.numpy().tobytes()).hexdigest()[:12],
@@ -157,7 +157,7 @@ def distance(heads: Heads, target: PreTrainedModel, texts: list[LessonText]) -> 
 
 @torch.no_grad()
 def measure(heads: Heads, target: PreTrainedModel, texts: list[LessonText], batch: int) -> Measured:
-    """How well each head predicts `texts`, `batch` of them at a time."""
+    """Measure how well each head predicts `texts`, `batch` of them at a time."""
     alpha, agreement, places = ([0.0] * heads.count for _ in range(3))
     for at in range(0, len(texts), batch):
         for k, (teacher, student) in enumerate(

@@ -30,7 +30,7 @@ FIXED = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """How long and how fast to train."""
+    """Length, learning rate and schedule of a training run."""
 
     steps: int = 2000
     batch: int = 8
@@ -104,7 +104,7 @@ class Loop:
 
     @property
     def due(self) -> bool:
-        """Whether to measure and save after this step."""
+        """True where this step is followed by a measurement and a save."""
         return self.step % self.recipe.save_every == 0 or self.step == self.recipe.steps
 
     @property
@@ -120,7 +120,7 @@ class Loop:
 
     @property
     def stalled(self) -> bool:
-        """Whether as many measurements as `patience` says have brought nothing better."""
+        """True where as many measurements as `patience` says have brought nothing better."""
         patience = self.recipe.patience * self.recipe.save_every
         return bool(patience and self.best and self.step - self.best["step"] >= patience)
 

@@ -174,7 +174,8 @@ def _extend(
 def _continuations(
     node: np.ndarray, room: np.ndarray, first: np.ndarray, k: int, size: int
 ) -> np.ndarray:
-    """How many different tokens were seen in front of each (k-1)-gram; a start counts as one."""
+    """Count the different tokens that were seen in front of each (k-1)-gram; a start counts as
+    one."""
     counts = np.bincount(node[first + 1], minlength=size)
     begins = (room >= k - 1) & (np.concatenate([[0], room[:-1]]) < k)
     counts[np.unique(node[begins])] += 1

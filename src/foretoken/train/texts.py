@@ -92,7 +92,8 @@ class Authors:
         )
 
     def requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
-        """Those of the examples; raises InputError for a prompt that the target cannot hold."""
+        """Return the requests of the examples; raises InputError for a prompt that the target
+        cannot hold."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
         return self.pair.together.requests(list(prompts), self._sampling, keys)
 

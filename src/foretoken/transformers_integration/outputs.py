@@ -104,5 +104,5 @@ def _scores(row: Row, handed: GenerateCall) -> Tensor:
     """Return the scores that transformers' processors would leave of a row's logits."""
     scores = torch.cat([block.shaped for block in row.seen or ()])
     if handed.samples:
-        scores = warped(scores, row.request.params)
+        scores = warped(scores, row.request.params.standard)
     return (scores.log_softmax(-1) if handed.config.renormalize_logits else scores).float()

@@ -189,7 +189,7 @@ def _tell_anew(cases: list[Job], results: ResultFile) -> None:
 
 
 def _command(recipes: list[Path], out: Path, flags: list[str]) -> str:
-    """As one would type it."""
+    """Return the command as one would type it."""
     return shlex.join(["foretoken-lab", "report", *map(str, recipes), "--out", str(out), *flags])
 
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
-from foretoken.cli import option, trained
+from foretoken.cli import option, train
 from foretoken.cli.command import quiet
+from foretoken.errors import InputError
 
+Patience = Annotated[
+    int,
+    Option(help="End after so many measurements without a lower held-out loss; 0: at --steps."),
+]
+Bfloat16 = Annotated[
+    bool, Option("--bfloat16", help="Multiply in bfloat16: faster on processors that can.")
+]
 app = typer.Typer(no_args_is_help=True, help="Train small targets, and drafts for them.")
 
 
@@ -30,8 +38,8 @@ def lm(
     batch: Annotated[int, Option(help="Windows a step.")] = 8,
     context: Annotated[int, Option(help="Tokens a window.")] = 512,
     learning_rate: Annotated[float, Option()] = 3e-3,
-    patience: trained.Patience = 0,
-    bfloat16: trained.Bfloat16 = False,
+    patience: Patience = 0,
+    bfloat16: Bfloat16 = False,
     seed: option.Seed = 0,
     tokenizer: Annotated[
         Path | None, Option(help="Folder whose tokenizer to use; left out: train one.")
@@ -48,17 +56,17 @@ def lm(
     recipe = TrainingRecipe(
         steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16
     )
-    trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
-    with trained.bar("training", steps) as bar:
-        report = partial(trained.report_loss, bar)
+    _require_folders((tokenizer, "a tokenizer"), (init, "a model"))
+    with train.progress_bar("training", steps) as bar:
+        report = partial(_report_loss, bar)
         summary = train_lm(data, out, shape, recipe, tokenizer, init, report)
     model = out / "model"
     lines = [
-        f"{trained.size(model, summary)} over {summary['tokens_seen'] / 1e6:.3g}M tokens",
+        f"{train.size(model, summary)} over {summary['tokens_seen'] / 1e6:.3g}M tokens",
         f"held-out text: {summary['held_out_nats_per_token']:.4f} nats a token, "
         f"{summary['held_out_bits_per_byte']:.4f} bits a byte",
     ]
-    trained.show_model(summary, lines, model, tokenizer, as_json=as_json)
+    _show_model(summary, lines, model, tokenizer, as_json=as_json)
 
 
 @app.command()
@@ -76,12 +84,12 @@ def seq2seq(
     vocab_size: Annotated[int, Option(help="Of a new tokenizer.")] = 4096,
     length: Annotated[int, Option(help="Tokens of a target at most; the rest is cut.")] = 128,
     dropout: Annotated[float, Option()] = 0.0,
-    bfloat16: trained.Bfloat16 = False,
+    bfloat16: Bfloat16 = False,
     steps: Annotated[int, Option()] = 2000,
     batch: Annotated[int, Option(help="Tokens a step, of sources, targets and padding.")] = 4096,
     learning_rate: Annotated[float, Option()] = 3e-3,
     warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 100,
-    patience: trained.Patience = 0,
+    patience: Patience = 0,
     save_every: Annotated[int, Option(help="Steps between checkpoints and their loss.")] = 100,
     seed: option.Seed = 0,
     tokenizer: Annotated[
@@ -105,18 +113,44 @@ def seq2seq(
     rate = {"learning_rate": learning_rate, "warmup": warmup}
     ends = {"save_every": save_every, "patience": patience}
     recipe = TrainingRecipe(steps, batch, **rate, seed=seed, **ends, bfloat16=bfloat16)
-    trained.require_folders((tokenizer, "a tokenizer"), (init, "a model"))
+    _require_folders((tokenizer, "a tokenizer"), (init, "a model"))
     try:
-        with trained.bar("training", steps) as bar:
-            report = partial(trained.report_loss, bar)
+        with train.progress_bar("training", steps) as bar:
+            report = partial(_report_loss, bar)
             summary = train_seq2seq(data, out, shape, lesson, recipe, tokenizer, init, report)
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
         raise typer.Exit(130) from None
     model = out / "model"
     lines = [
-        f"{trained.size(model, summary)}, {summary['epochs']:.3g} times over the pairs",
+        f"{train.size(model, summary)}, {summary['epochs']:.3g} times over the pairs",
         f"held-out pairs: {summary['held_out_nats_per_token']:.4f} nats a token at step "
         f"{summary['best_step']}",
     ]
-    trained.show_model(summary, lines, model, tokenizer, as_json=as_json)
+    _show_model(summary, lines, model, tokenizer, as_json=as_json)
+
+
+def _require_folders(*folders: tuple[Path | None, str]) -> None:
+    """Raise InputError for paths that are no folders; each comes with what it should hold."""
+    for folder, content in folders:
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"{folder} is no folder; give a folder of {content}")
+
+
+def _report_loss(bar: train.Report, step: int, loss: float, held_out: float | None) -> None:
+    """Report the loss, with a line where the held-out loss was measured."""
+    line = None
+    if held_out is not None:
+        line = f"step {step}: loss {loss:.4f}, held out {held_out:.4f} nats a token"
+    bar(step, f"loss {loss:.3f}", line)
+
+
+def _show_model(
+    summary: dict[str, Any], lines: list[str], model: Path, tokenizer: Path | None, *, as_json: bool
+) -> None:
+    """Show how to use a model: as a target if its tokenizer is its own, else as a draft for the
+    model that the tokenizer came with."""
+    command: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
+    if tokenizer is not None:
+        command = train.use(train.target_of(tokenizer), model, option.TargetReading())
+    train.show(summary, lines, command, as_json=as_json)

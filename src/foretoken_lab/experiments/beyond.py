@@ -75,7 +75,7 @@ def in_turn(
 
 
 def seconds_per_token(runs: Runs) -> float:
-    """Of all texts of a repeat together; the median over repeats."""
+    """Return the seconds per token of all texts of a repeat together; the median over repeats."""
     steady = [[text.steady for text in texts] for texts in runs]
     return median(
         sum(each.seconds for each in texts) / sum(each.tokens for each in texts) for texts in steady
@@ -101,8 +101,9 @@ Turns = dict[str, Runs]  # by way
 
 
 def cases(recipe: Recipe) -> list[Case]:
-    """Of every draft that is a model, or the first of them: rules where text is sampled, automatic
-    gamma at every temperature, and cascades over the draft listed before, or else a look-up."""
+    """Return the cases of every draft that is a model, or the first of them: acceptance methods
+    where text is sampled, automatic gamma at every temperature, and cascades over the draft listed
+    before, or else a look-up."""
     drafts = [draft for draft in recipe.drafts if draft.is_model][: recipe.beyond_models]
     sampled = [temperature for temperature in recipe.temperatures if temperature > 0]
     cases_chosen: list[Case] = []
@@ -285,14 +286,10 @@ def _show_cascade(rows: list[ResultRow]) -> tuple[str, Table]:
         "cascade",
         "times the draft's speed",
     )
-    gaining = sum(ratio > 1 for ratio in faster)
     paragraph = (
-        f"A draft with a draft of its own runs at {spanned(faster)} times its speed alone, and "
-        f"gains in {gaining} of {len(faster)} cases: its own passes must cost much more than "
-        "those of the inner draft, which those of drafts of this size hardly do."
-        if gaining * 2 < len(faster)
-        else f"A draft with a draft of its own runs at {spanned(faster)} times its speed alone, "
-        f"and gains in {gaining} of {len(faster)} cases."
+        f"A draft with a draft of its own runs at {spanned(faster)} times its speed alone. It "
+        "gains where its own forward passes cost much more than those of the inner draft, which "
+        "those of small drafts hardly do."
     )
     return paragraph, Table("Cascades, both with automatic gamma", head, lines)
 

@@ -1,4 +1,5 @@
-"""What an experiment is: cases to measure, each a row of JSON, and a section made of the rows.
+"""The protocol of experiments: cases to measure, each a row of JSON, and a section made of the
+rows.
 
 Sections hold text, tables and pictures, as data; how they are shown is the report's business.
 """
@@ -64,7 +65,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What a report says of an experiment."""
+    """A report's section on an experiment."""
 
     title: str
     paragraphs: list[str]
@@ -77,7 +78,7 @@ class Experiment(Protocol):
     """A module of this folder."""
 
     def cases(self, recipe: Recipe) -> list[Case]:
-        """What is measured; none where the experiment does not apply."""
+        """Return the cases to measure; none where the experiment does not apply."""
         ...
 
     def measure(self, pairs: Pairs, case: Case) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def done(results: Found, name: str) -> list[ResultRow]:
 
 
 def estimate(result: Mapping[str, Any]) -> Estimate:
-    """As it stands in a row."""
+    """Return the estimate that stands in a row."""
     return Estimate(**result)
 
 

@@ -1,5 +1,5 @@
-"""What section 4 observes, asked of what was measured here: each statement holds or does not hold,
-with the numbers. Measures nothing itself."""
+"""Observations of section 4, checked against the measurements here: each statement holds or does
+not hold, with the numbers. Measures nothing itself."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def _verdict(answers: list[Finding]) -> str:
 
 
 def _above(one: Estimate, other: Estimate) -> str:
-    """Whether the first is above the second, beyond both intervals."""
+    """Tell whether the first is above the second, beyond both intervals."""
     if one.above(other):
         return HOLDS
     return FAILS if other.above(one) else OPEN
 
 
 def _within(own: Estimate, low: float, high: float) -> str:
-    """Whether it is between the two with all of its interval."""
+    """Tell whether it is between the two with all of its interval."""
     if low <= own.low and own.high <= high:
         return HOLDS
     return FAILS if own.high < low or high < own.low else OPEN

@@ -1,4 +1,4 @@
-"""What the paper prints: its tables and figures as data (arXiv 2211.17192v2).
+"""The paper's tables and figures as data (arXiv 2211.17192v2).
 
 Names are the paper's. Where a printed figure errs, docs/paper_map.md says so.
 """

@@ -23,7 +23,6 @@ from foretoken_lab.experiments.experiment import (
     estimate,
     plus_minus,
     rounded,
-    spanned,
     without_blanks,
 )
 from foretoken_lab.recipes.pairs import Pairs
@@ -115,7 +114,8 @@ def section(recipe: Recipe, results: Found) -> Section | None:
 
 
 def fastest(results: Found) -> dict[tuple[str, float], ResultRow]:
-    """Of each draft at each temperature the gamma that was fastest, in the order of the rows."""
+    """Return, for each draft at each temperature, the gamma that was fastest, in the order of the
+    rows."""
     best: dict[tuple[str, float], ResultRow] = {}
     for row in done(results, "walltime"):
         key = row.case["draft"], row.case["temperature"]
@@ -167,46 +167,22 @@ def _line(recipe: Recipe, results: Found, row: ResultRow) -> tuple[str, ...]:
 
 
 def _paragraphs(recipe: Recipe, results: Found, best: list[ResultRow]) -> list[str]:
-    """What agrees with the paper, and why the rest does not."""
-    paragraphs = [
+    busy = max(row.result["others"] for row in best)
+    return [
         f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of "
         f"up to {recipe.max_new_tokens} new tokens, plain and speculative runs in turn, "
-        f"{recipe.repeats} of each. Intervals are over prompts."
+        f"{recipe.repeats} of each. Intervals are over prompts. Of several gammas the fastest is "
+        f"shown, by the same runs, so that a little of it is luck. Other processes took up to "
+        f"{busy:.0%} of the processors meanwhile.",
+        "Three numbers stand between these speeds and the paper's: alpha, c and v. c is the time "
+        "of a draft's forward pass over the target's. A small model's is mostly the call, not its "
+        "arithmetic, so the drafts of a small target are dear; with the paper's c the same alpha "
+        "gives the factors in the column beside. v is the time of a forward pass over gamma + 1 "
+        "tokens over that of one over a single token, which the theorem takes as 1. The paper's "
+        "accelerator computes the further tokens while it waits for memory, at batch 1; a "
+        "processor needs time for them, which lowers what is measured below what is expected.",
+        *_theorem(results, best),
     ]
-    if len(recipe.gammas) > 1:
-        paragraphs[0] += (
-            f" Of {len(recipe.gammas)} gammas the fastest is shown, by the same runs, so that a "
-            "little of it is luck."
-        )
-    paragraphs += [_speeds(recipe, best)]
-    paragraphs += _theorem(results, best)
-    paragraphs += _passes(best)
-    paragraphs += _costs(recipe, best)
-    busy = max(row.result["others"] for row in best)
-    if busy > 0.05:
-        paragraphs.append(
-            f"Other processes took up to {busy:.0%} of the processors meanwhile: these times are "
-            "uncertain."
-        )
-    return paragraphs
-
-
-def _speeds(recipe: Recipe, best: list[ResultRow]) -> str:
-    """Beside what the paper measured."""
-    pairs = [
-        (speed(row).value, printed.measured)
-        for row in best
-        if (printed := _printed(recipe, row)) is not None
-    ]
-    if not pairs:
-        return "The paper's tables 2 and 4 have no counterpart of these drafts."
-    ours, theirs = zip(*pairs, strict=True)
-    lower = sum(own < printed for own, printed in pairs)
-    return (
-        f"Measured are {spanned(ours)} times plain decoding, in the paper {spanned(theirs, 1)} on "
-        f"the lines that have a counterpart: ours is lower in {lower} of {len(pairs)}. Three "
-        "numbers stand between the two: alpha, c and v."
-    )
 
 
 def _theorem(results: Found, best: list[ResultRow]) -> list[str]:
@@ -222,48 +198,6 @@ def _theorem(results: Found, best: list[ResultRow]) -> list[str]:
         f"paper's table 4, within whose range {inside} of {len(shares)} of ours lie. With the "
         f"measured v, which the theorem takes as 1: {_span(with_v)}."
     ]
-
-
-def _passes(best: list[ResultRow]) -> list[str]:
-    measured = [(row.result["v"], row) for row in best if row.result["v"] is not None]
-    if not measured:
-        return []
-    v, row = max(measured, key=lambda pair: pair[0])
-    if v < 1.1:
-        return [
-            f"A pass over gamma + 1 tokens takes at most {v:.2f} times one over a single token, so "
-            "that the theorem's assumption, 1, holds here."
-        ]
-    return [
-        "The theorem assumes that a pass over gamma + 1 tokens costs as much as one over a single "
-        f"token. Here it takes up to {v:.2f} times as long (gamma {row.case['gamma']}). The "
-        "paper's accelerator computes them while it waits for memory, at batch 1; this processor "
-        "needs time for them, which lowers what is measured below what is expected."
-    ]
-
-
-def _costs(recipe: Recipe, best: list[ResultRow]) -> list[str]:
-    """Our c beside the paper's."""
-    pairs = [
-        (row.result["c"], own.c, own.label)
-        for row in best
-        if (own := recipe.draft(row.case["draft"])).c is not None and row.result["c"] is not None
-    ]
-    if not pairs:
-        return []
-    c, theirs, label = max(pairs, key=lambda pair: pair[0] / pair[1] if pair[1] else 0.0)
-    if not theirs:
-        return []
-    share = c / theirs
-    sentence = f"c of {label} is {c:.3f} here and {theirs:g} in the paper, {share:.1f} times. "
-    if share > 1.5:
-        return [
-            sentence
-            + "A small model's pass is mostly the call, not its arithmetic, so the drafts of a "
-            "small target are dear; with the paper's c the same alpha gives the factors in the "
-            "column beside."
-        ]
-    return [sentence + "So costs are as in the paper, and speeds differ by alpha and v alone."]
 
 
 def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:

@@ -59,7 +59,7 @@ class Clock:
 
 @dataclass(slots=True)
 class PaperParts:
-    """What target, drafter and judge of a replica share."""
+    """Parts that target, drafter and judge of a replica share."""
 
     texts: list[PaperText]  # by number
     serving: Serving

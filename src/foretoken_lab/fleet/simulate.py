@@ -1,4 +1,4 @@
-"""What a fleet of replicas would do with requests at a rate, from one replica's measured costs.
+"""A simulation of a fleet of replicas, with requests at a rate, from one replica's measured costs.
 
 A request comes at a random time (Poisson), goes to the replica with the fewest that are not done,
 and has the acceptance of one of the prompts that were measured. Nothing is known of networks, of
@@ -37,8 +37,8 @@ MOST = {  # more would not be simulated in an hour
 
 @dataclass(frozen=True, slots=True)
 class PaperFleet:
-    """What is simulated. Lengths in tokens; None: those of the measured prompts and texts. gamma:
-    None: chosen before every step."""
+    """The fleet to simulate. Lengths in tokens; None: those of the measured prompts and texts.
+    gamma: None: chosen before every step."""
 
     replicas: int = 1
     requests: int = 1000
@@ -87,8 +87,9 @@ class Simulated:
 
 
 def require(measured: Measurement, name: str) -> Serving:
-    """What a fleet follows from; InputError for a file without it, RefusedError for a draft whose
-    draft tokens fare otherwise than at the places that were measured."""
+    """Return the measured costs that a fleet follows from; InputError for a file without them,
+    RefusedError for a draft whose draft tokens fare otherwise than at the places that were
+    measured."""
     if measured.serving is None:
         raise InputError(
             f"{name} does not say what a batch costs; measure again with "
@@ -205,7 +206,8 @@ def _require_fit(serving: Serving | None, texts: list[PaperText], limits: list[i
 def _betas(
     overlaps: Sequence[float | None], dice: Random, *, greedy: bool
 ) -> tuple[float | None, ...]:
-    """As measured; at temperature 0 whether a draft token is kept is known where it is made."""
+    """Return the betas as measured; at temperature 0, whether a draft token is accepted is known
+    where it is made."""
     if not greedy:
         return tuple(overlaps)
     return tuple(None if beta is None else float(dice.random() < beta) for beta in overlaps)

@@ -1,1 +1,1 @@
-"""What a report is made of: a recipe, its prompts, and the pairs that it names, loaded."""
+"""Ingredients of a report: a recipe, its prompts, and the pairs that it names, loaded."""

@@ -38,7 +38,7 @@ class WrittenTexts(NamedTuple):
 
 
 class Pairs:
-    """What a recipe names, made when it is asked for and kept while it can be used again."""
+    """Models that a recipe names, loaded on demand and kept while they can be used again."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -54,7 +54,7 @@ class Pairs:
 
     @property
     def timed(self) -> list[Prompt]:
-        """Those that are timed."""
+        """The prompts that are timed."""
         return self.prompts[: self.recipe.timed]
 
     def spec(self, label: str) -> Speculator:

@@ -91,5 +91,5 @@ def _from_json(place: str, line: str, prompts: Prompts) -> RecipePrompt:
 
 
 def _first(value: Any) -> Any:
-    """Of several turns or references the first."""
+    """Return the first of several turns or references."""
     return value[0] if isinstance(value, list) and value and isinstance(value[0], str) else value

@@ -47,7 +47,7 @@ class RecipeForm(BaseModel):
 
 
 class RecipeDraft(RecipeForm):
-    """What guesses. Neither `draft` nor `order`: the draft that `foretoken.load` picks itself."""
+    """A draft. Neither `draft` nor `order`: the draft that `foretoken.load` picks itself."""
 
     label: Annotated[str, Field(min_length=1, max_length=60, pattern=LINE)]
     draft: Annotated[str, Field(min_length=1)] | None = None  # as foretoken.load takes it
@@ -173,8 +173,8 @@ class Recipe(RecipeForm):
 
     @property
     def digest(self) -> str:
-        """Of all that its measurements depend on but machine and package: prompts included, and
-        which files its models are. InputError where the prompts cannot be read."""
+        """A digest of all that its measurements depend on but machine and package: prompts
+        included, and which files its models are. InputError where the prompts cannot be read."""
         unmeasured = {"title": True, "experiments": True}
         fields = self.model_dump(exclude={**unmeasured, "drafts": {"__all__": {"distilled_from"}}})
         try:
@@ -263,7 +263,7 @@ def _mistake(error: ValidationError) -> str:
 
 
 def _keys(place: tuple[Any, ...]) -> list[str]:
-    """Those that the table of a key may have."""
+    """Return the keys that the table of a key may have."""
     tables: dict[Any, type[RecipeForm]] = {"drafts": RecipeDraft, "prompts": Prompts}
     return list((tables[place[0]] if len(place) > 1 else Recipe).model_fields)
 

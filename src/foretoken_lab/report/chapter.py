@@ -125,7 +125,7 @@ def _said_of_the_rest() -> str:
 
 
 def _rounds(value: float, printed: float, digits: int) -> bool:
-    """Whether a figure is printed as the value rounds."""
+    """Tell whether a figure is printed as the value rounds."""
     return math.isclose(round(value, digits), printed, abs_tol=1e-9)
 
 
@@ -154,7 +154,7 @@ class Headline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """Of one recipe; None: of the paper's formulas, which need no models."""
+    """A report's chapter on one recipe; None: on the paper's formulas, which need no models."""
 
     name: str
     title: str

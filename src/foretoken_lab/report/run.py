@@ -41,8 +41,9 @@ from foretoken_lab.recipes.recipe import Recipe, shown_from
 
 
 class ResultOrigin(BaseModel):
-    """What the measurements of a digest were made with; before the first of them, and again where
-    it has changed. `recipe`: all of its fields; `cases`: how many it asks for."""
+    """The conditions that the measurements of a digest were made with; written before the first of
+    them, and again where they have changed. `recipe`: all of its fields; `cases`: how many it asks
+    for."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     of: str
@@ -118,15 +119,15 @@ class ResultFile:
         return self._last.get(recipe)
 
     def cases(self, origin: str) -> list[tuple[str, Case]]:
-        """What was measured: experiments and their cases."""
+        """Return the experiments and cases that were measured."""
         return [(line.experiment, line.case) for line in self._lines.values() if line.of == origin]
 
     def origins(self, origin: str) -> list[ResultOrigin]:
-        """What its measurements were made with, the latest last."""
+        """Return the conditions that its measurements were made with, the latest last."""
         return self._origins.get(origin, [])
 
     def seconds(self, origin: str, experiment: str | None = None) -> list[float]:
-        """What its measurements took, those of one experiment or of all."""
+        """Return the times of its measurements, those of one experiment or of all."""
         return [
             line.seconds
             for line in self._lines.values()
@@ -134,7 +135,7 @@ class ResultFile:
         ]
 
     def _read(self, text: bytes) -> bool:
-        """Whether it is a line."""
+        """Read a line; tell whether it is one."""
         try:
             fields = files.parse_json(text)
             kind = ResultOrigin if isinstance(fields, dict) and "command" in fields else ResultLine
@@ -180,7 +181,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far the work is: what comes next, and the seconds left; None where nothing tells."""
+    """The progress of the work: the next case, and the seconds left; None where nothing tells."""
 
     done: int
     all: int
@@ -205,7 +206,7 @@ def jobs(recipes: list[Recipe], machine: Machine) -> list[Job]:
 
 
 def digest(recipe: Recipe, machine: Machine) -> str:
-    """Of what measurements depend on: they are used again where it is equal."""
+    """Return a digest of all that measurements depend on: they are used again where it is equal."""
     facts = [recipe.digest, asdict(machine)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -179,7 +179,7 @@ def scores(
     length: int,
     baseline: Callable[[list[str]], list[str]],
 ) -> dict[str, Any]:
-    """Of the target's greedy texts without draft tokens and with a draft's, and of a baseline's."""
+    """Return scores of the target's greedy texts, plain and with a draft, and of a baseline's."""
     quiet()
     prompts, references = (list(side) for side in zip(*test, strict=True))
     spec = load(out / "models" / "target", out / "models" / draft)
@@ -236,7 +236,7 @@ def _row(place: str, line: str, keys: tuple[str, str]) -> Pair:
 
 
 def lines(path: Path) -> list[str]:
-    """Of a text file, packed or not."""
+    """Return the lines of a text file, packed or not."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -254,7 +254,8 @@ def _either(path: Path) -> Path:
 
 
 def clean(text: str) -> str:
-    """As it is written: tokens that an earlier program set apart stand together again."""
+    """Return a text as it is written: tokens that an earlier program set apart stand together
+    again."""
     text = html.unescape(text.replace(" @-@ ", "-"))
     for apart, together in SPACED:
         text = re.sub(apart, together, text)
@@ -274,7 +275,8 @@ def cleaned(pairs: Iterable[Pair], banned: Iterable[str], seed: int = 0) -> list
 
 
 def write(path: Path, pairs: Iterable[Pair]) -> None:
-    """As the package's trainers read them: {"source": ..., "target": ...} on each line."""
+    """Write pairs as the package's trainers read them: {"source": ..., "target": ...} on each
+    line."""
     rows = [json.dumps({"source": s, "target": t}, ensure_ascii=False) for s, t in pairs]
     files.write(path, "\n".join(rows).encode())
     print(f"{path}: {len(rows)} pairs", flush=True)

@@ -109,7 +109,8 @@ def test_file(out: Path, name: str) -> Path:
 
 
 def alike(pair: commands.Pair) -> bool:
-    """Whether a pair may be a translation: neither side long, nor much longer than the other."""
+    """Tell whether a pair may be a translation: neither side long, nor much longer than the
+    other."""
     shorter, longer = sorted(len(text.split()) for text in pair)
     return longer <= min(WORDS, RATIO * shorter + 2)
 

@@ -55,7 +55,7 @@ class Seq2SeqShape:
 
 @dataclass(frozen=True, slots=True)
 class PairLesson:
-    """What is learnt of a pair, and how."""
+    """The lesson of a pair."""
 
     length: int = 128  # tokens of a target at most: the rest is cut
     dropout: float = 0.0
@@ -151,7 +151,8 @@ def _edges(lengths: np.ndarray, tokens: int) -> list[int]:
 def cross_entropy(
     model: T5ForConditionalGeneration, pairs: list[Example], reduction: str
 ) -> Tensor:
-    """Of the targets given their sources, in nats: "mean", or "sum" over all tokens."""
+    """Return the cross-entropy of the targets given their sources, in nats: "mean", or "sum" over
+    all tokens."""
     sources = [list(p.prompt) for p in pairs]
     targets = [list(p.reference) for p in pairs]
     start = cast(int, model.config.decoder_start_token_id)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from foretoken.cli.answer import Answer, answers, begin, cut, departure, end, remarks, show
-from foretoken.cli.prompts import Line
-from foretoken.cli.task import tasks
+from foretoken.cli.answer import TaskAnswer, answers, begin, cut, departure, end, remarks, show
+from foretoken.cli.prompts import Line, tasks
 from foretoken.sampling.logprobs import Logprobs
 
 
@@ -19,7 +18,7 @@ def completion(count: int = 4, reason: str = "length", **known):
     return SimpleNamespace(tokens=[7] * count, finish_reason=reason, stats=stats, **known)
 
 
-def made(completions, lines=None, **given) -> list[Answer]:
+def made(completions, lines=None, **given) -> list[TaskAnswer]:
     """Each of a prompt of its own, unless `lines` are given."""
     lines = lines or [Line(chr(ord("a") + i)) for i in range(len(completions))]
     requests = [SimpleNamespace(prompt=[1], source=None)] * len(completions)
@@ -51,13 +50,13 @@ def test_a_text_without_bias_or_draft_tokens_is_the_target_s():
         greedy == "lenience 0.5: still the target's greedy text: all 4 tokens are its first choice."
     )
     drawn = departure(made([completion()], temperature=1.0), 0.5)
-    assert drawn.endswith("law: nothing was guessed.")
+    assert drawn.endswith("distribution: nothing was drafted.")
 
 
 def test_bias_is_a_mean_over_all_tokens():
     completions = [completion(3, bias=0.2, drafted=2), completion(1)]
     drawn = departure(made(completions, temperature=1.0), 0.5)
-    assert "law that is 0.1500 away (total variation, mean of 4 tokens)" in drawn
+    assert "one 0.1500 away from it (total variation, mean of 4 tokens)" in drawn
     assert "2 times it" in drawn
     assert "1 of 4 tokens are not its first choice" in departure(made(completions), 0.5)
     mixed = [Line("a", sampling={"temperature": 1.0}), Line("b")]

@@ -60,6 +60,7 @@ def test_a_document_with_a_peer(call: Run, pair: tuple[object, ...], tmp_path: P
         assert (tmp_path / "new" / name).read_text().lstrip().startswith("<?xml")
 
 
+@pytest.mark.prove  # a peer's process takes seconds to begin
 def test_a_peer_that_cannot_read_the_draft_decodes_plainly(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, "--draft", "lookup", *QUICK, "--vs", "transformers", "--json")
     document = json.loads(out)
@@ -72,6 +73,7 @@ def test_a_peer_that_cannot_read_the_draft_decodes_plainly(call: Run, pair: tupl
 BATCHES = (*QUICK, "--batch", "1,3")
 
 
+@pytest.mark.prove  # a peer's process takes seconds to begin
 def test_a_document_of_batches(call: Run, pair: tuple[object, ...], tmp_path: Path):
     """Three texts of two prompts at once; transformers, as it is, takes them together."""
     args = (*pair, *BATCHES, "--assisted", 3, "--vs", "transformers", "--json", "--out", tmp_path)

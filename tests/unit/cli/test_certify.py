@@ -61,7 +61,7 @@ def pair(base: Path, *more: object) -> tuple[object, ...]:
 def test_a_certificate_for_reading(run, base):
     code, out, err = run(*pair(base))
     assert code == 0 and "greedy: plain" in err and "Traceback" not in err
-    first = "up to 9 tests of 32 sampled texts with guesses and 64 without take about "
+    first = "up to 9 tests of 32 speculative texts and 64 plain ones take about "
     assert err.startswith(first) and " seconds, as fast as this machine is now\n" in err
     line = " ".join(out.split())  # folders' names are of any length
     assert "computed in float32, rule block, gamma 3, 2 prompts, seed 0" in line

@@ -108,7 +108,7 @@ def test_json_is_one_document(run, base):
         (0, r"lenience 0.2: not the target's greedy text. \d+ of 12 tokens are not its first"),
         (
             1,
-            r"lenience 0.2: not the target's law. A token was drawn from a law that is 0\.\d+ away",
+            r"lenience 0.2: not the target's distribution. Tokens were drawn from one 0\.\d+ away",
         ),
     ],
 )
@@ -132,7 +132,11 @@ def test_lenience_that_nothing_came_of_is_said_too(run, base, temperature):
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
     args = (*args, "--gamma", 0, "--temperature", temperature)
     result = run("generate", "It was", *args, "--lenience", 0.2)
-    what = "law: nothing was guessed" if temperature else "greedy text: all 12 tokens are its first"
+    what = (
+        "distribution: nothing was drafted"
+        if temperature
+        else "greedy text: all 12 tokens are its first"
+    )
     assert result.code == 0 and result.err.startswith(f"lenience 0.2: still the target's {what}")
     assert result.err.count("\n") == 1
     for extra in ((), ("--lenience", 0.2)):
@@ -155,7 +159,7 @@ def test_compare(run, base, monkeypatch):
     assert "\n".join(text) == library(base, "It was", max_new_tokens=9).text
     assert measured.startswith("plain ") and "gamma 2" in measured and measured.endswith("x")
     assert (
-        "Theorem 3.8 for the guesses made" in predicted
+        "Theorem 3.8 for the draft tokens made" in predicted
         and "with alpha" in predicted
         and said.startswith("other processes took 23%")
     )
@@ -373,7 +377,7 @@ def test_an_unknown_option_is_a_usage_error(run):
 
 def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
     """A line ends where the next word does not fit, at any width."""
-    commands = ("generate measure plan bench certify doctor").split()
+    commands = ("generate measure bench certify doctor").split()
     trainers = [("train", name) for name in "samples ngram distill heads".split()]
     for width in (80, 120):
         monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)

@@ -140,7 +140,7 @@ def test_logprobs_of_ids(run, base):
     )
     shown = run("generate", "1,2", *args).out
     first = completion.logprobs[0]
-    assert re.search(rf"^ +{first.token} +{first.logprob:.3f} +{first.top[0][0]} ", shown, re.M)
+    assert re.search(rf"^{first.token} +{first.logprob:.3f} +{first.top[0][0]} ", shown, re.M)
 
 
 def test_chat(run, pair, base, spec):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from foretoken.cli.likelihoods import document, show
+from foretoken.cli.answer import _likelihoods as document
+from foretoken.cli.answer import show_likelihoods
 from foretoken.sampling.logprobs import Logprobs
 from tiny import byte_level
 
@@ -16,7 +17,7 @@ def completion(logprobs=None, prompt_logprobs=None):
 
 
 def shown(capsys, *args) -> list[list[str]]:
-    show(*args)
+    show_likelihoods(*args)
     return [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from foretoken.cli import option
+from foretoken.cli.batch import Lines, Tally, completing, here, on_ray
 from foretoken.cli.cluster import Cluster
-from foretoken.cli.lines import Lines, completing, here, on_ray
+from foretoken.cli.generate import _origin
 from foretoken.cli.messages import Template
-from foretoken.cli.prompts import Line
-from foretoken.cli.results import Tally
-from foretoken.cli.task import COPY, ModelTask
+from foretoken.cli.prompts import COPY, Line, ModelTask
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama
 
@@ -48,3 +47,7 @@ def test_what_cannot_be_continued_is_told_and_passed_over(tmp_path, capsys) -> N
 def test_options_say_where() -> None:
     one, other = completing(lines(), Cluster()), completing(lines(), Cluster(ray="auto"))
     assert one.func is here.__wrapped__ and other.func is on_ray.__wrapped__  # pyright: ignore
+
+
+def test_results_of_version_0_1_0_are_resumed() -> None:
+    assert _origin(lines(), (2, 0)) == "db2d12ad9d75f405"  # as that version wrote it

@@ -131,7 +131,7 @@ def test_ids_and_copies(run, base):
     args = ("--target", base / "bare", "--draft", "lookup", "--prompts", base / "ids.jsonl")
     args = (*args, "--max-new-tokens", 8, "--runtime", "transformers")
     result = run("measure", *args)
-    assert result.code == 0 and "no guess, so 0, at" in result.out
+    assert result.code == 0 and "no draft token, so 0, at" in result.out
     assert "draft   lookup: python" in result.out
 
 

@@ -224,9 +224,9 @@ def test_stats_of_draft_tokens():
     reply = ChatReply(tokens=8, calls=4, drafted=10, accepted=5, overlaps=[0.5, 0.7], bias=0.4)
     rows = dict(session._rows(reply, Said()))
     assert rows["tokens"] == "8 in 4 target runs (2.00 a run)"
-    assert rows["guesses"] == "5 of 10 kept (0.50), alpha 0.60"
-    assert rows["law"].startswith("0.0500 from the target's")
-    assert dict(session._rows(ChatReply(tokens=2, calls=2), Said()))["guesses"] == "none"
+    assert rows["draft tokens"] == "5 of 10 accepted (0.50), alpha 0.60"
+    assert rows["distribution"].startswith("0.0500 from the target's")
+    assert dict(session._rows(ChatReply(tokens=2, calls=2), Said()))["draft tokens"] == "none"
 
 
 def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):

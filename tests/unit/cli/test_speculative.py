@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.cli.speculative import Chosen, speculative
+from foretoken.cli.option import Chosen, speculative
 from foretoken.errors import InputError
 
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.cli.prompts import Line
-from foretoken.cli.task import require, require_one, tasks
+from foretoken.cli.prompts import Line, require, require_one, tasks
 from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.params import SamplingParams
 

@@ -85,6 +85,7 @@ session.leave()
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
+@pytest.mark.prove  # a cluster takes many processes, and seconds
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
 def test_what_is_started_here_listens_on_the_loopback_alone() -> None:
     pytest.importorskip("ray")

@@ -70,6 +70,14 @@ def parameters(value: Any) -> list[str]:
     return [stars.get(each.kind, "") + each.name for each in every if each.name != "self"]
 
 
+def _keywords(value: Any) -> list[str]:
+    """The keys of the TypedDict that a `**options: Unpack[...]` stands for."""
+    annotations = [each.annotation for each in inspect.signature(value).parameters.values()]
+    names = [found[1] for each in annotations if (found := re.match(r"Unpack\[(\w+)\]", str(each)))]
+    module = vars(inspect.getmodule(value))
+    return [key for name in names for key in module[name].__annotations__]
+
+
 def _constructed(value: Any) -> bool:
     """Whether callers make objects of this class, other than of an error that has one message."""
     if not inspect.isclass(value) or getattr(value, "_is_protocol", False):
@@ -88,6 +96,8 @@ def mistakes(value: Any) -> list[str]:
         takes = list(getattr(value, "_fields", takes))
     else:
         told = [each.name for each in sections.get("parameters", [])]
+        if takes and takes[-1].startswith("**") and takes[-1] not in told:  # told one by one
+            takes = [*takes[:-1], *_keywords(value)]
     if _constructed(value) or inspect.isroutine(value):
         found += [f"Args has no {name}" for name in takes if name not in told]
         found += [f"the signature has no {name}" for name in told if name not in takes]

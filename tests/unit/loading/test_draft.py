@@ -180,7 +180,7 @@ def test_padded_rows_are_fine(pair, swap, temperature):
     spec = foretoken.load(target, draft)
     options = {"max_new_tokens": 60, "temperature": temperature}
     beyond = 0
-    for seed in range(4):
+    for seed in range(4 if temperature else 1):
         for completion in spec.generate(["It was", "The day"], gamma=3, seed=seed, **options):
             place = next((i for i, token in enumerate(completion.tokens) if token >= 320), None)
             if place is not None and temperature:

@@ -33,8 +33,12 @@ def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("own") / "t5", model, byte_level())
 
 
-@pytest.mark.parametrize("draft", ["self", "self:int4", "self:int8", "self:0"])
-@pytest.mark.parametrize("kind", ["target", "seq2seq"])
+DRAFTS = ("self", "self:int4", "self:int8", "self:0")
+CASES = [("target", draft) for draft in DRAFTS] + [("seq2seq", "self"), ("seq2seq", "self:0")]
+CASES += [pytest.param("seq2seq", draft, marks=pytest.mark.prove) for draft in DRAFTS[1:3]]
+
+
+@pytest.mark.parametrize(("kind", "draft"), CASES)
 def test_greedy_text_is_the_targets(kind, draft, request):
     path = request.getfixturevalue(kind)
     prompts = ["It was", "the first day of", "a"]
@@ -42,7 +46,7 @@ def test_greedy_text_is_the_targets(kind, draft, request):
     spec = foretoken.load(path, draft)
     assert isinstance(spec.drafter, LMDrafter) and isinstance(spec.drafter.model, Companion)
     assert spec.draft_name == draft
-    for gamma in (1, 3, None):
+    for gamma in (3, None):
         completions = spec.generate(prompts, max_new_tokens=20, gamma=gamma)
         assert [each.tokens for each in completions] == [each.tokens for each in plain]
     assert all(each.stats.draft_runtime == "openvino" for each in completions)

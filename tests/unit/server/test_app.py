@@ -18,7 +18,7 @@ import pytest
 import foretoken
 from foretoken.errors import InputError
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import EngineClient
+from foretoken.server.process.client import EngineClient, spawned
 from served import LOADING, pair, serving, until
 
 SAMPLING: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 7, "temperature": 1.0}
@@ -592,7 +592,7 @@ def test_a_client_that_goes_away_frees_its_row(server: tuple[str, EngineClient])
 
 
 def test_a_full_queue(folders: tuple[str, str]) -> None:
-    long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
+    long = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "temperature": 1.0}
     with serving(*folders, max_rows=1, max_waiting=1) as (url, _), ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: post(url, "/v1/completions", long), range(6)))
     codes = {answer.status_code for answer in answers}
@@ -605,7 +605,7 @@ def test_a_full_queue(folders: tuple[str, str]) -> None:
 
 def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
     long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
-    with serving(*folders) as (url, link), ThreadPoolExecutor(2) as pool:
+    with serving(*folders, begin=spawned) as (url, link), ThreadPoolExecutor(2) as pool:
         whole = pool.submit(post, url, "/v1/completions", long)
         streamed = pool.submit(post, url, "/v1/completions", long | {"stream": True})
         until(lambda: link.running == 2)
@@ -625,7 +625,7 @@ def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="nowhere"):
-        with serving(str(tmp_path / "nowhere"), None):
+        with serving(str(tmp_path / "nowhere"), None, begin=spawned):
             pass
 
 

@@ -29,7 +29,7 @@ AUTOMATIC: Key = (OWN, None)
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Of the steps' time, without the prefill; they sum to 1."""
+    """Shares of the steps' time, without the prefill; they sum to 1."""
 
     draft: float
     target: float
@@ -57,7 +57,7 @@ class RaceAgreement:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one contestant. Times per token leave out the first tokens."""
+    """Figures of one contestant. Times per token leave out the first tokens."""
 
     name: str
     gamma: Gamma
@@ -81,7 +81,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """How many times as fast this package is as a peer; `best`: each at its best fixed gamma."""
+    """The speed of this package over that of a peer; `best`: each at its best fixed gamma."""
 
     name: str
     plain: float
@@ -126,7 +126,7 @@ def per_token(runs: list[RaceRun]) -> float:
 
 
 def faster(rounds: list[Round], one: Key, other: Key) -> float:
-    """How many times as fast one is as the other: the median of the rounds' ratios."""
+    """Return how many times as fast one is as the other: the median of the rounds' ratios."""
     return median(per_token(turns[other]) / per_token(turns[one]) for turns in rounds)
 
 
@@ -141,8 +141,8 @@ def shares(runs: list[RaceRun]) -> TimeShares:
 
 
 def predict(rounds: list[Round], key: Key) -> Predicted | None:
-    """Of a fixed gamma; each number is the median over rounds. None for plain decoding, and where a
-    round has no step with all draft tokens."""
+    """Predict a fixed gamma; each number is the median over rounds. None for plain decoding, and
+    where a round has no step with all draft tokens."""
     if not key[1]:
         return None
     by_round = [_predict(_steps(turns[PLAIN]), turns[key], key[1]) for turns in rounds]
@@ -214,8 +214,8 @@ def _equal(one: list[int], other: list[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Of one contestant, over turns of the same number of texts. What is read from step records is
-    None for a peer."""
+    """Throughput of one contestant, over turns of the same number of texts. Figures from step
+    records are None for a peer."""
 
     name: str
     gamma: Gamma
@@ -264,12 +264,13 @@ def rate(runs: list[RaceRun]) -> float:
 
 
 def faster_together(rounds: list[Round], one: Key, other: Key) -> float:
-    """How many times as fast one is as the other: the median of the rounds' ratios."""
+    """Return how many times as fast one is as the other: the median of the rounds' ratios."""
     return median(rate(turns[one]) / rate(turns[other]) for turns in rounds)
 
 
 def occupancy(steps: list[StepRecord], texts: int) -> float:
-    """Of rows' records: k rows that share a pass leave k of them, so each is 1 / k of the pass."""
+    """Return the mean share of the batch that was filled: k rows that share a forward leave k
+    records, so each counts 1 / k."""
     return len(steps) / sum(1 / step.rows for step in steps) / texts
 
 
@@ -280,7 +281,7 @@ def padding(steps: list[StepRecord]) -> float:
 
 
 def reading(runs: list[RaceRun]) -> float:
-    """What the steps leave of a turn's time: the prompts, and the call itself."""
+    """Return the share of a turn's time outside the steps: the prompts, and the call itself."""
     return 1 - max(run.loop_seconds for run in runs) / max(run.seconds for run in runs)
 
 

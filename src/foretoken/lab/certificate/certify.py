@@ -131,7 +131,7 @@ def distributions(own: SamplingParams) -> Sequence[SamplingParams]:
 
 @dataclass(frozen=True, slots=True)
 class CertificatePlan:
-    """How a pair is certified."""
+    """Options of a certificate."""
 
     gamma: int = 3
     rule: str | Rule = "block"
@@ -165,7 +165,7 @@ class CertificatePlan:
         return 2 * (self.gamma + 1)
 
     def trial(self, params: SamplingParams) -> SampledTrial:
-        """How texts of that distribution are sampled."""
+        """Return the sampled trial with these params."""
         return SampledTrial(params, self.gamma, self.rule, self.texts, self.length, self.seed)
 
 
@@ -215,8 +215,8 @@ def certify(
     plan: CertificatePlan | None = None,
     track: Track = lambda numbers, what: numbers,
 ) -> Certificate:
-    """Whether `spec` keeps the target's distribution: greedy text, sampled text, guesses, passes,
-    controls.
+    """Test whether `spec` keeps the target's distribution: greedy text, sampled text, draft tokens,
+    forwards, controls.
 
     The models must be idle. Raises InputError where the pair cannot be certified or the models
     cannot continue the prompts; KeyboardInterrupt where it was interrupted.
@@ -335,7 +335,7 @@ def _sampled(
 
 
 def _drafted(name: str, draft_tokens: list[Uniforms], level: float) -> list[Test]:
-    """Whether guesses follow the q reported; no test where all were certain."""
+    """Tell whether guesses follow the q reported; no test where all were certain."""
     if not draft_tokens:
         return []
     ranked = torch.cat([u.ranked for u in draft_tokens])
@@ -440,7 +440,7 @@ def expected(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> 
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Of its second run: the first one is slower."""
+    """Time the second run of `work`: the first one is slower."""
     work()
     start = perf_counter()
     work()

@@ -51,7 +51,7 @@ def visible(dof: int, level: float) -> float:
 
 
 def binned(name: str, unit: str, u: Tensor, level: float, bins: int = 32) -> Test:
-    """Whether the numbers `u [n]` are uniform on [0, 1)."""
+    """Test whether the numbers `u [n]` are uniform on [0, 1)."""
     n = len(u)
     bins = max(2, min(bins, n // FEW))
     counts = torch.bincount((u * bins).long().clamp(0, bins - 1), minlength=bins).double()
@@ -61,7 +61,8 @@ def binned(name: str, unit: str, u: Tensor, level: float, bins: int = 32) -> Tes
 
 
 def balanced(name: str, unit: str, hits: Tensor, chances: Tensor, level: float) -> Test:
-    """Whether events `hits [n]` are as frequent as `chances [n]`, each given the past, imply."""
+    """Test whether events `hits [n]` are as frequent as `chances [n]`, each given the past,
+    imply."""
     variance = float((chances * (1 - chances)).sum())
     if variance < FEW:
         return Test(name, unit, len(hits), 1.0)
@@ -73,7 +74,8 @@ def balanced(name: str, unit: str, hits: Tensor, chances: Tensor, level: float) 
 
 
 def unrelated(name: str, unit: str, u: Sequence[Tensor], lags: int) -> Test:
-    """Whether the uniform numbers of each row are uncorrelated with those up to `lags` before."""
+    """Test whether the uniform numbers of each row are uncorrelated with those up to `lags`
+    before."""
     statistic, n = 0.0, sum(map(len, u))
     pairs = [
         [(12 * (row[lag:] - 0.5) * (row[: len(row) - lag] - 0.5)) for row in u if len(row) > lag]
@@ -88,7 +90,7 @@ def unrelated(name: str, unit: str, u: Sequence[Tensor], lags: int) -> Test:
 def two_samples(
     name: str, unit: str, tables: Sequence[tuple[np.ndarray, np.ndarray]], level: float
 ) -> Test:
-    """Whether the counts of every pair of `tables` come from one distribution; the pairs are
+    """Test whether the counts of every pair of `tables` come from one distribution; the pairs are
     pooled."""
     statistic, dof, n, m = 0.0, 0, 0.0, 0.0
     for a, b in tables:

@@ -67,7 +67,7 @@ def tables(
 
 @dataclass(slots=True)
 class Log:
-    """What a drafter did."""
+    """Records of a drafter's draft tokens."""
 
     guesses: int = 0
     certain: int = 0  # of them: without a q
@@ -178,7 +178,7 @@ Track = Callable[[Sequence[int], str], Iterable[int]]
 
 @dataclass(frozen=True, slots=True)
 class SampledTrial:
-    """How texts are sampled: `texts` for every prompt, of `length` new tokens."""
+    """A trial of `texts` sampled texts for every prompt, of `length` new tokens."""
 
     params: SamplingParams
     gamma: int
@@ -269,7 +269,7 @@ class Evidence:
         self.by_id += [torch.cat(row) for row in rows if row]
 
     def tests(self, name: str, lags: int, level: float) -> list[Test]:
-        """Whether the tokens follow the target's distribution."""
+        """Test whether the tokens follow the target's distribution."""
         hits, chances, unit = torch.cat(self.hits), torch.cat(self.chances), "tokens"
         return [
             binned(f"{name}: target's law, by rank", unit, torch.cat(self.ranked), level),

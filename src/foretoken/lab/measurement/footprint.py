@@ -1,6 +1,6 @@
-"""The size of a model: parameters, bytes that a pass reads, operations and cache bytes of a token.
+"""Sizes of models: parameters, bytes that a forward reads, operations and cache bytes per token.
 
-Counted from the shapes of its parameters and its config, not measured: the same on every runtime.
+They are counted from parameter shapes and the config, not measured: the same on every runtime.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """A model, or a drafter without one; None where a figure is unknown."""
+    """Sizes of a model, or of a drafter without one; None where a figure is unknown."""
 
     name: str
     runtime: str
@@ -40,7 +40,7 @@ class Footprint:
 def of_model(
     model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Of the target or a draft's model; `dtype`, `revision`, `trust`: as it was loaded."""
+    """Return the footprint of a model that was loaded with these options."""
     network = _network(model, name, revision, trust)
     facts = (name, model.runtime)
     if network is None:
@@ -69,7 +69,7 @@ def of_model(
 
 
 def _bytes(numbers: int, embedded: int, kind: torch.dtype, dtype: str) -> int:
-    """Of weights of which so many are embeddings or output layer: four bits leave those eight."""
+    """Return the bytes of weights; `embedded` of them keep eight bits where others have four."""
     if dtype == "int4":
         return round((numbers - embedded) * FOUR_BITS) + embedded
     return numbers * kind.itemsize
@@ -78,7 +78,7 @@ def _bytes(numbers: int, embedded: int, kind: torch.dtype, dtype: str) -> int:
 def of_drafter(
     drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """A drafter without a model has no matrix products and no cache."""
+    """Return the footprint of a drafter; one without a model has no products and no cache."""
     model = getattr(drafter, "model", None)
     if model is not None and hasattr(model, "score"):
         return of_model(model, name, dtype, revision, trust=trust)
@@ -91,7 +91,7 @@ def of_drafter(
 
 
 def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
-    """The network, or one of its shape without weights; None where transformers cannot build it."""
+    """Return the network, or one without weights; None where transformers cannot build it."""
     network = getattr(model, "model", None)
     if isinstance(network, PreTrainedModel):
         return network
@@ -104,7 +104,7 @@ def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreT
 
 
 def _products(network: PreTrainedModel) -> int:
-    """Weights that are multiplied with one token of a decoder's text.
+    """Count the weights that are multiplied with one token of a decoder's text.
 
     Without embeddings, unless they are the output layer too, and with the share of experts that a
     token goes through. Cross-attention's keys and values, made once per source, are counted.

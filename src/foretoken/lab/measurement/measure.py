@@ -57,7 +57,7 @@ FIRST, SETTLE = 20, 2
 def passes(
     target: Model, request: Request, text: list[int], most: int, repeats: int = 1
 ) -> tuple[list[list[float]], int]:
-    """`repeats` seconds of a pass over 1, 2, .., `most` tokens, and the tokens it is behind.
+    """Time the target's forward over 1, 2, .., `most` tokens; also return the tokens before it.
 
     `text`: prompt and new tokens of the request; the passes are behind half of the new ones, or
     fewer where the target's context is too small. RefusedError where the target is in use.
@@ -78,7 +78,7 @@ def passes(
 
 
 def _pass(target: Model, block: list[int], context: int) -> float:
-    """Seconds of one pass behind `context` tokens, rolled back."""
+    """Time one forward after `context` tokens, and roll it back."""
     start = perf_counter()
     logits = target.score([block], [len(block)])
     check(logits, "target", [context], [len(block)])  # reads the logits, so waits for them
@@ -95,7 +95,7 @@ Track = Callable[[Sequence[int]], Iterable[int]]
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of a list of prompts."""
+    """Return the SHA-256 of a list of prompts."""
     return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()
 
 
@@ -149,7 +149,7 @@ def _observe(
     i: int,
     repeats: int,
 ) -> Observed:
-    """One prompt, costs included, so that a busy machine slows down all that is compared.
+    """Measure one prompt with its costs, so that a busy machine slows down all that is compared.
 
     The plain and the speculative run alternate in coming first.
     """
@@ -241,7 +241,7 @@ def _summary(
 
 
 def _draft_dtype(spec: Speculator, options: MeasureOptions) -> str:
-    """As it was asked for, or chosen at loading."""
+    """Return the draft's dtype, as given or as chosen at loading."""
     computed = getattr(getattr(spec.drafter, "model", None), "computed", "")
     return computed if computed in ROUNDED else options.draft_dtype or options.dtype
 
@@ -252,7 +252,7 @@ def _in_loop(loops: list[MeasuredRun]) -> Estimate | None:
 
 
 def _position(steps: list[Step], i: int) -> Position:
-    """Draft token i, from 1. A step that met an end of sequence before it does not count."""
+    """Count draft token i, from 1; a step that ended the text before it does not count."""
     room = [step for step in steps if step.gamma >= i]
     steps_at = [step for step in room if step.accepted >= i - 1 and step.kept >= i]
     judged = sum(step.judged >= i for step in steps_at)
@@ -262,13 +262,13 @@ def _position(steps: list[Step], i: int) -> Position:
 
 
 def _passes(observed: list[Observed]) -> list[Spread]:
-    """Over 1, 2, .. tokens, as far as all prompts left room."""
+    """Return forwards over 1, 2, .. tokens, as far as all prompts left room."""
     by_size = zip(*(one.passes for one in observed), strict=False)
     return [_timed([seconds for times in same for seconds in times]) for same in by_size]
 
 
 def _overhead(runs: list[MeasuredRun]) -> Spread:
-    """Seconds of a step beside draft and score, a mean per run."""
+    """Return the seconds of a step outside draft and score, a mean per run."""
     return _timed(
         [
             (run.seconds - sum(s.draft_seconds + s.score_seconds for s in run.steps))
@@ -290,7 +290,7 @@ def _tokens_per_call(loops: list[MeasuredRun], gamma: int) -> Estimate:
 
 
 def _speedup(observed: list[Observed]) -> Estimate:
-    """Geometric mean over prompts of plain over speculative seconds a token."""
+    """Return the geometric mean over prompts of plain over speculative seconds per token."""
     pairs = [(one.plain, one.loop) for one in observed]
     logs = [log(a.seconds / a.tokens) - log(b.seconds / b.tokens) for a, b in pairs]
     log_ratio = _known(mean(logs))

@@ -1,4 +1,4 @@
-"""Plans from measurements: which draft and gamma to use, and whether to speculate at all.
+"""Plans from measurements: the draft and gamma to use, or the advice not to speculate.
 
 The gain of a gamma is section 3.5 with measured rates in place of alpha^i. Tokens follow from how
 often draft token i was kept, or not made (for draft tokens beyond the measured gamma, from alpha
@@ -27,7 +27,7 @@ LEAST = 1e-9  # seconds of a pass at the low end of its interval
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The numbers that a prediction follows from; times in seconds."""
+    """The numbers that a prediction is computed from; times in seconds."""
 
     alpha: float  # where a draft token is made
     kept: tuple[float, ...]  # P(draft token i is made and kept | all before it were), i = 1, 2, ..
@@ -42,18 +42,18 @@ class Basis:
         return len(self.passes) - 1
 
     def survival(self, gamma: int) -> list[float]:
-        """s_0, .., s_gamma: P(the first i draft tokens are kept)."""
+        """Return s_0, .., s_gamma: P(the first i draft tokens are kept)."""
         beyond = [self.alpha * self.goes_on] * (gamma - len(self.kept))
         return np.cumprod([1.0, *self.kept[:gamma], *beyond]).tolist()
 
     @property
     def goes_on(self) -> float:
-        """How likely a drafter that made the last measured guess makes another."""
+        """P(another guess | the drafter made the last measured one)."""
         *_, before, last = 1.0, 1.0, *self.offered
         return min(1.0, last / before) if len(self.offered) > 1 and before else 1.0
 
     def round(self, gamma: int) -> float:
-        """Seconds of a step."""
+        """Return the seconds of a step."""
         last = self.offered[-1] if self.offered else 1.0
         beyond = [last * self.goes_on**i for i in range(1, gamma + 1)]
         shares = [*self.offered, *beyond][:gamma]
@@ -63,7 +63,7 @@ class Basis:
         return score + self.guess * sum(shares) + other
 
     def speedups(self, tokens: int) -> list[float]:
-        """Plain over speculative seconds for a text of so many tokens, at gamma 0, 1, ..
+        """Return plain over speculative seconds for a text of this many tokens, at gamma 0, 1, ..
 
         Near the end gamma is cut to the tokens still missing less one, as in generation.
         """
@@ -81,7 +81,7 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class GammaPrediction:
-    """For one gamma; low and high follow from the 95 % intervals of the measurement."""
+    """A prediction for one gamma; its interval follows from the 95 % intervals measured."""
 
     gamma: int
     tokens_per_call: float  # of a long text
@@ -89,7 +89,7 @@ class GammaPrediction:
 
 
 def predictions(measured: Measurement) -> list[GammaPrediction]:
-    """For gamma 0, 1, .. as far as passes were measured; for the measured gamma its speed-up."""
+    """Predict gamma 0, 1, .. as far as passes were measured; keep the measured speed-up."""
     basis = _basis(measured)
     shares = _shares(measured, basis)
     ends = [(_shares(measured, a), _shares(measured, b)) for a, b in _ends(measured, basis)]
@@ -106,18 +106,18 @@ def predictions(measured: Measurement) -> list[GammaPrediction]:
 
 
 def formula(measured: Measurement) -> float:
-    """The speed-up of the measured gamma that follows from alpha and costs alone."""
+    """Predict the speed-up of the measured gamma from alpha and costs alone."""
     return _basis(measured).speedups(_length(measured))[measured.options.gamma]
 
 
 def _shares(measured: Measurement, basis: Basis) -> list[float]:
-    """Speed-ups at gamma 0, 1, .. as shares of the measured gamma's, by the formula."""
+    """Return speed-ups at gamma 0, 1, .. over the measured gamma's, by the formula."""
     speedups = basis.speedups(_length(measured))
     return [one / speedups[measured.options.gamma] for one in speedups]
 
 
 def _scaled(clock: Estimate, share: float, halves: list[float]) -> Estimate:
-    """The measured speed-up times a share, whose half intervals are independent."""
+    """Multiply the measured speed-up by a share, whose half intervals are independent."""
     value = clock.value * share
     error = clock.value * sqrt(sum(half * half for half in halves))
     below, above = (share * (end - clock.value) for end in (clock.low, clock.high))
@@ -129,23 +129,26 @@ def _length(measured: Measurement) -> int:
 
 
 def best(table: list[GammaPrediction]) -> GammaPrediction:
-    """The fastest with draft tokens; the smallest gamma on ties."""
+    """Return the fastest prediction above gamma 0; the smallest gamma on ties."""
     return max(table[1:], key=lambda one: one.speedup.value)
 
 
 def _gains(survival: list[float]) -> np.ndarray:
-    """P(a step gives 1, 2, .. tokens)."""
+    """Return P(a step gives 1, 2, .. tokens)."""
     return -np.diff([*survival, 0.0])
 
 
 def _rising(seconds: list[float]) -> list[float]:
-    """A pass over more tokens never takes less time; where it seems to, the machine was busy."""
+    """Lower times to those of larger passes: where they exceed them, the machine was busy."""
     return np.minimum.accumulate(seconds[::-1])[::-1].tolist()
 
 
 def _passes(measured: Measurement, alone: list[float]) -> tuple[float, ...]:
-    """Seconds of the pass in a step with 0, 1, .. guesses: with 0 as in the plain runs, else those
-    timed `alone`, times how much slower the passes beside a draft were in the runs."""
+    """Return the seconds of the target's pass in a step with 0, 1, .. guesses.
+
+    With 0 it is as in the plain runs; else the time `alone`, times the median slow-down of passes
+    beside a draft in the runs.
+    """
     alone = _rising(alone)
     steps = [step for one in measured.prompts for step in one.loop.steps if step.drafted]
     slower = [step.score_seconds / alone[step.drafted] for step in steps]
@@ -168,7 +171,7 @@ def _basis(measured: Measurement) -> Basis:
 
 
 def _ends(measured: Measurement, basis: Basis) -> list[tuple[Basis, Basis]]:
-    """Both ends of the interval of each uncertain number, the others left as they are."""
+    """Return the basis at both ends of each uncertain number's interval, others unchanged."""
 
     def around(make: Callable[[float], Basis], error: float) -> tuple[Basis, Basis]:
         return make(error), make(-error)
@@ -232,12 +235,12 @@ class Plan:
 
     @property
     def gamma(self) -> int:
-        """The gamma to generate with: 0 where no draft is predicted to speed the target up."""
+        """Gamma to generate with; 0 if no draft is predicted to speed the target up."""
         return self.first.best.gamma if self.first.best.speedup.value > 1 else 0
 
     @property
     def command(self) -> str:
-        """The shell command that generates so."""
+        """Shell command that generates with this draft and gamma."""
         return command(self.first.measurement.options, self.gamma)
 
     @property
@@ -247,7 +250,7 @@ class Plan:
 
 
 def plan(measurements: Sequence[tuple[str, Measurement]]) -> Plan:
-    """The plan from measurements under their names, which errors use.
+    """Make a plan from measurements and their names, which errors use.
 
     Raises InputError where two differ in target, machine, prompts or sampling parameters.
     """
@@ -258,7 +261,7 @@ def plan(measurements: Sequence[tuple[str, Measurement]]) -> Plan:
 
 
 def command(options: MeasureOptions, gamma: int) -> str:
-    """`foretoken generate` as measured, with that gamma."""
+    """Return `foretoken generate` with the options of a measurement and this gamma."""
     arguments = ["foretoken", "generate", "--prompt-file", options.prompts]
     for name in ("target", "draft"):
         if getattr(options, name) is not None:
@@ -267,8 +270,7 @@ def command(options: MeasureOptions, gamma: int) -> str:
 
 
 def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
-    """A dataclass of options as flags of a command line: all fields with a default that differ
-    from it, but for those in `apart`."""
+    """Spell a dataclass of options as flags: fields that differ from their default, but `apart`."""
     flags: list[str] = []
     for field in fields(options):
         value = getattr(options, field.name)
@@ -279,7 +281,7 @@ def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
 
 
 def setting(measured: Measurement, gamma: int) -> ExportSetting:
-    """The draft of a measurement at that gamma, as other systems are told of it."""
+    """Return the target, draft and gamma of a measurement for an export."""
     return ExportSetting(
         measured.target.name,
         measured.draft.name,
@@ -293,7 +295,7 @@ def setting(measured: Measurement, gamma: int) -> ExportSetting:
 
 
 def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:
-    """vLLM's keys for the draft of a measurement; None where vLLM has no such draft."""
+    """Return vLLM's keys for the draft of a measurement; None if vLLM has no such draft."""
     settings = setting(measured, gamma)
     try:
         require(VLLM, settings)

@@ -1,4 +1,4 @@
-"""The result of `foretoken measure`: its dataclasses, its JSON file, and a measurement under way.
+"""Results of `foretoken measure`: their dataclasses, the JSON file, and a measurement under way.
 
 A file holds all that a plan needs, so that plans are made without the models. A measurement under
 way has a line for every prompt measured, beside the file to be written: after a kill the same
@@ -61,13 +61,13 @@ class MeasureOptions:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What `foretoken.load` is given beside target and draft."""
+        """The arguments of `foretoken.load` besides target and draft."""
         ignored = "ignore" if self.ignore_generation_config else None
         return {name: getattr(self, name) for name in LOADING} | {"generation_config": ignored}
 
     @property
     def sampling_params(self) -> SamplingParams:
-        """The same, for texts of so many tokens."""
+        """Sampling params of the runs, with their number of new tokens."""
         return replace(self.sampling, max_new_tokens=self.max_new_tokens)
 
 
@@ -109,7 +109,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How draft token i of a step fared."""
+    """Acceptance at position i of a step."""
 
     asked: int  # steps that kept all draft tokens before it and had room for it
     judged: int  # of these, steps with such a draft token
@@ -120,7 +120,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Seconds that the parts of serving take, at most `rows` requests at a time."""
+    """Costs of serving at most `rows` requests at a time, in seconds."""
 
     rows: int
     costs: Costs  # of steps of up to so many rows
@@ -135,15 +135,17 @@ class Serving:
     context: int | None = None  # tokens of a text at most; None: no limit, or an older file's
 
     def drafting(self, draft_tokens: list[int]) -> float:
-        """Seconds of a draft of so many guesses for each row."""
+        """Return the seconds of a draft; guesses: draft tokens of each row."""
         rows = len(draft_tokens)
         return float(
             self.costs.drafting(max(draft_tokens), sum(draft_tokens), rows) * at(self.drafts, rows)
         )
 
     def passing(self, size: int, read: int, rows: int, *, changed: bool) -> float:
-        """Seconds of the target's pass over `size` positions, `read` of them of prompts; changed:
-        the pass before was of another size."""
+        """Return the seconds of the target's forward over `size` positions, `read` of them prefill.
+
+        changed: the forward before had another size.
+        """
         scored = max(1, size - read)
         seconds = at(self.costs.score, scored) + self.costs.change * changed
         more = at(self.reading, size) - at(self.reading, scored)
@@ -152,7 +154,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A pair on a machine. Estimates have Student t intervals over prompts, times are medians."""
+    """A measured pair. Estimates have Student t intervals over prompts; times are medians."""
 
     date: str
     options: MeasureOptions
@@ -182,7 +184,7 @@ class Measurement:
 
     @property
     def plain_pass(self) -> Spread:
-        """Of the target over one token, in the plain runs."""
+        """Seconds of the target's forward over one token, in the plain runs."""
         times = spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
         assert times is not None
         return times
@@ -194,7 +196,7 @@ class Measurement:
 
     @property
     def c_hat(self) -> float | None:
-        """The same in operations (Definition 3.10)."""
+        """c in arithmetic operations in place of time (Definition 3.10)."""
         if self.target.operations is None or self.draft.operations is None:
             return None
         return self.draft.operations / self.target.operations
@@ -206,12 +208,12 @@ class Measurement:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second."""
+        """Bytes per second read from memory."""
         return self.read_bytes / self.read.median
 
     @property
     def floor_seconds(self) -> float | None:
-        """The least that a pass can take: its weights are read once."""
+        """Lower bound of a forward: the time to read its weights once."""
         read = self.target.pass_bytes
         return None if read is None else read / self.bandwidth
 
@@ -246,7 +248,7 @@ def load(path: Path) -> Measurement:
 
 
 def parse(document: Any, kind: type[Any], name: str) -> Any:
-    """A dataclass of this file from JSON's values; InputError where they do not fit."""
+    """Make a dataclass of this module from JSON's values; InputError where they do not fit."""
     try:
         return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
@@ -260,7 +262,7 @@ def _refuse(constant: str) -> None:
 
 
 class PartialMeasurement:
-    """The file `<out>.part.jsonl`: a head, then the prompts in order; `done`: those measured."""
+    """The file `<out>.part.jsonl`: a head, then the measured prompts in order, also in `done`."""
 
     def __init__(self, out: Path, options: MeasureOptions, machine: Machine) -> None:
         self.path = out.with_name(out.name + ".part.jsonl")
@@ -271,16 +273,16 @@ class PartialMeasurement:
         files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
 
     def add(self, observed: Observed) -> None:
-        """The next prompt was measured."""
+        """Append the measurement of the next prompt."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(observed)) + "\n")
 
     def remove(self) -> None:
-        """The measurement was saved."""
+        """Remove the file, after the measurement is saved."""
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> list[Observed]:
-        """The usable lines; a last line that was cut off is dropped."""
+        """Read the usable lines; drop a last line that was cut off."""
         try:
             head, *lines = self.path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError):

@@ -1,6 +1,5 @@
-"""The costs of a batch of requests in an engine here: steps of one row and of many, prompts that
-are read, and an engine's work beside its models; also while other engines share the machine.
-`foretoken-lab simulate` needs them.
+"""Costs of serving a batch on this machine: steps of one row and of many, prefill, and the engine's
+own work; also while other engines share the machine. `foretoken-lab simulate` needs them.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ from foretoken.speculator import Speculator
 def beside(
     engines: int, options: MeasureOptions, prompts: Sequence[Prompt], rows: int
 ) -> Iterator[None]:
-    """So many, in processes of their own, with the pair of `options`, each `rows` requests at a
-    time for as long as the block runs. RefusedError where one of them cannot work."""
+    """Run other engines with the same pair, each in a process of its own, during the block.
+
+    rows: requests at a time in each. Raises RefusedError where an engine cannot work.
+    """
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     pipes = [context.Pipe(duplex=False) for _ in range(engines)]
     workers = [
@@ -63,7 +64,7 @@ def _require_begun(pipe: Connection) -> None:
 
 
 def _work(pipe: Connection, options: MeasureOptions, prompts: list[Prompt], rows: int) -> None:
-    """Texts without an end; says "" when the first is there, or what is wrong."""
+    """Generate texts until terminated; send "" after the first `rows`, or the error."""
     from foretoken import Engine, load  # late: torch, in the process that needs it
 
     sampling_params = replace(options.sampling_params, ignore_eos=True)
@@ -85,7 +86,7 @@ ROUNDS = 4  # requests for each row of an engine at work
 
 
 def require(spec: Speculator) -> None:
-    """RefusedError for an encoder-decoder."""
+    """Raise RefusedError for an encoder-decoder."""
     if spec.target.encoder_decoder:
         raise RefusedError(
             f"{spec.target_name} is an encoder-decoder, whose reading is not measured; leave "
@@ -100,8 +101,10 @@ def serving(
     rows: int,
     engines: int = 0,
 ) -> Serving:
-    """Measure it, in some seconds, on requests like `prompts`, beside so many other engines at
-    work. The models must be idle."""
+    """Measure the costs, in some seconds, on requests like `prompts`; the models must be idle.
+
+    engines: other engines at work meanwhile.
+    """
     sampling_params = options.sampling_params
     requests = spec.requests(list(prompts), sampling_params, 0)
     costs = spec.costing.step_costs(
@@ -129,8 +132,7 @@ def serving(
 
 
 def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
-    """Seconds that target and draft take to read beginnings of `ids`, over and over, of several
-    sizes."""
+    """Time the prefill of prompts of several sizes, in target and draft."""
     target, drafter = spec.target, spec.drafter
     context = target.context or SIZES[-1] + 1
     own: dict[int, float] = {}
@@ -152,7 +154,7 @@ def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
 
 
 def _table(seconds: dict[int, float]) -> Table:
-    """Rising: what seems to take less than something smaller was measured beside a busy machine."""
+    """Make a rising table: a larger size that seems faster was measured on a busy machine."""
     most, points = TICK, list[tuple[int, float]]()
     for n in sorted(seconds):
         most = max(most, seconds[n])
@@ -171,7 +173,7 @@ class _Step:
 
     @property
     def around(self) -> float:
-        """What draft, pass and verdict leave."""
+        """Seconds of the step outside draft, forward and verification."""
         one = self.rows[0]
         return self.seconds - one.draft_seconds - one.score_seconds - one.verify_seconds
 
@@ -181,13 +183,13 @@ class _Step:
 
     @property
     def size(self) -> int:
-        """Positions of its pass."""
+        """Positions of its forward."""
         return len(self.rows) + sum(self.guesses) + self.rows[0].padding
 
 
 @dataclass(slots=True)
 class _Work:
-    """What an engine of so many requests at a time did."""
+    """Steps of an engine with `count` requests at a time."""
 
     count: int
     steps: list[_Step] = field(default_factory=list[_Step])
@@ -195,7 +197,7 @@ class _Work:
 
     @property
     def plain(self) -> list[_Step]:
-        """Steps of all rows, which no row began with."""
+        """Steps with all rows, none of which was new."""
         plain_steps = [step for step in self.steps if step.before and not step.joined]
         return [step for step in plain_steps if len(step.rows) == self.count]
 
@@ -207,8 +209,10 @@ def _at_work(
     count: int,
     rows: int,
 ) -> _Work:
-    """An engine of `rows` rows that has `count` requests at a time, until some have ended. Costs
-    were measured on rows alike; here they are of several lengths, and come and go."""
+    """Run an engine of `rows` rows with `count` requests at a time, and record its steps.
+
+    Step costs were measured on equal rows; here rows have several lengths, and come and go.
+    """
     sampling_params = replace(sampling_params, ignore_eos=True)
     work, last, fresh = _Work(count), 0, dict[int, int]()
     unsent = requests = ROUNDS * count
@@ -238,7 +242,7 @@ def _mean(seconds: list[float]) -> float:
 
 
 def _over(seconds: list[float], expected: list[float]) -> float:
-    """Of all together; 1 where there was nothing."""
+    """Return measured over expected seconds, in all; 1 if there were none."""
     return sum(seconds) / sum(expected) if sum(seconds) > 0 and sum(expected) > 0 else 1.0
 
 
@@ -256,8 +260,10 @@ def _passes(work: _Work, measured: Serving) -> float:
 
 
 def _joining(work: _Work, measured: Serving) -> float:
-    """Seconds of a request to come and go: what steps that rows begin with take beyond what is
-    known of their parts, and what comes before them; medians."""
+    """Return the seconds that a request costs beside its steps and prefill; medians.
+
+    These are the excess of the steps in which rows begin, and the time to add a request.
+    """
     beyond = [
         (step.seconds - _expected(step, measured)) / len(step.joined)
         for step in work.steps
@@ -267,8 +273,10 @@ def _joining(work: _Work, measured: Serving) -> float:
 
 
 def _expected(step: _Step, measured: Serving) -> float:
-    """Of a step that rows begin with: a row alone is read by its own first pass, others by one
-    before it."""
+    """Return the expected seconds of a step in which rows begin.
+
+    A single row is prefilled by its first forward, others by a forward before it.
+    """
     rows, read = len(step.rows), sum(step.joined) - len(step.joined)
     judged = rows + sum(step.guesses)
     seconds = at(measured.draft_reading, read) + measured.drafting(step.guesses)

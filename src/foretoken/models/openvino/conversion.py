@@ -84,7 +84,8 @@ def _compiled(
 
 
 def arithmetic(graph: ov.CompiledModel) -> str:
-    """What a compiled graph computes in, which may differ from what was asked for."""
+    """Return the precision that a compiled graph computes in, which may differ from the one asked
+    for."""
     kind = graph.get_property("INFERENCE_PRECISION_HINT").to_string()
     return {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[kind]
 
@@ -97,7 +98,8 @@ def abilities() -> str:
 
 
 def settings(dtype: str) -> dict[str, Any]:
-    """How to compile; for bfloat16 in float32 where the CPU has no bfloat16 arithmetic."""
+    """Return the settings of a compilation; for bfloat16 in float32 where the CPU has no bfloat16
+    arithmetic."""
     has_bfloat16 = "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     kind = "bf16" if dtype == "bfloat16" and has_bfloat16 else "f32"
     return {
@@ -194,7 +196,8 @@ def _conversion(
     network: Callable[[], PreTrainedModel],
     more: Callable[[], dict[str, Any]],
 ) -> Exported:
-    """As it is kept, or made and kept now. some: layers, where it is not to have all."""
+    """Return a conversion as it is stored, or make and store it. some: layers, where it is not to
+    have all."""
     key = name_of(source, way, dtype, some)
     stored = store.find(key)
     if stored is None:

@@ -201,7 +201,7 @@ def export_explicit(model: PreTrainedModel) -> Exported:
 
 
 def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
-    """What a runner cannot read from the graphs."""
+    """Return the facts that a runner cannot read from the graphs."""
     seq2seq = bool(model.config.is_encoder_decoder)
     return {
         "form": "explicit",

@@ -83,7 +83,7 @@ class PagedModel:
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of a token, scales included."""
+        """Bytes of the keys and values of a token, scales included."""
         return self.pool.page_bytes // self.pool.page
 
     @property
@@ -131,7 +131,7 @@ class PagedModel:
 
     @property
     def _shared_by(self) -> Hashable:
-        """What rows have in common that share pages: their salt, and the way they are read in."""
+        """Return the key of rows that share pages: their salt, and the way they are read in."""
         return (self.salt, "long") if self._beyond else self.salt
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:

@@ -85,7 +85,7 @@ class Prefixes:
             behind += node.below.values()
 
     def __contains__(self, page: object) -> bool:
-        """Whether a page holds part of a text that can be found."""
+        """Tell whether a page holds part of a text that can be found."""
         return page in self._nodes
 
 
@@ -115,7 +115,7 @@ class Layer:
 
 
 def layers(graph: ov.CompiledModel) -> dict[str, Layer]:
-    """What a graph keeps in pages, by the names of its inputs."""
+    """Return the layers that a graph keeps in pages, by the names of its inputs."""
     layers_of: dict[str, Layer] = {}
     for port in graph.inputs:
         if "cache." in port.get_any_name():

@@ -155,7 +155,7 @@ def keep_card(key: str, card: str) -> bool:
 
 
 def card(key: str) -> str | None:
-    """What `keep_card` wrote; None where there is none, or somebody else's."""
+    """Return the card that `keep_card` wrote; None where there is none, or somebody else's."""
     home = folder()
     try:
         if home is None or not owned(home, _card(home, key)):

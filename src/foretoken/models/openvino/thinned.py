@@ -52,7 +52,7 @@ def stack_of(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _shorten(model: PreTrainedModel, count: int, layers: tuple[int, ...]) -> None:
-    """What the model's configurations say of each layer, for these layers."""
+    """Reduce the model's configurations to these layers."""
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     for config in configs.values():
         text_config: Any = config.get_text_config(decoder=True)  # pyright: ignore

@@ -54,7 +54,7 @@ def rounded(node: Any, axis: int) -> Any:
 
 
 def scaled(integers: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
-    """What `whole` gave, as products read it."""
+    """Return the integers that `whole` gave as products read them."""
     product: Any = ops.multiply(ops.convert(ops.constant(integers), "f32"), ops.constant(scale))
     return product.output(0)
 
@@ -90,7 +90,7 @@ def four_bits(graph: ov.Model) -> ov.Model:
 
 
 def _reads(node: Any, kind: str, place: int) -> bool:
-    """Whether this is an operation of that kind on a weight."""
+    """Tell whether this is an operation of that kind on a weight."""
     return node.get_type_name() == kind and is_weight(node.input_value(place).get_node())
 
 
@@ -213,7 +213,7 @@ def joined(graph: ov.Model) -> ov.Model:
 
 
 def _is_product(node: Any) -> bool:
-    """Whether this multiplies states by a constant matrix `[out, in]`."""
+    """Tell whether this multiplies states by a constant matrix `[out, in]`."""
     return (
         node.get_type_name() == "MatMul"
         and node.get_attributes()["transpose_b"]

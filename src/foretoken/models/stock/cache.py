@@ -94,7 +94,7 @@ class RaggedCache(DynamicCache):
 
     @property
     def decoder(self) -> RaggedCache:
-        """Of a decoder-only model this is the whole cache."""
+        """The decoder's cache: of a decoder-only model this is the whole cache."""
         return self
 
     def prepare(self, width: int, tree: Tree | None = None) -> None:
@@ -210,7 +210,7 @@ class RaggedCache(DynamicCache):
 
     @property
     def slot_bytes(self) -> int:
-        """Of a token, in all layers."""
+        """Bytes of a token, in all layers."""
         arrays = [x for layer in self.filled() for x in layer.arrays]
         return sum(x.shape[1] * x.shape[3] * x.itemsize for x in arrays)
 
@@ -273,7 +273,7 @@ class CrossCache(EncoderDecoderCache):
         return self.decoder.offset
 
     def prepare(self, width: int, tree: Tree | None = None) -> None:
-        """As a ragged cache; the first forward writes all that there is of the sources."""
+        """Prepare both caches; the first forward writes all that there is of the sources."""
         self.decoder.prepare(width, tree)
         self.cross.prepare(0)
         self.cross.offset = 0
@@ -308,7 +308,7 @@ def fill(x: Tensor, new: Tensor) -> None:
 
 
 def unmoved(slots: list[int]) -> int:
-    """How many of the first slots stay where they are."""
+    """Count the first slots that stay where they are."""
     return next((i for i, slot in enumerate(slots) if slot != i), len(slots))
 
 

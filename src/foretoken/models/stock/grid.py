@@ -134,7 +134,7 @@ def steady(model: ExactModel) -> ExactModel:
 
 
 def has_experts(model: PreTrainedModel) -> bool:
-    """Whether the names of its parts or classes speak of experts or routers."""
+    """Tell whether the names of its parts or classes speak of experts or routers."""
     names = (f"{name} {type(part).__name__}".lower() for name, part in model.named_modules())
     return any("expert" in name or "router" in name for name in names)
 

@@ -79,7 +79,8 @@ def _settled(rotary: nn.Module, position: int) -> nn.Module:
 
 
 def _reads_again(model: PreTrainedModel) -> bool:
-    """Whether `generate` reads all of a text that gets to the length at which the factors change.
+    """Tell whether `generate` reads all of a text that gets to the length at which the factors
+    change.
 
     What prepares its passes then drops the cache and asks for the whole text; Phi-4-multimodal's
     only drops the cache, and its `generate` goes on from the last token alone.

@@ -87,7 +87,8 @@ class StockModel(ABC):
 
     @abstractmethod
     def _inputs(self, ids: Tensor, cache: Any) -> dict[str, Any]:
-        """What the forward takes for new tokens `ids`, by place, beside the cache itself."""
+        """Return the forward's arguments for new tokens `ids`, by name, besides the cache
+        itself."""
 
     @property
     def hidden(self) -> Tensor:
@@ -101,7 +102,7 @@ class StockModel(ABC):
 
     @cached_property
     def _slot_bytes(self) -> tuple[int, int]:
-        """Of a token and of one of its source."""
+        """Return the bytes of a token and of one of its source."""
         cache = self.read([[0]], [[0]] if self.encoder_decoder else None)
         return cache.decoder.slot_bytes, cache.cross.slot_bytes if self.encoder_decoder else 0
 

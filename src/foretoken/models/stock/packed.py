@@ -166,7 +166,7 @@ def sketch(model: PreTrainedModel) -> Tensor:
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two sketches are of one model."""
+    """Tell whether two sketches are of one model."""
     return a.shape == b.shape and torch.allclose(a, b, rtol=ROUNDING, atol=1e-6)
 
 

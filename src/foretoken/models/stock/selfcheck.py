@@ -1,4 +1,4 @@
-"""Whether a family is exact over our cache, tried before the model is used.
+"""The self-check: a test that a family is exact over our cache, made before the model is used.
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
 through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
@@ -472,7 +472,7 @@ def strangers(model: PreTrainedModel) -> list[str]:
 
 
 def _is_library(name: str) -> bool:
-    """Whether a module is installed, Python's own, this package's, or not loaded."""
+    """Tell whether a module is installed, Python's own, this package's, or not loaded."""
     package = name.split(".")[0]
     if not name or package in OURS or package in sys.stdlib_module_names:
         return True

@@ -1,6 +1,5 @@
-"""How long the rows of a transformers network may be and how many ids it knows, as its
-configuration and its layers say. Does not run it.
-"""
+"""Sizes of a transformers network: how long its rows may be and how many ids it knows, as its
+configuration and its layers say. Does not run it."""
 
 from __future__ import annotations
 

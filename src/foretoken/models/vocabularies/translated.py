@@ -51,7 +51,8 @@ class Following:
             self.model.score(blocks, [0] * len(blocks))
 
     def _unread(self, texts: list[list[int] | None], need: list[int]) -> list[list[int]]:
-        """What to read of every row, the cache being cut back to what it follows."""
+        """Return the tokens to read of every row, the cache being cut back to the text it
+        follows."""
         blocks: list[list[int]] = []
         lengths: list[int] = []
         for b, (text, needed) in enumerate(zip(texts, need, strict=True)):
@@ -71,12 +72,12 @@ class Following:
         self.model.leave(rows)
 
     def holds(self, text: list[int]) -> int:
-        """How much of a text the model reads."""
+        """Return how much of a text the model reads."""
         return len(self._end(text))
 
     def _end(self, text: list[int]) -> list[int]:
-        """As much of a text as the model can hold: a function of its length, so that it begins at
-        the same place for long."""
+        """Return as much of a text's end as the model can hold: a function of its length, so that
+        it begins at the same place for long."""
         context = self.model.context
         if context is None or len(text) <= context:
             return list(text)
@@ -85,7 +86,7 @@ class Following:
 
 
 def agreed(one: list[int], other: list[int]) -> int:
-    """How many of their first tokens are the same."""
+    """Return how many of their first tokens are the same."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -135,7 +136,7 @@ class TranslatedModel:
 
     @property
     def identity(self) -> str | None:
-        """What its speed follows from, where the model says that of itself."""
+        """A string that determines its speed, where the model has one."""
         identity = getattr(self._following.model, "identity", None)
         return f"{identity} in other words, {self.by_text}" if isinstance(identity, str) else None
 
@@ -151,8 +152,8 @@ class TranslatedModel:
         self._texts += texts
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        """As `Model.score`; a pass for every position of a block that is needed, because a word
-        may be other tokens once it goes on."""
+        """Do as `Model.score`, with a forward for every position of a block that is needed, because
+        a word may be other tokens once it goes on."""
         assert isinstance(blocks, list)  # as takes_tensors says
         if not any(need):
             changed = self._extended(blocks)
@@ -173,7 +174,8 @@ class TranslatedModel:
         return self.by_text.greedy if greedy else self.by_text.sampled
 
     def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
-        """As `Writes.write`; a pass for every token that it writes, counts[b] of them in row b."""
+        """Do as `Writes.write`, with a forward for every token that it writes, counts[b] of them in
+        row b."""
         self._following.read(self._extended(blocks, [not n for n in counts]))
         texts = [text.told if n else None for text, n in zip(self._texts, counts, strict=True)]
         new: list[list[int]] = [[] for _ in counts]
@@ -200,8 +202,8 @@ class TranslatedModel:
         return Written([text.guesses(x, more)[:n] for text, more, x, n in each], calls)
 
     def covered(self, texts: list[list[int]]) -> list[float]:
-        """Of the draft's mass behind each of the texts the share on words that both have. For a
-        model without rows."""
+        """Return the share of the draft's mass, after each of the texts, on words that both have.
+        For a model without rows."""
         self.start([[] for _ in texts])
         extended = self._extended(texts)
         shares = self._following.score(extended, [1] * len(texts))[:, 0].float().softmax(-1)
@@ -213,7 +215,7 @@ class TranslatedModel:
             text.cut(length)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        """As the model's own, which is counted by itself: a token may be two of the draft's."""
+        """Return the model's own memory, counted by itself: a token may be two of the draft's."""
         (model,) = self.holds
         return model.memory(lengths, sources) if isinstance(model, Sized) else 0
 

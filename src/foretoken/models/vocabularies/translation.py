@@ -101,11 +101,11 @@ class Translation:
 
     @property
     def _behind(self) -> bool:
-        """Whether there is text before the last word."""
+        """Tell whether there is text before the last word."""
         return self._cuts[-1][2]
 
     def _apart(self, token: int, length: int) -> bool:
-        """Whether a token begins another word than the last one's, of so many tokens."""
+        """Tell whether a token begins another word than the last one's, of `length` tokens."""
         spelled = self.dictionary.target.spelled
         word, before = spelled.get(token), spelled.get(self.ids[-1])
         if word is None or before is None or length >= LONGEST:  # a special token stands alone

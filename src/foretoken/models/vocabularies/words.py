@@ -60,8 +60,8 @@ class Words:
 
     @classmethod
     def of(cls, name: str, tokenizer: PreTrainedTokenizerBase, V: int) -> Words:
-        """Those of a tokenizer whose ids are below V. RefusedError for one that does not show how
-        its tokens are spelled."""
+        """Return the words of a tokenizer whose ids are below V. RefusedError for one that does not
+        show how its tokens are spelled."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise RefusedError(
@@ -98,7 +98,7 @@ class Words:
         return cls(spelled | fallback, encode, head=encoded[:at], specials=names, end=end)
 
     def text(self, tokens: Sequence[int]) -> bytes:
-        """What they stand for."""
+        """Return the text of tokens."""
         return b"".join(self.spelled.get(token, b"") for token in tokens)
 
     def first(self, text: bytes) -> bytes:

@@ -48,7 +48,7 @@ class Answer(Generic[Asked]):
 
     @property
     def tells_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """True where a stream ends with the usage."""
         options = self.asked.stream_options
         return options is not None and options.include_usage
 
@@ -175,7 +175,7 @@ def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _histogram(values: list[int], widest: int) -> list[int]:
-    """How often each number from 0 to `widest` is there."""
+    """Count each number from 0 to `widest`."""
     counts = Counter(values)
     return [counts[n] for n in range(widest + 1)]
 

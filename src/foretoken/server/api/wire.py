@@ -105,8 +105,8 @@ T = TypeVar("T", bound=Wire)
 
 
 class Speculation(Wire):
-    """How this request is guessed for; its text stays in the target's distribution while lenience
-    is 1."""
+    """Options of speculation for one request; its text stays in the target's distribution while
+    lenience is 1."""
 
     gamma: Annotated[Whole | None, Sets("gamma")] = Field(
         None, ge=0, le=MOST_GAMMA, description="guesses per target call; null: automatic"
@@ -192,7 +192,7 @@ class ApiRequest(Sampled):
 
     @property
     def reported(self) -> int | None:
-        """How many of the likeliest tokens are told at each place; None: no logprobs."""
+        """The number of the likeliest tokens reported at each place; None: no logprobs."""
         raise NotImplementedError
 
     @property
@@ -322,7 +322,7 @@ class TextPart(Wire):
 
 
 class PredictedOutput(Wire):
-    """What the client expects the text to be."""
+    """The text that the client expects."""
 
     type: Literal["content"]
     content: str | list[TextPart]
@@ -405,7 +405,7 @@ def _part(kind: type[Wire], place: tuple[Any, ...]) -> type[Wire] | None:
 
 
 def _internal(part: Any) -> bool:
-    """Whether a part of a place is pydantic's name for one kind of several."""
+    """Tell whether a part of a place is pydantic's name for one kind of several."""
     return isinstance(part, str) and ("[" in part or part in ("str", "int", "bool"))
 
 

@@ -63,7 +63,8 @@ Told = Accepted | StepOutput | Reply | RefusedRequest | UnavailableError
 
 
 class Pipe(Protocol):
-    """As multiprocessing's `Connection`: EOFError or OSError once the other end is gone."""
+    """The part of multiprocessing's `Connection` that is used: EOFError or OSError once the other
+    end is gone."""
 
     def recv(self) -> Any: ...
 
@@ -71,7 +72,7 @@ class Pipe(Protocol):
 
 
 class Process(Protocol):
-    """What ends with its engine."""
+    """A process that ends with its engine."""
 
     def join(self, timeout: float) -> None:
         """Wait for its end, at most so many seconds."""
@@ -130,7 +131,7 @@ class EngineClient:
 
     @property
     def states(self) -> dict[str, int]:
-        """How many engines are in each state: as a fleet's, of one."""
+        """The number of engines in each state: one engine, as a fleet of one."""
         return {self.state: 1}
 
     def start(self) -> None:

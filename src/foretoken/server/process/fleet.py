@@ -59,7 +59,7 @@ class ReadPrefixes:
         self._readers: OrderedDict[int, set[Hashable]] = OrderedDict()
 
     def known(self, reader: Hashable, prompt: list[int]) -> int:
-        """How many of these digests, from the first on, this reader has read."""
+        """Count the digests, from the first on, that this reader has read."""
         for count, digest in enumerate(prompt):
             if reader not in self._readers.get(digest, ()):
                 return count
@@ -132,7 +132,7 @@ class EngineFleet:
 
     @property
     def states(self) -> dict[str, int]:
-        """How many engines are in each state."""
+        """The number of engines in each state."""
         return dict(Counter(client.state for client in [*self._clients, *self._leaving]))
 
     @property
@@ -159,7 +159,8 @@ class EngineFleet:
     def submit(
         self, request: GenerateRequest, listener: Callable[[Told], None]
     ) -> Callable[[], None]:
-        """As a client's; where the engine dies the text goes on in another one."""
+        """Run a request like `EngineClient.submit`; if the engine dies, the request resumes on
+        another one."""
         text = MovableText(self, request, listener)
         text.begin(self.ready_client(request))
         return text.end
@@ -188,7 +189,8 @@ class EngineFleet:
         return client
 
     async def next_client(self, request: GenerateRequest) -> EngineClient:
-        """As `ready_client`, once one is ready: engines that died are being started again."""
+        """Return a client as `ready_client` does, once one is ready: engines that died are being
+        started again."""
         for _ in range(int(WAIT / TICK)):
             if self.state not in ("loading", "restarting"):
                 break
@@ -197,7 +199,7 @@ class EngineFleet:
 
     @property
     def ending(self) -> bool:
-        """Whether no text goes on elsewhere any more."""
+        """True where no text goes on elsewhere any more."""
         return self._end is not None
 
     def _nearest(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:

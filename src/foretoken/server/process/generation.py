@@ -77,7 +77,7 @@ class Generation:
         self._end()
 
     async def parts(self) -> AsyncGenerator[tuple[int, StepOutput]]:
-        """What is written, text by text as it comes."""
+        """Yield new parts, text by text as they come."""
         unfinished = len(self.texts)
         while unfinished:
             i, part = await self._outputs.get()

@@ -28,7 +28,7 @@ KEPT = 256  # grammars that are known to be good
 
 
 class GrammarSandbox:
-    """Of grammars over one tokenizer; the process starts with the first."""
+    """A process that compiles grammars over one tokenizer; it starts with the first."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

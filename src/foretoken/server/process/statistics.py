@@ -111,7 +111,7 @@ class SpecDecodeStats:
         }
 
     def rates(self) -> dict[str, Any]:
-        """Those that follow from the steps alone."""
+        """Return the rates that follow from the steps alone."""
         return {
             "active": self.drafted > 0 if self.steps else None,
             "alpha": self.alpha,
@@ -125,7 +125,7 @@ class SpecDecodeStats:
         }
 
     def add(self, other: SpecDecodeStats) -> None:
-        """What another engine's steps come to, too."""
+        """Add another engine's steps."""
         rates = [(each.alpha, each.drafted) for each in (self, other) if each.alpha is not None]
         weight = sum(drafted for _, drafted in rates)
         self.alpha = sum(a * drafted for a, drafted in rates) / weight if weight else None
@@ -139,11 +139,12 @@ class SpecDecodeStats:
                 mine[kind] = _sum(mine.get(kind, Texts()), texts)
 
     def by_position(self) -> list[float]:
-        """Of the draft tokens made at each place, the share that was kept."""
+        """Return the share of the draft tokens made at each position that was accepted."""
         return [self.kept_at[i] / drafted for i, drafted in sorted(self.made_at.items())]
 
     def _predicted(self, costs: Any) -> float | None:
-        """Of one row that makes as many draft tokens as were made, at what these cost alone."""
+        """Return the predicted speed-up of one row that makes as many draft tokens as were made, at
+        their costs alone."""
         from foretoken.theory import steps_factor
 
         if self.alpha is None or not any(self.made.values()):
@@ -151,8 +152,9 @@ class SpecDecodeStats:
         return steps_factor(min(1.0, self.alpha), self.made, costs.c, v=costs.v)
 
     def _measured(self) -> dict[str, Any]:
-        """How long texts would have taken plainly, at the speed of those of their kind that were
-        asked to be plain, over how long they took; and how many texts of either sort say so."""
+        """Return how long texts would have taken plainly, at the speed of those of their kind that
+        were asked to be plain, over how long they took; and how many texts of either sort say
+        so."""
         plain, speculative, plainly = Texts(), Texts(), 0.0
         for kind in self.plain.keys() & self.speculative.keys():
             alone, drafted = self.plain[kind], self.speculative[kind]

@@ -68,7 +68,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the engine's process is made from: arguments of `foretoken.load` and of `Engine`."""
+    """Arguments that the engine's process is made from: those of `foretoken.load` and of
+    `Engine`."""
 
     target: str | None
     draft: str | None
@@ -111,7 +112,7 @@ def end_with(parent: BaseProcess | None) -> None:
 
 
 def measure(spec: Speculator, rows: int) -> None:
-    """What steps cost, before requests wait for it."""
+    """Measure the costs of steps before requests wait for them."""
     from foretoken.drafters.none import NoDrafter
     from foretoken.sampling.params import SamplingParams
 
@@ -265,7 +266,7 @@ class Worker:
         return self.spec.ids(formatted)
 
     def _prediction(self, text: str) -> list[int]:
-        """What a client expects, no longer than any text can be."""
+        """Return a client's predicted tokens, no longer than any text can be."""
         self._require_short(text, "prediction")
         ids, context = self.spec.prediction(text), self.engine.longest
         if context is not None and len(ids) > context:
@@ -349,7 +350,7 @@ class Worker:
         }
 
     def _statistics(self) -> tuple[SpecDecodeStats, dict[str, Any]]:
-        """As the sums of several engines need it."""
+        """Return the statistics as the sums of several engines need them."""
         with self.awake:
             return deepcopy(self.statistics), self._speculation()
 
@@ -473,7 +474,7 @@ class Worker:
 
 
 def _spoken(prompt: Any) -> bool:
-    """Whether these are messages."""
+    """Tell whether these are messages."""
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 

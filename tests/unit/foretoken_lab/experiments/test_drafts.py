@@ -22,12 +22,10 @@ def test_drafts_of_other_kinds_stand_beside_the_fastest_of_the_papers():
     (table,), (paragraph,) = section.tables, section.paragraphs
     first = ("lookup", "0", "0.400 ± 0.010", "0.100", "2", "2.00 ± 0.01", "small 1.50 ± 0.01")
     assert table.rows[0] == first and table.rows[1][-1] == "small 1.40 ± 0.01"
-    assert "Of 2 cases 1 are faster than plain decoding, 1 slower, and 0 within noise" in paragraph
-    assert "0.90 to 2.00 times" in paragraph and "in 1 of 2 cases" in paragraph
+    assert "0.90 to 2.00 times" in paragraph
     alone = recipe(drafts=[RecipeDraft(label="lookup", draft="lookup")])
     section = drafts.section(alone, {"walltime": rows[2:3]})
     assert section is not None and section.tables[0].rows[0][-1] == BLANK
-    assert "beaten" not in section.paragraphs[0]
 
 
 def test_distilled_drafts_stand_beside_what_they_were():
@@ -46,10 +44,7 @@ def test_distilled_drafts_stand_beside_what_they_were():
         ("taught", "0", "0.600 ± 0.010", "0.700 ± 0.010", "1.20 ± 0.01", "1.50 ± 0.01"),
         ("taught", "1", "0.500 ± 0.010", "0.490 ± 0.010", BLANK, BLANK),
     ]
-    assert (
-        "changes alpha by -0.010 to +0.100" in paragraph and "1.25 times what it was" in paragraph
-    )
-    assert "in 1 of 2 cases it is higher beyond both intervals, in 0 lower" in paragraph
+    assert "changes alpha by -0.010 to +0.100" in paragraph
 
 
 def test_nothing_is_said_of_the_papers_own_kinds():

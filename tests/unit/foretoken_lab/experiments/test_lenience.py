@@ -9,7 +9,6 @@ import torch
 from foretoken.lab.agreement import ScoredPlace
 from foretoken_lab.experiments import lenience
 from foretoken_lab.experiments.experiment import ResultRow
-from foretoken_lab.recipes.recipe import RecipeDraft
 from laboratory import P, Q, TablePairs, estimated, recipe
 
 FACTORS = [1.0, 0.5, 0.3, 0.1]
@@ -61,12 +60,5 @@ def test_table_5_stands_beside_the_papers():
     assert sampled.rows[3] == ("– distance from the law", "0.000", "0.100", "0.150", "0.250")
     assert greedy.rows[1] == ("– T5-small, paper", "0.75", "0.75", "0.80", "0.87")
     assert len(greedy.rows) == 3
-    _, at_1, at_0, factors = section.paragraphs
-    assert "At T=1 alpha rises by 0.25 here from l = 1 to 0.1, to 0.85" in at_1
-    assert "by 0.22 on the lines that have a counterpart, less than here in 1 of 1" in at_1
-    assert "by 0.12 on the lines that have a counterpart, less than here in 1 of 1" in at_0
-    assert "2.33, 2.94, 3.45, 4.79" in factors
-    other = recipe(drafts=[RecipeDraft(label="small")], lenience=[1.0, 0.9])
-    section = lenience.section(other, {"lenience": rows[:1]})
-    assert section is not None and "no counterpart of these lines" in section.paragraphs[1]
+    assert "2.33, 2.94, 3.45, 4.79" in section.paragraphs[-1]
     assert lenience.section(recipe(), {}) is None

@@ -22,7 +22,7 @@ from foretoken_lab.experiments import (
 from foretoken_lab.experiments.experiment import ResultRow, estimate
 from foretoken_lab.recipes.prompts import RecipePrompt
 from foretoken_lab.recipes.recipe import Prompts
-from laboratory import P, Q, TablePairs, agreed, found, recipe, timed
+from laboratory import P, Q, TablePairs, found, recipe, timed
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +54,6 @@ def test_table_3_stands_beside_the_papers():
     assert section is not None
     line = section.tables[0].rows[0]
     assert line == ("small", "10", "0", "0.700 ± 0.010", "0.75", "-0.05", "100")
-    assert "-0.05 (small, T=0)" in section.paragraphs[1]
-    assert "+0.06 (bigram, T=1)" in section.paragraphs[1]
-    # of three drafts at two temperatures, all in the paper's order
-    assert "Of 6 pairs of drafts at one temperature 6 come" in section.paragraphs[2]
-    swapped = {"acceptance": [agreed("small", 0, 0.9), agreed("large", 0, 0.6)]}
-    told = acceptance.section(recipe(), swapped)
-    assert told is not None and "0 come in the order" in told.paragraphs[2]
-    alone = acceptance.section(recipe(paper=None), found())
-    assert alone is not None and "no counterpart" in alone.paragraphs[1]
 
 
 def test_speeds_are_measured_and_expected(pairs):
@@ -98,17 +89,13 @@ def test_tables_2_and_4_show_the_fastest_gamma():
     assert table.emphasized == {0, 1}  # the fastest at each temperature
     text = " ".join(section.paragraphs)
     assert "0.68 to 1.29, median 1.08 in the paper's table 4, within whose range 5 of 6" in text
-    assert "Of 2 gammas the fastest is shown" in text
-    assert "Measured are 1.30 to 1.90 times plain decoding, in the paper 1.4 to 3.4" in text
-    assert "ours is lower in 4 of 4" in text
-    assert "c of small is 0.100 here and 0.02 in the paper, 5.0 times" in text
 
 
 def test_a_busy_machine_is_told():
     row = timed("small", 0, 2, 1.5)
     row.result["others"] = 0.3
     section = walltime.section(recipe(), {"walltime": [row]})
-    assert section is not None and "30% of the processors" in section.paragraphs[-1]
+    assert section is not None and "30% of the processors" in section.paragraphs[0]
 
 
 def test_the_bigram_claim():
@@ -122,11 +109,7 @@ def test_the_bigram_claim():
     section = bigram.section(recipe(), found() | {"walltime": []})
     assert section is not None and len(section.tables[0].rows) == 1
     assert "1.248x" in section.paragraphs[0]
-    free = walltime_factor(0.25, 3, 0)
-    assert (
-        f"expects {free:.2f}x; measured is 1.10 ± 0.01, so the table gains"
-        in (section.paragraphs[1])
-    )
+    assert section.tables[0].rows[0][3] == f"{walltime_factor(0.25, 3, 0):.2f}"
 
 
 def test_figure_5_counts_the_calls(pairs):
@@ -138,7 +121,6 @@ def test_figure_5_counts_the_calls(pairs):
     section = timeline.section(pairs.recipe, {"timeline": [ResultRow(case, 1.0, result)]})
     assert section is not None
     assert section.tables[0].rows[2][:4] == ("plain", "12", "12", "0")
-    assert "calls the target 12 times for 12 tokens" in section.paragraphs[1]
     assert "its encoder" not in section.tables[0].head
 
 
@@ -166,10 +148,6 @@ def test_figure_5_tells_encoders_from_decoders(pairs):
     assert section is not None
     first = ("gamma 7", "8", "1", "7", "18.0", "10.0", "4.0", "8.0", "1.0")
     assert section.tables[0].rows[0] == first
-    encoders, counts, times = section.paragraphs
-    assert "4.0 ms of the target's and 1.0 ms of the draft's, of 18.0 ms with gamma 7" in encoders
-    assert "1 with gamma 7, 1 with gamma 3" in counts and "7.0 and 3.0 times" in counts
-    assert "takes 0.18 of the target's" in times and "0.50 and 0.36 of the time" in times
 
 
 def test_figure_1_has_a_line_a_run(pairs):
@@ -207,10 +185,6 @@ def test_scores_need_references(tmp_path, pairs):
     section = quality.section(own, {"quality": [ResultRow(case, 1.0, scores)]})
     assert section is not None
     assert section.tables[0].rows == [("small", "20.00", "20.00", "100.0%")]
-    assert "the same to the last digit" in section.paragraphs[0]
-    scores["speculative"], scores["same"] = {"bleu": 20.3}, 0.98
-    section = quality.section(own, {"quality": [ResultRow(case, 1.0, scores)]})
-    assert section is not None and "bleu by 0.30 at most" in section.paragraphs[0]
 
 
 def test_cases_beyond_the_paper():
@@ -262,7 +236,7 @@ def test_what_is_said_of_all_three():
     assert rules == ("small", "1", "2", "2.00", "2.50", "1.250", "1.25")
     assert auto == ("small", "1", "2.50x", "2.00x (gamma 2)", "1.250", "0.700", "0.100", "2.70x")
     assert cascade == ("small < lookup", "1", "2.00", "2.00", "0.50")
-    assert "gains in 0 of 1 cases" in section.paragraphs[2]
+    assert "0.50 times its speed alone" in section.paragraphs[2]
 
 
 @pytest.mark.parametrize("module", [acceptance, walltime, bigram, timeline, trace, quality, beyond])

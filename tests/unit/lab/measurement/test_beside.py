@@ -24,6 +24,7 @@ def test_they_work_for_as_long_as_the_block_runs(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.prove  # a process takes seconds to begin
 def test_one_that_cannot_work_is_told_of(tmp_path: Path) -> None:
     target, _ = pair(tmp_path)
     refusal = pytest.raises(RefusedError, match="beside the measured one cannot work: .*nothing")

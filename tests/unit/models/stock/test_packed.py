@@ -236,6 +236,7 @@ print(before, held("VmHWM"), held("VmRSS"))
 
 
 @needs_onednn
+@pytest.mark.prove  # a process takes seconds to begin
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_packing_holds_no_second_copy() -> None:
     """120 MB of weights, layers of 4 MB, a head of 8: the peak is within some of them."""

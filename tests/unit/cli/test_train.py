@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.option import TargetReading
-from foretoken.cli.trained import bar, require_folders, show, show_model, size, use
+from foretoken.cli.train import progress_bar, show, size, use
 from foretoken.errors import InputError
+from foretoken_lab.cli.train import _require_folders, _show_model
 
 
 def test_the_bar_waits_for_the_first_report(capsys):
-    with bar("training", 3):
+    with progress_bar("training", 3):
         pass
     assert capsys.readouterr().err == ""
-    with bar("training", 3) as report:
+    with progress_bar("training", 3) as report:
         report(1, "loss 2.000", None)
         report(3, "loss 1.000", "step 3: a line")
     shown = capsys.readouterr()
@@ -38,16 +39,16 @@ def test_a_model_is_a_target_or_the_draft_of_one(files, tmp_path, capsys):
     """A bare tokenizer's folder is nobody's model."""
     for name in files or []:
         (tmp_path / name).touch()
-    show_model({}, [], Path("m"), None if files is None else tmp_path, as_json=False)
+    _show_model({}, [], Path("m"), None if files is None else tmp_path, as_json=False)
     pair = f"{tmp_path if files and len(files) == 2 else 'TARGET'} --draft m"
     expected = f"generate --target {'m' if files is None else pair} PROMPT\n"
     assert capsys.readouterr().out == f"use it: foretoken {expected}"
 
 
 def test_what_must_be_a_folder(tmp_path):
-    require_folders((None, "text"), (tmp_path, "a model"))
+    _require_folders((None, "text"), (tmp_path, "a model"))
     with pytest.raises(InputError, match="no is no folder; give a folder of a model"):
-        require_folders((tmp_path, "text"), (Path("no"), "a model"))
+        _require_folders((tmp_path, "text"), (Path("no"), "a model"))
 
 
 def test_sizes():

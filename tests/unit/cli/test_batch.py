@@ -10,7 +10,7 @@ import pytest
 
 import foretoken
 from console import Run, mistake
-from foretoken.cli.results import Results
+from foretoken.cli.batch import Results
 from foretoken.errors import InputError
 from tiny import byte_level, folder, llama
 
