@@ -1,5 +1,5 @@
-"""Options on the API page, with their defaults: `SamplingParams` and `LoadOptions` declare them
-(`foretoken.sampling.options`), so they are read from the objects and not from their source."""
+"""Options on the API page, with their defaults: `SamplingParams`, `LoadOptions` and `EngineOptions`
+declare them (`foretoken.sampling.options`), so they are read from the objects, not their source."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import griffe
 
 from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams
+from foretoken.serving.options import EngineOptions
 
 
 class DeclaredOptions(griffe.Extension):
-    """Takes the docstring and defaults of `SamplingParams` and of `load` from the objects."""
+    """Takes docstrings and signatures of `SamplingParams`, `load` and `Engine` from the objects."""
 
     def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         if cls.path == "foretoken.sampling.params.SamplingParams" and cls.docstring:
@@ -37,4 +38,19 @@ class DeclaredOptions(griffe.Extension):
                     )
                     for each in inspect.signature(load).parameters.values()
                 )
+            )
+        if func.path == "foretoken.serving.engine.Engine.__init__":
+            own = [each for each in func.parameters if each.name != "options"]
+            func.parameters = griffe.Parameters(
+                *own,
+                *(
+                    griffe.Parameter(
+                        each.name,
+                        annotation=str(each.type),
+                        kind=griffe.ParameterKind.keyword_only,
+                        default=repr(each.default),
+                    )
+                    for each in fields(EngineOptions)
+                    if each.name not in [one.name for one in own]
+                ),
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretoken import execute, theory
     from foretoken.beam.search import Beam, BeamStats
-    from foretoken.drafters.base import Draft, Drafter
+    from foretoken.drafters.base import Draft, Drafter, DrafterBase
     from foretoken.drafters.cascade import CascadeDrafter
     from foretoken.drafters.lm import LMDrafter
     from foretoken.drafters.lookup import LookupDrafter
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "beam.search": ("Beam", "BeamStats"),
-    "drafters.base": ("Draft", "Drafter"),
+    "drafters.base": ("Draft", "Drafter", "DrafterBase"),
     "drafters.cascade": ("CascadeDrafter",),
     "drafters.lm": ("LMDrafter",),
     "drafters.lookup": ("LookupDrafter",),
@@ -75,6 +75,7 @@ __all__ = [
     "ControlError",
     "Draft",
     "Drafter",
+    "DrafterBase",
     "Draw",
     "Engine",
     "EngineStats",

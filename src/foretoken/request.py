@@ -333,3 +333,11 @@ def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
         encoder_seconds=row.encoder_seconds,
         draft_encoder_seconds=row.draft_encoder_seconds,
     )
+
+
+def uninterrupted(rows: list[Completion]) -> list[Completion]:
+    """Return `rows`. Raises KeyboardInterrupt where one was interrupted: its times and its text
+    mean nothing."""
+    if any(row.finish_reason == "interrupted" for row in rows):
+        raise KeyboardInterrupt
+    return rows

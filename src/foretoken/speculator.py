@@ -20,7 +20,7 @@ from foretoken.beam.search import (
 from foretoken.controls.own import require_beams
 from foretoken.costing.gamma import Gamma
 from foretoken.costing.pair_costs import PairCosts
-from foretoken.drafters.base import Drafter, runtime
+from foretoken.drafters.base import Drafter, require_drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import threads
@@ -103,6 +103,7 @@ class Speculator:
     _told: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        require_drafter(self.drafter)
         self.scheduler = Scheduler(self.target, self.drafter, BATCH)
         self.inputs = InputProcessor(
             self.target, self.tokenizer, self.ends, self.controls, self.predicted_output
@@ -334,7 +335,7 @@ class Speculator:
         draft = None
         if gamma and isinstance(self.drafter, LMDrafter) and not self.drafter.shares:
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
-        backends = self.target.runtime, runtime(self.drafter) if draft else "none"
+        backends = self.target.runtime, self.drafter.runtime if draft else "none"
         beams: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
             with leased(self.target, self.drafter if draft else None), threads(self.target):
@@ -518,7 +519,7 @@ class Speculator:
             tokens=row.new_tokens,
             finish_reason=row.finish_reason or "interrupted",
             seed=(row.request.key.seed, row.request.key.row),
-            stats=stats(row, self.target.runtime, runtime(self.drafter)),
+            stats=stats(row, self.target.runtime, self.drafter.runtime),
             steps=row.records,
             stop_reason=row.stop_reason,
             error=None if row.error is None else str(row.error),

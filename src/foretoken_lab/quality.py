@@ -18,8 +18,7 @@ import numpy as np
 
 from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, ratio
-from foretoken.lab.uninterrupted import uninterrupted
-from foretoken.request import Completion
+from foretoken.request import Completion, uninterrupted
 from foretoken.speculator import Speculator
 
 ROUGE = ("rouge1", "rouge2", "rougeL")

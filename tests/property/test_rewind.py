@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.drafters.base import Draft, Rewinding
+from foretoken.drafters.base import Draft, Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -74,7 +74,7 @@ def draw(lengths: list[int], temperature: float) -> Draw:
 def test_going_back(kind, data):
     """Rows of different length; guesses may or may not have been made in between."""
     texts = [[0], [1, 0, 2]]
-    drafter: Rewinding = DRAFTERS[kind]()
+    drafter: Drafter = DRAFTERS[kind]()
     drafter.start([0, 1], [list(text) for text in texts], None)
     temperature = data.draw(st.sampled_from([0.0, 1.0]))
     new: list[list[int]] = [[], []]

@@ -319,8 +319,11 @@ def test_every_warper_reaches_the_texts(params, name):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"laws": ()}, "laws is empty; give one or more"),
-        ({"laws": (SamplingParams(),)}, "temperature is 0.0 in a law; give more"),
+        ({"distributions": ()}, "distributions is empty; give one or more"),
+        (
+            {"distributions": (SamplingParams(),)},
+            "temperature is 0.0 in one of distributions; give",
+        ),
         ({"texts": 16.5}, "texts is 16.5; give a whole number"),
         ({"seed": -1}, "seed is -1; give an integer in"),
         ({"gamma": None}, "gamma is None; give 1 or more"),

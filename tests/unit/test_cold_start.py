@@ -139,6 +139,15 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path):
         assert names & {"torch", "transformers", "openvino"} == set(), call
 
 
+def test_the_http_process_imports_no_torch():
+    """What crosses the pipe to the engine's process is plain data, and read without torch."""
+    code = "import foretoken.server.run, sys; print({'torch', 'transformers'} & {*sys.modules})"
+    environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    process = subprocess.run(command, env=environment, text=True, capture_output=True, check=True)
+    assert process.stdout == "set()\n"
+
+
 def test_a_model_brings_no_families_but_its_own():
     """Keys of the auto classes are the configs of all families: to ask for them takes seconds."""
     code = """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from foretoken.errors import ControlError
 from foretoken.records import StepRecord
-from foretoken.request import Completion, Request, Row, stats
+from foretoken.request import Completion, Request, Row, stats, uninterrupted
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 
@@ -170,3 +172,10 @@ def test_an_ending_that_fails_fails_its_row() -> None:
     assert r.commit([1, 2]) == [1]
     assert r.finish_reason == "error" and "Broken" in str(r.error)
     assert late.read_so_far == [1] and late.closed == 1 and r.stop_reason is None
+
+
+def test_interrupted_rows_raise():
+    whole: Any = [SimpleNamespace(finish_reason="length"), SimpleNamespace(finish_reason="eos")]
+    assert uninterrupted(whole) is whole and uninterrupted([]) == []
+    with pytest.raises(KeyboardInterrupt):
+        uninterrupted([*whole, SimpleNamespace(finish_reason="interrupted")])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.controls.chain import chain
-from foretoken.drafters.base import Draft, pack
+from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
@@ -30,7 +30,7 @@ def counting(text: tuple[int, ...]) -> list[float]:
     return distribution
 
 
-class Says:
+class Says(DrafterBase):
     """A drafter that proposes what it is told to, and notes what is kept."""
 
     runtime = "test"

@@ -267,7 +267,6 @@ class BenchSetting:
 
     def head(self, rounds: list[Round]) -> dict[str, Any]:
         """Return the beginning of the document; peers are those with a round."""
-        from foretoken.drafters.base import runtime
         from foretoken.lab.bench.race import OWN
         from foretoken.lab.machine import describe
 
@@ -279,7 +278,7 @@ class BenchSetting:
             "target": spec.target_name,
             "draft": spec.draft_name,
             "runtime": spec.target.runtime,
-            "draft_runtime": runtime(spec.drafter),
+            "draft_runtime": spec.drafter.runtime,
             "asked": self.options.document(self.prompts),
             "precision": {OWN: _precision(spec, self.options.loading)}
             | {peer.name: peer.about["precision"] for peer in peers},
@@ -360,7 +359,7 @@ def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
     dtypes = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}
-    drafted = getattr(getattr(spec.drafter, "model", None), "computed", None)
+    drafted = None if spec.drafter.model is None else spec.drafter.model.computed
     return dtypes if drafted is None else dtypes | {"draft": drafted}
 
 

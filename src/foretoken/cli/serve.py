@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -21,6 +21,9 @@ from foretoken.server.options import ServerOptions
 from foretoken.serving.options import OPTIONS as ENGINE
 from foretoken.serving.options import EngineOptions
 from foretoken.storage.files import read_text
+
+if TYPE_CHECKING:
+    from foretoken.server.process.worker import Setup
 
 OWN = ("chat_template",)  # of which the command line has a file
 
@@ -55,7 +58,7 @@ def serve(
     engine: EngineFlags,
     cluster: Cluster,
     model: Annotated[
-        str | None, Argument(metavar="TARGET", help="Folder or hub id, as --target.")
+        str | None, Argument(metavar="TARGET", help="Target model, as with --target.")
     ] = None,
     target: option.Target = None,
     draft: option.Draft = None,
@@ -90,9 +93,13 @@ def serve(
         keywords | {"rule": chosen.rule},
         Logs(options.log_format, options.log_level),
     )
-    if not cluster.used:
+    if cluster.used:
+        _run_on_ray(setup, options, cluster)
+    else:
         run(setup, options)
-        return
+
+
+def _run_on_ray(setup: Setup, options: ServerOptions, cluster: Cluster) -> None:
     with needing("serve,ray"):
         from foretoken.cluster import session
 

@@ -115,9 +115,7 @@ class LocalModel:
 
     @property
     def runtime(self) -> str:
-        from foretoken.drafters.base import runtime  # late: torch
-
-        return f"{self.spec.target.runtime}, draft {runtime(self.spec.drafter)}"
+        return f"{self.spec.target.runtime}, draft {self.spec.drafter.runtime}"
 
     @property
     def colours(self) -> bool:

@@ -196,7 +196,7 @@ def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, 
 
     Raises KeyboardInterrupt after Ctrl-C: half a trace would pass for a whole one.
     """
-    from foretoken.lab.uninterrupted import uninterrupted
+    from foretoken.request import uninterrupted
 
     text = prompts.for_model(one.line, spec)
     (request,) = spec.requests([text], [one.params], seed)

@@ -95,35 +95,52 @@ class Adaptive:
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         if beside == NOTHING and self._learned_nothing(rows):
             return [min(row.records[-1].gamma, row.room - 1) for row in rows]
-        pasts_of = {id(row): pasts for row, pasts in self._pasts}
+        self._observe(rows, beside)
+        sources = [self._source(row, *pasts) for row, pasts in self._pasts]
+        gammas = self._allotted(rows, sources, beside)
+        self._last = len(rows) + beside.positions + sum(gammas)
+        return gammas
+
+    def _observe(self, rows: list[Row], beside: Beside) -> None:
+        """Follow the rows' steps since the last answer."""
         if beside == NOTHING and rows and all(row.records for row in rows):
-            # a draft may have been silent
+            # a draft may have been silent: the pass was smaller than what was asked for
             self._last = sum(map(_before, rows)) + rows[0].records[-1].padding
+        pasts_of = {id(row): pasts for row, pasts in self._pasts}
         self._pasts = [(row, pasts_of.get(id(row)) or self._fresh(row)) for row in rows]
         for row, pasts in self._pasts:
             for past in pasts:
                 past.follow(row.records)
-        every = [(row, self._better(row, *pasts)) for row, pasts in self._pasts]
-        gammas = {
-            id(row): self._gammas([(row, past)], self.alone or self.costs, NOTHING, _before(row))[0]
-            for row, past in every
-            if row.request.params.deterministic
-        }
+
+    def _allotted(self, rows: list[Row], sources: list[Past], beside: Beside) -> list[int]:
+        """Return gamma of every row, whose draft tokens come from `sources`.
+
+        Deterministic rows choose as if alone. Then those choose together whose draft tokens are
+        predicted, and last those with a draft: each group beside what the earlier ones take.
+        """
+        gammas: dict[int, int] = {}  # by index
+        for b, row in enumerate(rows):
+            if row.request.params.deterministic:
+                costs = self.alone or self.costs
+                (gammas[b],) = self._gammas([(row, sources[b])], costs, NOTHING, _before(row))
         for predicted in (True, False):
-            unasked = [each for each in every if id(each[0]) not in gammas]
-            some = [(row, past) for row, past in unasked if past.predicted == predicted]
-            if some:
-                drafted = (gammas.get(id(row), 0) for row, past in every if not past.predicted)
-                others = len(every) - len(some)
-                mates = Beside(
-                    beside.rows + others,
-                    beside.positions + others + sum(gammas.values()),
-                    max(beside.depth, *drafted, 0),
-                )
-                shared = self._gammas(some, self.costs, mates, self._last)
-                gammas |= {id(row): g for (row, _), g in zip(some, shared, strict=True)}
-        self._last = len(rows) + beside.positions + sum(gammas.values())
-        return [gammas[id(row)] for row in rows]
+            group = [
+                b
+                for b, past in enumerate(sources)
+                if b not in gammas and past.predicted == predicted
+            ]
+            if not group:
+                continue
+            others = len(rows) - len(group)
+            drafted = (gammas.get(b, 0) for b, past in enumerate(sources) if not past.predicted)
+            taken = Beside(
+                rows=beside.rows + others,
+                positions=beside.positions + others + sum(gammas.values()),
+                depth=max(beside.depth, *drafted, 0),
+            )
+            pairs = [(rows[b], sources[b]) for b in group]
+            gammas |= zip(group, self._gammas(pairs, self.costs, taken, self._last), strict=True)
+        return [gammas[b] for b in range(len(rows))]
 
     def _learned_nothing(self, rows: list[Row]) -> bool:
         """Tell whether the last answer still serves: the same rows, none of which drafted."""
@@ -146,22 +163,23 @@ class Adaptive:
             else (drafted, Past(predicted_output.prior, predicted=True))
         )
 
-    def _better(self, row: Row, drafted: Past, predicted: Past | None = None) -> Past:
-        """Return the source with which the row alone would gain most tokens a second; noted in the
-        row."""
+    def _source(self, row: Row, drafted: Past, predicted: Past | None = None) -> Past:
+        """Return the source of a row's draft tokens, and note it in the row: the draft, or its
+        predicted output where that says something and the row alone would gain more by it."""
         row.trusts = predicted is not None and bool(row.predicted(1))
-        if predicted is None or not row.trusts or not self.drafts:
-            return predicted if predicted is not None and row.trusts else drafted
-        most, costs = min(row.room - 1, MAX_GAMMA), self.alone or self.costs
-        by_draft = rate(drafted, most, prices_of(costs, 1))
-        row.trusts = rate(predicted, most, prices_of(costs.undrafted, 1)) >= by_draft
+        if predicted is None or not row.trusts:
+            return drafted
+        if self.drafts:  # compare tokens a second, each with its best gamma
+            most, costs = min(row.room - 1, MAX_GAMMA), self.alone or self.costs
+            by_draft = rate(drafted, most, prices_of(costs, 1))
+            row.trusts = rate(predicted, most, prices_of(costs.undrafted, 1)) >= by_draft
         return predicted if row.trusts else drafted
 
     def _gammas(
         self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside, last: int
     ) -> list[int]:
-        """For these together, all of which are drafted for or none, behind a pass over `last`
-        positions; a draft token of those that get none, where it is time for one."""
+        """Return gamma of these rows, all of one kind of source, behind a pass of `last` positions.
+        A row that gets none tries a few now and then, to notice text that became predictable."""
         costs = costs.undrafted if rows[0][1].predicted else costs
         prices = prices_of(costs, len(rows), beside)
         most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
@@ -299,13 +317,18 @@ def rate(past: Past, most: int, prices: Prices) -> float:
 
 
 def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> list[int]:
-    """The guesses, at most `most[b]` of row b, with which a pass gains most tokens a second, behind
-    one over `last` positions.
+    """Return gamma of every row, at most `most[b]`, with which a pass gains most tokens a second
+    after one over `last` positions.
 
-    For every depth of the draft, draft tokens are taken by their chances: each costs a position,
-    and the first of a depth a pass of the draft.
+    Maximized is, over the depth d of the draft and the n likeliest draft tokens within it,
+
+        (B + s_1 + .. + s_n) / (T_0 + a (T_n - T_0 + D_{d,n}))
+
+    B rows gain a token each; s_i is the chance that draft token i is accepted, so they are taken
+    in that order; T_n is the time of a pass with n draft tokens, D_{d,n} that of making them, and a
+    the share of steps in which the draft answers: where it stays silent, a step gains and costs
+    what plain decoding does.
     """
-    # a draft that stays silent gains nothing and costs what plain decoding does
     answers = np.array([past.answers for past in pasts])
     survivals = answers[:, None] * np.array([past.survival for past in pasts])  # [rows, MAX_GAMMA]
     possible = np.array(most)[:, None] >= DEPTHS
@@ -314,14 +337,14 @@ def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> 
     if not len(order):
         return [0] * len(pasts)
     row, within = row[order], place[order] < DEPTHS[:, None]  # [depth of the draft, guess]
-    tokens = prices.rows + (within * chances[order]).cumsum(1)
+    tokens = prices.rows + (within * chances[order]).cumsum(1)  # B + s_1 + .. + s_n
     draft_tokens = within.cumsum(1)
     # the share of the steps
     answered = (within * answers[row]).cumsum(1) / np.maximum(draft_tokens, 1)
     drafting = prices.drafting[DEPTHS[:, None] - 1, draft_tokens]
     passing = prices.after(last, float(answers.max()))
     more = passing[draft_tokens] - passing[0] + drafting
-    rates = tokens / (passing[0] + answered * more)
+    rates = tokens / (passing[0] + answered * more)  # [depth, n - 1]
     depth, end = divmod(int(rates.argmax()), rates.shape[1])
     if rates[depth, end] <= prices.rows / passing[0]:
         return [0] * len(pasts)

@@ -98,7 +98,7 @@ class PairCosts:
 
     def price(self, measured: Costs | None) -> None:
         """Let target and draft pad their passes where that is cheaper; None: not at all."""
-        draft = getattr(self.drafter, "model", None)
+        draft = self.drafter.model
         if isinstance(self.target, Pads):
             passing = measured and partial(_passing, measured)
             self.target.price(passing, measured.change if measured else 0.0, single=False)

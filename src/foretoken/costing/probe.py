@@ -18,7 +18,7 @@ import torch
 from foretoken.costing import contention
 from foretoken.costing.costs import Costs, at, of
 from foretoken.costing.gamma import NOTHING, Beside
-from foretoken.drafters.base import Draft, Drafter, pack
+from foretoken.drafters.base import Draft, Drafter, DrafterBase, pack
 from foretoken.engine.batch import Batch
 from foretoken.lease import leased
 from foretoken.models.base import Model, Pads
@@ -176,7 +176,7 @@ def _change(steps: list[StepRecord]) -> float:
 def _draft_sizes(drafter: Drafter) -> tuple[float, float]:
     """Return the cost of a second token in a forward of the draft's model, and of a forward of
     another size than the last; zeros where that makes no difference."""
-    model = getattr(drafter, "model", None)
+    model = drafter.model
     if not isinstance(model, Pads) or (model.context or 2 * AHEAD) < 2 * AHEAD:
         return 0.0, 0.0
     settled: dict[int, list[float]] = {1: [], 2: []}
@@ -216,7 +216,7 @@ class _Rounds:
         return [all_ + (b < more) for b in range(len(rows))]
 
 
-class _NeverSilent:
+class _NeverSilent(DrafterBase):
     """The drafter, with made-up guesses where it has none: passes are timed at full length."""
 
     def __init__(self, drafter: Drafter) -> None:

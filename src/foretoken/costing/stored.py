@@ -24,6 +24,7 @@ import torch
 
 from foretoken.costing.contention import MOST
 from foretoken.costing.costs import Costs, at, parsed
+from foretoken.drafters.base import Drafter
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered, versions
 
@@ -166,15 +167,19 @@ def identity(part: Any) -> str | None:
     None where that is unknown: a network in memory may differ from its config, and a drafter of
     the user's own from its class.
     """
+    if isinstance(part, Drafter):
+        if part.identity is not None or part.singular:  # made of parts, or with settings of its own
+            return part.identity
+        if part.model is not None:
+            return identity(part.model)
+        built_in = type(part).__module__.startswith("foretoken.drafters.")
+        return type(part).__qualname__ if built_in else None
     own = getattr(part, "identity", None)
     if isinstance(own, str):
         return own
-    if getattr(part, "singular", False):  # made of parts, or with settings of its own
-        return None
-    network = getattr(part, "model", None)
+    network = None if getattr(part, "singular", False) else getattr(part, "model", None)
     if network is None:
-        built_in = type(part).__module__.startswith("foretoken.drafters.")
-        return type(part).__qualname__ if built_in else None
+        return None
     if not getattr(network, "name_or_path", None):
         return identity(network)
     config = {k: v for k, v in network.config.to_dict().items() if k != "_name_or_path"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -49,17 +49,32 @@ class Draft:
     predicted: frozenset[int] = frozenset()
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A maker of draft tokens: the approximation model M_q of the paper, in the widest sense.
 
-    Any object with these methods is one. It holds the sequences of one engine: give each Speculator
-    a drafter of its own. Sequences are numbered by their index in the batch; `leave` closes the
-    gaps. The attributes that a drafter may have, and their defaults: docs/drafters.md, "Your own".
+    Derive yours from `DrafterBase`, which has a default for all but the first four methods. A
+    drafter holds the sequences of one engine: give each Speculator a drafter of its own. Sequences
+    are numbered by their index in the batch; `leave` closes the gaps.
+
+    Attributes:
+        vocab_size: V of its distributions, which must be the target's; None where it makes none.
+        runtime: Name of what it runs on, for statistics.
+        model: The model that it drafts with: its cost is measured, and its forwards are padded;
+            None where it has none.
+        holds: Models and drafters within it, none of which may stand in two places.
+        identity: A string that its speed follows from: costs measured for it are stored under it;
+            None where it has none.
+        singular: Whether its speed does not follow from its `model`, so that costs are not stored.
+        reads_target: Whether it drafts from the states of the target's forwards, so that these
+            cannot run ahead.
+        shares: Whether it drafts in the target's own KV cache.
+        rewinds: Whether it can go back, as the parts of cascades and mixtures must.
 
     Examples:
         >>> import foretoken
         >>> from foretoken.drafters.base import pack
-        >>> class RepeatDrafter:
+        >>> class RepeatDrafter(foretoken.DrafterBase):
         ...     "Repeats the last token."
         ...
         ...     def __init__(self):
@@ -82,6 +97,25 @@ class Drafter(Protocol):
         >>> out.text
         ' at the doctor, and the doctor said'
     """
+
+    @property
+    def vocab_size(self) -> int | None: ...
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def holds(self) -> tuple[object, ...]: ...
+    @property
+    def identity(self) -> str | None: ...
+    @property
+    def singular(self) -> bool: ...
+    @property
+    def reads_target(self) -> bool: ...
+    @property
+    def shares(self) -> bool: ...
+    @property
+    def rewinds(self) -> bool: ...
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -126,66 +160,130 @@ class Drafter(Protocol):
         """
         ...
 
-
-class Rewinding(Drafter, Protocol):
-    """A drafter that can go back, as the parts of cascades and mixtures must."""
-
     def rewind(self, counts: list[int]) -> None:
-        """Forget the last counts[b] tokens that row b committed, and all draft tokens behind
-        them."""
+        """Go back: forget the last committed tokens, and all draft tokens behind them.
+
+        Args:
+            counts: How many tokens of each sequence.
+        """
         ...
-
-
-class ReadsTarget(Drafter, Protocol):
-    """A drafter that guesses from the states of its `target`'s passes."""
-
-    reads_target: bool  # True
-    target: Model
 
     def reading(self, target: Model) -> Drafter:
-        """The same drafter for another target, without rows."""
+        """Return this drafter for another target, where it reads the states of one.
+
+        Args:
+            target: The other target, whose sequences the drafter begins without.
+
+        Returns:
+            The same drafter where it reads no target.
+        """
         ...
 
 
-def rewinding(drafter: Drafter, name: str) -> Rewinding:
-    """`drafter`, a part of the drafter `name`; RefusedError where it cannot go back."""
-    if not hasattr(drafter, "rewind"):
+class DrafterBase:
+    """Defaults of all that a drafter may say of itself, to derive yours from.
+
+    A drafter of yours adds `start`, `propose`, `commit` and `leave`; `rewind` to stand in cascades
+    and mixtures; and what is not so of the attributes. `Drafter` says what each means.
+
+    Examples:
+        >>> import foretoken
+        >>> class Silent(foretoken.DrafterBase):
+        ...     "Never makes a draft token."
+        >>> Silent().runtime, Silent().rewinds
+        ('python', False)
+    """
+
+    vocab_size: int | None = None
+    runtime: str = "python"
+    model: Any = None
+    holds: tuple[object, ...] = ()
+    identity: str | None = None
+    singular: bool = False
+    reads_target: bool = False
+    shares: bool = False
+
+    @property
+    def rewinds(self) -> bool:
+        """True where the class has a `rewind` of its own."""
+        return type(self).rewind is not DrafterBase.rewind
+
+    def rewind(self, counts: list[int]) -> None:
+        """Refuse to go back.
+
+        Args:
+            counts: How many tokens of each sequence to forget.
+
+        Raises:
+            RefusedError: Always.
+        """
+        raise RefusedError(f"{type(self).__name__} cannot go back; give it a method rewind(counts)")
+
+    def reading(self, target: Model) -> Any:
+        """Return the drafter itself, if it reads no target.
+
+        Args:
+            target: The target that it is to read.
+
+        Returns:
+            The drafter.
+
+        Raises:
+            RefusedError: It reads the states of one target.
+        """
+        if not self.reads_target:
+            return self
+        raise RefusedError(
+            f"{type(self).__name__} reads the states of one target and cannot take another's; "
+            "give it a method reading(target)"
+        )
+
+
+def require_drafter(value: object) -> Drafter:
+    """Return `value` if it is a drafter; InputError for anything else."""
+    if isinstance(value, Drafter) and not isinstance(value, type):
+        return value
+    if isinstance(value, type) or not hasattr(value, "propose"):
+        raise InputError(f"draft is {value!r:.60}; give a folder, a name, a model or a Drafter")
+    raise InputError(
+        f"{type(value).__name__} lacks attributes of a drafter; derive it from "
+        "foretoken.DrafterBase"
+    )
+
+
+def rewinding(drafter: Drafter, name: str) -> Drafter:
+    """Return `drafter`, a part of the drafter `name`; RefusedError where it cannot go back."""
+    if not drafter.rewinds:
         raise RefusedError(
             f"{type(drafter).__name__} cannot go back, as the parts of {name} must; "
             "give it a method rewind(counts)"
         )
-    return cast(Rewinding, drafter)
+    return drafter
 
 
-def reading(drafter: Drafter, target: Model) -> Drafter:
-    """`drafter`, or where it reads the states of the target that it was made for, the same drafter
-    for `target`. RefusedError where it cannot be given another target."""
-    if not getattr(drafter, "reads_target", False):
-        return drafter
-    if not hasattr(drafter, "reading"):
-        raise RefusedError(
-            f"{type(drafter).__name__} reads the states of one target and cannot take another's; "
-            "give it a method reading(target)"
-        )
-    return cast(ReadsTarget, drafter).reading(target)
+@runtime_checkable
+class Holds(Protocol):
+    """A model or drafter that may have others within it."""
+
+    @property
+    def holds(self) -> tuple[object, ...]: ...
 
 
-def vocabulary(drafter: Drafter) -> int | None:
-    """V of a drafter's distributions; None where it makes none or does not say."""
-    return getattr(drafter, "vocab_size", None)
+@runtime_checkable
+class ReadsTarget(Protocol):
+    """A drafter, or its model, that may draft from the states of a target's forwards."""
 
-
-def runtime(drafter: Drafter) -> str:
-    """Return the backend of a drafter's model, or "python"."""
-    return getattr(drafter, "runtime", "python")
+    @property
+    def reads_target(self) -> bool: ...
+    @property
+    def target(self) -> Model: ...
 
 
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
     """Raise InputError where a drafter's distributions are not over V tokens."""
-    size = vocabulary(drafter)
-    if size not in (None, V):
+    if drafter.vocab_size not in (None, V):
         raise InputError(
-            f"{type(drafter).__name__} guesses among {size} tokens, {owner} has {V}; "
+            f"{type(drafter).__name__} guesses among {drafter.vocab_size} tokens, {owner} has {V}; "
             "give a drafter of the same vocabulary"
         )
 
@@ -201,9 +299,9 @@ def require_apart(target: Model, drafter: Drafter) -> None:
                 f"one {kind} stands in two places of target and draft, whose rows it would mix up; "
                 "make another for each"
             )
-        if not getattr(part, "reads_target", False):
+        if not isinstance(part, ReadsTarget) or not part.reads_target:
             continue
-        read = getattr(part, "target", target)
+        read = part.target
         if isinstance(part, Shares):
             if all(read is not inner for inner in held(target)):  # what wraps it has its rows
                 raise InputError(
@@ -218,9 +316,9 @@ def require_apart(target: Model, drafter: Drafter) -> None:
 
 
 def held(part: object) -> Iterator[object]:
-    """A model or drafter, and all models and drafters within it."""
+    """Yield a model or drafter, and all models and drafters within it."""
     yield part
-    for inner in getattr(part, "holds", ()):
+    for inner in part.holds if isinstance(part, Holds) else ():
         yield from held(inner)
 
 

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.drafters.base import Draft, Drafter, pack, require_vocabulary, rewinding
+from foretoken.drafters.base import (
+    Draft,
+    Drafter,
+    DrafterBase,
+    pack,
+    require_drafter,
+    require_vocabulary,
+    rewinding,
+)
 from foretoken.errors import InputError, NumericsError, whole
 from foretoken.models.base import Blocks, Model, require_model
 from foretoken.models.reader import Reader
@@ -26,7 +34,7 @@ from foretoken.sampling.verify import block
 from foretoken.step import step
 
 
-class CascadeDrafter:
+class CascadeDrafter(DrafterBase):
     """A draft model that is itself accelerated by a drafter (paper, section 5: hierarchical).
 
     The same step, with the middle model as its target, makes the draft tokens, so they follow the
@@ -60,6 +68,7 @@ class CascadeDrafter:
             raise InputError(
                 f"gamma is {gamma!r:.60}; give the guesses for a run of the middle model, 0 or more"
             )
+        require_drafter(drafter)
         require_vocabulary(drafter, middle.vocab_size, "the model that it guesses for")
         self.middle, self.drafter, self.gamma = middle, rewinding(drafter, "a cascade"), gamma
         self.holds = (middle, drafter)

@@ -7,19 +7,21 @@ no files and no training.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafters.base import Draft, pack
+from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.drafters.blockwise import Heads
-from foretoken.models.base import OpenModel
+from foretoken.models.base import Model, OpenModel
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
 
 
-class HeadsDrafter:
+class HeadsDrafter(DrafterBase):
     """Guesses with `heads` between `target`'s hidden states and `output`, its output layer.
 
     A row proposes nothing before its first step, from which its first state comes, and at most one
@@ -37,9 +39,9 @@ class HeadsDrafter:
         self.states: list[Tensor | None] = []  # [H] of every row: the one its last token came from
         self.last: list[int] = []  # that token
 
-    def reading(self, target: OpenModel) -> HeadsDrafter:
+    def reading(self, target: Model) -> HeadsDrafter:
         """The same heads on the states of another target, without rows."""
-        return HeadsDrafter(target, self.heads, self.output, self.embedding)
+        return HeadsDrafter(cast(OpenModel, target), self.heads, self.output, self.embedding)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None

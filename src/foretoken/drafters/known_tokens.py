@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foretoken.drafters.base import Draft, Drafter, pack
+from foretoken.drafters.base import Draft, Drafter, DrafterBase, pack
 from foretoken.drafters.mixture import joined, joined_tops
 from foretoken.sampling.draw import Draw
 
 
-class KnownTokensDrafter:
+class KnownTokensDrafter(DrafterBase):
     """For one step: `given[b]` for row b, or where that is empty what `drafter` guesses. predicted:
     the rows whose draft tokens are of their own prediction."""
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.drafters.base import Draft, pack
+from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
@@ -14,7 +14,7 @@ from foretoken.sampling.distributions import SamplingParams, mended
 from foretoken.sampling.draw import Draw
 
 
-class LMDrafter:
+class LMDrafter(DrafterBase):
     """A smaller model as the drafter (paper, section 3.6), one forward for each draft token.
 
     A decoder-only model may draft for an encoder-decoder target. In sequences that the model cannot
@@ -65,17 +65,18 @@ class LMDrafter:
         unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
         if self._writes is not None and self._writes.writes(greedy=draw.greedy):
             return self._written(self._writes, unread, budget)
+        V = self.vocab_size or self.model.vocab_size
         feed: Blocks = unread
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
         for i in range(max(budget, default=0)):
             need = [int(g > i) for g in budget]
-            logits = self.model.score(feed, need)[:, 0, : self.vocab_size]  # no other id is drawn
+            logits = self.model.score(feed, need)[:, 0, :V]  # no other id is drawn
             logits, top = mended(logits)
             tops.append(top)
-            if logits.shape[-1] < self.vocab_size:  # ids that the draft lacks are impossible in q
-                rest = self.vocab_size - logits.shape[-1]
+            if logits.shape[-1] < V:  # ids that the draft lacks are impossible in q
+                rest = V - logits.shape[-1]
                 logits = functional.pad(logits, (0, rest), value=-torch.inf)
             draft_token, q = draw.sample(logits, i, self.params)
             ids.append(draft_token)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from foretoken.drafters.base import Draft, Draw, pack
+from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
 from foretoken.models.rows import staying
 from foretoken.request import Request
 from foretoken.text.automaton import ROOT, Automaton, Earlier
@@ -22,7 +22,7 @@ WAYS = 128  # tokens that followed somewhere, of which one is chosen: those that
 NEAR = 32  # last tokens of a text that are looked for in earlier ones
 
 
-class LookupDrafter:
+class LookupDrafter(DrafterBase):
     """A drafter that copies from the text: tokens that most often followed its longest repeated
     end.
 

@@ -14,17 +14,17 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.drafters.base import (
     Draft,
     Drafter,
-    Rewinding,
+    DrafterBase,
     pack,
+    require_drafter,
     require_vocabulary,
     rewinding,
-    vocabulary,
 )
 from foretoken.errors import InputError, whole
 from foretoken.sampling.draw import Draw
 
 
-class MixtureDrafter:
+class MixtureDrafter(DrafterBase):
     """Drafters by position (paper, section 5: varying M_q): a good one first, cheap ones after.
 
     Where a part makes fewer draft tokens than it may, the next takes over there: with a look-up
@@ -63,14 +63,18 @@ class MixtureDrafter:
                 f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
             )
         self.holds = tuple(drafter for drafter, _ in parts)
-        self.parts = [(rewinding(drafter, "a mixture"), most) for drafter, most in parts]
-        vocabularies = [V for drafter, _ in parts if (V := vocabulary(drafter)) is not None]
+        self.parts = [
+            (rewinding(require_drafter(drafter), "a mixture"), most) for drafter, most in parts
+        ]
+        vocabularies = [
+            drafter.vocab_size for drafter, _ in parts if drafter.vocab_size is not None
+        ]
         self.vocab_size = vocabularies[0] if vocabularies else None
         for drafter, _ in parts:
             require_vocabulary(
                 drafter, vocabularies[0] if vocabularies else 0, "another part of the mixture"
             )
-        runtimes = {getattr(drafter, "runtime", "python"): None for drafter, _ in parts}
+        runtimes = {drafter.runtime: None for drafter, _ in parts}
         self.runtime = "+".join(runtimes)
 
     def start(
@@ -110,7 +114,7 @@ def _is_pair(part: object) -> bool:
 
 
 def _continue(
-    drafter: Rewinding, draft_tokens: list[list[int]], gammas: list[int], draw: Draw
+    drafter: Drafter, draft_tokens: list[list[int]], gammas: list[int], draw: Draw
 ) -> Draft:
     """Return the draft tokens that `drafter` makes after those of others; it has forgotten these
     afterwards."""

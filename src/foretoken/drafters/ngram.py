@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Draw, pack
+from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
 from foretoken.errors import InputError, renamed
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
@@ -170,7 +170,7 @@ class NGram:
         return table
 
 
-class NGramDrafter:
+class NGramDrafter(DrafterBase):
     """An n-gram table as the drafter (paper, section 3.6): c is nearly 0.
 
     Its distributions are shaped by the request's sampling params, as the target's are.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from foretoken.drafters.base import Draft, Draw, pack
+from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
 
 
-class NoDrafter:
+class NoDrafter(DrafterBase):
     """Never guesses, whatever gamma is asked for."""
 
     def start(

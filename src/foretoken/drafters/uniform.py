@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.drafters.base import Draft, Draw, pack
+from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
 from foretoken.errors import InputError, whole
 from foretoken.sampling.distributions import running_sum
 
 
-class UniformDrafter:
+class UniformDrafter(DrafterBase):
     """A drafter that draws uniformly from the target's vocabulary (paper, section 3.6).
 
     The distribution is fixed, whatever the temperature. It costs nothing, and in theory improves

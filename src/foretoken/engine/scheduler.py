@@ -264,46 +264,39 @@ class Scheduler:
             row.fail(error)
 
     def _gamma(self, rows: list[Row], reads: list[int]) -> list[int]:
-        """Guesses of every row. Fixed numbers come first: those that are chosen depend on them."""
-        advanced = {
+        """Return gamma of every row: 0 where the pass does not read its text to the end, or where
+        it makes no draft tokens any more; else as its policy says."""
+        asking = {
             id(row)
             for row, n in zip(rows, reads, strict=True)
             if row.pending <= n and not row.plain
         }
-        tasks = [task for task in self.running if id(task.row) in advanced]
+        tasks = [task for task in self.running if id(task.row) in asking]
         policies = {id(task.gamma): task.gamma for task in tasks}
-        draft_tokens_of: dict[int, int] = {}
+        gammas: dict[int, int] = {}  # by id of the row
+        # Fixed numbers come first: those that are chosen depend on them
         for policy in sorted(policies.values(), key=lambda policy: not isinstance(policy, Fixed)):
             group = [task.row for task in tasks if task.gamma is policy]
-            draft_tokens = sum(draft_tokens_of.values()), max(draft_tokens_of.values(), default=0)
-            others = (
-                len(tasks) - len(group),
-                sum(reads) - len(group) + draft_tokens[0],
-                draft_tokens[1],
+            beside = Beside(
+                rows=len(tasks) - len(group),
+                positions=sum(reads) - len(group) + sum(gammas.values()),
+                depth=max(gammas.values(), default=0),
             )
-            draft_tokens_of |= zip(map(id, group), policy.ask(group, Beside(*others)), strict=True)
-        return [draft_tokens_of.get(id(row), 0) for row in rows]
+            gammas |= zip(map(id, group), policy.ask(group, beside), strict=True)
+        return [gammas.get(id(row), 0) for row in rows]
 
     def _admit(self) -> int:
-        """Let rows in while there is room, one verifier for all that run; how many tokens were read
-        of them. Where more wait than there is room for, several at a time: reading one costs a
-        pass, as reading several does. But no place is left free for long."""
-        room = self.most - len(self.running)
-        few = self.running and len(self.waiting) > room and room < self.most // SOME
-        if few and self._held < HELD:
-            self._held += room > 0
-            return 0
-        self._held = 0
-        first = next(chain(self.running, self.waiting), None)
-        ahead = takewhile(lambda task: first and task.verifier == first.verifier, self.waiting)
-        fresh = self._fitting(list(islice(ahead, room)))
+        """Admit waiting rows; return how many of their tokens were prefilled while others run."""
+        fresh = self._next()
         if not fresh:
             return 0
         drafts = any(task.drafts for task in fresh)
-        if self.running and drafts and not self.batch.drafts:  # it has to read those that run too
+        if self.running and drafts and not self.batch.drafts:
+            # the first rows with draft tokens: the drafter has to read those that run too
             before = self.running
             self._requeue()
             self._join(before, drafts)
+        # A prompt that fits the budget is read now, a longer one in pieces beside the steps
         running = sum(task.row.pending == 1 for task in self.running)
         most = self.prefill_budget.most(running, len(self.running) - running + len(fresh))
         budget, now, later = most, list[Task](), list[Task]()
@@ -315,6 +308,29 @@ class Scheduler:
         self._join(now, drafts)
         self._join(later, drafts, read=False)
         return most - budget if running else 0
+
+    def _next(self) -> list[Task]:
+        """Return the waiting rows to admit: the first that there is room and memory for and that
+        have the verifier of those that run, as a step has one verifier."""
+        room = self.most - len(self.running)
+        if self._gathers(room):
+            return []
+        first = next(chain(self.running, self.waiting), None)
+        alike = takewhile(lambda task: first and task.verifier == first.verifier, self.waiting)
+        return self._fitting(list(islice(alike, room)))
+
+    def _gathers(self, room: int) -> bool:
+        """Tell whether to admit nobody until there is room for more.
+
+        Prefilling one row costs a pass, as prefilling several does, so where more wait than fit,
+        a quarter of the batch joins at once. Room is left free for at most `HELD` steps.
+        """
+        few = self.running and len(self.waiting) > room and room < self.most // SOME
+        if few and self._held < HELD:
+            self._held += room > 0
+            return True
+        self._held = 0
+        return False
 
     def _fitting(self, fresh: list[Task]) -> list[Task]:
         """The first of them, as many as memory is enough for."""

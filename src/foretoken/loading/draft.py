@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from foretoken.drafters.base import Drafter, require_vocabulary
+from foretoken.drafters.base import Drafter, require_drafter, require_vocabulary
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -91,9 +91,7 @@ def draft_of(
         own = draft.target.encoder_decoder, draft.target.vocab_size, draft.tokenizer
         _require_fit(draft.target_name, *own, target)
         draft = CascadeDrafter(draft.target, draft.drafter)
-    if isinstance(draft, type) or not hasattr(draft, "propose"):
-        raise InputError(f"draft is {draft!r:.60}; give a folder, a name, a model or a Drafter")
-    drafter = cast(Drafter, draft)
+    drafter = require_drafter(draft)
     require_vocabulary(drafter, target.facts.V, "the target")
     return ReadyDraft(name, drafter)
 

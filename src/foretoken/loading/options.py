@@ -59,32 +59,33 @@ class LoadOptions:
     dtype: str = option(
         "float32",
         one_of(DTYPES),
-        "float32, bfloat16, float16, float64, auto; int8, int4: rounded weights, another model.",
+        "Precision: float32, bfloat16, float16, float64 or auto; int8 and int4 round the weights, "
+        "which makes another model.",
         "Loading",
         group="placing",
     )
-    device: str = option("cpu", as_device, "cpu, cuda, ...", "Loading", group="placing")
+    device: str = option("cpu", as_device, "Device: cpu, cuda, ...", "Loading", group="placing")
     runtime: str = option(
         "auto",
         one_of(RUNTIMES),
-        "auto (the fastest that is exact), openvino, graphs, transformers.",
+        "Backend: auto (the fastest that is exact), openvino, graphs or transformers.",
         "Loading",
         group="placing",
     )
     revision: str | None = option(
-        None, as_given, "The target's commit, tag or branch on the hub.", "Loading", group="origin"
+        None, as_given, "Commit, tag or branch of the target on the hub.", "Loading", group="origin"
     )
     trust_remote_code: bool = option(
         False,
         as_flag,
-        "Run code that comes with a model; without this it is not run.",
+        "Run Python code that comes with a model.",
         "Loading",
         group="origin",
     )
     tokenizer: str | Path | PreTrainedTokenizerBase | None = option(
         None,
         as_given,
-        "Folder or hub id of the target's tokenizer, if not its own.",
+        "Take the target's tokenizer from this folder or hub id.",
         "Loading",
         group="reading",
     )
@@ -99,24 +100,24 @@ class LoadOptions:
     kv_dtype: str | None = option(
         None,
         one_of(KV_DTYPES),
-        "int8: keys and values in eight bits, which is another model.",
+        "Precision of the KV cache: int8, which makes the target another model.",
         "Loading",
         group="target",
     )
     draft_dtype: str | None = option(
         None,
         one_of(DTYPES),
-        "The draft's; left out: the target's, or int8 or int4 where that is faster.",
+        "Precision of the draft. Default: the target's, or int8 or int4 where that is faster.",
         "Loading",
         group="pair",
     )
     draft_revision: str | None = option(
-        None, as_given, "The draft's commit, tag or branch on the hub.", "Loading", group="pair"
+        None, as_given, "Commit, tag or branch of the draft on the hub.", "Loading", group="pair"
     )
     exact_shapes: bool = option(
         False,
         as_flag,
-        "The same text to the bit with and without draft tokens; slower.",
+        "Write the same text to the bit with and without draft tokens; slower.",
         "Loading",
         group="pair",
     )

@@ -210,7 +210,7 @@ def _openvino(
         return graph
     way = _way(source.empty)
     load, more = _weights(source, dtype, device), partial(_kept_beside, source)
-    return conversion.converted(source, way, dtype, load, more, cache)
+    return conversion.Conversion(source, dtype, load, more).model(way, cache)
 
 
 def require_shared(runtime: str) -> None:
@@ -236,9 +236,10 @@ def companion(
         raise RefusedError(f"OpenVINO has no {dtype}")
     host: Any = target  # one of that library's models
     if not isinstance(source, Source):
-        return conversion.companion(None, host, dtype, layers, lambda: copy.deepcopy(source), dict)
+        in_memory = partial(copy.deepcopy, source)
+        return conversion.Conversion(None, dtype, in_memory, dict, layers).companion(host)
     load, more = _weights(source, dtype, target.device), partial(_kept_beside, source)
-    return conversion.companion(source, host, dtype, layers, load, more)
+    return conversion.Conversion(source, dtype, load, more, layers).companion(host)
 
 
 def _weights(source: Source, dtype: str, device: torch.device) -> Callable[[], PreTrainedModel]:

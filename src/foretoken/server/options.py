@@ -29,46 +29,46 @@ class ServerOptions:
     """Options of a server, checked when made."""
 
     served_model_name: str | None = option(
-        None, as_text, "The name in answers and requests; left out: the target's.", "Serving"
+        None, as_text, "Model name in requests and answers. Default: the target's.", "Serving"
     )
-    host: str = option("127.0.0.1", as_text, "Where to listen; 0.0.0.0: everywhere.", "Serving")
+    host: str = option("127.0.0.1", as_text, "Address to listen on; 0.0.0.0: all.", "Serving")
     port: int = option(
         8000,
         Count(ge=0, le=65535, remedy="one from 0 to 65535"),
-        "Port; 0: any that is free.",
+        "Port to listen on; 0: any free one.",
         "Serving",
     )
     api_key: tuple[str, ...] = option(
-        (), as_strings, "A key that clients must send; give it again for another.", "Serving"
+        (), as_strings, "Accept only clients that send this key; may be repeated.", "Serving"
     )
     allowed_origin: tuple[str, ...] = option(
-        (), as_strings, "An origin whose pages may ask (CORS); give it again.", "Serving"
+        (), as_strings, "Allow pages of this origin (CORS); may be repeated.", "Serving"
     )
     chat_template: str | None = option(
-        None, as_text, "A file: a Jinja template instead of the model's own.", "Serving"
+        None, as_text, "File with a Jinja template. Default: the tokenizer's own.", "Serving"
     )
-    max_tokens: int | None = option(None, COUNT, "New tokens of a text at most.", "Serving")
-    max_texts: int = option(16, COUNT, "Texts of one request at most.", "Serving")
-    max_body: int = option(4_000_000, COUNT, "Bytes of one request at most.", "Serving")
+    max_tokens: int | None = option(None, COUNT, "New tokens per text, at most.", "Serving")
+    max_texts: int = option(16, COUNT, "Texts per request, at most.", "Serving")
+    max_body: int = option(4_000_000, COUNT, "Bytes per request, at most.", "Serving")
     metrics_compat: str | None = option(
         None,
         Choice(("vllm",), "vllm, or leave it out"),
-        "vllm: its names too, at /metrics.",
+        "Also report metrics under another server's names: vllm.",
         "Serving",
     )
     log_format: str = option(
-        "text", Choice(FORMATS, "one of text, json"), "text or json.", "Serving"
+        "text", Choice(FORMATS, "one of text, json"), "Format of the log: text or json.", "Serving"
     )
     log_level: str = option(
         "info",
         Choice(LEVELS, f"one of {', '.join(LEVELS)}"),
-        "debug, info, warning or error.",
+        "Least level to log: debug, info, warning or error.",
         "Serving",
     )
     drain: float = option(
         30.0,
         Number(ge=0, le=3600, remedy="seconds from 0 to 3600"),
-        "Seconds for texts that are written, at the end.",
+        "Seconds to finish running texts when the server is stopped.",
         "Serving",
     )
     gamma: int | None = option(

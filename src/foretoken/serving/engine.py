@@ -129,7 +129,7 @@ class Engine:
     def __init__(
         self, spec: Speculator, max_rows: int = 16, **options: Unpack[EngineKeywords]
     ) -> None:
-        if not isinstance(spec, Speculator):
+        if not isinstance(spec, Speculator):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"spec is {shown(spec)}; give a Speculator, as foretoken.load makes")
         own = self._options = EngineOptions(max_rows, **options)
         context, length = spec.target.context, own.max_length
@@ -219,7 +219,7 @@ class Engine:
         (request,) = self._spec.requests(prompts, [sampling], [seed])
         if id is not None and (not whole(id) or id in self._entries):
             raise InputError(f"id is {shown(id)}; give a whole number that no other request has")
-        if not isinstance(cache_salt, str | None):
+        if not isinstance(cache_salt, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
         if not whole(priority):
             raise InputError(f"priority is {shown(priority)}; give a whole number")

@@ -27,22 +27,22 @@ def as_given(name: str, value: Any) -> Any:
 class EngineOptions:
     """Options of an `Engine` beside its Speculator, checked when made."""
 
-    max_rows: int = option(16, COUNT, "Texts that are written at a time.", "Serving")
-    max_waiting: int = option(1024, COUNT, "Texts that may wait beside them.", "Serving")
+    max_rows: int = option(16, COUNT, "Texts generated at a time.", "Serving")
+    max_waiting: int = option(1024, COUNT, "Texts that may wait.", "Serving")
     max_length: int | None = option(
-        None, COUNT, "Tokens of a text, prompt included; left out: the context.", "Serving"
+        None, COUNT, "Tokens per text, prompt included. Default: the context.", "Serving"
     )
     kv_memory: int | None = option(
         None,
         COUNT,
-        "Bytes for keys and values; left out: what texts need, and up to 1 GB of those that have "
-        "left.",
+        "Bytes for the KV cache. Default: the need of running texts, and up to 1 GB for prefixes "
+        "of finished ones.",
         "Serving",
     )
     prefix_cache: bool = option(
         True,
         as_flag,
-        "Keep what was read for texts that begin alike.",
+        "Keep the KV cache of prompts for later ones that begin alike.",
         "Serving",
         flag="--prefix-cache/--no-prefix-cache",
     )

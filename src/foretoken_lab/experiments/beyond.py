@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from foretoken import theory
 from foretoken.costing import costs
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
-from foretoken.request import Completion
+from foretoken.request import Completion, uninterrupted
 from foretoken.speculator import Speculator
 from foretoken_lab.experiments.experiment import (
     BLANK,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from foretoken.errors import InputError
-from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab import quality
 from foretoken_lab.experiments.experiment import (

@@ -6,8 +6,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.lab.view import ModelCall, blocks, timeline
+from foretoken.request import uninterrupted
 from foretoken_lab.experiments import paper
 from foretoken_lab.experiments.experiment import (
     BLANK,

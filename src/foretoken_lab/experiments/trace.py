@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foretoken.lab import view
-from foretoken.lab.uninterrupted import uninterrupted
+from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab.experiments import paper
 from foretoken_lab.experiments.experiment import Case, Found, Section, Trace, done

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.costing.costs import at
 from foretoken.costing.gamma import Adaptive, Fixed, Gamma
-from foretoken.drafters.base import Draft, pack
+from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.lab.measurement.result import Serving
 from foretoken.models.base import Blocks
@@ -140,7 +140,7 @@ class PaperTarget:
         self.permute(staying(len(self._lengths), rows))
 
 
-class PaperDrafter:
+class PaperDrafter(DrafterBase):
     """Guesses 0 wherever a draft token was made when betas were measured."""
 
     def __init__(self, parts: PaperParts) -> None:

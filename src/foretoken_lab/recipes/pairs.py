@@ -15,10 +15,9 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.errors import ForetokenError, RefusedError
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.loading.load import load
 from foretoken.options import Prompt
-from foretoken.request import Request
+from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import BATCH, Speculator
 from foretoken.train.ngram import fit

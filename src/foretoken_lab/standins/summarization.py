@@ -44,7 +44,7 @@ DRAFTS = list(T5_DRAFTS)
 STAGES = ("prepare", "train", "distill", "tables", "choose", "score")
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--articles", nargs="+", required=True, help=".jsonl, packed or not")
     parser.add_argument("--keys", nargs=2, default=("article", "highlights"))
@@ -55,7 +55,11 @@ def main() -> None:
     parser.add_argument("--article-steps", type=positive, default=2000, help="on articles, at most")
     parser.add_argument("--distill-steps", type=positive, default=400)
     parser.add_argument("--bfloat16", action="store_true", help="multiply in it: see train seq2seq")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parsed()
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     gaps, articles = out / "gaps.jsonl", out / "pairs.jsonl"

@@ -50,7 +50,7 @@ DRAFTS = [name for name in SHAPES if name != "target"]
 STAGES = ("prepare", "target", "drafts", "distill", "tables", "choose", "score")
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--train", nargs="+", default=[], metavar="PAIRS")
     parser.add_argument("--test", nargs="+", default=[], metavar="PAIRS", help="never trained on")
@@ -67,6 +67,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if "prepare" in arguments.stages and not arguments.train:
         parser.error("--train is missing; give pairs, or --stages without prepare")
+    return arguments
+
+
+def main() -> None:
+    arguments = parsed()
     arguments.out.mkdir(parents=True, exist_ok=True)
     target = arguments.out / "target"
     data = arguments.out / "pairs.jsonl"

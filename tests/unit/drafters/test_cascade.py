@@ -7,6 +7,7 @@ import torch
 
 import foretoken
 from foretoken.costing.stored import identity
+from foretoken.drafters.base import DrafterBase
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -121,8 +122,14 @@ def test_a_source_that_the_middle_models_encoder_cannot_hold():
 
 
 def test_what_cannot_be_a_cascade():
-    class Forward:
+    class Forward(DrafterBase):
+        def start(self, rows, prompts, sources): ...
+
         def propose(self, gamma, draw): ...
+
+        def commit(self, tokens): ...
+
+        def leave(self, rows): ...
 
     with pytest.raises(RefusedError, match="^Forward cannot go back, as the parts of a cascade"):
         CascadeDrafter(TableModel(M, V), Forward())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretoken.costing import stored
-from foretoken.drafters.base import pack
+from foretoken.drafters.base import DrafterBase, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
@@ -118,8 +118,14 @@ def test_parts_are_pairs(parts):
 
 
 def test_parts_that_do_not_fit():
-    class Forward:
+    class Forward(DrafterBase):
+        def start(self, rows, prompts, sources): ...
+
         def propose(self, gamma, draw): ...
+
+        def commit(self, tokens): ...
+
+        def leave(self, rows): ...
 
     with pytest.raises(RefusedError, match="^Forward cannot go back, as the parts of a mixture"):
         MixtureDrafter([(UniformDrafter(V), 1), (Forward(), None)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.costing.gamma import Fixed
-from foretoken.drafters.base import pack
+from foretoken.drafters.base import DrafterBase, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
@@ -155,7 +155,7 @@ def test_a_drafter_that_fails_to_start_leaves_the_engine_usable():
 
 
 def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
-    class Keeper:
+    class Keeper(DrafterBase):
         def start(self, rows, prompts, sources):
             self.texts = prompts
 

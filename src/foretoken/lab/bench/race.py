@@ -25,10 +25,9 @@ from foretoken.costing import contention
 from foretoken.costing.costs import of
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.machine import cores
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
-from foretoken.request import Completion
+from foretoken.request import Completion, uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter, reading
+from foretoken.drafters.base import Draft, Drafter, DrafterBase
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
 from foretoken.lab.certificate.identity import (
@@ -31,9 +31,9 @@ from foretoken.lab.certificate.sampled import (
     against_the_distribution,
     completions,
 )
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.models.base import Blocks, Model
 from foretoken.options import Prompt, as_list, check, keys_of
+from foretoken.request import uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import NAMED
@@ -69,7 +69,7 @@ def next_row(rule: Rule) -> Rule:
     return broken
 
 
-class Likeliest:
+class Likeliest(DrafterBase):
     """A Drafter whose draft tokens are its likeliest tokens, reported as drawn from q."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -84,7 +84,7 @@ class Likeliest:
 class OffByOne:
     """A Model whose logits of a block are those of the place before.
 
-    A drafter that reads the target's states must read this model's (`drafters.base.reading`).
+    A drafter that reads the target's states must read this model's (`Drafter.reading`).
     """
 
     def __init__(self, model: Model) -> None:
@@ -142,13 +142,13 @@ class CertificatePlan:
 
     def __post_init__(self) -> None:
         if not self.distributions:
-            raise InputError("laws is empty; give one or more SamplingParams")
+            raise InputError("distributions is empty; give one or more SamplingParams")
         for distribution in self.distributions:
             check(self.gamma, self.rule, lenience=1.0)
             if distribution.greedy:
                 raise InputError(
-                    f"temperature is {distribution.temperature} in a law; give more, greedy text "
-                    "is compared anyway"
+                    f"temperature is {distribution.temperature} in one of distributions; give "
+                    "more, greedy text is compared anyway"
                 )
         keys_of(self.seed, [1])
         SamplingParams(max_new_tokens=self.greedy)
@@ -258,7 +258,7 @@ def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> N
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
         raise InputError("there is no prompt; give one or more")
-    reading(spec.drafter, spec.target)  # refused now, not after minutes
+    spec.drafter.reading(spec.target)  # refused now, not after minutes
     spec.requests(prompts, SamplingParams(max_new_tokens=plan.greedy), plan.seed)
 
 
@@ -354,7 +354,7 @@ def _wrong_model(
     shapes: ShapeNoise,
 ) -> Iterable[Control]:
     target = OffByOne(spec.target)
-    broken = replace(spec, target=target, drafter=reading(spec.drafter, target))
+    broken = replace(spec, target=target, drafter=spec.drafter.reading(target))
     name = "block logits one place off"
     yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan).ok)
     identity = _identity(broken, prompts, texts, plan, shapes)

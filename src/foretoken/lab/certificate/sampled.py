@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter
+from foretoken.drafters.base import Draft, Drafter, DrafterBase
 from foretoken.lab.certificate.identity import replay
 from foretoken.lab.certificate.odds import (
     Test,
@@ -23,9 +23,8 @@ from foretoken.lab.certificate.odds import (
     uniforms,
     unrelated,
 )
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.options import Prompt
-from foretoken.request import Completion, Request
+from foretoken.request import Completion, Request, uninterrupted
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import Rule
@@ -75,7 +74,7 @@ class Log:
     lies: list[str] = field(default_factory=list[str])
 
 
-class Watched:
+class Watched(DrafterBase):
     """A Drafter that does what `drafter` does, and logs it."""
 
     def __init__(self, drafter: Drafter, seed: int) -> None:

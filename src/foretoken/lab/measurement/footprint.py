@@ -79,9 +79,8 @@ def of_drafter(
     drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
     """Return the footprint of a drafter; one without a model has no products and no cache."""
-    model = getattr(drafter, "model", None)
-    if model is not None and hasattr(model, "score"):
-        return of_model(model, name, dtype, revision, trust=trust)
+    if drafter.model is not None:
+        return of_model(drafter.model, name, dtype, revision, trust=trust)
     weight_bytes = 0
     if isinstance(drafter, NGramDrafter):
         table = drafter.table

@@ -37,13 +37,12 @@ from foretoken.lab.measurement.result import (
     Position,
     Step,
 )
-from foretoken.lab.uninterrupted import uninterrupted
 from foretoken.lease import leased
 from foretoken.loading.options import ROUNDED
 from foretoken.models.base import Model
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
-from foretoken.request import Completion, Request
+from foretoken.request import Completion, Request, uninterrupted
 from foretoken.sampling.distributions import check
 from foretoken.speculator import Speculator
 
@@ -242,7 +241,7 @@ def _summary(
 
 def _draft_dtype(spec: Speculator, options: MeasureOptions) -> str:
     """Return the draft's dtype, as given or as chosen at loading."""
-    computed = getattr(getattr(spec.drafter, "model", None), "computed", "")
+    computed = "" if spec.drafter.model is None else spec.drafter.model.computed
     return computed if computed in ROUNDED else options.draft_dtype or options.dtype
 
 

@@ -175,76 +175,82 @@ class Convertible(Protocol):
     def code(self) -> list[str]: ...
 
 
-def converted(
-    source: Convertible,
-    way: Way,
-    dtype: str,
-    network: Callable[[], PreTrainedModel],
-    more: Callable[[], dict[str, Any]],
-    cache: str | None = None,
-) -> Model:
-    """The model that `network()` loads, on OpenVINO. It is loaded only if no conversion of the same
-    files, code and versions is kept on disk. `more`: facts to keep beside the export's."""
-    return _ready(source, _conversion(source, way, dtype, (), network, more), dtype, cache)
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A model to convert: where it is, in which precision, and how it is loaded.
 
+    source: None for a model in memory, of which nothing is kept. more: facts to keep beside the
+    export's. some: layers, where it is not to have all.
+    """
 
-def _conversion(
-    source: Convertible,
-    way: Way,
-    dtype: str,
-    some: tuple[int, ...],
-    network: Callable[[], PreTrainedModel],
-    more: Callable[[], dict[str, Any]],
-) -> Exported:
-    """Return a conversion as it is stored, or make and store it. some: layers, where it is not to
-    have all."""
-    key = name_of(source, way, dtype, some)
-    stored = store.find(key)
-    if stored is None:
-        form = " ".join([dtype, *map(str, some)])
+    source: Convertible | None
+    dtype: str
+    network: Callable[[], PreTrainedModel]
+    more: Callable[[], dict[str, Any]]
+    some: tuple[int, ...] = ()
+
+    def model(self, way: Way, cache: str | None = None) -> Model:
+        """Return the model on OpenVINO. It is loaded only if no conversion of the same files, code
+        and versions is kept on disk."""
+        assert self.source is not None
+        return _ready(self.source, self.exported(way), self.dtype, cache)
+
+    def companion(self, target: PagedModel | ExplicitModel) -> Model:
+        """Return a copy of `target` with rounded weights or with `some` of its layers alone, over
+        its rows.
+
+        Raises RefusedError where the copy cannot be made, or would keep its cache in another form.
+        """
+        exported = self.exported(PAGED if isinstance(target, PagedModel) else EXPLICIT)
+        decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)
+        # over keys and values in bfloat16 there is only that arithmetic
+        kind = "bf16" if "bf16" in target.kind or target.computed == "bfloat16" else "f32"
+        try:
+            graph = _compiled(decoder, self.dtype, target.kind, kind)["decoder"]
+        except RuntimeError as error:  # the library's
+            raise RefusedError(
+                f"the copy of the target in {self.dtype} cannot be compiled: {one_line(error)}; "
+                "give draft='lookup', or a model"
+            ) from None
+        return target.companion(graph, exported.facts | {"computed": self.dtype}, self.some)
+
+    def exported(self, way: Way) -> Exported:
+        """Return the graphs as they are kept, or make and keep them now."""
+        if self.source is None:
+            return self._made(way, "the target")
+        key = name_of(self.source, way, self.dtype, self.some)
+        return store.find(key) or self._kept(self.source, way, key)
+
+    def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
+        form = " ".join([self.dtype, *map(str, self.some)])
         log.info("converting %s to %s for OpenVINO", source.name, form)
         start = time.perf_counter()
-        exported = _export(way, source.name, dtype, network, some)
-        exported.facts.update(more(), identity=key)  # costs and acceptance are remembered by it
+        exported = self._made(way, source.name)
+        exported.facts.update(self.more(), identity=key)  # costs are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
         stored = store.find(key) if store.keep(key, exported, name, form) else None
-        stored = stored or exported  # from disk, so that torch's weights can be freed
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
-        if stored is exported:
+        if stored is None:
             where = store.folder() or "a cache folder"
             log.warning("it could not be kept in %s and is made again each time", where)
-    return stored
+        return stored or exported  # from disk, so that torch's weights can be freed
 
+    def _made(self, way: Way, name: str) -> Exported:
+        loaded = self.network().float()
+        try:
+            if self.some:
+                from foretoken.models.openvino.thinned import thinned  # late: takes seconds
 
-def companion(
-    source: Convertible | None,
-    target: PagedModel | ExplicitModel,
-    dtype: str,
-    some: tuple[int, ...],
-    network: Callable[[], PreTrainedModel],
-    more: Callable[[], dict[str, Any]],
-) -> Model:
-    """A copy of `target` with rounded weights or with `some` of its layers alone, over its rows.
-
-    source: what both are converted from; None: `network()` is in memory, and nothing is kept.
-    Raises RefusedError where the copy cannot be made, or would keep its cache in another form.
-    """
-    way = PAGED if isinstance(target, PagedModel) else EXPLICIT
-    if source is None:
-        exported = _export(way, "the target", dtype, network, some)
-    else:
-        exported = _conversion(source, way, dtype, some, network, more)
-    decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)  # sources are read
-    # over keys and values in bfloat16 there is only that arithmetic
-    kind = "bf16" if "bf16" in target.kind or target.computed == "bfloat16" else "f32"
-    try:
-        graph = _compiled(decoder, dtype, target.kind, kind)["decoder"]
-    except RuntimeError as error:  # the library's
-        raise RefusedError(
-            f"the copy of the target in {dtype} cannot be compiled: {one_line(error)}; give "
-            "draft='lookup', or a model"
-        ) from None
-    return target.companion(graph, exported.facts | {"computed": dtype}, some)
+                loaded = thinned(loaded, self.some)
+            exported = way.export(loaded)
+            smaller = ROUNDED.get(self.dtype, halved)
+            graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}
+            return Exported(graphs, exported.facts)
+        except (RefusedError, MemoryError):
+            raise
+        except Exception as error:  # a tracer raises anything
+            kind = kind_of(error)
+            raise RefusedError(f"{name} cannot be converted: its code raised {kind}") from error
 
 
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
@@ -278,30 +284,6 @@ def _ready(source: Convertible, exported: Exported, dtype: str, cache: str | Non
         return compiled(exported, dtype, cache)
     except RuntimeError as error:  # the library's
         raise RefusedError(f"{source.name} cannot be compiled: {one_line(error)}") from None
-
-
-def _export(
-    way: Way,
-    name: str,
-    dtype: str,
-    network: Callable[[], PreTrainedModel],
-    some: tuple[int, ...],
-) -> Exported:
-    loaded = network().float()
-    try:
-        if some:
-            from foretoken.models.openvino.thinned import thinned  # late: takes seconds
-
-            loaded = thinned(loaded, some)
-        exported = way.export(loaded)
-        smaller = ROUNDED.get(dtype, halved)
-        graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}
-        return Exported(graphs, exported.facts)
-    except (RefusedError, MemoryError):
-        raise
-    except Exception as error:  # a tracer raises anything
-        kind = kind_of(error)
-        raise RefusedError(f"{name} cannot be converted: its code raised {kind}") from error
 
 
 def fingerprint(content: str, *choices: str) -> str:

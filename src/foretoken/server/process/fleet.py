@@ -21,7 +21,13 @@ from foretoken.server.process.client import (
     Told,
     UnavailableError,
 )
-from foretoken.server.process.messages import Accepted, GenerateRequest, ModelInfo, StepOutput
+from foretoken.server.process.messages import (
+    Accepted,
+    GenerateRequest,
+    ModelInfo,
+    StepOutput,
+    is_chat,
+)
 from foretoken.server.process.statistics import together
 from foretoken.server.process.worker import Setup
 
@@ -38,9 +44,8 @@ log = logging.getLogger(__name__)
 def digests(request: GenerateRequest) -> list[int]:
     """Return digests of the prompt's beginnings, the shortest first: of a text, of ids, or of
     messages in which every turn extends the last. Other salts and templates have others."""
-    prompt: Any = request.prompt
-    size = CHARACTERS
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+    prompt, size = request.prompt, CHARACTERS
+    if is_chat(prompt):
         prompt = "".join(f"{turn.get('role')}\0{turn.get('content')}\0" for turn in prompt)
     elif isinstance(prompt, list):
         size = IDS

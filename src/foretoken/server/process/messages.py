@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
 
 Prompt = str | list[int] | list[dict[str, Any]]  # a text, ids, or messages
 Kind = Literal["input", "length", "busy", "refused", "failed", "dead"]
+
+
+def is_chat(prompt: Prompt) -> TypeGuard[list[dict[str, Any]]]:
+    """Return whether a prompt is messages."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.errors import (
     BusyError,
@@ -41,6 +41,7 @@ from foretoken.server.process.messages import (
     GenerateRequest,
     Kind,
     ModelInfo,
+    Prompt,
     Ready,
     Refusal,
     Reply,
@@ -48,6 +49,7 @@ from foretoken.server.process.messages import (
     StepOutputs,
     Stop,
     TokenLogprob,
+    is_chat,
 )
 from foretoken.serving.options import AllEngineKeywords
 
@@ -256,13 +258,13 @@ class Worker:
             self._send(Accepted(id, request.prompt_tokens))
 
     def _ids(
-        self, prompt: Any, template: str | None, variables: dict[str, Any] | None
+        self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None
     ) -> list[int]:
         """The ids of a text, of ids, or of messages through a chat template."""
         self._require_short(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-            return self.spec.ids(prompt)
-        (formatted,) = self.spec.inputs.prompts(prompt, template, variables)
+            return self.spec.ids(cast(list[int], prompt))
+        (formatted,) = self.spec.inputs.prompts(cast(Any, prompt), template, variables)
         return self.spec.ids(formatted)
 
     def _prediction(self, text: str) -> list[int]:
@@ -275,9 +277,9 @@ class Worker:
             )
         return list(ids)
 
-    def _require_short(self, prompt: Any, name: str = "prompt") -> None:
+    def _require_short(self, prompt: Prompt, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
-        parts = [part.get("content") for part in prompt] if _spoken(prompt) else [prompt]
+        parts: list[Any] = [turn.get("content") for turn in prompt] if is_chat(prompt) else [prompt]
         size, context = sum(len(part or "") for part in parts), self.engine.longest
         if context is not None and size > WIDEST * context:
             raise _TooLongError(
@@ -368,7 +370,7 @@ class Worker:
             chat=bool(getattr(tokenizer, "chat_template", None)),
             text=tokenizer is not None,
             runtime=spec.target.runtime,
-            draft_runtime=getattr(spec.drafter, "runtime", "python") if drafts else None,
+            draft_runtime=spec.drafter.runtime if drafts else None,
             dtype=spec.target.computed,
             suggested=suggested,
             max_rows=self.engine.max_rows,
@@ -471,11 +473,6 @@ class Worker:
                 self.pipe.send(message)
             except OSError:  # the HTTP process is gone; `_hear` ends this one
                 pass
-
-
-def _spoken(prompt: Any) -> bool:
-    """Tell whether these are messages."""
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 
 def _name(model: str) -> str:

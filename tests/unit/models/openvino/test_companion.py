@@ -42,11 +42,10 @@ def hosted(
 ) -> tuple[Any, Companion[Any]]:
     (way, *_) = conversion.ways(network)
     target: Any = way.run(network)
-    exported = conversion.companion(
-        None, target, dtype, layers, lambda: copy.deepcopy(network), dict
-    )
-    assert isinstance(exported, Companion)
-    return target, exported
+    rounding = conversion.Conversion(None, dtype, lambda: copy.deepcopy(network), dict, layers)
+    copied = rounding.companion(target)
+    assert isinstance(copied, Companion)
+    return target, copied
 
 
 class Hosted:

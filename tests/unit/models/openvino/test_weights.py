@@ -11,7 +11,13 @@ import openvino as ov
 import pytest
 import torch
 from openvino import opset13 as ops
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 import pairs
 from foretoken import load
@@ -28,9 +34,23 @@ from foretoken.models.openvino.weights import (
     nearest,
     widened_in_products,
 )
-from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock import selfcheck
+from foretoken.models.stock.selfcheck import on_torch, stir
 
 RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(selfcheck, "FOUND", {})
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    config = LlamaConfig(vocab_size=256, num_attention_heads=4, eos_token_id=None, **sizes)
+    model = LlamaForCausalLM(config)
+    stir(model)
+    model.save_pretrained(tmp_path / "m")
+    return str(tmp_path / "m")
 
 
 @pytest.mark.parametrize("turned", [True, False])
@@ -231,7 +251,7 @@ def test_a_model_of_bfloat16_computes_what_the_stock_model_does(
     """Its logits are those of the stock model in float32, over ragged blocks, up to the rounding of
     what it says it computes in: a processor with bfloat16 arithmetic uses it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("foretoken.models.openvino.weights.WORTH_HALVING", 64)  # of a single matrix
+    monkeypatch.setattr("foretoken.models.openvino.weights.WORTH", 64)  # of a single matrix
     made: list[ov.Model] = []
     monkeypatch.setattr(
         "foretoken.models.openvino.conversion.halved",
