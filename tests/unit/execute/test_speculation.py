@@ -297,7 +297,7 @@ def test_a_function_that_turns_out_to_give_coroutines_is_refused(whose: str) -> 
     arguments = {"f": distribution_a, "g": twice, "q": distribution_a} | {
         whose: lambda y: distribution_soon(y)
     }
-    says = "^law_soon is a coroutine function; await speculate_async"
+    says = "^distribution_soon is a coroutine function; await speculate_async"
     with pytest.raises(InputError, match=says):
         speculate(arguments["f"], arguments["g"], arguments["q"], None)
 
