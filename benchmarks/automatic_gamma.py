@@ -185,7 +185,7 @@ def _measured(
     options = {"temperature": temperature, "ignore_eos": True}
     first = spec.generate(prompts, gamma=4, seed=99, max_new_tokens=arguments.tokens, **options)
     alpha = _alpha(first)
-    costs = spec.step_costs(replace(foretoken.SamplingParams(), temperature=temperature))
+    costs = spec.costing.step_costs(replace(foretoken.SamplingParams(), temperature=temperature))
     gammas = arguments.gammas or _preferred(alpha, costs)
     ways = {gamma: way(spec, gamma=gamma, **options) for gamma in [*gammas, None]}
     runs = in_turn(ways, prompts, repeats=arguments.repeats, tokens=arguments.tokens)

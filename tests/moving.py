@@ -257,7 +257,7 @@ class Alone:
             made = spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
             made = [replace(request, prediction=asked.prediction) for request in made]
             verifier = check(asked.gamma, self.rule, 1.0)
-            (self.known[asked],) = spec.completions(spec.rows(made), verifier, asked.gamma)
+            (self.known[asked],) = spec.completions(spec.inputs.rows(made), verifier, asked.gamma)
         return self.known[asked]
 
     def require(self, asked: Asked, found: list[int], done: Completion | None) -> None:
@@ -343,8 +343,8 @@ def rows_of(part: Any) -> int:
 def require_accounted(spec: Speculator) -> None:
     """Between steps: the batch's rows are in the target and in every part of the drafter that runs,
     and every page is held by as many rows as it says, or free."""
-    batch = spec._scheduler.batch
-    assert [task.row for task in spec._scheduler.running] == batch.rows
+    batch = spec.scheduler.batch
+    assert [task.row for task in spec.scheduler.running] == batch.rows
     assert rows_of(spec.target) == len(batch.rows)
     for part in parts(spec):
         assert rows_of(part) in (0, len(batch.rows))
@@ -357,7 +357,7 @@ def require_accounted(spec: Speculator) -> None:
 def require_empty(spec: Speculator) -> None:
     """Nothing is left: no rows, no leases, and every page is free."""
     require_accounted(spec)
-    sched = spec._scheduler
+    sched = spec.scheduler
     assert not sched.running and not sched.waiting and not sched.batch.rows
     for part in parts(spec):
         assert rows_of(part) == 0 and id(part) not in TENANTS

@@ -20,7 +20,7 @@ LEAST = 1e-30  # the least lenience: a float32 probability divided by it is stil
 
 
 def distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, Distribution]:
-    """Two distributions, `[V]` each, over the same tokens."""
+    """Return two distributions, `[V]` each, over the same tokens."""
     p, q = distribution("p", p), distribution("q", q)
     if p.size != q.size:
         raise InputError(f"p has {p.size} tokens and q {q.size}; give laws over the same tokens")
@@ -30,7 +30,7 @@ def distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, Distributio
 def distribution(
     name: str, values: ArrayLike, outcomes: Sequence[Hashable] | None = None
 ) -> Distribution:
-    """A distribution `[V]` in float64; `outcomes`: what an error calls its entries, if not
+    """Return a distribution `[V]` in float64; `outcomes`: what an error calls its entries, if not
     0..V-1."""
     masses = numbers(name, values)
     if masses.ndim != 1:
@@ -49,7 +49,7 @@ def distribution(
 
 
 def numbers(name: str, values: ArrayLike) -> Distribution:
-    """An array in float64."""
+    """Return an array in float64."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):  # ragged, text, or beyond a float

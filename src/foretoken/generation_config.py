@@ -3,47 +3,37 @@ change the distribution, and its suggested sampling."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import InputError, RefusedError, one_line
-from foretoken.sampling.params import FIELDS, SamplingParams
+from foretoken.sampling.params import OPTIONS, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# Entries of a generation_config that change the distribution, and the values at which they do not
-CHANGES_DISTRIBUTION: dict[str, tuple[Any, ...]] = {
+log = logging.getLogger(__name__)
+
+# Entries of a generation config that change the distribution, and the values at which they do not.
+# Those that are options of a request are followed; min_length counts the prompt, which each row has
+# of its own
+NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0.0),
-    "repetition_penalty": (None, 1.0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None, []),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "typical_p": (None, 1.0),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
     "top_h": (None,),
-    "suppress_tokens": (None, []),
-    "begin_suppress_tokens": (None, []),
     "forced_decoder_ids": (None, []),
-    "sequence_bias": (None, {}),
     "guidance_scale": (None, 1.0),
-    "exponential_decay_length_penalty": (None,),
     "watermarking_config": (None,),
-    "remove_invalid_values": (None, False),
-    "stop_strings": (None, []),
     "dola_layers": (None,),
 }
-
-# Those of them that are controls of a row (docs/controls.md) and are followed; min_length counts
-# the prompt, of which each row has its own
-FOLLOWED = {*FIELDS, "min_length"} & {*CHANGES_DISTRIBUTION}
+FOLLOWED: dict[str, tuple[Any, ...]] = {
+    **{name: (None, *each.off) for name, each in OPTIONS.items() if each.off},
+    "min_length": (None, 0),
+}
 
 # Entries that are options of `generate`, and the values at which they change nothing
 SUGGESTED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -75,7 +65,7 @@ class Settings:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Settings:
-        """The inverse of `to_dict`."""
+        """Make the settings from what `to_dict` returned."""
         ends = Ends(**document["ends"] | {"eos": frozenset(document["ends"]["eos"])})
         return cls(ends, document["objection"], document["controls"], document["suggested"])
 
@@ -118,7 +108,8 @@ def read_settings(network: PreTrainedModel) -> Settings:
 def resolved(
     params: SamplingParams, controls: dict[str, Any], ends: Ends, prompt: int
 ) -> SamplingParams:
-    """A caller's options, and where he left them open what the model's generation config says.
+    """Return a caller's params, and where they leave something open what the model's generation
+    config says.
 
     controls: as `Settings.controls`; prompt: the decoder's tokens before the new ones.
     """
@@ -132,8 +123,8 @@ def resolved(
 
 
 def forced(params: SamplingParams, prompt: int, last: int) -> dict[int, int]:
-    """The ids that a text must have, by their place among the new tokens: `prompt` tokens stand
-    before these, and `last` is the place of the end."""
+    """Return the ids that a text must have, by their place among the new tokens: `prompt` tokens
+    stand before these, and `last` is the place of the end."""
     first = 1 - prompt  # the decoder's second token
     places = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
     return {place: token for place, token in places.items() if token is not None}
@@ -151,6 +142,22 @@ def require_ids(ends: Ends, V: int) -> None:
             )
 
 
+def warned_of_suggested(suggested: dict[str, Any], params: Sequence[SamplingParams]) -> bool:
+    """Log a warning where these params differ from what a generation config suggests, and return
+    whether they do."""
+    if all(getattr(each, n) == v for n, v in suggested.items() for each in params):
+        return False
+    values = ", ".join(f"{name}={value}" for name, value in suggested.items())
+    flags = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in suggested.items())
+    log.warning(
+        "the model's generation config suggests %s, which is followed only where it is asked for: "
+        "%s",
+        values,
+        flags,
+    )
+    return True
+
+
 def _suggested(config: GenerationConfig) -> dict[str, Any]:
     samples = getattr(config, "do_sample", None)
     if samples is False:
@@ -162,34 +169,30 @@ def _suggested(config: GenerationConfig) -> dict[str, Any]:
 
 def _controls(config: GenerationConfig) -> dict[str, Any]:
     """Return the controls that the config names, as JSON can hold them."""
-    values = {
-        entry: getattr(config, entry, None) for entry in CHANGES_DISTRIBUTION if entry in FOLLOWED
-    }
+    values = {entry: getattr(config, entry, None) for entry in FOLLOWED}
     if values["min_new_tokens"] is not None:  # transformers then passes over it
         values["min_length"] = None
-    controls = {n: v for n, v in values.items() if v not in CHANGES_DISTRIBUTION[n]}
+    controls = {n: v for n, v in values.items() if v not in FOLLOWED[n]}
     if isinstance(bias := controls.get("sequence_bias"), dict):
         controls["sequence_bias"] = [[list(ids), number] for ids, number in bias.items()]
     return controls
 
 
 def _objection(config: GenerationConfig) -> str | None:
-    for entry, harmless in CHANGES_DISTRIBUTION.items():
-        value = getattr(config, entry, None)
-        if value in harmless:
-            continue
-        if entry in FOLLOWED:
-            name = "min_new_tokens" if entry == "min_length" else entry
-            try:
-                SamplingParams(**{"max_new_tokens": 2**31, name: value})
-            except InputError as error:
-                return f"the model's generation config: {error}; correct it there"
-        else:
+    for entry, harmless in NOT_FOLLOWED.items():
+        if (value := getattr(config, entry, None)) not in harmless:
             return (
                 f"the model's generation config sets {entry}={value!r:.60}, which is not "
                 "followed here; generation_config='ignore' (--ignore-generation-config) "
                 "generates without it, and beam_search takes its own num_beams"
             )
+    for entry, harmless in FOLLOWED.items():
+        if (value := getattr(config, entry, None)) not in harmless:
+            name = "min_new_tokens" if entry == "min_length" else entry
+            try:
+                SamplingParams(**{"max_new_tokens": 2**31, name: value})
+            except InputError as error:
+                return f"the model's generation config: {error}; correct it there"
     return None
 
 
@@ -204,8 +207,8 @@ def _ids(config: GenerationConfig, entry: str) -> list[int]:
 
 
 def _id(config: GenerationConfig, entry: str) -> int | None:
-    """An entry's only id. RefusedError for several, which transformers takes all at once, or one
-    for each row."""
+    """Return an entry's only id. RefusedError for several, which transformers takes all at once, or
+    one for each row."""
     ids = _ids(config, entry)
     if len(ids) > 1:
         raise RefusedError(

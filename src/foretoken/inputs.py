@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """The ways into one target. `controls`, `predicted output`: as a Speculator's."""
+    """The input of one target: prompts and params become requests. `controls`, `predicted output`:
+    as a Speculator's."""
 
     target: Model
     tokenizer: PreTrainedTokenizerBase | None
@@ -39,13 +40,17 @@ class InputProcessor:
     predicted_output: Callable[[Request], TextPrediction] | None = None
 
     def prompts(
-        self, prompts: Prompts, template: str | None, options: Mapping[str, Any] | None
+        self,
+        prompts: Prompts,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
-        """Prompts one by one; messages as the ids that a chat template makes of them."""
+        """Return prompts one by one; messages as the ids that a chat template makes of them."""
+        template = chat_template, chat_template_kwargs
         chats = chat.conversations(prompts)
         if chats is not None:
-            return [chat.ids(messages, self.tokenizer, template, options) for messages in chats]
-        if template is not None or options is not None:
+            return [chat.ids(messages, self.tokenizer, *template) for messages in chats]
+        if template != (None, None):
             raise InputError(
                 "chat_template is given, but the prompts are no messages; leave it out"
             )
@@ -71,7 +76,7 @@ class InputProcessor:
     def _requests(
         self, ids: list[int], params: SamplingParams, keys: list[RowKey]
     ) -> list[Request]:
-        """The same prompt under each of the keys."""
+        """Return requests of the same prompt, one for each of the keys."""
         head, source = self.sides(ids)
         context, limit = longest(self.target), params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
@@ -108,7 +113,7 @@ class InputProcessor:
         row.controls = chain(request, self.target.vocab_size, number, self._matcher(request))
         if params.stop_strings:
             assert self.tokenizer is not None  # `require` has seen to it
-            row.endings.append(self.transcript(request))
+            row.endings.append(transcript(request, self.tokenizer))
         row.endings += own.endings(params.stopping, request.prompt)
         return row
 
@@ -119,11 +124,6 @@ class InputProcessor:
 
     def _grammar(self, structured: Structured, eos: frozenset[int]) -> Grammar:
         return Grammar.of(structured, self.tokenizer, self.target.vocab_size, eos)
-
-    def transcript(self, request: Request) -> Transcript:
-        strings, include = request.params.stop_strings or (), request.params.include_stop_string
-        assert self.tokenizer is not None
-        return Transcript(self.tokenizer, request.prompt, strings, include=include)
 
     def sides(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
         """Return the ids that the decoder continues, and those that the encoder reads."""
@@ -138,7 +138,8 @@ class InputProcessor:
         return self.target.source_vocab_size or self.target.vocab_size
 
     def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
-        """A prompt's ids, special tokens of the tokenizer included; `i`: its number, for errors."""
+        """Return a prompt's ids, special tokens of the tokenizer included; `i`: its number, for
+        errors."""
         if len(prompt) == 0:
             raise InputError(f"prompt {i} is empty; give a text or ids to continue")
         if isinstance(prompt, str):
@@ -148,7 +149,8 @@ class InputProcessor:
         return _within(prompt, self.readable, f"prompt {i}")
 
     def prediction(self, prompt: Prompt) -> tuple[int, ...]:
-        """The new tokens that a caller expects: ids, or a text, which gets no special tokens."""
+        """Return the new tokens that a caller expects: ids, or a text, which gets no special
+        tokens."""
         if isinstance(prompt, str):
             prompt = self._tokenized(prompt, "prediction", special=False)
         ids = as_ids("prediction", prompt)
@@ -165,8 +167,14 @@ class InputProcessor:
         return cast(list[int], encoding.input_ids)
 
 
+def transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Transcript:
+    """Return the reader of a request's new text, up to its stop strings."""
+    strings, include = request.params.stop_strings or (), request.params.include_stop_string
+    return Transcript(tokenizer, request.prompt, strings, include=include)
+
+
 def _within(ids: Iterable[int], V: int, name: str) -> list[int]:
-    """The ids, all of which are in 0..V-1; InputError otherwise."""
+    """Return the ids, all of which are in 0..V-1; InputError otherwise."""
     for token in (ids := list(ids)):
         if not 0 <= token < V:
             raise InputError(f"{name} holds the id {shown(token)}; ids must be in 0..{V - 1}")
@@ -175,7 +183,7 @@ def _within(ids: Iterable[int], V: int, name: str) -> list[int]:
 
 @contextmanager
 def _naming_prompt(i: int, *, count: int) -> Generator[None]:
-    """An error within says which of several prompts it is about."""
+    """Make an error within say which of several prompts it is about."""
     try:
         yield
     except ForetokenError as error:

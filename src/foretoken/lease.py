@@ -54,7 +54,7 @@ class Lease:
         self.tenancy = Tenancy(self, target, drafter)
 
     def take(self) -> None:
-        """Raises RefusedError where another run has one of the parts."""
+        """Take the parts. Raises RefusedError where another run has one of the parts."""
         with LOCK:
             before = [TENANTS[id(part)] for part in self.tenancy.parts if id(part) in TENANTS]
             for tenancy in before:
@@ -65,11 +65,11 @@ class Lease:
             TENANTS.update((id(part), self.tenancy) for part in self.tenancy.parts)
 
     def expect(self, rows: int) -> None:
-        """So many rows are about to join."""
+        """Count so many rows that are about to join."""
         self.tenancy.rows += rows
 
     def leave(self, rows: list[int]) -> None:
-        """These rows are finished; those behind move up."""
+        """Remove finished rows; those behind move up."""
         if rows:
             self.target.leave(rows)
             if self.drafter is not None:
@@ -77,7 +77,7 @@ class Lease:
             self.tenancy.rows -= len(rows)
 
     def release(self) -> None:
-        """All rows leave, and the parts are free."""
+        """Remove all rows and free the parts."""
         self.tenancy.over = True
         with LOCK:
             _evict(self.tenancy)
@@ -85,7 +85,8 @@ class Lease:
 
 @contextmanager
 def leased(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
-    """A lease for the length of a `with`, which leaves no rows; RefusedError as `Lease.take`."""
+    """Hold a lease for the length of a `with`, which leaves no rows; RefusedError as
+    `Lease.take`."""
     lease = Lease(target, drafter)
     try:
         lease.take()

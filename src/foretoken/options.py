@@ -47,7 +47,7 @@ def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
 
 
 def check(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
-    """The verifier of the draft tokens; raises as `require` does."""
+    """Return the verifier of the draft tokens; raises as `require` does."""
     require(gamma, rule, lenience)
     from foretoken.sampling import verifier  # late: torch takes seconds
 
@@ -58,7 +58,8 @@ def check(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
 
 
 def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
-    """The draft's width, by default `WIDER * num_beams`; InputError for impossible options."""
+    """Return the draft's width, by default `WIDER * num_beams`; InputError for impossible
+    options."""
     width = WIDER * num_beams if draft_beams is None else draft_beams
     _require_count("gamma", gamma, 0, "0 (plain beam search) or more")
     _require_count("draft_beams", width, num_beams, f"num_beams={shown(num_beams)} or more")
@@ -72,7 +73,7 @@ def _require_count(name: str, value: int, least: int, remedy: str) -> None:
 
 
 def as_list(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts from one (a str, or ids) or several.
+    """Return a list of prompts from one (a str, or ids) or several.
 
     Ids are lists, tensors or arrays; a tensor `[B, n]` is B prompts, as is a tokenizer's output,
     whose attention mask is applied.
@@ -102,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def _encoded(batch: Mapping[str, Any]) -> list[Any]:
-    """The ids in a tokenizer's output, without the padding on either side."""
+    """Return the ids in a tokenizer's output, without the padding on either side."""
     if "input_ids" not in batch:
         raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
     ids, mask = _plain(batch["input_ids"]), _plain(batch.get("attention_mask"))
@@ -119,7 +120,7 @@ def _alike(ids: Any, mask: Any) -> bool:
 
 
 def _masked(ids: list[Any], mask: list[Any]) -> list[Any]:
-    """The ids where the mask is not 0, in nested lists too."""
+    """Return the ids where the mask is not 0, in nested lists too."""
     pairs = zip(ids, mask, strict=True)
     return [
         _masked(a, b) if isinstance(a, list) else a for a, b in pairs if isinstance(a, list) or b
@@ -131,8 +132,8 @@ def _is_id(value: object) -> bool:
 
 
 def keys_of(seed: Seed, counts: list[int]) -> list[RowKey]:
-    """A key for each row, `counts[i]` for prompt i; None draws a seed for all of them. Where a
-    prompt has a seed of its own, its rows are numbered from that seed's row on."""
+    """Return a key for each row, `counts[i]` for prompt i; None draws a seed for all of them. Where
+    a prompt has a seed of its own, its rows are numbered from that seed's row on."""
     if seed is None:
         seed = randbits(63)
     if whole(seed):

@@ -101,6 +101,11 @@ class Row:
     trusts: bool = True  # its predicted output, where that says something, and not its draft
     began: float = 0.0  # when it first joined, by `perf_counter`
 
+    def require(self, number: int) -> None:
+        """Raise the error that the row failed with; `number`: of the row, for the message."""
+        if self.error is not None:
+            raise type(self.error)(f"row {number}: {self.error}")
+
     @classmethod
     def of(cls, request: Request) -> Row:
         """A fresh row."""

@@ -3,27 +3,31 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from foretoken.beam.search import Beam, BeamDraft, BeamParams, BeamTask, beam_search, beam_stats
+from foretoken.beam.search import (
+    Beam,
+    BeamDraft,
+    BeamParams,
+    beam_search,
+    beams_of,
+    require_one_reading,
+)
 from foretoken.controls.own import require_beams
-from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Fixed, Gamma
+from foretoken.costing.gamma import Gamma
 from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.base import Drafter, require_drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
-from foretoken.engine.output_stream import OutputStream
+from foretoken.engine.output_stream import output_stream, text_of
 from foretoken.engine.scheduler import Scheduler
-from foretoken.errors import DeadEndError, InputError, RefusedError, shown
-from foretoken.generation_config import Ends
+from foretoken.errors import InputError
+from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
 from foretoken.models.base import Model
@@ -32,10 +36,8 @@ from foretoken.request import Completion, Piece, Request, Row, TextPrediction, s
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verifier import Verifier
 from foretoken.sampling.verify import Rule
-from foretoken.text.decoding import continued
-from foretoken.text.transcript import Transcript
 from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
-from foretoken.transformers_integration.outputs import StreamedRows, output
+from foretoken.transformers_integration.outputs import decoded
 from foretoken.transformers_integration.unsupported import require_alone, require_ours, withheld
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
@@ -44,7 +46,16 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-log = logging.getLogger(__name__)
+MOVED = {  # names of version 0.1.0, and where these are now
+    "engaged": "spec.scheduler.engage",
+    "foresight": "spec.predicted_output",
+    "output_stream": "foretoken.engine.output_stream.output_stream",
+    "policy": "spec.costing.policy",
+    "prompts": "spec.inputs.prompts",
+    "released": "spec.scheduler.disengage",
+    "rows": "spec.inputs.rows",
+    "step_costs": "spec.costing.step_costs",
+}
 # Fields that other parts are made from: they stay
 PARTS = ("target", "drafter", "tokenizer", "ends", "controls", "predicted_output")
 
@@ -88,18 +99,18 @@ class Speculator:
     predicted_output: Callable[[Request], TextPrediction] | None = field(default=None, repr=False)
     inputs: InputProcessor = field(init=False, repr=False)
     costing: PairCosts = field(init=False, repr=False)
-    _scheduler: Scheduler = field(init=False, repr=False)
+    scheduler: Scheduler = field(init=False, repr=False)
     _told: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_drafter(self.drafter)
-        self._scheduler = Scheduler(self.target, self.drafter, BATCH)
+        self.scheduler = Scheduler(self.target, self.drafter, BATCH)
         self.inputs = InputProcessor(
             self.target, self.tokenizer, self.ends, self.controls, self.predicted_output
         )
         pair = f"{self.target_name}, {self.draft_name}"
         self.costing = PairCosts(
-            self.target, self.drafter, self.inputs, self._scheduler, BATCH, pair
+            self.target, self.drafter, self.inputs, self.scheduler, BATCH, pair
         )
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -109,6 +120,11 @@ class Speculator:
                 f"dataclasses.replace(spec, {name}=...)"
             )
         object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MOVED:
+            raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def generate(
         self,
@@ -172,11 +188,11 @@ class Speculator:
             True
         """
         verifier = check(gamma, rule, lenience)
-        formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
-        requests = self.requests(formatted, gathered(params, controls, len(formatted)), seed)
+        formatted = self.inputs.prompts(prompts, chat_template, chat_template_kwargs)
+        requests = self.inputs.requests(formatted, gathered(params, controls, len(formatted)), seed)
         if not requests:
             return []
-        rows = self.rows(requests)
+        rows = self.inputs.rows(requests)
         completions = list(self.completions(rows, verifier, gamma))
         _require_one(rows)
         return completions
@@ -188,10 +204,10 @@ class Speculator:
         as it and those before it are done."""
         requests = [row.request for row in rows]
         self.tell_suggested([request.params for request in requests])
-        policy = self.policy(requests, gamma, len(requests))
+        policy = self.costing.policy(requests, gamma, len(requests))
         unfinished = deque(rows)
         try:
-            for _ in self._scheduler.run(rows, verifier, policy):
+            for _ in self.scheduler.run(rows, verifier, policy):
                 while unfinished and unfinished[0].finish_reason is not None:
                     yield self.completion(unfinished.popleft())
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
@@ -246,15 +262,15 @@ class Speculator:
             ' at the doctor, and the doctor said'
         """
         verifier = check(gamma, rule, lenience)
-        formatted = self.prompts(prompts, chat_template, chat_template_kwargs)
+        formatted = self.inputs.prompts(prompts, chat_template, chat_template_kwargs)
         if not formatted:
             raise InputError("stream takes one prompt or more, not 0; give a text or ids")
-        requests = self.requests(
+        requests = self.inputs.requests(
             formatted, gathered(params, controls, len(formatted), "stream"), seed
         )
-        rows = self.rows(requests)
+        rows = self.inputs.rows(requests)
         self.tell_suggested([request.params for request in requests])
-        return self._pieces(rows, verifier, self.policy(requests, gamma, len(rows)))
+        return self._pieces(rows, verifier, self.costing.policy(requests, gamma, len(rows)))
 
     def beam_search(
         self,
@@ -309,14 +325,17 @@ class Speculator:
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
         width = check_beams(gamma, num_beams, draft_beams)
         listed = as_list(prompts)
-        requests = self.requests(listed, gathered(None, controls, len(listed), "beam_search"), 0)
+        requests = self.inputs.requests(
+            listed, gathered(None, controls, len(listed), "beam_search"), 0
+        )
         for request in requests:
             require_beams(request.params, controls)
-            _require_one_reading(self.target, request)
-        shaping = [row.controls for row in self.rows(requests)]
+            require_one_reading(self.target, request)
+        shaping = [row.controls for row in self.inputs.rows(requests)]
         draft = None
         if gamma and isinstance(self.drafter, LMDrafter) and not self.drafter.shares:
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
+        backends = self.target.runtime, self.drafter.runtime if draft else "none"
         beams: list[list[Beam]] = []
         for i in range(0, len(requests), BATCH):
             with leased(self.target, self.drafter if draft else None), threads(self.target):
@@ -324,7 +343,7 @@ class Speculator:
                 tasks = beam_search(
                     requests[batch], self.target, params, draft, int(gamma), shaping[batch]
                 )
-            beams += [self._beams(task, draft) for task in tasks]
+            beams += [beams_of(task, self.tokenizer, *backends) for task in tasks]
         return beams
 
     def __call__(
@@ -401,78 +420,17 @@ class Speculator:
         )
         looks_up = isinstance(self.drafter, LookupDrafter)
         gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
-        return self._decode(task, gamma, streamer)
-
-    def _decode(self, task: GenerateCall, gamma: int | None, streamer: BaseStreamer | None) -> Any:
-        """Rows that transformers handed over, to what it returns."""
         verifier = check(gamma, "block", 1.0)
         requests = task.requests(self.target)
-        rows = self.rows(requests)
-        policy = self.policy(requests, gamma, len(rows))
-        if task.reports:
-            for row in rows:
-                row.seen = []
-        stream = StreamedRows(streamer, rows)
-        with task.heard(self.target):
-            for _ in self._scheduler.run(rows, verifier, policy):
-                stream.put()
-        for b, row in enumerate(rows):
-            _require(row, b)
-        stream.end()
-        return output(task, rows)
+        policy = self.costing.policy(requests, gamma, len(requests))
+        rows = self.inputs.rows(requests)
+        return decoded(
+            task, rows, self.scheduler.run(rows, verifier, policy), self.target, streamer
+        )
 
-    def tell_suggested(self, params: list[SamplingParams]) -> None:
+    def tell_suggested(self, params: Sequence[SamplingParams]) -> None:
         """Warn once, where texts differ from what the model's own generation config suggests."""
-        unlike = any(getattr(each, n) != v for n, v in self.suggested.items() for each in params)
-        if unlike and not self._told:
-            self._told = True
-            values = ", ".join(f"{name}={value}" for name, value in self.suggested.items())
-            flags = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in self.suggested.items())
-            log.warning(
-                "the model's generation config suggests %s, which is followed only where it is "
-                "asked for: %s",
-                values,
-                flags,
-            )
-
-    def _beams(self, task: BeamTask, draft: BeamDraft | None) -> list[Beam]:
-        if not task.search.finished:
-            raise DeadEndError("the controls leave no text; ask for less")
-        stats = beam_stats(task, self.target.runtime, self.drafter.runtime if draft else "none")
-        beams: list[Beam] = []
-        for end in task.search.finished[: task.search.params.num_return_sequences]:
-            tokens = end.node.new_tokens
-            visible = tokens[:-1] if end.reason == "stop" else tokens
-            prompt = task.search.request.prompt
-            added = continued(self.tokenizer, prompt, visible) if self.tokenizer else None
-            beams.append(Beam(added, tokens, end.score, end.reason, stats))
-        return beams
-
-    def policy(self, requests: list[Request], gamma: int | None, rows: int) -> Gamma:
-        """Who says how many draft tokens these requests get, among at most so many rows: always
-        `gamma`, or where that is None what pays, by costs that are measured the first time."""
-        context = self.target.context
-        if gamma is None:
-            predicted = any(request.prediction for request in requests)
-            if isinstance(self.drafter, NoDrafter) and not predicted:
-                return Fixed(0)
-            return self.costing.adaptive([request.params for request in requests], rows)
-        gamma = int(gamma)  # NumPy's overflow
-        self.costing.price(None)  # its passes have one size, and texts that do not depend on costs
-        if context is not None and gamma + 1 > context:
-            raise InputError(
-                f"gamma is {shown(gamma)}, but gamma + 1 must fit in the context of {context}"
-            )
-        return Fixed(gamma)
-
-    def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
-        """Return the costs of steps of up to `rows` rows: measured once and stored on disk, with
-        how far they can be trusted. Doubtful ones are measured again by the first call of a later
-        process.
-
-        Takes a second or more the first time; the models must be idle.
-        """
-        return self.costing.step_costs(params, rows)
+        self._told = self._told or warned_of_suggested(self.suggested, params)
 
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
@@ -499,10 +457,6 @@ class Speculator:
             5
         """
         return self.inputs.requests(prompts, params, seed)
-
-    def rows(self, requests: list[Request]) -> list[Row]:
-        """Fresh rows, with what shapes and ends their texts."""
-        return self.inputs.rows(requests)
 
     def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
         """Return a prompt's ids, special tokens of the tokenizer included.
@@ -544,39 +498,12 @@ class Speculator:
         """
         return self.inputs.prediction(given)
 
-    def prompts(
-        self,
-        prompts: Prompts,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Prompt]:
-        """Prompts one by one; messages as the ids that a chat template makes of them."""
-        return self.inputs.prompts(prompts, chat_template, chat_template_kwargs)
-
-    def output_stream(self, row: Row, number: int = 0) -> OutputStream:
-        """For whoever shows a fresh row as it comes."""
-        transcript = _transcript(row)
-        if transcript is None and self.tokenizer is not None:
-            transcript = self.inputs.transcript(row.request)
-            row.endings.append(transcript)
-        return OutputStream(row, transcript, number)
-
-    def engaged(self, rows: int, memory: int | None, *, prefix_cache: bool) -> Scheduler:
-        """The scheduler for an engine of at most so many rows and bytes of keys and values.
-        InputError where the models have one."""
-        self._scheduler.engage(rows, memory, keep=prefix_cache)
-        return self._scheduler
-
-    def released(self) -> None:
-        """The engine is closed."""
-        self._scheduler.disengage(BATCH)
-
     def _pieces(
         self, rows: list[Row], verifier: Verifier, gamma: Gamma
     ) -> Generator[Piece, None, Completion | list[Completion]]:
-        outputs = [self.output_stream(row, number) for number, row in enumerate(rows)]
-        for _ in self._scheduler.run(rows, verifier, gamma):
-            with self._scheduler.still():
+        outputs = [output_stream(row, self.tokenizer, number) for number, row in enumerate(rows)]
+        for _ in self.scheduler.run(rows, verifier, gamma):
+            with self.scheduler.still():
                 pieces = [output.piece() for output in outputs]
             yield from (piece for piece in pieces if piece is not None)
         _require_one(rows)
@@ -588,7 +515,7 @@ class Speculator:
         self.costing.watch(row)
         params = row.request.params
         return Completion(
-            text=self._text(row),
+            text=text_of(row, self.tokenizer),
             tokens=row.new_tokens,
             finish_reason=row.finish_reason or "interrupted",
             seed=(row.request.key.seed, row.request.key.row),
@@ -600,38 +527,8 @@ class Speculator:
             prompt_logprobs=None if params.prompt_logprobs is None else row.prompt_logprobs,
         )
 
-    def _text(self, row: Row) -> str | None:
-        """The text that new tokens add to the prompt's."""
-        if self.tokenizer is None:
-            return None
-        transcript = _transcript(row)
-        if transcript is not None and row.finish_reason is not None:
-            return transcript.text
-        return continued(self.tokenizer, row.request.prompt, row.visible)
-
-
-def _require(row: Row, b: int) -> None:
-    """Raise what a row failed with."""
-    if row.error is not None:
-        raise type(row.error)(f"row {b}: {row.error}")
-
 
 def _require_one(rows: list[Row]) -> None:
-    """Raise what the first row failed with, where all did."""
+    """Raise the error that the first row failed with, where all did."""
     if all(row.error is not None for row in rows):
-        _require(rows[0], 0)
-
-
-def _transcript(row: Row) -> Transcript | None:
-    """Return the transcript that looks for stop strings in a row's text."""
-    return next((each for each in row.endings if isinstance(each, Transcript)), None)
-
-
-def _require_one_reading(target: Model, request: Request) -> None:
-    """RefusedError for beams that may outgrow how the target has read their prompt."""
-    context, room = target.context, request.limit
-    if context is not None and len(request.prompt) + room > context:
-        raise RefusedError(
-            f"a beam search may grow to {len(request.prompt) + room} tokens, and this model reads "
-            f"texts of more than {context} in another way; give fewer, or max_new_tokens"
-        )
+        rows[0].require(0)

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from console import Result, Run, mistake
-from foretoken.cli.remote import RemoteModel, remote
+from foretoken.cli.remote import RemoteModel, facts_of, remote
 from foretoken.cli.sources import ChatReply, TextError
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawned
@@ -118,7 +118,7 @@ def test_leaving_frees_the_row(server):
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
         assert reply.finish_reason is None
-        until(lambda: source.client.get("/v1/speculation").json()["running"] == 0)
+        until(lambda: facts_of(source.client)["running"] == 0)
         assert answered(source, TALK, max_new_tokens=3)[1].tokens == 3
 
 

@@ -478,6 +478,6 @@ def test_what_a_row_has_read_itself_is_not_cached() -> None:
     with Engine(spec) as engine:
         id = engine.add([*range(5, 75)], max_new_tokens=9, gamma=0, cache_salt="nobody else's")
         engine.step()
-        with spec._scheduler.idle():  # as for a measurement
+        with spec.scheduler.idle():  # as for a measurement
             pass
         assert drained(engine)[id].stats.cached_tokens == 0

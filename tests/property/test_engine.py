@@ -144,23 +144,23 @@ class Callers(RuleBasedStateMachine):
     @rule()
     def read_anew(self) -> None:
         """All rows lose their places in the models, as when costs are measured."""
-        with self.spec._scheduler.idle():
-            assert not self.spec._scheduler.batch.rows
+        with self.spec.scheduler.idle():
+            assert not self.spec.scheduler.batch.rows
 
-    @precondition(lambda self: self.spec._scheduler.running)
+    @precondition(lambda self: self.spec.scheduler.running)
     @rule()
     def make_room(self) -> None:
         """A row waits again, as where memory runs short."""
-        running = len(self.spec._scheduler.running)
-        self.spec._scheduler.preempt()
-        assert len(self.spec._scheduler.batch.rows) == running - 1
+        running = len(self.spec.scheduler.running)
+        self.spec.scheduler.preempt()
+        assert len(self.spec.scheduler.batch.rows) == running - 1
 
     @rule(data=st.data())
     def generate_beside(self, data: st.DataObject) -> None:
         sampling = self.sampling(data)
         made = self.spec.requests([list(sampling.prompt)], [sampling.params], [(sampling.seed, 1)])
         verifier = moving.check(sampling.gamma, self.how, 1.0)
-        (completion,) = self.spec.completions(self.spec.rows(made), verifier, sampling.gamma)
+        (completion,) = self.spec.completions(self.spec.inputs.rows(made), verifier, sampling.gamma)
         self.alone.require(sampling, completion.tokens, completion)
 
     @precondition(lambda self: self.pieces is None)

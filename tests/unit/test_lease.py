@@ -223,7 +223,7 @@ def run(spec: Speculator) -> None:
 def run_queued(spec: Speculator) -> None:
     """Through the queue that `generate` and `stream` share."""
     rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
-    for _ in spec._scheduler.run(rows, Greedy(), Fixed(3)):
+    for _ in spec.scheduler.run(rows, Greedy(), Fixed(3)):
         pass
 
 
@@ -266,5 +266,5 @@ def test_the_probe_has_a_key_that_no_row_has(monkeypatch: pytest.MonkeyPatch) ->
     asked: list[Request] = []
     original = Row.of
     monkeypatch.setattr(Row, "of", lambda request: asked.append(request) or original(request))
-    mid.step_costs(SamplingParams(1.0))
+    mid.costing.step_costs(SamplingParams(1.0))
     assert {request.key for request in asked if request.limit > TOKENS // 2} == {PROBE_KEY}

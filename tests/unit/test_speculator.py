@@ -26,7 +26,7 @@ from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import BATCH, MOVED, Speculator
 from foretoken.storage.cache import remember, remembered
 from foretoken.text.decoding import decode
 from oracle import random_model
@@ -58,6 +58,14 @@ def double() -> Speculator:
 def told(error: pytest.ExceptionInfo[ForetokenError]) -> str:
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+@pytest.mark.parametrize(("name", "place"), MOVED.items())
+def test_a_method_that_moved_names_its_place(name, place):
+    with pytest.raises(AttributeError, match=f"Speculator.{name} is now {place}"):
+        getattr(table(), name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = table().nothing
 
 
 # Prompts
@@ -338,7 +346,7 @@ def poor_costs() -> None:
     """What two kinds of sampling cost, as measured long ago on a busy machine."""
     spec = named_pair()
     for params in (SamplingParams(), SamplingParams(1.0)):
-        spec.step_costs(params)
+        spec.costing.step_costs(params)
     for name, entry in remembered(stored.FILE).items():
         remember(stored.FILE, name, entry | {"others": 0.9, "when": 1.0})
 
@@ -355,11 +363,11 @@ def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_
 
     monkeypatch.setattr("foretoken.costing.pair_costs.probe", again)
     spec = named_pair()
-    assert spec.step_costs(SamplingParams()) == CHEAP
-    assert spec.step_costs(SamplingParams(1.0)) != CHEAP
+    assert spec.costing.step_costs(SamplingParams()) == CHEAP
+    assert spec.costing.step_costs(SamplingParams(1.0)) != CHEAP
     assert measured == ["greedy"]
     assert sorted(each.others for each in stored.entries()) == [0.5, 0.9]
-    assert named_pair().step_costs(SamplingParams()) == CHEAP  # soon after
+    assert named_pair().costing.step_costs(SamplingParams()) == CHEAP  # soon after
     assert measured == ["greedy"]
 
 
@@ -372,9 +380,9 @@ def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeyp
     name = stored.key(spec.target, spec.drafter, "greedy", 1)
     stored.keep(name, stored.Kept(hour, 1.0, 0.0, when=1.0))
     for _ in range(2):
-        before = spec.step_costs(SamplingParams())
+        before = spec.costing.step_costs(SamplingParams())
         spec.generate([1, 2], max_new_tokens=60, ignore_eos=True)
-        assert spec.step_costs(SamplingParams()) is before  # frozen here
+        assert spec.costing.step_costs(SamplingParams()) is before  # frozen here
     assert before == hour and stored.recall(name).off > 2
     named_pair().generate([1, 2], max_new_tokens=4)
     assert stored.recall(name).costs.seconds(0) < 60 and stored.recall(name).off is None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -21,11 +21,23 @@ from torch.nn import functional
 
 from foretoken.beam.forest import Forest, Node
 from foretoken.controls.chain import chain
-from foretoken.errors import DeadEndError, InputError, NumericsError, as_float, shown, whole
+from foretoken.errors import (
+    DeadEndError,
+    InputError,
+    NumericsError,
+    RefusedError,
+    as_float,
+    shown,
+    whole,
+)
 from foretoken.models.base import Model
 from foretoken.models.reader import Reader
 from foretoken.request import FinishReason, Request, brief
 from foretoken.sampling.draw import Shaping
+from foretoken.text.decoding import continued
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # torch leaves the type of tolist() open
 # pyright: reportUnknownMemberType=false
@@ -378,7 +390,7 @@ def beam_search(
 
 
 def _forest(model: Model) -> Forest:
-    from foretoken.beam.detours import forest  # late: it imports what makes networks, for a check
+    from foretoken.beam.forest import forest  # late: it imports what makes networks, for a check
 
     return forest(model)
 
@@ -394,3 +406,30 @@ def _advance(task: BeamTask, trees: Forest, b: int) -> None:
 
 def _nodes(task: BeamTask) -> list[Node]:
     return [beam.node for beam in task.search.running]
+
+
+def beams_of(
+    task: BeamTask, tokenizer: PreTrainedTokenizerBase | None, runtime: str, draft_runtime: str
+) -> list[Beam]:
+    """Return the texts that a search found, best first. DeadEndError where there is none."""
+    search = task.search
+    if not search.finished:
+        raise DeadEndError("the controls leave no text; ask for less")
+    stats = beam_stats(task, runtime, draft_runtime)
+    beams: list[Beam] = []
+    for end in search.finished[: search.params.num_return_sequences]:
+        tokens = end.node.new_tokens
+        visible = tokens[:-1] if end.reason == "stop" else tokens
+        added = continued(tokenizer, search.request.prompt, visible) if tokenizer else None
+        beams.append(Beam(added, tokens, end.score, end.reason, stats))
+    return beams
+
+
+def require_one_reading(target: Model, request: Request) -> None:
+    """RefusedError for beams that may outgrow how the target has read their prompt."""
+    context, room = target.context, request.limit
+    if context is not None and len(request.prompt) + room > context:
+        raise RefusedError(
+            f"a beam search may grow to {len(request.prompt) + room} tokens, and this model reads "
+            f"texts of more than {context} in another way; give fewer, or max_new_tokens"
+        )

@@ -187,7 +187,7 @@ class _Answering:
         from foretoken.options import check
         from foretoken.speculator import BATCH
 
-        rows = self.spec.rows(requests)  # all at once: a grammar that does not compile fails now
+        rows = self.spec.inputs.rows(requests)  # all at once: a bad grammar fails now
         completions = self.spec.completions(
             rows, check(**self.speculation), self.speculation["gamma"]
         )

@@ -93,7 +93,7 @@ def _group(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Origin(_group("origin")):
-    """Which version of a model is read, and whether its own code may run."""
+    """Options of reading a model: its version, and whether its own code may run."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class TargetReading(_group("reading"), Origin):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """These as keyword arguments of `foretoken.load`."""
+        """Return these as keyword arguments of `foretoken.load`."""
         keywords = asdict(self)
         ignored = keywords.pop("ignore_generation_config")
         return keywords | {"generation_config": "ignore" if ignored else None}
@@ -119,7 +119,7 @@ class TargetReading(_group("reading"), Origin):
 
 @dataclass(frozen=True)
 class Placing(_group("placing")):
-    """Where a model runs, and in which precision."""
+    """Options of where a model runs, and in which precision."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from operator import mul
 
 from foretoken.costing import costs, stored
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Adaptive
+from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.costing.probe import TOKENS, probe, probe_shared
 from foretoken.costing.stored import Kept, Watch, recalled
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler
+from foretoken.errors import InputError, shown
 from foretoken.inputs import InputProcessor
 from foretoken.models.base import Model, Pads
 from foretoken.request import Request, Row
@@ -67,6 +68,23 @@ class PairCosts:
         step_costs = self.measured[kind, rows]
         self.price(step_costs)
         return step_costs
+
+    def policy(self, requests: list[Request], gamma: int | None, rows: int) -> Gamma:
+        """Return the policy for the draft tokens of these requests, among up to `rows` rows: always
+        `gamma`, or where that is None what pays, by costs that are measured the first time."""
+        if gamma is None:
+            predicted = any(request.prediction for request in requests)
+            if isinstance(self.drafter, NoDrafter) and not predicted:
+                return Fixed(0)
+            return self.adaptive([request.params for request in requests], rows)
+        gamma = int(gamma)  # NumPy's overflow
+        self.price(None)  # its passes have one size, and texts that do not depend on costs
+        context = self.target.context
+        if context is not None and gamma + 1 > context:
+            raise InputError(
+                f"gamma is {shown(gamma)}, but gamma + 1 must fit in the context of {context}"
+            )
+        return Fixed(gamma)
 
     def adaptive(self, params: list[SamplingParams], rows: int) -> Adaptive:
         """The policy that chooses gamma for these requests among up to `rows` rows.

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from foretoken.inputs import transcript as read_text
 from foretoken.records import Begun, StepRecord
 from foretoken.request import Piece, Row
+from foretoken.text.decoding import continued
+from foretoken.text.transcript import Transcript
 
 if TYPE_CHECKING:
-    from foretoken.text.transcript import Transcript
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(slots=True)
@@ -57,3 +60,29 @@ class OutputStream:
         fresh = self.row.records[self.told :]
         self.told += len(fresh)
         return fresh
+
+
+def output_stream(
+    row: Row, tokenizer: PreTrainedTokenizerBase | None, number: int = 0
+) -> OutputStream:
+    """Return the stream of a fresh row, whose text is read from now on."""
+    transcript = transcript_of(row)
+    if transcript is None and tokenizer is not None:
+        transcript = read_text(row.request, tokenizer)
+        row.endings.append(transcript)
+    return OutputStream(row, transcript, number)
+
+
+def text_of(row: Row, tokenizer: PreTrainedTokenizerBase | None) -> str | None:
+    """Return the text that new tokens add to the prompt's; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    transcript = transcript_of(row)
+    if transcript is not None and row.finish_reason is not None:
+        return transcript.text
+    return continued(tokenizer, row.request.prompt, row.visible)
+
+
+def transcript_of(row: Row) -> Transcript | None:
+    """Return the reader of a row's text for stop strings."""
+    return next((each for each in row.endings if isinstance(each, Transcript)), None)

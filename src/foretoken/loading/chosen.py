@@ -86,7 +86,7 @@ def _quickest(
     spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
 ) -> tuple[Speculator, str]:
     """Return the fastest, and its precision if it is another one."""
-    best, kind, base = spec, "", spec.step_costs(PLAIN)
+    best, kind, base = spec, "", spec.costing.step_costs(PLAIN)
     most = _rate(base)
     for fewer in ROUNDED[ROUNDED.index(dtype) + 1 if dtype in ROUNDED else 0 :]:
         try:
@@ -94,7 +94,7 @@ def _quickest(
         except ForetokenError as error:
             log.info("%s cannot draft in %s: %s", spec.draft_name, fewer, error)
             break
-        measured = other.step_costs(PLAIN)
+        measured = other.costing.step_costs(PLAIN)
         # one text tells two acceptances apart no better than by luck; eight bits cost none
         prior = (
             base.prior if fewer == "int8" else min(base.prior, measured.prior, key=itemgetter(1))
@@ -108,7 +108,7 @@ def _quickest(
 
 def _fastest(looking: Speculator, target: LoadedTarget) -> Speculator:
     """Return the fastest of look-up and the copies."""
-    if looking.step_costs(PLAIN).seconds(0) < QUICK:
+    if looking.costing.step_costs(PLAIN).seconds(0) < QUICK:
         return looking
     best, most = looking, LEAST
     bound = float("inf")
@@ -118,7 +118,7 @@ def _fastest(looking: Speculator, target: LoadedTarget) -> Speculator:
         own = _drafting(target, kind)
         if own is None:
             continue
-        measured = own.step_costs(PLAIN)
+        measured = own.costing.step_costs(PLAIN)
         gain = _gain(measured)
         log.info("%s: %.2f times plain decoding is predicted", own.draft_name, gain)
         dearer = tuple((n, DEARER * seconds) for n, seconds in measured.draft)

@@ -1,4 +1,4 @@
-"""Where a model's name leads: a folder, or the hub and its cache. A name that leads nowhere is
+"""Names of models: a folder, or the hub and its cache. A name that leads nowhere is
 refused at once; the libraries would retry for twenty seconds.
 
 Imports no torch, so that a mistake on the command line is reported without delay.
@@ -19,7 +19,7 @@ REMEDY = "give a model's folder or a hub id"
 
 
 def path(name: str | Path) -> str:
-    """The folder or hub id as a string. Raises InputError for a name that can be neither."""
+    """Return the folder or hub id as a string. Raises InputError for a name that can be neither."""
     if not isinstance(name, str | Path):
         raise InputError(f"target is {shown(name)}; give a folder, a hub id or a model")
     if is_folder(name):
@@ -37,9 +37,9 @@ def is_folder(name: str | Path) -> bool:
 
 
 def way(place: str, revision: str | None) -> dict[str, Any]:
-    """Options with which the libraries read a folder or hub id: `local_files_only` where the hub
-    cannot be reached but its cache has the model. Raises InputError where neither has it, and for a
-    revision of a folder."""
+    """Return options with which the libraries read a folder or hub id: `local_files_only` where the
+    hub cannot be reached but its cache has the model. Raises InputError where neither has it, and
+    for a revision of a folder."""
     if not is_folder(place):
         return dict(_hub_options(place, revision))
     if revision is not None:

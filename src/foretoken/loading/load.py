@@ -1,4 +1,4 @@
-"""A target and a draft, from folders, the hub or memory, become a Speculator."""
+"""Loading: a target and a draft, from folders, the hub or memory, become a Speculator."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _loaded(target: KnownTarget, asked: LoadOptions, placement: Placement) -> Lo
 
 
 def asset(name: str) -> Path:
-    """A folder of the default pair."""
+    """Return a folder of the default pair."""
     folder = Path(str(files("foretoken") / "assets" / name))
     if not (folder / "config.json").exists():
         raise InputError(f"the default pair is missing at {folder}; install the package again")

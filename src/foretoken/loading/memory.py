@@ -19,7 +19,7 @@ CGROUPS = (  # limit, use, and the entry for cached files, which can be reclaime
 
 
 def usable(name: str) -> torch.device:
-    """A device that tensors can be made on; InputError for any other."""
+    """Return a device that tensors can be made on; InputError for any other."""
     if name is None:
         raise InputError("device is None; give 'cpu' or 'cuda'")
     try:
@@ -33,13 +33,14 @@ def usable(name: str) -> torch.device:
 
 
 def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """Bytes of the weights in `dtype`; the model may live on the meta device."""
+    """Return the bytes of the weights in `dtype`; the model may live on the meta device."""
     size = torch.empty(0, dtype=dtype).element_size()
     return sum(p.numel() for p in model.parameters()) * size
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be allocated, within the control group's limit; None if unknown."""
+    """Return the memory that can still be allocated, within the control group's limit; None if
+    unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
@@ -66,7 +67,7 @@ def _system() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """Bytes that this process's control group, version 2 or 1, may still allocate."""
+    """Return the bytes that this process's control group, version 2 or 1, may still allocate."""
     for limit, used, idle in CGROUPS:
         values = [*_lines(ROOT / limit), *_lines(ROOT / used)]
         if len(values) == 2 and all(value.isdigit() for value in values):

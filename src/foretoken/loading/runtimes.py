@@ -41,7 +41,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a model is to run, and in which precision. InputError for an unknown one."""
+    """The runtime, device and precision that a model is to have. InputError for an unknown one."""
 
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
@@ -55,7 +55,7 @@ class Placement:
 
 
 def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
-    """The model behind the Model protocol, once its family has passed the self-check.
+    """Return the model behind the Model protocol, once its family has passed the self-check.
 
     A network in memory is used as it is, where it is, unless OpenVINO is asked for by name, which
     takes a copy. Raises RefusedError for a placement that cannot be honoured.
@@ -121,7 +121,7 @@ def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Place
 def _torch(
     source: Source | PreTrainedModel, dtype: str, device: torch.device
 ) -> tuple[Model, list[str]]:
-    """On torch over a ragged cache, and the outcome of packing."""
+    """Return the model on torch over a ragged cache, and the outcome of packing."""
     from foretoken.models.stock.selfcheck import ON_TORCH  # late: takes seconds
 
     network, packed = _network(source, dtype, device, ON_TORCH)
@@ -131,7 +131,8 @@ def _torch(
 def _network(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
 ) -> tuple[PreTrainedModel, list[str]]:
-    """A network whose family passes the self-check in that form; if loaded here, it is packed."""
+    """Return a network whose family passes the self-check in that form; if loaded here, it is
+    packed."""
     from foretoken.models.stock.packed import pack  # late: takes seconds
     from foretoken.models.stock.selfcheck import self_check
 
@@ -169,7 +170,7 @@ def require_precision(network: PreTrainedModel) -> None:
 
 
 def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
-    """The precision by name; "auto" is that of the model's own config."""
+    """Return the precision by name; "auto" is that of the model's own config."""
     if placement.dtype != "auto" or not isinstance(source, Source):
         return placement.dtype
     dtype = source.config.dtype
@@ -224,8 +225,8 @@ def require_shared(runtime: str) -> None:
 def companion(
     source: Source | PreTrainedModel, target: Model, dtype: str, layers: tuple[int, ...]
 ) -> Model:
-    """A copy of `target`, made from the same source, that drafts over the target's own rows: with
-    weights rounded to `dtype`, or with these layers alone where there are some.
+    """Return a copy of `target`, made from the same source, that drafts over the target's own rows:
+    with weights rounded to `dtype`, or with these layers alone where there are some.
 
     Raises RefusedError where the target shares no rows.
     """
@@ -246,12 +247,13 @@ def _weights(source: Source, dtype: str, device: torch.device) -> Callable[[], P
 
 
 def _kept_beside(source: Source) -> dict[str, Any]:
-    """Facts that a conversion keeps beside the export's."""
+    """Return facts that a conversion keeps beside the export's."""
     return {"settings": _settings(source.empty)}
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:
-    """The generation config, to be kept with a conversion; None where no target may have it."""
+    """Return the generation config, to be kept with a conversion; None where no target may have
+    it."""
     try:
         return read_settings(network).to_dict()
     except ForetokenError:
@@ -259,7 +261,7 @@ def _settings(network: PreTrainedModel) -> dict[str, Any] | None:
 
 
 def _way(network: PreTrainedModel) -> Way:
-    """The first way to run a model on OpenVINO that passes the self-check."""
+    """Return the first way to run a model on OpenVINO that passes the self-check."""
     from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
 
     objections: list[str] = []
@@ -273,7 +275,7 @@ def _way(network: PreTrainedModel) -> Way:
 
 
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
-    """The runtimes that may serve a model here, each with its form, the fastest first."""
+    """Return the runtimes that may serve a model here, each with its form, the fastest first."""
     from foretoken.models.graphs import ON_GRAPHS  # late: takes seconds
     from foretoken.models.stock.selfcheck import ON_TORCH
 
@@ -287,7 +289,7 @@ def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
 
 
 def openvino() -> str:
-    """The arithmetic that OpenVINO has here, or why it cannot be used."""
+    """Return the arithmetic that OpenVINO has here, or why it cannot be used."""
     try:
         return _library().abilities()
     except RefusedError as error:

@@ -60,7 +60,7 @@ class Source:
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """Raises InputError where it cannot be read."""
+        """The model's config. Raises InputError where it cannot be read."""
         from transformers import (
             AutoConfig,  # late: takes seconds; a kept conversion needs no config
         )
@@ -94,7 +94,7 @@ class Source:
         return network.eval()
 
     def code(self) -> list[str]:
-        """The source code of the model's classes that are not transformers' own."""
+        """Return the source code of the model's classes that are not transformers' own."""
         if not self.trust:
             return []
         from foretoken.models.stock.selfcheck import strangers  # late: as above
@@ -102,8 +102,8 @@ class Source:
         return strangers(self.empty)
 
     def network(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-        """The model with its weights. Raises InputError where some are missing, RefusedError where
-        there is no room for them."""
+        """Return the model with its weights. Raises InputError where some are missing, RefusedError
+        where there is no room for them."""
         memory.require(self.name, memory.weight_bytes(self.empty, dtype), device)
         options = self.options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
@@ -115,9 +115,9 @@ class Source:
         return network.to(device).eval()
 
     def files(self) -> list[Path] | None:
-        """All that it is made from, also where an index points outside the folder; None for a model
-        of the hub, which a commit identifies. Raises RefusedError for an adapter, whose base model
-        is elsewhere."""
+        """Return all that it is made from, also where an index points outside the folder; None for
+        a model of the hub, which a commit identifies. Raises RefusedError for an adapter, whose
+        base model is elsewhere."""
         folder = Path(self.path)
         if not hub.is_folder(self.path):
             return None
@@ -138,7 +138,8 @@ class Source:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """The object in a file; {} where it cannot be read, which loading the model will report."""
+    """Read the object in a file; {} where it cannot be read, which loading the model will
+    report."""
     try:
         content = parse_json(file.read_text())
     except (OSError, ValueError):
@@ -147,7 +148,8 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def source(name: str | Path, revision: str | None, trust: bool) -> Source:
-    """The model in a folder or on the hub. Raises InputError where there is no such model."""
+    """Return the model in a folder or on the hub. Raises InputError where there is no such
+    model."""
     path = hub.path(name)
     options = {"revision": revision, "trust_remote_code": trust} | hub.way(path, revision)
     return Source(str(name), path, options)
@@ -205,7 +207,7 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
 
 
 def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
-    """The auto class that loads such a model."""
+    """Return the auto class that loads such a model."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM  # late: as above
 
     remote = getattr(config, "auto_map", None) or {}
@@ -227,7 +229,8 @@ def tokenizer(
     *,
     required: bool = False,
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder or on the hub; without one None, or InputError if `required`."""
+    """Return the tokenizer in a folder or on the hub; without one None, or InputError if
+    `required`."""
     from transformers import PreTrainedTokenizerBase  # late: `--help` does without it
 
     if isinstance(model, PreTrainedTokenizerBase):
@@ -273,7 +276,7 @@ def _tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizer
 
 
 def _class_key(folder: Path) -> str:
-    """A digest of all that the choice of a tokenizer's class depends on."""
+    """Return a digest of all that the choice of a tokenizer's class depends on."""
     files = sorted(file.name for file in folder.iterdir())
     parts = [*files, *((folder / name).read_text() for name in CHOOSING if name in files)]
     parts += versions().values()

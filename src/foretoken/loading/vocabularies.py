@@ -49,7 +49,7 @@ Side = tuple[str, "PreTrainedTokenizerBase | None", int]  # a model's name, toke
 
 
 def dictionary_of(draft: Side, target: Side) -> Dictionary | None:
-    """The words of both; None where ids mean the same, or without two tokenizers to compare.
+    """Return the words of both; None where ids mean the same, or without two tokenizers to compare.
     RefusedError where they share no word, and as `Words.of`."""
     (name, theirs, their_V), (target_name, ours, V) = draft, target
     if theirs is None or ours is None or not other_words(theirs, ours):

@@ -52,6 +52,8 @@ class DeclaredOption:
         aliases: Names that other libraries have for it, to suggest this one for them.
         one_text: Whether commands that write one text at a time take it.
         group: Which commands take it, where `cli.option` has groups.
+        off: Values, beside None, at which the entry of this name in a model's generation config
+            changes nothing; () where no such entry is followed.
     """
 
     check: Check
@@ -62,6 +64,7 @@ class DeclaredOption:
     aliases: tuple[str, ...] = ()
     one_text: bool = True
     group: str = ""
+    off: tuple[Any, ...] = ()
 
 
 def option(
@@ -75,10 +78,11 @@ def option(
     aliases: tuple[str, ...] = (),
     one_text: bool = True,
     group: str = "",
+    off: tuple[Any, ...] = (),
 ) -> T:
     """Declare a field of a dataclass of options; the arguments are `DeclaredOption`'s."""
     named = ApiField(api) if isinstance(api, str) else api
-    declared = DeclaredOption(check, help, panel, flag, named, aliases, one_text, group)
+    declared = DeclaredOption(check, help, panel, flag, named, aliases, one_text, group, off)
     return field(default=default, metadata={DeclaredOption: declared})
 
 

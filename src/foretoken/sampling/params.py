@@ -117,15 +117,21 @@ class SamplingParams:
         "Draw from the most typical tokens that together have this probability; 1 is off.",
         "Sampling",
         aliases=("typical",),
+        off=(1.0,),
     )
     epsilon_cutoff: float | None = option(
-        None, CUTOFF, "Draw from tokens of at least this probability; 0 is off.", "Sampling"
+        None,
+        CUTOFF,
+        "Draw from tokens of at least this probability; 0 is off.",
+        "Sampling",
+        off=(0.0,),
     )
     eta_cutoff: float | None = option(
         None,
         CUTOFF,
         "As epsilon_cutoff, with a lower bound where many tokens are likely; 0 is off.",
         "Sampling",
+        off=(0.0,),
     )
     max_new_tokens: int = option(
         MAX_NEW_TOKENS,
@@ -141,6 +147,7 @@ class SamplingParams:
         "Forbid the end of sequence and stop ids before this many new tokens.",
         "Stop conditions",
         api="min_tokens",
+        off=(0,),
     )
     repetition_penalty: float | None = option(
         None,
@@ -149,12 +156,14 @@ class SamplingParams:
         "Penalties and bans",
         api="repetition_penalty",
         aliases=("repeat_penalty",),
+        off=(1.0,),
     )
     encoder_repetition_penalty: float | None = option(
         None,
         PENALTY,
         "Above 1: tokens that are in the source (a decoder's prompt) get likelier.",
         "Penalties and bans",
+        off=(1.0,),
     )
     presence_penalty: float = option(
         0.0,
@@ -175,12 +184,14 @@ class SamplingParams:
         OFF_OR_COUNT,
         "Forbid sequences of this many tokens that occur before, prompt included.",
         "Penalties and bans",
+        off=(0,),
     )
     encoder_no_repeat_ngram_size: int | None = option(
         None,
         OFF_OR_COUNT,
         "Forbid sequences of this many tokens of the source (a decoder's prompt).",
         "Penalties and bans",
+        off=(0,),
     )
     bad_words_ids: Sequences | None = option(
         None,
@@ -188,12 +199,14 @@ class SamplingParams:
         "Forbid these sequences of ids: [[5], [6, 7]].",
         "Penalties and bans",
         aliases=("bad_words",),
+        off=([],),
     )
     sequence_bias: Biases | None = option(
         None,
         as_biases,
         "Add to the logit that would complete a sequence: [[[6, 7], -2.5]].",
         "Penalties and bans",
+        off=({},),
     )
     logit_bias: Biases = option(
         (),
@@ -202,9 +215,15 @@ class SamplingParams:
         "Penalties and bans",
         api="logit_bias",
     )
-    suppress_tokens: Ids | None = option(None, as_ids, "Forbid these ids.", "Penalties and bans")
+    suppress_tokens: Ids | None = option(
+        None, as_ids, "Forbid these ids.", "Penalties and bans", off=([],)
+    )
     begin_suppress_tokens: Ids | None = option(
-        None, as_ids, "Forbid these ids at the beginning of the text.", "Penalties and bans"
+        None,
+        as_ids,
+        "Forbid these ids at the beginning of the text.",
+        "Penalties and bans",
+        off=([],),
     )
     forced_bos_token_id: int | None = option(
         None, as_id, "Force this id after the decoder's first.", "Penalties and bans"
@@ -218,9 +237,14 @@ class SamplingParams:
         "START,FACTOR: after START new tokens the end gets likelier by FACTOR with each.",
         "Stop conditions",
         flag="--exponential-decay",  # the whole name is too wide for a terminal
+        off=(None,),
     )
     remove_invalid_values: bool | None = option(
-        None, as_flag, "Read NaN and infinite logits as numbers.", "Penalties and bans"
+        None,
+        as_flag,
+        "Read NaN and infinite logits as numbers.",
+        "Penalties and bans",
+        off=(False,),
     )
     stop_strings: tuple[str, ...] | None = option(
         None,
@@ -230,6 +254,7 @@ class SamplingParams:
         flag="--stop",
         api="stop",
         aliases=("stop", "stop_sequences"),
+        off=([],),
     )
     include_stop_string: bool = option(
         False,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Unpack
 
-from foretoken.engine.output_stream import OutputStream
+from foretoken.engine.output_stream import OutputStream, output_stream
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
 from foretoken.models.base import longest
@@ -22,7 +22,7 @@ from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
 from foretoken.serving.options import EngineKeywords, EngineOptions
-from foretoken.speculator import Speculator
+from foretoken.speculator import BATCH, Speculator
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,8 @@ class Engine:
                 f"max_length is {length}, the target's context {context}; give at most that"
             )
         self._spec = spec
-        self._scheduler: Scheduler = spec.engaged(
-            own.max_rows, own.kv_memory, prefix_cache=own.prefix_cache
-        )
+        self._scheduler: Scheduler = spec.scheduler
+        self._scheduler.engage(own.max_rows, own.kv_memory, keep=own.prefix_cache)
         self._entries: dict[int, OutputStream] = {}
         self._ids = count()
         self._stats = EngineStats()
@@ -207,7 +206,7 @@ class Engine:
             self._options.rule if rule is None else rule,
             self._options.lenience if lenience is None else lenience,
         )
-        prompts = self._spec.prompts(prompt, chat_template, chat_template_kwargs)
+        prompts = self._spec.inputs.prompts(prompt, chat_template, chat_template_kwargs)
         if len(prompts) != 1:
             remedy = "add them one by one" if prompts else "give one"
             raise InputError(f"prompt holds {len(prompts)} prompts; {remedy}")
@@ -229,9 +228,9 @@ class Engine:
             (request,) = self._spec.requests(prompts, [sampling], [seed])
         expected = () if prediction is None else self._spec.prediction(prediction)
         requests = [replace(request, salt=cache_salt or "", prediction=expected)]
-        (row,) = self._spec.rows(requests)
-        policy = self._spec.policy(requests, gamma, self._scheduler.most)
-        output = self._spec.output_stream(row)
+        (row,) = self._spec.inputs.rows(requests)
+        policy = self._spec.costing.policy(requests, gamma, self._scheduler.most)
+        output = output_stream(row, self._spec.tokenizer)
         if begun is not None:
             output.resume(begun)
             if row.finish_reason is not None:
@@ -330,7 +329,7 @@ class Engine:
         if not self._released:  # broken off, it is gone on with by the next call
             self._scheduler.abort([entry.row for entry in list(self._entries.values())])
             self._entries.clear()
-            self._spec.released()
+            self._scheduler.disengage(BATCH)
             self._released = True
 
     def __enter__(self) -> Engine:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import ForeignError, InputError, one_line, shown
-from foretoken.generation_config import CHANGES_DISTRIBUTION, FOLLOWED
+from foretoken.generation_config import NOT_FOLLOWED
 from foretoken.loading.load import load
 from foretoken.loading.options import OPTIONS
 from foretoken.loading.sources import unwrapped
@@ -78,11 +78,7 @@ def attach(
         raise InputError(f"strict is {shown(strict)}; give True or False")
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
-    for name in options:
-        if name not in OPTIONS:
-            near = get_close_matches(name, OPTIONS, 1, 0.5)
-            remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
-            raise InputError(f"{name} is no option of attach; {remedy}")
+    _require_known(options)
     detach(model)
     if not strict and options.get("generation_config") is None:
         options |= _passed_over(model)
@@ -117,6 +113,15 @@ def attach(
     return spec
 
 
+def _require_known(options: dict[str, Any]) -> None:
+    """InputError for a keyword that `load` has not."""
+    for name in options:
+        if name not in OPTIONS:
+            near = get_close_matches(name, OPTIONS, 1, 0.5)
+            remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
+            raise InputError(f"{name} is no option of attach; {remedy}")
+
+
 class Prompted:
     """A streamer that was given the prompt, and is given it once more by another `generate`."""
 
@@ -138,8 +143,8 @@ def _passed_over(model: PreTrainedModel) -> dict[str, str]:
     """The option of `load` for a model whose generation config asks for what no Speculator decodes:
     its calls go to transformers as long as they ask for it."""
     config = getattr(model, "generation_config", None)
-    for entry in CHANGES_DISTRIBUTION.keys() - FOLLOWED:
-        if (value := getattr(config, entry, None)) not in CHANGES_DISTRIBUTION[entry]:
+    for entry, harmless in NOT_FOLLOWED.items():
+        if (value := getattr(config, entry, None)) not in harmless:
             text = "the model's generation config sets %s=%s: transformers decodes such calls, and "
             log.info(
                 text + "the Speculator's own generate ignores this config", entry, shown(value)

@@ -22,28 +22,23 @@ from foretoken.generation_config import forced
 from foretoken.models.base import Model
 from foretoken.models.base import longest as longest_of
 from foretoken.request import Request
+from foretoken.sampling.checks import as_id
 from foretoken.sampling.keys import RowKey
-from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.params import OPTIONS, SamplingParams
 from foretoken.transformers_integration.processors import given, require_anywhere
 from foretoken.transformers_integration.unsupported import require_known
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# Entries that are fields of ours by the same name
-SAME = (
-    "repetition_penalty",
-    "encoder_repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "sequence_bias",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "remove_invalid_values",
-    "exponential_decay_length_penalty",
-    "suppress_tokens",
-    "begin_suppress_tokens",
+# Entries that are options of ours by the same name, but for sampling, and for those that come as
+# criteria or count the padding
+SAME = tuple(
+    name
+    for name, each in OPTIONS.items()
+    if (each.off or each.check is as_id)
+    and each.panel != "Sampling"
+    and name not in ("min_new_tokens", "stop_strings")
 )
 
 ASSISTANT_TOKENS = (None, 20)  # transformers fills 20 in where nobody has asked

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from foretoken.models.base import Model
 from foretoken.request import Row
 from foretoken.sampling.distributions import warped
 from foretoken.transformers_integration.generate_call import GenerateCall
@@ -36,6 +37,28 @@ class StreamedRows:
         """Nothing follows."""
         if self.streamer is not None:
             self.streamer.end()
+
+
+def decoded(
+    call: GenerateCall,
+    rows: Sequence[Row],
+    steps: Iterable[object],
+    target: Model,
+    streamer: BaseStreamer | None,
+) -> Any:
+    """Take the steps of a call's rows, and return what `generate` returns. Raises what a row failed
+    with."""
+    if call.reports:
+        for row in rows:
+            row.seen = []
+    stream = StreamedRows(streamer, rows)
+    with call.heard(target):
+        for _ in steps:
+            stream.put()
+    for b, row in enumerate(rows):
+        row.require(b)
+    stream.end()
+    return output(call, rows)
 
 
 def output(handed: GenerateCall, rows: Sequence[Row]) -> Any:

@@ -10,13 +10,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import ForeignError
-from foretoken.generation_config import CHANGES_DISTRIBUTION, FOLLOWED
+from foretoken.generation_config import NOT_FOLLOWED
 from foretoken.models.base import Model
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# Entries that nothing here follows beside those of CHANGES_LAW, and the values at which that is
+# Entries that nothing here follows beside NOT_FOLLOWED, and the values at which that is
 # no loss: transformers' defaults, or off
 UNKNOWN: dict[str, tuple[Any, ...]] = {
     "constraints": (None,),
@@ -99,8 +99,7 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
             f"num_beams={config.num_beams} asks for a beam search; call the Speculator's "
             "beam_search, or give num_beams=1"
         )
-    harmless = {n: v for n, v in CHANGES_DISTRIBUTION.items() if n not in FOLLOWED} | UNKNOWN
-    for entry, values in harmless.items():
+    for entry, values in (NOT_FOLLOWED | UNKNOWN).items():
         value = getattr(config, entry, None)
         if value not in values:
             raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out")

@@ -9,10 +9,10 @@ import pytest
 
 import foretoken
 from foretoken.costing.costs import Costs
+from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.loading import chosen
-from foretoken.speculator import Speculator
 from tiny import byte_level, folder, llama
 
 # Seconds by the draft: of look-up, which costs nothing, and of copies that take these of a pass
@@ -38,11 +38,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
     by_draft = {"lookup": costs(0, 0.5)}
     kinds: list[str] = []
 
-    def step_costs(spec: Speculator, params: object, rows: int = 1) -> Costs:
-        kinds.append(spec.draft_name)
-        return by_draft[spec.draft_name]
+    def step_costs(pair: PairCosts, params: object, rows: int = 1) -> Costs:
+        draft_name = pair.name.rpartition(", ")[2]
+        kinds.append(draft_name)
+        return by_draft[draft_name]
 
-    monkeypatch.setattr(Speculator, "step_costs", step_costs)
+    monkeypatch.setattr(PairCosts, "step_costs", step_costs)
     monkeypatch.setattr(chosen, "remembered", lambda file: {})
     by_draft["asked"] = kinds  # type: ignore[assignment]
     return by_draft
@@ -101,12 +102,12 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_draft_is_rounded_where_that_is_faster(
     by_dtype, best, target, draft, monkeypatch, caplog
 ):
-    def step_costs(spec: Speculator, params: object, rows: int = 1) -> Costs:
-        assert isinstance(spec.drafter, LMDrafter)
-        return costs(by_dtype[spec.drafter.model.computed], 0.8)
+    def step_costs(pair: PairCosts, params: object, rows: int = 1) -> Costs:
+        assert isinstance(pair.drafter, LMDrafter)
+        return costs(by_dtype[pair.drafter.model.computed], 0.8)
 
     kept: dict[str, str] = {}
-    monkeypatch.setattr(Speculator, "step_costs", step_costs)
+    monkeypatch.setattr(PairCosts, "step_costs", step_costs)
     monkeypatch.setattr(chosen, "SMALL", 1000)
     monkeypatch.setattr(chosen, "remembered", lambda file: kept)
     monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))

@@ -328,7 +328,7 @@ def test_tokens_and_back(url: str, spec: Any) -> None:
     assert "".join(answer["token_strs"]).endswith("was")
     assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "It was"}
     chat = post(url, "/tokenize", {"messages": HELLO}).json()
-    assert chat["tokens"] == spec.prompts([HELLO])[0]
+    assert chat["tokens"] == spec.inputs.prompts([HELLO])[0]
 
 
 def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:

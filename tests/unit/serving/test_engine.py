@@ -408,7 +408,7 @@ def test_a_request_that_comes_while_the_engine_closes_is_dropped() -> None:
     engine._scheduler.submit = closing
     with pytest.raises(InputError, match="closed"):
         engine.add([1], SAMPLING)
-    assert not spec._scheduler.waiting and not spec._scheduler.running
+    assert not spec.scheduler.waiting and not spec.scheduler.running
 
 
 def test_a_close_that_was_broken_off_is_gone_on_with(monkeypatch) -> None:

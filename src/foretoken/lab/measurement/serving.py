@@ -107,7 +107,9 @@ def serving(
     """
     sampling_params = options.sampling_params
     requests = spec.requests(list(prompts), sampling_params, 0)
-    costs = spec.step_costs(requests[0].params, rows)  # alone: the policy of a replica has these
+    costs = spec.costing.step_costs(
+        requests[0].params, rows
+    )  # alone: the policy of a replica has these
     ids = list(chain.from_iterable(request.prompt for request in requests))
     with beside(engines, options, prompts, rows):
         reading, draft_reading = _reading(spec, ids)

@@ -1,6 +1,1 @@
-"""OpenAI's protocol: what requests may hold, and what answers look like.
-
-Tests under another name:
-`errors`, `tools`, `turns`: `tests/unit/server/api/test_wire.py`.
-`answers`, `chat`, `completions`, `responses`: `tests/unit/server/test_app.py`.
-"""
+"""OpenAI's protocol: the fields of requests, and the answers of each endpoint."""

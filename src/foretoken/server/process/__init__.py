@@ -1,9 +1,6 @@
 """The engine's own process, and the HTTP process's end of the pipe to it.
 
 Only `worker`, `spelling`, `statistics` and `sandbox` run in the engine's process, and only there
-torch is imported. `messages` is what crosses the pipe; `client` is the HTTP process's end of it,
+torch is imported. `messages` are the data on the pipe; `client` is the HTTP process's end of it,
 `fleet` several of these as one, and `generation` a request's texts.
-
-Tests under another name:
-`generation`, `messages`: `tests/unit/server/process/test_client.py`.
 """

@@ -119,7 +119,7 @@ def measure(spec: Speculator, rows: int) -> None:
     from foretoken.sampling.params import SamplingParams
 
     if not isinstance(spec.drafter, NoDrafter):
-        spec.step_costs(SamplingParams(temperature=1.0), rows)
+        spec.costing.step_costs(SamplingParams(temperature=1.0), rows)
 
 
 @dataclass(slots=True)
@@ -264,7 +264,7 @@ class Worker:
         self._require_short(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             return self.spec.ids(cast(list[int], prompt))
-        (formatted,) = self.spec.prompts(cast(Any, prompt), template, variables)
+        (formatted,) = self.spec.inputs.prompts(cast(Any, prompt), template, variables)
         return self.spec.ids(formatted)
 
     def _prediction(self, text: str) -> list[int]:
