@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, pairwise
 from time import perf_counter
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.logprobs import logprobs
 from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier
 from foretoken.sampling.verify import live
-from foretoken.transfer import read, sent
+from foretoken.transfer import listed, read, sent
 
 
 class _DeadEnd(NamedTuple):
@@ -161,7 +161,7 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
         if dtype not in (torch.int64, torch.int32) or value.ndim != axes:
             raise RefusedError(f"the drafter's {name} must be an integer tensor with {axes} axes")
     G = draft.tokens.shape[1]
-    counts: list[int] = _list(draft.lengths)
+    counts: list[int] = listed(draft.lengths)
     if not len(counts) == len(draft.tokens) == len(gamma) or any(
         not 0 <= a <= min(b, G) for a, b in zip(counts, gamma, strict=False)
     ):
@@ -245,7 +245,7 @@ def _run(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted, x
         last = sent(torch.tensor([row.tokens[-1] for row in rows]), target.device)
         return target.score(torch.cat([last[:, None], x], 1), need)
     blocks = [row.unread[:count] for row, count in zip(rows, reads, strict=True)]
-    for b, ids, count in zip(drafted.indices, _list(x), drafted.counts, strict=True):
+    for b, ids, count in zip(drafted.indices, listed(x), drafted.counts, strict=True):
         blocks[b] += ids[:count]
     logits = target.score(blocks, need)
     return logits if every else logits[drafted.indices]
@@ -281,7 +281,7 @@ def _shaped(
     if all(row.controls is None for row in rows):
         return logits, failed
     logits = logits.to(working(logits.dtype))
-    for b, (row, draft_tokens) in enumerate(zip(rows, _list(x), strict=True)):
+    for b, (row, draft_tokens) in enumerate(zip(rows, listed(x), strict=True)):
         if row.controls is None:
             continue
         for i in range(counts[b] + 1):
@@ -405,7 +405,3 @@ def _record(
         padding=padding,
         predicted=predicted,
     )
-
-
-def _list(tensor: Tensor) -> list[Any]:
-    return cast(list[Any], tensor.tolist())

@@ -585,10 +585,10 @@ def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
     """Return the expected time of `execute.speculate` (paper, Discussion).
 
     It is q + beta max(f, g) + (1 - beta) (f + g). Holds where everything that runs side by side has
-    a core of its own, and the cancelled g of a wrong guess ends no later than the right one.
+    a core of its own, and the cancelled g of a wrong draft token ends no later than the right one.
 
     Args:
-        beta: The probability that a guess is right; for one guess sum min(p, q).
+        beta: The probability that a draft token is right; for one draft token sum min(p, q).
         f: Time of f, in any unit.
         g: Time of g, in the same unit.
         q: Time of q, in the same unit.
@@ -611,7 +611,7 @@ def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
     """Return how many times faster `execute.speculate` is than f and then g; at most 2.
 
     Args:
-        beta: The probability that a guess is right.
+        beta: The probability that a draft token is right.
         f: Time of f, in any unit.
         g: Time of g, in the same unit.
         q: Time of q, in the same unit.
@@ -636,7 +636,7 @@ def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
     """Tell whether `execute.speculate` is faster than f and then g: where q < beta min(f, g).
 
     Args:
-        beta: The probability that a guess is right.
+        beta: The probability that a draft token is right.
         f: Time of f, in any unit.
         g: Time of g, in the same unit.
         q: Time of q, in the same unit.

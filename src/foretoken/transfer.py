@@ -23,6 +23,11 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
+def listed(tensor: Tensor) -> list[Any]:
+    """Return `tensor.tolist()`, whose type torch leaves open."""
+    return cast(list[Any], tensor.tolist())
+
+
 def read(*parts: Tensor) -> list[list[Any]]:
     """Return `part.tolist()` of each, `[B]` or `[B, n]`, by one read. From a device they come as
     float64, in which ids are exact."""

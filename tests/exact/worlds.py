@@ -76,7 +76,7 @@ class WorldDraw(Draw):
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
         return [RowKey(key.seed, hash((key.row, *name))) for key, *name in names]
 
-    def kept(self, outcome: Outcome) -> Tensor:
+    def accepted(self, outcome: Outcome) -> Tensor:
         # the most draft tokens are kept for the least u
         return outcome.n(1 - self.middles(outcome.n_distribution, 0, Purpose.ACCEPT))
 

@@ -5,6 +5,9 @@ Head k maps the state that the output layer read when the target chose a token, 
 the state it is to read for the token k places further. The output layer is the target's own, as
 Medusa's (arXiv 2401.10774), so the file is small. It does not know how heads are trained or used.
 """
+# torch, NumPy, transformers and JSON leave types open
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 

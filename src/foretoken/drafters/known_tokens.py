@@ -10,6 +10,7 @@ from dataclasses import replace
 from foretoken.drafters.base import Draft, Drafter, DrafterBase, pack
 from foretoken.drafters.mixture import joined, joined_tops
 from foretoken.sampling.draw import Draw
+from foretoken.transfer import listed
 
 
 class KnownTokensDrafter(DrafterBase):
@@ -32,7 +33,7 @@ class KnownTokensDrafter(DrafterBase):
         if not any(budget):
             return draft
         drafts = [draft, self.drafter.propose(budget, draw)]
-        drafted = zip(drafts[1].tokens.tolist(), drafts[1].lengths.tolist(), strict=True)
+        drafted = zip(listed(drafts[1].tokens), listed(drafts[1].lengths), strict=True)
         draft_tokens = [x or ids[:n] for x, (ids, n) in zip(self.given, drafted, strict=True)]
         packed = pack(draft_tokens, joined(drafts), drafts[1].calls)
         return replace(packed, tops=joined_tops(drafts), predicted=self.predicted)

@@ -12,6 +12,7 @@ from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
 from foretoken.sampling.distributions import SamplingParams, mended
 from foretoken.sampling.draw import Draw
+from foretoken.transfer import listed
 
 
 class LMDrafter(DrafterBase):
@@ -43,7 +44,7 @@ class LMDrafter(DrafterBase):
         self, model: Model, vocab_size: int | None = None, params: SamplingParams | None = None
     ) -> None:
         require_model(model)
-        if not isinstance(params, SamplingParams | None):
+        if not isinstance(params, SamplingParams | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"params is {params!r:.60}; give a foretoken.SamplingParams, or None")
         self.model, self.params, self.holds = model, params, (model,)
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
@@ -99,7 +100,7 @@ class LMDrafter(DrafterBase):
         """One more token for every row that goes on; where it can, it stays on its device."""
         if self.model.takes_tensors:
             return ids[:, None]
-        tokens: list[int] = ids.tolist()
+        tokens: list[int] = listed(ids)
         return [[token] if on else [] for token, on in zip(tokens, active, strict=True)]
 
     def _drafted(

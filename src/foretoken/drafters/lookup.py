@@ -145,7 +145,8 @@ class _Text:
         last = self.seen.ids[-NEAR:].tolist()
         places += [(other, *other.find(last)) for other in others]
         continuations = [follow(*place, most) for place in places if place[2] >= least]
-        return max(continuations, key=lambda each: each[1], default=([], 0.0))[0]
+        nothing: tuple[list[int], float] = ([], 0.0)
+        return max(continuations, key=lambda each: each[1], default=nothing)[0]
 
 
 def follow(automaton: Automaton, state: int, matched: int, most: int) -> tuple[list[int], float]:

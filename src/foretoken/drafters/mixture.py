@@ -5,7 +5,9 @@ Each part goes on where the one before it stopped, and is told the guesses so fa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from foretoken.drafters.base import (
 )
 from foretoken.errors import InputError, whole
 from foretoken.sampling.draw import Draw
+from foretoken.transfer import listed
 
 
 class MixtureDrafter(DrafterBase):
@@ -52,7 +55,8 @@ class MixtureDrafter(DrafterBase):
     singular = True  # its speed does not follow from its type
 
     def __init__(self, parts: list[tuple[Drafter, int | None]]) -> None:
-        if not isinstance(parts, list | tuple) or not all(map(_is_pair, parts)):
+        is_list = isinstance(cast(object, parts), list | tuple)
+        if not is_list or not all(map(_is_pair, parts)):
             raise InputError(
                 f"parts is {parts!r:.60}; give a list of pairs, a drafter and its guesses each"
             )
@@ -110,7 +114,7 @@ class MixtureDrafter(DrafterBase):
 
 
 def _is_pair(part: object) -> bool:
-    return isinstance(part, list | tuple) and len(part) == 2
+    return isinstance(part, list | tuple) and len(cast(Sequence[object], part)) == 2
 
 
 def _continue(
@@ -128,7 +132,7 @@ def _continue(
 
 
 def _extend(draft_tokens: list[list[int]], draft: Draft) -> None:
-    for x, ids, n in zip(draft_tokens, draft.tokens.tolist(), draft.lengths.tolist(), strict=True):
+    for x, ids, n in zip(draft_tokens, listed(draft.tokens), listed(draft.lengths), strict=True):
         x += ids[:n]
 
 
@@ -145,7 +149,7 @@ def joined(drafts: list[Draft]) -> Tensor | None:
     for draft in drafts:
         x = draft.tokens.to(like.device)
         q = x[..., None] == ids if draft.q is None else draft.q
-        for row, distribution, n in zip(rows, q.to(like), draft.lengths.tolist(), strict=True):
+        for row, distribution, n in zip(rows, q.to(like), listed(draft.lengths), strict=True):
             row.append(distribution[:n])
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)
 
@@ -158,6 +162,6 @@ def joined_tops(drafts: list[Draft]) -> Tensor | None:
     rows: list[list[Tensor]] = [[] for _ in drafts[0].lengths]
     for draft in drafts:
         tops = torch.zeros(draft.tokens.shape) if draft.tops is None else draft.tops.cpu()
-        for row, top, n in zip(rows, tops, draft.lengths.tolist(), strict=True):
+        for row, top, n in zip(rows, tops, listed(draft.lengths), strict=True):
             row.append(top[:n])
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)

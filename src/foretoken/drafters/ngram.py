@@ -5,6 +5,9 @@ How the weights were fitted is `foretoken.train.ngram`'s business: here a distri
 short contexts c to long ones, q_k(x | c) = weight_k(c, x) + backoff_k(c) * q_{k-1}(x | c less its
 first).
 """
+# torch, NumPy, transformers and JSON leave types open
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ from foretoken.errors import InputError, renamed
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
 from foretoken.storage import files
+from foretoken.transfer import listed
 
 FORMAT, VERSION = "foretoken.ngram", 1
 MEMO_BYTES = 2**26  # of distributions and their running sums that are kept
@@ -240,7 +244,7 @@ class NGramDrafter(DrafterBase):
             for b, (row, _) in enumerate(rows):
                 q[b, i] = row
             cdf = rows[0][1] if B == 1 else torch.cat([sums for _, sums in rows])
-            for b, token in enumerate(draw(q[:, i], i, cdf).tolist()):
+            for b, token in enumerate(listed(draw(q[:, i], i, cdf))):
                 draft_tokens[b].append(token)
                 tails[b].append(token)
         return pack([ids[:g] for ids, g in zip(draft_tokens, gamma, strict=True)], q)
@@ -252,7 +256,7 @@ class NGramDrafter(DrafterBase):
         for i in range(max(gamma, default=0)):
             rows = [torch.from_numpy(self.table.distribution(tuple(tail))) for tail in tails]
             draft_token, q = draw.sample(torch.stack(rows).log(), i)
-            ids.append(draft_token.tolist())
+            ids.append(listed(draft_token))
             distributions += [] if q is None else [q]
             for tail, token in zip(tails, ids[-1], strict=True):
                 tail.append(token)

@@ -11,6 +11,7 @@ import torch
 from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
 from foretoken.errors import InputError, whole
 from foretoken.sampling.distributions import running_sum
+from foretoken.transfer import listed
 
 
 class UniformDrafter(DrafterBase):
@@ -49,7 +50,7 @@ class UniformDrafter(DrafterBase):
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         B, G = len(gamma), max(gamma, default=0)
         distributions, cdf = self.distribution.expand(B, -1), self.cdf.expand(B, -1).contiguous()
-        columns = [draw(distributions, i, cdf).tolist() for i in range(G)]
+        columns = [listed(draw(distributions, i, cdf)) for i in range(G)]
         draft_tokens = [[ids[b] for ids in columns[: gamma[b]]] for b in range(B)]
         return pack(draft_tokens, distributions[:, None].expand(-1, G, -1))
 

@@ -6,7 +6,7 @@ read anew and goes on as it would have. Knows no queue.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
@@ -262,7 +262,7 @@ def keep_freed() -> None:
 
 
 @contextmanager
-def threads(target: Model) -> Iterator[None]:
+def threads(target: Model) -> Generator[None]:
     """Torch on one thread while the target runs in OpenVINO: torch's idle threads spin, and would
     take the cores from it. Outside the `with` torch has the caller's setting."""
     count = torch.get_num_threads()

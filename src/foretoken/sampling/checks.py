@@ -4,6 +4,8 @@ value in one hashable form, or raises an InputError that names the option and th
 A check is also the kind of an option: the command line and the server derive from it how the option
 is written there. Knows no tensors and no option by its name.
 """
+# that a caller's value is a list or a mapping says nothing of what it holds
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from foretoken.sampling.distributions import (
 )
 from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform, within
 from foretoken.sampling.verify import Outcome
-from foretoken.transfer import sent
+from foretoken.transfer import listed, sent
 
 Places = tuple[tuple[RowKey, int], ...]  # a row's key and an absolute position, of every row
 
@@ -159,7 +159,7 @@ class Draw:
     def _note(self, ids: Tensor, i: int) -> None:
         """Remember draft token i for the controls of those behind it."""
         if self.controlled:
-            for draft_tokens, token in zip(self._draft_tokens, ids.tolist(), strict=True):
+            for draft_tokens, token in zip(self._draft_tokens, listed(ids), strict=True):
                 draft_tokens[i:] = [token]
 
     if not TYPE_CHECKING:
@@ -311,7 +311,7 @@ class SharedDraw(Draw):
         places = self._places(offset)
         if (places, V) not in self._noise:
             rows = [exponentials(key, position, V) for key, position in places]
-            self._noise[places, V] = torch.from_numpy(np.stack(rows))
+            self._noise[places, V] = torch.as_tensor(np.stack(rows))
         return self._noise[places, V]
 
     def _places(self, offset: int) -> Places:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
+
+from foretoken.transfer import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
         return []
     at = torch.tensor(tokens, device=scores.device)[:, None]
     token_scores = scores.gather(1, at)
-    values = cast(list[float], token_scores[:, 0].tolist())
-    ranks = cast(list[int], (1 + (scores > token_scores).sum(1)).tolist())
+    values: list[float] = listed(token_scores[:, 0])
+    ranks: list[int] = listed(1 + (scores > token_scores).sum(1))
     return [
         Logprobs(token, value, _top(row, count), rank)
         for token, value, rank, row in zip(tokens, values, ranks, scores, strict=True)
@@ -43,5 +44,4 @@ def _top(scores: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     edge = scores.topk(count).values[-1]
     ids = (scores >= edge).nonzero()[:, 0]
     ids = ids[scores[ids].argsort(descending=True, stable=True)[:count]]
-    pairs = zip(cast(list[int], ids.tolist()), scores[ids].tolist(), strict=True)
-    return tuple(pairs)
+    return tuple(zip(listed(ids), listed(scores[ids]), strict=True))
