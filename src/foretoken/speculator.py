@@ -121,10 +121,12 @@ class Speculator:
             )
         object.__setattr__(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in MOVED:
-            raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            if name in MOVED:
+                raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def generate(
         self,

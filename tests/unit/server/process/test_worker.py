@@ -72,7 +72,7 @@ def working(drafter: Drafter) -> Iterator[Connection]:
 
 
 def hear(pipe: Connection) -> Any:
-    assert pipe.poll(30), "nothing is said"
+    assert pipe.poll(300), "nothing is said"
     return pipe.recv()
 
 
