@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pairs
-from foretoken import NumericsError, load
+from foretoken import DrafterBase, NumericsError, load
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.ngram import NGramDrafter
@@ -216,7 +216,7 @@ def test_nothing_comes_after_an_end_of_sequence(name: str, rule: str) -> None:
     assert [token for piece in pieces for token in piece.tokens] == texts[0].tokens
 
 
-class Untouchable:
+class Untouchable(DrafterBase):
     """A drafter that must not be asked for anything."""
 
     def start(self, *args):

@@ -390,7 +390,7 @@ def beam_search(
 
 
 def _forest(model: Model) -> Forest:
-    from foretoken.beam.forest import forest  # late: it imports what makes networks, for a check
+    from foretoken.beam.detours import forest  # late: it imports what makes networks, for a check
 
     return forest(model)
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.beam.forest import Copied, Detours, Forest, Node, Shared, closure, forest
+from foretoken.beam.detours import Detours, forest
+from foretoken.beam.forest import Copied, Forest, Node, Shared, closure
 from foretoken.models.base import TreeModel
 from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock import attention
