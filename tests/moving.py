@@ -254,7 +254,7 @@ class Alone:
     def __call__(self, asked: Asked) -> Completion:
         if asked not in self.known:
             spec = shared(self.runtime, self.drafter, number=1)
-            made = spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
+            made = spec.inputs.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
             made = [replace(request, prediction=asked.prediction) for request in made]
             verifier = check(asked.gamma, self.rule, 1.0)
             (self.known[asked],) = spec.completions(spec.inputs.rows(made), verifier, asked.gamma)
@@ -296,7 +296,7 @@ class Alone:
         noise = RUNTIMES[self.runtime].noise()
         assert noise > 0, f"{asked}: {found} is {own} alone"
         spec = shared(self.runtime, self.drafter, number=1)
-        (request,) = spec.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
+        (request,) = spec.inputs.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
         logits = pairs.scores(network("target"), [*asked.prompt, *own[:place]])[-1]
         if (controls := chain(request, V)) is not None:
             logits = controls.shape(logits, list(own[:place]))

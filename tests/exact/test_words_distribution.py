@@ -29,6 +29,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import RULES, block
 from oracle import random_model
+from running import running
 
 pytestmark = pytest.mark.cpu_only
 GAMMA = 2
@@ -174,7 +175,7 @@ def test_its_draft_tokens_are_judged(kind, monkeypatch):
 
     monkeypatch.setattr(translated, "ways_on", spied)
     rows = [Row.of(Request([1, 0], 12, RowKey(0, b))) for b in range(8)]
-    for _ in Batch(Table(P, V), DRAFTERS[kind]()).run(rows, choose(block), Fixed(GAMMA)):
+    for _ in running(Batch(Table(P, V), DRAFTERS[kind]()), rows, choose(block), Fixed(GAMMA)):
         pass
     assert sum(step.accepted for row in rows for step in row.records) > 0
     assert distributions

@@ -295,7 +295,7 @@ def test_the_tolerance_is_that_of_the_computation():
         spec = load(model, relative(model), dtype="auto", runtime="transformers")
         shapes = compare(
             spec.target,
-            spec.requests([[1, 2, 3]], SamplingParams(max_new_tokens=4), 0),
+            spec.inputs.requests([[1, 2, 3]], SamplingParams(max_new_tokens=4), 0),
             [[4, 5, 6, 7]],
             3,
         )

@@ -31,6 +31,7 @@ from foretoken.sampling.verifier import Greedy
 from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
+from running import running
 
 V = 6
 P, M, Q = (random_model(seed, V) for seed in (1, 3, 2))
@@ -216,7 +217,7 @@ def test_a_ctrl_c_anywhere_leaves_both_usable(
 def run(spec: Speculator) -> None:
     """As `generate` does, which would take the Ctrl-C for the end of its texts."""
     rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
-    for _ in Batch(spec.target, spec.drafter).run(rows, Greedy(), Fixed(3)):
+    for _ in running(Batch(spec.target, spec.drafter), rows, Greedy(), Fixed(3)):
         pass
 
 

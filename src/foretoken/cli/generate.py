@@ -128,7 +128,7 @@ class _Answering:
         prompts.require(tasks, spec)
         keys = prompts.keys(tasks, self.seed)
         params = [each.params for each in tasks]
-        requests = spec.requests(texts, params, keys)  # a bad one fails now
+        requests = spec.inputs.requests(texts, params, keys)  # a bad one fails now
         streamed = len(requests) == 1 and not (as_json or show_tokens)
         completions = iter([self._stream(texts[0], keys)]) if streamed else self._all(requests)
         answers = answer.answers(tasks, requests, completions)

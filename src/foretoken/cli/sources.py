@@ -155,7 +155,7 @@ class LocalModel:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.spec.ids(prompts.for_model(Line(prompt), self.spec))
+            return self.spec.inputs.ids(prompts.for_model(Line(prompt), self.spec))
         return chat.ids(prompt, self.spec.tokenizer, *self.template)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.controls import own, penalties
-from foretoken.controls.history import History, Rewindable
+from foretoken.controls.penalties import History, Rewindable
 from foretoken.errors import ControlError, DeadEndError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams

@@ -106,7 +106,10 @@ class ForeignDraft:
         )
         steps = [step for each in completions for step in each.steps]
         overlaps = [overlap for step in steps for overlap in step.overlaps]
-        texts = [[*spec.ids(p), *each.tokens] for p, each in zip(PROMPTS, completions, strict=True)]
+        texts = [
+            [*spec.inputs.ids(p), *each.tokens]
+            for p, each in zip(PROMPTS, completions, strict=True)
+        ]
         tokens = fmean(len(step.kept) for step in steps)
         return _Trial(tokens, fmean(overlaps) if overlaps else 0.0, texts)
 

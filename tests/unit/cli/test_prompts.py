@@ -62,10 +62,10 @@ def test_a_line_with_messages_and_options(tmp_path):
         ({"prompt": "a", "messages": [USER]}, "there are a prompt and messages; give one of them"),
         ({"id": 1}, "there is no prompt; give one, or messages"),
         ({"messages": []}, "the prompt is empty; give text or ids"),
-        ({"messages": "a"}, "messages: it must be a list"),
+        ({"messages": "a"}, "messages: input should be a valid list"),
         ({"messages": [{"role": "user"}]}, "message 0 has the content None"),
         ({"messages": [{"content": "a"}]}, "message 0 has the role None"),
-        ({"prompt": None}, "prompt.str: it must be text"),
+        ({"prompt": None}, "prompt.str: input should be a valid string"),
         ('{"prompt": "a", "logit_bias": {"5": -Infinity}}', "logit_bias: NaN and Infinity are no"),
     ],
 )

@@ -134,10 +134,10 @@ def test_a_digest_tells_data_apart(tmp_path):
 @pytest.mark.parametrize(
     "row, said",
     [
-        ("no json", "line 2: it is no JSON"),
-        ('{"target": "a"}', "line 2: it is missing"),
-        ('{"source": "a", "other": 1}', "line 2: it is unknown"),
-        ('{"source": 3}', "line 2: it must be text"),
+        ("no json", "line 2: invalid JSON"),
+        ('{"target": "a"}', "line 2: field required"),
+        ('{"source": "a", "other": 1}', "line 2: extra inputs are not permitted"),
+        ('{"source": 3}', "line 2: input should be a valid string"),
         ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give text"),
     ],
 )

@@ -17,6 +17,7 @@ from transformers import (
     StoppingCriteria,
     StopStringCriteria,
     TemperatureLogitsWarper,
+    TextIteratorStreamer,
     TopKLogitsWarper,
 )
 
@@ -30,6 +31,7 @@ from foretoken.errors import (
 )
 from foretoken.transformers_integration.generate_call import GenerateCall
 from pairs import PROMPTS, V, an_end, relative, target
+from refusals import Recorder
 from tiny import byte_level, llama, t5
 
 LIMIT, DRAFT_TOKENS = 16, 3
@@ -320,6 +322,38 @@ def test_the_sampled_distribution_is_the_one_of_transformers(causal, options):
     ).sum()
     freedom = int(support.sum()) - 1
     assert chi2 <= freedom + 6 * (2 * freedom) ** 0.5 + 1e-9
+
+
+# What comes back
+
+
+def test_an_output_of_transformers(pair):
+    """Which has ids alone, where it is asked for."""
+    model, spec = pair
+    told = {"return_dict_in_generate": True}
+    outputs, expected = ours(spec, [PROMPTS[1]], **told), theirs(spec, [PROMPTS[1]], **told)
+    assert type(outputs) is type(expected) and outputs.past_key_values is None
+    assert outputs.sequences.tolist() == expected.sequences.tolist()
+    assert not ours(spec, [PROMPTS[0]]).is_inference()
+
+
+def test_a_streamer_is_called_as_transformers_calls_it(pair):
+    _, spec = pair
+    expected, own = Recorder(), Recorder()
+    theirs(spec, [PROMPTS[1]], streamer=expected)
+    ours(spec, [PROMPTS[1]], streamer=own)
+    assert own.puts == expected.puts and len(own.puts) == 1 + LIMIT
+    assert own.ended == expected.ended == 1
+
+
+def test_a_streamer_of_text_comes_to_its_end():
+    model: Any = llama(320).double()
+    spec = load(model, "lookup", runtime="transformers")
+    ids = byte_level()("It was the", return_tensors="pt").input_ids
+    streamer = TextIteratorStreamer(byte_level(), skip_prompt=True, timeout=1.0)
+    options = {"streamer": streamer, "custom_generate": spec, "prompt_lookup_num_tokens": 2}
+    completions = model.generate(ids, **options, **PLAIN)
+    assert "".join(streamer) == byte_level().decode(completions[0, ids.shape[1] :])
 
 
 # Aliases

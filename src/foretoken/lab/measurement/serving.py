@@ -106,7 +106,7 @@ def serving(
     engines: other engines at work meanwhile.
     """
     sampling_params = options.sampling_params
-    requests = spec.requests(list(prompts), sampling_params, 0)
+    requests = spec.inputs.requests(list(prompts), sampling_params, 0)
     costs = spec.costing.step_costs(
         requests[0].params, rows
     )  # alone: the policy of a replica has these
@@ -222,7 +222,9 @@ def _at_work(
                 number, start = (requests - unsent) % len(prompts), perf_counter()
                 id = engine.add(prompts[number], sampling_params, seed=(requests - unsent, 0))
                 work.adding.append(perf_counter() - start)
-                fresh[id] = len(spec.requests([prompts[number]], sampling_params, 0)[0].prompt)
+                fresh[id] = len(
+                    spec.inputs.requests([prompts[number]], sampling_params, 0)[0].prompt
+                )
                 unsent -= 1
             start = perf_counter()
             events = engine.step()

@@ -263,14 +263,14 @@ class Worker:
         """The ids of a text, of ids, or of messages through a chat template."""
         self._require_short(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-            return self.spec.ids(cast(list[int], prompt))
+            return self.spec.inputs.ids(cast(list[int], prompt))
         (formatted,) = self.spec.inputs.prompts(cast(Any, prompt), template, variables)
-        return self.spec.ids(formatted)
+        return self.spec.inputs.ids(formatted)
 
     def _prediction(self, text: str) -> list[int]:
         """Return a client's predicted tokens, no longer than any text can be."""
         self._require_short(text, "prediction")
-        ids, context = self.spec.prediction(text), self.engine.longest
+        ids, context = self.spec.inputs.prediction(text), self.engine.longest
         if context is not None and len(ids) > context:
             raise _TooLongError(
                 f"the prediction has {len(ids)} tokens, the context is {context}; shorten it"
@@ -340,7 +340,7 @@ class Worker:
         from foretoken.text.decoding import decode
 
         with about("tokens"):
-            ids = self.spec.ids(tokens)
+            ids = self.spec.inputs.ids(tokens)
         if self.spec.tokenizer is None:
             raise InputError("there is no tokenizer; the model has none")
         return decode(self.spec.tokenizer, ids)

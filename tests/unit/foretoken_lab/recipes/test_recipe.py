@@ -88,8 +88,8 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
         ),
         (('name = "mine"\n', ""), "name is missing; give it"),
         (('label = "small"', 'label = "small"\norder = 2'), "small has a draft and an order"),
-        (('label = "small"', 'label = "sm\\nall"'), "it has characters that it may not have"),
-        (('label = "small"', "label = 3"), "drafts.0.label is 3: it must be text"),
+        (('label = "small"', 'label = "sm\\nall"'), "string should match pattern"),
+        (('label = "small"', "label = 3"), "drafts.0.label is 3: input should be a valid string"),
         (
             ("[[drafts]]", '[[drafts]]\nlabel = "small"\n[[drafts]]'),
             "two drafts have the label small",

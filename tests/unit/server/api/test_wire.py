@@ -123,7 +123,7 @@ def test_unknown_parts_of_a_field_get_the_nearest_known() -> None:
         ({"tool_choice": "auto"}, "tool_choice goes with tools"),
         ({"stream_options": {"include_usage": True}}, "goes with stream: true"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "as long as they are"),
-        ({"structured_outputs": {"choice": "abc"}}, "must be a list"),
+        ({"structured_outputs": {"choice": "abc"}}, "should be a valid list"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "holds json, regex; give one"),
     ],
 )
@@ -133,7 +133,9 @@ def test_what_contradicts_itself(more: dict[str, Any], said: str) -> None:
 
 
 def test_draft_tokens_that_others_would_wait_for() -> None:
-    with pytest.raises(BadRequestError, match="speculation.gamma: it must be 32 or less"):
+    with pytest.raises(
+        BadRequestError, match="speculation.gamma: input should be less than or equal to 32"
+    ):
         read(Text, {"prompt": "a", "speculation": {"gamma": 33}})
 
 
