@@ -113,7 +113,7 @@ def _run(
     try:
         batch.join(rows)
         while batch.rows:
-            every, more = divmod(gammas[steps % len(gammas)], len(rows))
+            every, more = divmod(gammas[steps % len(gammas)], len(batch.rows))
             batch.step(verifier, [every + (b < more) for b in range(len(batch.rows))])
             steps += 1
             rounds, within = divmod(steps, len(gammas))
