@@ -116,9 +116,11 @@ def _place(
     console: Console, model: str, origin: option.Origin, placing: option.Placing, *, as_json: bool
 ) -> None:
     from foretoken.loading.memory import usable
+    from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
     from foretoken.loading.sources import source
 
+    LoadOptions(**vars(placing))
     placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
     placed = place(source(model, origin.revision, origin.trust_remote_code), placement)
     runtime = placed.model.runtime

@@ -43,5 +43,3 @@ def test_what_cannot_be_together_is_refused_before_a_model_is_read() -> None:
     with pytest.raises(InputError, match="kv_dtype is 'int4'; give one of int8") as error:
         LoadOptions(kv_dtype="int4")
     assert error.value.option == "kv_dtype"
-    with pytest.raises(InputError, match="tensor_parallel is gone"):
-        foretoken.load(None, "none", **{"tensor_parallel": 2})

@@ -18,7 +18,6 @@ EXPORT = (
     *STOCK,
     "models/openvino/conversion.py",
     "models/openvino/export_*.py",
-    "models/openvino/thinned.py",
     "models/openvino/tracing.py",
     "models/openvino/weights.py",
 )

@@ -8,7 +8,7 @@ It does not know transformers' code, how tokens are chosen, nor how graphs are m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -66,8 +66,8 @@ class ExplicitModel:
         self.computed: str = facts.get("computed", "float32")
         self.device = torch.device("cpu")
         self.encoder_seconds = 0.0
-        self.encoder = None if encoder is None else Feed(encoder, [])
-        self.decoder = Feed(decoder, list(range(facts["layers"])))
+        self.encoder = None if encoder is None else Feed(encoder)
+        self.decoder = Feed(decoder)
         self.shapes = shapes(decoder, facts["layers"])
         self.rows: Rows | None = None
         self.padding = 0
@@ -86,15 +86,10 @@ class ExplicitModel:
         """The element type of keys and values."""
         return self.shapes.kind
 
-    def companion(
-        self, compiled: ov.CompiledModel, facts: dict[str, Any], some: tuple[int, ...]
-    ) -> Companion[Feed]:
-        """A copy of this model, which has `some` of its layers, or all of them where that is empty,
-        over its rows."""
-        layers = list(some or range(self.shapes.layers))
-        draft_shapes = shapes(compiled, len(layers))
-        require_alike(draft_shapes, replace(self.shapes, layers=len(layers)))
-        return Companion(self, Feed(compiled, layers), facts)
+    def companion(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> Companion[Feed]:
+        """A copy of this model over its rows."""
+        require_alike(shapes(compiled, self.shapes.layers), self.shapes)
+        return Companion(self, Feed(compiled), facts)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         s = self.shapes
@@ -189,7 +184,7 @@ class ExplicitModel:
             feed.bind("cross_", rows.cross, B, self.shapes)
         feed.run()
         new = feed.read("new_keys"), feed.read("new_values")
-        rows.write(past, [len(b) for b in blocks], new, feed.layers)
+        rows.write(past, [len(b) for b in blocks], new)
         if not most:
             return torch.zeros(B, 0, self.vocab_size)
         logits = feed.read("logits").reshape(B, most, self.vocab_size).copy()
@@ -205,9 +200,8 @@ class Feed:
     changes, so that a change that was broken off is made again.
     """
 
-    def __init__(self, compiled: ov.CompiledModel, layers: list[int]) -> None:
+    def __init__(self, compiled: ov.CompiledModel) -> None:
         self.request = compiled.create_infer_request()
-        self.layers = layers  # of the cache, those that it reads and writes
         self.held: dict[str, Array] = {}
         self.bound: dict[str, tuple[Pair, int]] = {}  # with how many rows
 
@@ -227,7 +221,7 @@ class Feed:
             return
         self.bound.pop(prefix, None)
         for name, arrays in zip(("keys", "values"), slots.pair, strict=True):
-            for i, array in enumerate(arrays[layer, :rows] for layer in self.layers):
+            for i, array in enumerate(arrays[:, :rows]):
                 tensor = ov.Tensor(array, ov.Shape(array.shape), getattr(ov.Type, shapes.kind))
                 self.request.set_tensor(f"{prefix}{name}.{i}", tensor)
         self.bound[prefix] = slots.pair, rows
@@ -251,14 +245,14 @@ class Rows:
         self.lengths, self.sources = lengths, sources  # sources: tokens of each, or none at all
         self.own, self.cross = own, cross
 
-    def write(self, past: list[int], tokens: list[int], new: Pair, layers: list[int]) -> None:
+    def write(self, past: list[int], tokens: list[int], new: Pair) -> None:
         """Write the first tokens[b] slots of row b's place in `new [layers, B, heads, n, dim]`
         behind its first past[b] ones."""
         ends = [n + t for n, t in zip(past, tokens, strict=True)]
         self.own.reserve(len(ends), max(ends), len(ends))
         for place, start, end in zip(self.places, past, ends, strict=True):
             for x, fresh in zip(self.own.pair, new, strict=True):
-                x[layers, place, :, start:end] = fresh[:, place, :, : end - start]
+                x[:, place, :, start:end] = fresh[:, place, :, : end - start]
 
     def join(self, other: Rows) -> None:
         """The rows of `other` join behind these."""

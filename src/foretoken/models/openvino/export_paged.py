@@ -23,12 +23,9 @@ from transformers.integrations.moe import ExpertsInterface
 
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
-from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.attention import Forward, KeptPositions, separate
 from foretoken.models.stock.cache import KEEPS_TOKENS, given, growing_cache
-from foretoken.models.stock.longrope import switch_of
-from foretoken.models.stock.needed import KeptPositions
-from foretoken.models.stock.sizes import context_limit, output_rows, positions
-from foretoken.models.stock.twin import separate
+from foretoken.models.stock.sizes import context_limit, output_rows, positions, switch_of
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")

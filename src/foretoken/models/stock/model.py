@@ -32,7 +32,7 @@ from foretoken.models.rows import (
     padded,
     staying,
 )
-from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
     BUCKET,
     INSTEAD,
@@ -42,8 +42,6 @@ from foretoken.models.stock.cache import (
     given,
     ragged_cache,
 )
-from foretoken.models.stock.longrope import switch_of
-from foretoken.models.stock.needed import Needed
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
@@ -51,6 +49,7 @@ from foretoken.models.stock.sizes import (
     no_logits,
     output_rows,
     positions,
+    switch_of,
 )
 from foretoken.transfer import sent
 
