@@ -150,8 +150,9 @@ def draft_of(
         return _model_draft(draft, target, options, placement)
     name = name_of(draft)
     if isinstance(draft, Speculator):
-        own = draft.target.encoder_decoder, draft.target.vocab_size, draft.tokenizer
-        _require_fit(draft.target_name, *own, target)
+        _require_kind(draft.target_name, draft.target.encoder_decoder, target)
+        own = draft.target_name, draft.target.vocab_size, draft.tokenizer
+        require_same_words(*own, target.facts.V, target.tokenizer)
         draft = CascadeDrafter(draft.target, draft.drafter)
     drafter = require_drafter(draft)
     require_vocabulary(drafter, target.facts.V, "the target")
@@ -204,12 +205,10 @@ def _model_draft(
         if dictionary is not None:
             model = TranslatedModel(place(facts.read, placement).model, dictionary, V)
             return PendingDraft(lambda target: LMDrafter(model))
-    if same and None in (tokenizer, target.tokenizer):
-        _require_kind(name, facts.encoder_decoder, target)
-        _require_ids(name, facts.V, target, tokenizer or target.tokenizer)
-    else:
+    _require_kind(name, facts.encoder_decoder, target)
+    if not same or None not in (tokenizer, target.tokenizer):
         remedy = None if loaded else WORDS_MISSING
-        _require_fit(name, facts.encoder_decoder, facts.V, tokenizer, target, remedy)
+        require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
     drafter = LMDrafter(place(facts.read, placement).model, V)
     free = loaded and options.draft_dtype is None and not options.exact_shapes
     if not free or drafter.runtime != "openvino" or facts.parameters < SMALL:
@@ -241,36 +240,9 @@ def _dictionary(
     return dictionary
 
 
-def _require_fit(
-    name: str,
-    encoder_decoder: bool,
-    V: int,
-    own: PreTrainedTokenizerBase | None,
-    target: KnownTarget,
-    remedy: str | None = None,
-) -> None:
-    """RefusedError for a draft of another kind or vocabulary than the target's. `remedy`: without
-    two tokenizers."""
-    _require_kind(name, encoder_decoder, target)
-    require_same_words(name, V, own, target.facts.V, target.tokenizer, remedy)
-
-
 def _require_kind(name: str, encoder_decoder: bool, target: KnownTarget) -> None:
     if encoder_decoder and not target.facts.encoder_decoder:
         raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
-
-
-def _require_ids(
-    name: str, V: int, target: KnownTarget, tokenizer: PreTrainedTokenizerBase | None
-) -> None:
-    """RefusedError where one of both lacks ids of the tokenizer that they are said to share."""
-    last = max(tokenizer.get_vocab().values(), default=-1) if tokenizer else -1
-    for model, rows in ((name, V), (target.name, target.facts.V)):
-        if rows <= last:
-            raise RefusedError(
-                f"same_tokenizer is True, but the tokenizer has ids up to {last}, and {model} has "
-                f"{rows} output rows; give a draft of the target's tokenizer, or leave it out"
-            )
 
 
 def name_of(source: object) -> str:

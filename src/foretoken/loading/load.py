@@ -13,7 +13,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import require_ids
 from foretoken.loading.chosen import chosen, rounded
-from foretoken.loading.draft import PendingDraft, draft_of, name_of
+from foretoken.loading.draft import draft_of, name_of
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
 from foretoken.loading.runtimes import Placement, place, place_exact
@@ -25,7 +25,6 @@ from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
@@ -78,13 +77,17 @@ def load(
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
-    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
+    placement = Placement(asked.dtype, device, asked.runtime)
     known = _known(target, asked, placement)
+    given = "lookup" if draft is None else draft
     # The draft first: what does not fit is refused before the target is loaded or converted
-    pending = _pending(draft, known, asked, device)
-    loaded = _loaded(known, asked, placement)
-    name = "lookup" if draft is None else name_of(draft)
-    spec = loaded.speculator(pending.attach(loaded), name)
+    with log_if_slow(log, "loading %s", name_of(given)):
+        drafts_in = Placement(asked.draft_dtype or asked.dtype, device, asked.runtime)
+        pending = draft_of(given, known, asked, drafts_in)
+    with log_if_slow(log, "loading %s", known.name):
+        running = (place_exact if asked.exact_shapes else place)(known.facts.read, placement).model
+    loaded = LoadedTarget(known, running)
+    spec = loaded.speculator(pending.attach(loaded), name_of(given))
     if draft is None:
         return chosen(spec, loaded)
     if pending.rounded is None or ships:
@@ -108,29 +111,6 @@ def _known(
     else:
         tokenizer = tokenizer_of(asked.tokenizer, None, asked.trust_remote_code, required=True)
     return KnownTarget(name_of(target), facts, settings, tokenizer)
-
-
-def _pending(
-    draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
-    target: KnownTarget,
-    asked: LoadOptions,
-    device: torch.device,
-) -> PendingDraft:
-    """Load the draft; without one it looks up."""
-    if draft is None:
-        asked.refuse("same_tokenizer", "draft_dtype", because="there is no draft")
-        draft = "lookup"
-    placement = Placement(asked.draft_dtype or asked.dtype, device, asked.runtime)
-    with log_if_slow(log, "loading %s", name_of(draft)):
-        return draft_of(draft, target, asked, placement)
-
-
-def _loaded(target: KnownTarget, asked: LoadOptions, placement: Placement) -> LoadedTarget:
-    """Load the target on its runtime."""
-    read = target.facts.read
-    with log_if_slow(log, "loading %s", target.name):
-        running = (place_exact if asked.exact_shapes else place)(read, placement).model
-    return LoadedTarget(target, running)
 
 
 def asset(name: str) -> Path:
