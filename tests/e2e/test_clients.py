@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from console import Result, Run, mistake
-from foretoken.cli.sources import ChatReply, RemoteModel, TextError, facts_of, remote
+from foretoken.cli.sources import ChatReply, RemoteModel, TextError, get, remote
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawned
 from served import LOADING, pair, serving, until
@@ -115,7 +115,7 @@ def test_leaving_frees_the_row(server):
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
         assert reply.finish_reason is None
-        until(lambda: facts_of(source.client)["running"] == 0)
+        until(lambda: get(source.client, "/speculation")["running"] == 0)
         assert answered(source, TALK, max_new_tokens=3)[1].tokens == 3
 
 

@@ -88,12 +88,8 @@ def quiet() -> None:
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Take the values of a file as defaults."""
-    if path is not None:
-        context.default_map = {**(context.default_map or {}), **_config_options(context, path)}
-    return path
-
-
-def _config_options(context: typer.Context, path: Path) -> dict[str, Any]:
+    if path is None:
+        return None
     import yaml  # late: transformers brings it, and only this needs it
 
     try:
@@ -106,7 +102,8 @@ def _config_options(context: typer.Context, path: Path) -> dict[str, Any]:
     known = {parameter.name for parameter in context.command.params} - {"config"}
     if unknown := sorted(options.keys() - known):
         raise InputError(f"{path} holds the unknown option {unknown[0]!r}; see --help")
-    return options
+    context.default_map = {**(context.default_map or {}), **options}
+    return path
 
 
 Config = Annotated[

@@ -34,7 +34,7 @@ from foretoken.sampling.checks import (
 )
 from foretoken.sampling.options import DeclaredOption, Panel
 from foretoken.sampling.params import OPTIONS, SamplingParams
-from foretoken.storage.files import read_text
+from foretoken.storage.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
@@ -53,8 +53,10 @@ def as_json(name: str, value: str) -> Any:
 
 
 def _listed(name: str, value: str) -> Any:
-    """Read numbers with commas between."""
-    return as_json(name, f"[{value}]")
+    try:
+        return parse_json(f"[{value}]")
+    except ValueError:
+        raise InputError(f"{name} is {shown(value)}; give numbers with commas between") from None
 
 
 # Kinds of options: how the command line takes a value, and how it reads one that is text

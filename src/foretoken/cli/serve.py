@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -18,9 +18,6 @@ from foretoken.server.options import ServerOptions
 from foretoken.serving.options import OPTIONS as ENGINE
 from foretoken.serving.options import EngineOptions
 from foretoken.storage.files import read_text
-
-if TYPE_CHECKING:
-    from foretoken.server.process.worker import Setup
 
 
 def _flags(options: Mapping[str, DeclaredOption]) -> dict[str, DeclaredOption]:
@@ -87,13 +84,9 @@ def serve(
         keywords | {"rule": rule},
         Logs(options.log_format, options.log_level),
     )
-    if cluster.used:
-        _run_on_ray(setup, options, cluster)
-    else:
+    if not cluster.used:
         run(setup, options)
-
-
-def _run_on_ray(setup: Setup, options: ServerOptions, cluster: option.Cluster) -> None:
+        return
     with option.needing("serve,ray"):
         from foretoken.cluster import session
 

@@ -93,7 +93,6 @@ class Session:
     messages: list[Message] | None = None
     reply: ChatReply | None = None  # the last one
     asked: int = 0
-    over: bool = False
 
     def one(self, text: str) -> None:
         """Answer one prompt. Exit code 1 where its text fails."""
@@ -125,16 +124,19 @@ class Session:
         _tell(f"{self.source.name}; /help lists the commands, Ctrl-D leaves")
         if self.printer.coloured:
             self.printer.console.print(self.printer.legend)
-        while not self.over and (line := _typed()) is not None:
-            try:
-                if line.startswith("/") and not line.startswith("//"):
-                    self._command(line[1:])
-                else:
-                    self._answer(line[1:] if line.startswith("//") else line)
-            except (ForetokenError, OSError) as error:
-                _tell(f"error: {error}")
-            except KeyboardInterrupt:
-                _tell(f"stopped after {self.reply.tokens if self.reply else 0} tokens")
+        with suppress(EOFError):
+            while True:
+                line = _typed()
+                try:
+                    if line.startswith("/") and not line.startswith("//"):
+                        self._command(line[1:])
+                    else:
+                        self._answer(line[1:] if line.startswith("//") else line)
+                except (ForetokenError, OSError) as error:
+                    _tell(f"error: {error}")
+                except KeyboardInterrupt:
+                    _tell(f"stopped after {self.reply.tokens if self.reply else 0} tokens")
+        _tell("")
 
     def _answer(self, text: str) -> None:
         """Ask, and print the reply; one that broke off is kept too."""
@@ -251,8 +253,7 @@ class Session:
         return ""
 
     def _exit(self, _: str) -> str:
-        self.over = True
-        return ""
+        raise EOFError
 
 
 class SlashCommand(NamedTuple):
@@ -275,22 +276,19 @@ def _lines() -> Iterator[str]:
         raise InputError(f"standard input is no text: {error}") from None
 
 
-def _typed() -> str | None:
+def _typed() -> str:
     """Read a prompt, joining lines that end with a backslash.
 
-    None at the end: Ctrl-D, or Ctrl-C on an empty line.
+    EOFError at the end: Ctrl-D, or Ctrl-C on an empty line.
     """
     text = ""
     while True:
         try:
             text += input(("... " if text else "> ") if sys.stdout.isatty() else "")
-        except EOFError:
-            _tell("")
-            return None
         except KeyboardInterrupt:
             _tell("")
             if not text and not _begun():
-                return None
+                raise EOFError from None
             text = ""
             continue
         if text.endswith("\\"):

@@ -251,7 +251,8 @@ def remote(
     """
     with connected(url, key) as client:
         model = first_model(client) if model is None else model
-        facts = facts_of(client)
+        facts = get(client, "/speculation")
+        facts = facts if "target" in facts else {}  # another's server may have such a page, too
         if speculation and not facts:
             raise InputError(
                 f"{place(client)} is no server of foretoken's, which alone takes options of "
@@ -295,26 +296,17 @@ def place(client: OpenAI) -> str:
 def first_model(client: OpenAI) -> str:
     try:
         return str(get(client, "/models")["data"][0]["id"])
-    except RejectedError as error:
-        detail = f": {error}"
     except (IndexError, KeyError, TypeError):
-        detail = ""
-    raise InputError(f"{place(client)} lists no model; give --model{detail}")
-
-
-def facts_of(client: OpenAI) -> dict[str, Any]:
-    """Return what a server of ours tells of itself; {} for another's."""
-    try:
-        facts = get(client, "/speculation")
-    except RejectedError:
-        return {}
-    return facts if "target" in facts else {}
+        raise InputError(f"{place(client)} lists no model; give --model") from None
 
 
 def get(client: OpenAI, path: str) -> dict[str, Any]:
     """Return the JSON object there, {} where there is none."""
-    with told(client):
-        read = client.get(path, cast_to=object)
+    try:
+        with told(client):
+            read = client.get(path, cast_to=object)
+    except RejectedError:
+        return {}
     return read if isinstance(read, dict) else {}
 
 

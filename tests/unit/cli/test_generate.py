@@ -241,7 +241,10 @@ def test_what_only_the_model_knows_is_told_before_it_runs(run, pair, tmp_path, m
     mistake(
         run("generate", "a", *pair, "--logit-bias", '{"320": 1}'), "logit_bias names the id 320"
     )
-    mistake(run("generate", "a", *pair, "--logprobs", 321), "logprobs is 321, but there are 320")
+    mistake(
+        run("generate", "a", *pair, "--json", "--logprobs", 321),
+        "logprobs is 321, but there are 320",
+    )
     file = lines(tmp_path, {"prompt": "a"}, {"prompt": "b", "suppress_tokens": [999]})
     mistake(
         run("generate", *file, *pair), "prompts.jsonl, line 2: suppress_tokens names the id 999"

@@ -121,7 +121,7 @@ def test_files_become_what_must_match(tmp_path):
         ({"logit_bias": '{"5": NaN}'}, "logit_bias is '{\"5\": NaN}', which is no JSON: "),
         ({"logit_bias": "[" * 10**5}, "logit_bias is '[[["),
         ({"logit_bias": '{"x": 1}'}, "logit_bias holds 'x'; give a mapping from ids to numbers"),
-        ({"suppress_tokens": "1,x"}, "suppress_tokens is '[1,x]', which is no JSON"),
+        ({"suppress_tokens": "1,x"}, "suppress_tokens is '1,x'; give numbers with commas"),
         ({"suppress_tokens": "-1"}, "suppress_tokens holds -1; give ids, 0 or more"),
         (
             {"exponential_decay_length_penalty": "5"},

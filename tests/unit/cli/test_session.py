@@ -18,6 +18,7 @@ from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
 from foretoken.cli.sources import ChatReply, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError
+from foretoken.sampling.params import SamplingParams
 from terminal import CTRL_C, CTRL_D, terminal
 
 
@@ -31,6 +32,7 @@ class Said:
         self.answers, self.asked = list(answers), list[tuple[Any, dict[str, Any], int]]()
 
     def require(self, sampling: Mapping[str, Any]) -> None:
+        SamplingParams(**sampling)
         if "typical_p" in sampling:
             raise InputError("typical_p is nothing here")
 
