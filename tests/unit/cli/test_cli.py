@@ -232,7 +232,7 @@ def test_jsonl(run, base, tmp_path):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"prompt": ', "line 3: it is '{\"prompt\":', which is no JSON"),
+        ('{"prompt": ', "line 3: it is '{\"prompt\": ', which is no JSON"),
         ("text", "line 3: it is 'text', which is no JSON"),
         ('{"id": 3}', "line 3: give a prompt or messages"),
         ('{"prompt": 5}', "line 3: prompt"),
