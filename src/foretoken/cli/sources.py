@@ -108,7 +108,7 @@ class LocalModel:
         if isinstance(prompt, str):
             line = Line(prompt)
         else:
-            line = Line("", messages=prompt)
+            line = Line("", messages=[*prompt])
             room["max_new_tokens"] = spec.target.context or UNBOUNDED
         ids = spec.ids(self.template.prompt(line, spec))
         params = SamplingParams(**{**room, **options})
