@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,7 +103,7 @@ class Places:
             part.fit(part.arrays, rows, capacity, room(self.places))
         self.rows, self.capacity = rows, capacity
 
-    def join(self, other: Self) -> None:
+    def join(self, other: Any) -> None:
         """The rows of `other`, which is fresh, join behind these."""
         B, places = len(self.places), joined(self.places, len(other.places))
         self.reserve(room(places), max(other.lengths, default=0))

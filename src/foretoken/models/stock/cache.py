@@ -135,7 +135,7 @@ class RaggedCache(Places, DynamicCache):
             return x
         return x[sent(torch.tensor(self.order), x.device)]
 
-    def join(self, other: RaggedCache) -> None:
+    def join(self, other: Any) -> None:
         super().join(other)
         self.long = self.long + other.long
 
