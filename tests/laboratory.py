@@ -9,9 +9,8 @@ from foretoken.lab.machine import Machine
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from foretoken_lab.experiments.experiment import ResultRow
-from foretoken_lab.recipes.pairs import Pairs
-from foretoken_lab.recipes.prompts import RecipePrompt
-from foretoken_lab.recipes.recipe import Prompts, Recipe, RecipeDraft
+from foretoken_lab.pairs import Pairs
+from foretoken_lab.recipe import Prompts, Recipe, RecipeDraft, RecipePrompt
 from oracle import random_model
 
 V = 6

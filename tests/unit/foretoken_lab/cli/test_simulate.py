@@ -42,9 +42,12 @@ def test_mistakes_are_one_line(console: Run, file: Path, tmp_path: Path):
     plain = tmp_path / "plain.json"
     plain.write_text(json.dumps(document([0.5], 0.1)))
     for arguments, message in (
-        (("--measurement", file, "--rate", 0), "rate is 0; give 1e-06 to 1e+09 requests a second"),
-        (("--measurement", file, "--rate", "inf"), "rate is inf"),
-        (("--measurement", file, "--rate", 1, "--replicas", 0), "replicas is 0"),
+        (("--measurement", file, "--rate", 0), "0.0 is not in the range 1e-06<=x<=1000000000.0"),
+        (("--measurement", file, "--rate", "inf"), "inf is not in the range"),
+        (
+            ("--measurement", file, "--rate", 1, "--replicas", 0),
+            "0 is not in the range",
+        ),
         (("--measurement", plain, "--rate", 1), "measure again with foretoken measure --rows 16"),
         (("--measurement", tmp_path / "none", "--rate", 1), "there is no"),
     ):
