@@ -48,7 +48,7 @@ class TablePairs(Pairs):
         self.recipe = recipe
         self.tasks = [RecipePrompt([1, 2]), RecipePrompt([3, 1]), RecipePrompt([2, 2, 4])]
         self._loaded = None
-        self._unable, self._written, self._tables = {}, {}, {}
+        self._written, self._tables = {}, {}
         self._spec = Speculator(TableModel(P, V), LMDrafter(TableModel(Q, V), V))
 
     def _load(self, draft: str | None) -> Speculator:

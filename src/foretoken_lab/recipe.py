@@ -36,6 +36,9 @@ Name = Literal[
     "observations",
 ]
 PaperDraft = Literal["Unigram", "Bigram", "T5-small", "T5-base", "T5-large", "GPT-like 6M"]
+Temperature = Annotated[float, Field(ge=0, le=10)]
+Gamma = Annotated[int, Field(ge=1, le=64)]
+Lenience = Annotated[float, Field(gt=0, le=1)]
 SHIPPED = Path(
     str(resources.files("foretoken") / "assets")
 )  # the pair of a recipe that names no target
@@ -95,21 +98,12 @@ class Recipe(RecipeForm):
     task: Literal["text", "translation", "summarization", "code"] = "text"
     paper: Literal["GPT-like", "EnDe", "CNNDM"] | None = None  # the paper's task beside it
     prompts: Prompts
-    temperatures: Annotated[list[Annotated[float, Field(ge=0, le=10)]], Field(min_length=1)] = [
-        0,
-        1,
-    ]
-    gammas: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1)] = [1, 2, 3, 5]
-    lenience: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [
-        1.0,
-        0.5,
-        0.3,
-        0.1,
-    ]
+    temperatures: Annotated[list[Temperature], Field(min_length=1)] = [0, 1]
+    gammas: Annotated[list[Gamma], Field(min_length=1)] = [1, 2, 3, 5]
+    lenience: Annotated[list[Lenience], Field(min_length=1)] = [1.0, 0.5, 0.3, 0.1]
     max_new_tokens: Annotated[int, Field(ge=4, le=100_000)] = 128
-    tokens: Annotated[int, Field(ge=100, le=10**8)] = (
-        10_000  # of the target's own, that alpha is a mean over
-    )
+    # of the target's own, that alpha is a mean over
+    tokens: Annotated[int, Field(ge=100, le=10**8)] = 10_000
     timed: Annotated[int, Field(ge=2)] = 8  # prompts that are timed
     repeats: Annotated[int, Field(ge=1, le=100)] = 3
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -181,13 +175,11 @@ def read(path: Path) -> Recipe:
     """The recipe in a file, its paths made absolute. InputError names what is wrong in it."""
     try:
         document = tomllib.loads(path.read_bytes().decode())
-    except RecursionError:
-        raise InputError(f"{path} cannot be read as a recipe: it nests too deeply") from None
     except FileNotFoundError:
         raise InputError(
             f"there is no {path}; give a recipe: the repository has some, in recipes/"
         ) from None
-    except (OSError, ValueError) as error:  # no TOML, or no text
+    except (OSError, ValueError, RecursionError) as error:  # no TOML, or no text
         raise InputError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
     try:
         recipe = Recipe.model_validate(document)
@@ -242,10 +234,8 @@ def _mistake(error: ValidationError) -> str:
         return f"{key} is no key of a recipe; recipes/own.toml in the repository has all"
     if first["type"] == "missing":
         return f"{key} is missing; give it"
-    reason = mismatch(first)
-    return (
-        reason if first["type"] == "value_error" else f"{key} is {shown(first['input'])}: {reason}"
-    )
+    value = "" if first["type"] == "value_error" else f"{key} is {shown(first['input'])}: "
+    return value + mismatch(first)
 
 
 def _files(name: str) -> list[tuple[str, int, int]]:
@@ -281,12 +271,6 @@ def read_prompts(prompts: Prompts) -> list[RecipePrompt]:
             tasks.append(task)
         if len(tasks) == prompts.limit:
             break
-    bare = [task for task in tasks if task.reference is None]
-    if kind == "tsv" and 0 < len(bare) < len(tasks):
-        raise InputError(
-            f"{path}: {len(bare)} of {len(tasks)} prompts have no reference, the first "
-            f"{shown(bare[0].prompt)}; give all of them one, or none"
-        )
     if len(tasks) < 2:
         fitting = "" if prompts.longest is None else f" of {prompts.longest} characters at most"
         raise InputError(f"{path} holds {len(tasks)} prompts{fitting}; give 2 or more, one a line")

@@ -129,10 +129,6 @@ class ResultFile:
         """Return the conditions that its measurements were made with, the latest last."""
         return self._origins.get(origin, [])
 
-    def seconds(self, origin: str) -> float:
-        """Return the time that its measurements took."""
-        return sum(line.seconds for line in self._lines.values() if line.of == origin)
-
     def _read(self, text: bytes) -> bool:
         """Read a line; tell whether it is one."""
         try:

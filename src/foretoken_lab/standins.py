@@ -2,7 +2,6 @@
 commands, one after another, each of which goes on where it was.
 
     python -m foretoken_lab.standins translation PAIRS ... --out runs/translation
-    python -m foretoken_lab.standins summarization ARTICLES ... --out runs/summarization
     python -m foretoken_lab.standins news TEXT ... --out runs/news
 
 OUT/target/model and OUT/DRAFT/model are then in bfloat16; OUT/DRAFT-taught/model is the draft after
@@ -20,7 +19,7 @@ import shlex
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +34,7 @@ from foretoken.train import corpus
 Pair = tuple[str, str]
 Sizes = tuple[int, ...]
 T5 = ("encoder_layers", "decoder_layers", "hidden", "feed_forward", "heads")
-TRANSLATION, SUMMARIZATION = (3, 4, 192, 480, 4), (4, 4, 192, 512, 4)
+TRANSLATION = (3, 4, 192, 480, 4)
 T5_DRAFTS: dict[str, Sizes] = {  # about a fourth, a twelfth and a fortieth of a target of 4M
     "draft-4": (2, 1, 128, 288, 4),
     "draft-12": (1, 1, 64, 128, 4),
@@ -47,13 +46,10 @@ PAPER: dict[str, Sizes] = {  # of section 4.2; its widths are divided
     "draft": (256, 1024, 2, 4, 4),
 }
 WIDTHS = ("hidden", "feed_forward")
-LENGTH, SHORT = 128, 96  # tokens of a translation, of a summary
+LENGTH = 128  # tokens of a translation
 WORDS, RATIO = 120, 3.0  # a longer sentence, or a pair of more different lengths, is left out
-ARTICLE = 250  # words of an article
-PIECE, LEAST = 12, 6  # sentences of a text that one is missing of; words of one worth finding
 PROMPTS, BEGINNING = 200, 8  # of the recipe of news; words of each
 SPACED = ((r" ([.,;:!?%)\]])", r"\1"), (r"([(\[]) ", r"\1"), (r" ('s|n't)\b", r"\1"))
-SENTENCE = re.compile(r"""(?<=[.!?])\s+|(?<=[.!?]["')\]])\s+""")  # also behind a closing quote
 
 Out = Annotated[Path, Option(help="Folder for data and models.")]
 Keys = Annotated[tuple[str, str], Option(help="Source and target, in JSON or as names' endings.")]
@@ -90,45 +86,6 @@ def translation(
         seq2seq(data, out / name, sizes, common, steps=draft_steps, tokenizer=tokenizer)
         lesson = {"steps": distill_steps, "batch": 64, "held_out": 64, "save_every": 100}
         distill(data, out, name, length=LENGTH, **lesson)
-    tables(out, data)
-
-
-@app.command()
-def summarization(
-    articles: Annotated[list[str], Argument(help=".jsonl, packed or not.")],
-    out: Out,
-    texts: Annotated[list[Path] | None, Option(help="Further .txt for gap sentences.")] = None,
-    keys: Keys = ("article", "highlights"),
-    steps: Steps = 8000,
-    article_steps: Steps = 2000,
-    distill_steps: Taught = 400,
-    bfloat16: Bfloat16 = False,
-) -> None:
-    """Train a T5 target and two drafts to find the sentence that says most of a text (gap
-    sentences, as in PEGASUS, arXiv 1912.08777), then to summarize articles.
-
-    With a few hundred articles it is a stand-in and no more: it copies, and it makes things up.
-    """
-    data, gaps = out / "pairs.jsonl", out / "gaps.jsonl"
-    every = cleaned(pair for name in articles for pair in read(name, keys))
-    cut = [(" ".join(article.split()[:ARTICLE]), summary) for article, summary in every]
-    learnt, held_out = corpus.hold_out(cut)
-    write(data, cut)
-    write(out / "held-out.jsonl", held_out)  # for the recipe
-    sources = [article for article, _ in learnt]  # no gaps of those that are held out
-    sources += ["\n".join(lines(path)) for path in texts or []]
-    write(gaps, cleaned(pair for text in sources for pair in gap_pairs(text)))
-    common = {"vocab_size": 4096, "length": SHORT, "patience": 8, "bfloat16": bfloat16}
-    for name in ("target", "draft-4", "draft-12"):
-        sizes = SUMMARIZATION if name == "target" else T5_DRAFTS[name]
-        own = {} if name == "target" else {"tokenizer": out / "target-gaps" / "tokenizer"}
-        first = out / f"{name}-gaps"
-        seq2seq(gaps, first, sizes, common, steps=steps, **own)
-        further = {"init": first / "model", "learning_rate": 1e-3, "dropout": 0.1}
-        seq2seq(data, out / name, (), common, steps=article_steps, **further)
-        if name != "target":  # on texts of the target: there are few summaries
-            lesson = {"steps": distill_steps, "batch": 16, "target_generated": 0.5}
-            distill(data, out, name, length=SHORT, **lesson)
     tables(out, data)
 
 
@@ -264,24 +221,6 @@ def write(path: Path, pairs: Iterable[Pair]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, "\n".join(rows).encode())
     print(f"{path}: {len(rows)} pairs", flush=True)
-
-
-def gap_pairs(text: str) -> Iterator[Pair]:
-    """Every piece of a text without its most telling sentence, and that sentence: the one that
-    shares most words with the others (F1 of different words, as PEGASUS's principal sentences)."""
-    sentences = SENTENCE.split(" ".join(text.split()))
-    for start in range(0, len(sentences) - 2, PIECE):
-        piece = sentences[start : start + PIECE]
-        terms = [set(re.findall(r"\w+", sentence.lower())) for sentence in piece]
-        told: dict[int, float] = {}
-        for i, sentence in enumerate(piece):
-            if len(sentence.split()) >= LEAST:
-                rest = set[str]().union(*terms[:i], *terms[i + 1 :])
-                told[i] = 2 * len(terms[i] & rest) / max(1, len(terms[i]) + len(rest))
-        if told:
-            best = max(told, key=lambda i: told[i])
-            words = " ".join(piece[:best] + piece[best + 1 :]).split()
-            yield " ".join(words[:ARTICLE]), piece[best]
 
 
 def prepare_news(texts: list[Path], out: Path) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,7 +38,6 @@ from foretoken.train.loop import (
     TrainingRecipe,
     folder_of_run,
     require_positive,
-    require_share,
 )
 
 WINDOWS = 24  # held-out windows that are measured while training; all are at the end
@@ -50,53 +50,10 @@ IN_FULL = torch.float32, torch.device("cpu")
 Report = Callable[[int, float, float | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """The size of a Llama with a tied embedding of `vocab_size` rows; training windows have
-    `context` tokens."""
-
-    layers: int = 16
-    hidden: int = 192
-    feed_forward: int = 512
-    heads: int = 6
-    kv_heads: int = 2
-    vocab_size: int = 4096
-    context: int = 512
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            require_positive(name, getattr(self, name))
-        _require_multiple(self, "hidden", "heads")
-        _require_multiple(self, "heads", "kv_heads")
-
-
-@dataclass(frozen=True, slots=True)
-class Seq2SeqShape:
-    """The size of a T5."""
-
-    encoder_layers: int = 3
-    decoder_layers: int = 4
-    hidden: int = 192
-    feed_forward: int = 480
-    heads: int = 4
-    vocab_size: int = 4096  # of a new tokenizer
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            require_positive(name, getattr(self, name))
-        _require_multiple(self, "hidden", "heads")
-
-
-def _require_multiple(shape: object, name: str, parts: str) -> None:
-    value, divisor = getattr(shape, name), getattr(shape, parts)
-    if value % divisor:
-        raise InputError(f"{name} is {value}; give a multiple of {parts}, {divisor}")
-
-
 def train_lm(
     data: Path,
     out: Path,
-    shape: DecoderShape,
+    config: LlamaConfig,
     recipe: TrainingRecipe,
     tokenizer_folder: Path | None,
     init: Path | None,
@@ -106,46 +63,50 @@ def train_lm(
     then write the model with the lowest one in transformers' layout to `out/model`, and return
     the summary.
 
-    `tokenizer_folder`: its tokenizer is used instead of a new one. `init`: a folder whose weights
-    (and tokenizer, if no other is given) are the start. A checkpoint in `out` is resumed.
+    `config`: the model's size; its context is that of training windows, and its vocabulary that of
+    a new tokenizer. `tokenizer_folder`: its tokenizer is used instead of a new one. `init`: a
+    folder whose weights (and tokenizer, if no other is given) are the start. A checkpoint in `out`
+    is resumed.
     """
-    texts = corpus.read_texts(data)
+    texts, context = corpus.read_texts(data), config.max_position_embeddings
     folder_of_run(out)
     tokenizer = corpus.tokenizer_of_run(
         out,
         tokenizer_folder or init,
-        lambda: corpus.train_tokenizer(corpus.split(texts)[0], shape.vocab_size, shape.context),
+        lambda: corpus.train_tokenizer(corpus.split(texts)[0], config.vocab_size, context),
     )
     books = corpus.build(texts, tokenizer)
-    if len(books.train) <= shape.context or len(books.held_out) <= shape.context:
+    if len(books.train) <= context or len(books.held_out) <= context:
         raise InputError(
             f"{data} gives {len(books.train)} tokens to train on and {len(books.held_out)} held "
             f"out; give more text, or a context below {min(len(books.train), len(books.held_out))}"
         )
     torch.manual_seed(recipe.seed)
     if init is None:
-        model = LlamaForCausalLM(_llama(shape, tokenizer))
+        ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        config.update({"vocab_size": len(tokenizer), **ends})
+        model = LlamaForCausalLM(config)
     else:
         model = cast(LlamaForCausalLM, _loaded(init, "llama", tokenizer, {}))
-        model.config.max_position_embeddings = shape.context
+        model.config.max_position_embeddings = context
     loop = Loop(out, model, recipe)
 
     def loss_at(step: int) -> Tensor:
         model.train()
         random = np.random.default_rng((recipe.seed, step))
-        starts = random.integers(0, len(books.train) - shape.context, recipe.batch)
-        batch = _windows(books.train, starts, shape.context)
+        starts = random.integers(0, len(books.train) - context, recipe.batch)
+        batch = _windows(books.train, starts, context)
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
         return functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
     def exam() -> float:
-        return held_out_loss(model, books.held_out, shape.context, WINDOWS)
+        return held_out_loss(model, books.held_out, context, WINDOWS)
 
     rounded = _trained(loop, model, tokenizer, loss_at, exam, report)
-    nats = held_out_loss(rounded, books.held_out, shape.context)  # of the weights as written
+    nats = held_out_loss(rounded, books.held_out, context)  # of the weights as written
     return loop.summarize(
         best_step=loop.best["step"],
-        tokens_seen=loop.step * recipe.batch * shape.context,
+        tokens_seen=loop.step * recipe.batch * context,
         train_tokens=len(books.train),
         held_out_tokens=len(books.held_out),
         held_out_nats_per_token=nats,
@@ -191,21 +152,6 @@ def _loaded(
     return model
 
 
-def _llama(shape: DecoderShape, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=shape.hidden,
-        intermediate_size=shape.feed_forward,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=True,
-        bos_token_id=cast(int, tokenizer.bos_token_id),
-        eos_token_id=cast(int, tokenizer.eos_token_id),
-    )
-
-
 @torch.inference_mode()
 def held_out_loss(
     model: LlamaForCausalLM, ids: np.ndarray, context: int, windows: int | None = None
@@ -237,10 +183,9 @@ def _windows(ids: np.ndarray, starts: Iterable[int], context: int) -> torch.Tens
 def train_seq2seq(
     data: Path,
     out: Path,
-    shape: Seq2SeqShape,
+    config: T5Config,
     recipe: TrainingRecipe,
     length: int,
-    dropout: float,
     tokenizer_folder: Path | None,
     init: Path | None,
     report: Report,
@@ -251,26 +196,23 @@ def train_seq2seq(
     step, sources, targets and padding. `length`: tokens of a target at most; the rest is cut.
     """
     require_positive("length", length)
-    require_share("dropout", dropout)
     lines = _pairs(data)
     folder_of_run(out)
-    folder = tokenizer_folder or init
-    tokenizer = corpus.tokenizer_of_run(out, folder, lambda: _fresh_tokenizer(lines, shape))
-    _require_ends(tokenizer, folder or out)
+    tokenizer = _pair_tokenizer(out, tokenizer_folder or init, lines, config.vocab_size)
     lessons = examples.read(data, tokenizer, length, encoder_decoder=True)
     torch.manual_seed(recipe.seed)
+    dropout = config.dropout_rate
     if init is None:
-        model = T5ForConditionalGeneration(_t5(shape, dropout, tokenizer))
+        ids, pad = max(tokenizer.get_vocab().values()) + 1, tokenizer.pad_token_id
+        ends = {"pad_token_id": pad, "eos_token_id": tokenizer.eos_token_id}
+        config.update({"vocab_size": ids, "decoder_start_token_id": pad, **ends})
+        model = T5ForConditionalGeneration(config)
     else:
-        model = cast(
-            T5ForConditionalGeneration,
-            _loaded(init, "t5", tokenizer, {"dropout_rate": dropout}),
-        )
+        options = {"dropout_rate": dropout}
+        model = cast(T5ForConditionalGeneration, _loaded(init, "t5", tokenizer, options))
     settings = {"length": length, "dropout": dropout, "data": lessons.digest}
-    loop, batches = (
-        Loop(out, model, recipe, settings),
-        Batches(lessons.train, recipe.batch, recipe.seed),
-    )
+    loop = Loop(out, model, recipe, settings)
+    batches = Batches(lessons.train, recipe.batch, recipe.seed)
     few = lessons.held_out[:: max(1, len(lessons.held_out) // EXAM)][:EXAM]
 
     def loss_at(step: int) -> Tensor:
@@ -289,6 +231,22 @@ def train_seq2seq(
         held_out_pairs=len(lessons.held_out),
         held_out_nats_per_token=nats,
     )
+
+
+def _pair_tokenizer(
+    out: Path, folder: Path | None, lines: list[ExampleLine], size: int
+) -> PreTrainedTokenizerFast:
+    """InputError for one that ends no text, or pads none."""
+    train, _ = corpus.hold_out(lines)
+    texts = [text for line in train for text in (line.source, line.target or "")]
+    fresh = partial(corpus.train_pair_tokenizer, texts, size)
+    tokenizer = corpus.tokenizer_of_run(out, folder, fresh)
+    if tokenizer.pad_token_id is None or tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
+        raise InputError(
+            f"the tokenizer in {folder or out} has no padding or puts no end behind a text; give "
+            "that of an encoder-decoder, or none"
+        )
+    return tokenizer
 
 
 class Batches:
@@ -372,36 +330,3 @@ def _pairs(data: Path) -> list[ExampleLine]:
         if not line.target:
             raise InputError(f"{data}, line {number}: there is no target; give source and target")
     return list(lines.values())
-
-
-def _fresh_tokenizer(lines: list[ExampleLine], shape: Seq2SeqShape) -> PreTrainedTokenizerFast:
-    train, _ = corpus.hold_out(lines)
-    texts = [text for line in train for text in (line.source, line.target or "")]
-    return corpus.train_pair_tokenizer(texts, shape.vocab_size)
-
-
-def _require_ends(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """InputError for a tokenizer that ends no text, or pads none."""
-    if tokenizer.pad_token_id is None or tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
-        raise InputError(
-            f"the tokenizer in {folder} has no padding or puts no end behind a text; give that of "
-            "an encoder-decoder, or none"
-        )
-
-
-def _t5(shape: Seq2SeqShape, dropout: float, tokenizer: PreTrainedTokenizerFast) -> T5Config:
-    start: dict[str, Any] = {"decoder_start_token_id": tokenizer.pad_token_id}
-    return T5Config(
-        vocab_size=max(tokenizer.get_vocab().values()) + 1,
-        d_model=shape.hidden,
-        d_kv=shape.hidden // shape.heads,
-        d_ff=shape.feed_forward,
-        num_layers=shape.encoder_layers,
-        num_decoder_layers=shape.decoder_layers,
-        num_heads=shape.heads,
-        feed_forward_proj="gated-gelu",
-        dropout_rate=dropout,
-        pad_token_id=cast(int, tokenizer.pad_token_id),
-        eos_token_id=cast(int, tokenizer.eos_token_id),
-        **start,
-    )

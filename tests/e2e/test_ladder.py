@@ -43,8 +43,8 @@ def test_translations_score_the_same_with_and_without_draft_tokens(name: str) ->
     comparison = quality.with_and_without(
         pair, SOURCES[:12], REFERENCES[:12], quality.translation, gamma=3, max_new_tokens=24
     )
-    assert comparison.same == 1 and comparison.plain == comparison.speculative
-    assert comparison.plain["bleu"] > 15  # it translates
+    assert comparison["same"] == 1 and comparison["plain"] == comparison["speculative"]
+    assert comparison["plain"]["bleu"] > 15  # it translates
 
 
 def test_sampled_translations_cost_the_target_the_same_with_and_without_draft_tokens() -> None:

@@ -116,19 +116,10 @@ def _show(
     console.print()
     prose(
         console,
-        f"times in ms; at most {simulated[0].capacity:.3g} requests a second can be answered; "
-        "batch: rows of a step, by time; busy: share of the time",
+        f"times in ms; at most {simulated[0].capacity:.3g} requests a second can be answered: of "
+        "more the queue grows as long as they come, so give more replicas; batch: rows of a step, "
+        "by time; busy: share of the time",
     )
-    for one in simulated:
-        if one.overloaded:
-            warning = f"{one.rate:g} requests a second are too many"
-            enough = int(one.rate / (one.capacity / fleet.replicas)) + 1
-            prose(
-                console,
-                f"{warning}: the queue grows as long as they come, and so do the latencies; give "
-                f"{enough} replicas or more, or fewer requests",
-                bold=warning,
-            )
 
 
 def _row(one: Simulated) -> tuple[str, ...]:

@@ -23,8 +23,9 @@ Bfloat16 = Annotated[
     bool, Option("--bfloat16", help="Multiply in bfloat16: faster on processors that can.")
 ]
 Out = Annotated[Path, Option(help="Folder for checkpoint, log and model; resumed if there.")]
-Hidden = Annotated[int, Option(help="Width of the residual stream.")]
-Vocabulary = Annotated[int, Option(help="Of a new tokenizer.")]
+Size = Annotated[int, Option(min=1)]
+Hidden = Annotated[int, Option(help="Width of the residual stream.", min=1)]
+Vocabulary = Annotated[int, Option(help="Of a new tokenizer.", min=1)]
 Tokenizer = Annotated[
     Path | None, Option(help="Folder whose tokenizer to use; left out: train one.")
 ]
@@ -36,15 +37,15 @@ app = typer.Typer(no_args_is_help=True, help="Train small targets, and drafts fo
 def lm(
     data: Annotated[Path, Option(help="Text file, .txt or .txt.gz, or a folder of such.")],
     out: Out,
-    layers: int = 16,
+    layers: Size = 16,
     hidden: Hidden = 192,
-    feed_forward: int = 512,
-    heads: int = 6,
-    kv_heads: int = 2,
+    feed_forward: Size = 512,
+    heads: Size = 6,
+    kv_heads: Size = 2,
     vocab_size: Vocabulary = 4096,
     steps: int = 2000,
     batch: Annotated[int, Option(help="Windows a step.")] = 8,
-    context: Annotated[int, Option(help="Tokens a window.")] = 512,
+    context: Annotated[int, Option(help="Tokens a window.", min=1)] = 512,
     learning_rate: float = 3e-3,
     patience: Patience = 0,
     bfloat16: Bfloat16 = False,
@@ -54,15 +55,28 @@ def lm(
     as_json: option.Json = False,
 ) -> None:
     """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
+    from transformers import LlamaConfig
+
     from foretoken.train.loop import TrainingRecipe
-    from foretoken_lab.train import DecoderShape, train_lm
+    from foretoken_lab.train import train_lm
 
     quiet()
-    shape = DecoderShape(layers, hidden, feed_forward, heads, kv_heads, vocab_size, context)
+    _require_multiple("hidden", hidden, "heads", heads)
+    _require_multiple("heads", heads, "kv_heads", kv_heads)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=feed_forward,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+    )
     recipe = TrainingRecipe(
         steps, batch, learning_rate, seed=seed, patience=patience, bfloat16=bfloat16
     )
-    _run(partial(train_lm, data, out, shape, recipe), steps, out, tokenizer, init, as_json=as_json)
+    _run(partial(train_lm, data, out, config, recipe), steps, out, tokenizer, init, as_json=as_json)
 
 
 @app.command()
@@ -72,14 +86,14 @@ def seq2seq(
         Option(help='Pairs: .tsv, source, tab, target; or .jsonl {"source": ..., "target": ...}.'),
     ],
     out: Out,
-    encoder_layers: int = 3,
-    decoder_layers: int = 4,
+    encoder_layers: Size = 3,
+    decoder_layers: Size = 4,
     hidden: Hidden = 192,
-    feed_forward: int = 480,
-    heads: int = 4,
+    feed_forward: Size = 480,
+    heads: Size = 4,
     vocab_size: Vocabulary = 4096,
     length: Annotated[int, Option(help="Tokens of a target at most; the rest is cut.")] = 128,
-    dropout: float = 0.0,
+    dropout: Annotated[float, Option(min=0, max=1)] = 0.0,
     bfloat16: Bfloat16 = False,
     steps: int = 2000,
     batch: Annotated[int, Option(help="Tokens a step, of sources, targets and padding.")] = 4096,
@@ -98,15 +112,28 @@ def seq2seq(
     command resumes a run that was killed. With --tokenizer TARGET the model is a draft for that
     target.
     """
+    from transformers import T5Config
+
     from foretoken.train.loop import TrainingRecipe
-    from foretoken_lab.train import Seq2SeqShape, train_seq2seq
+    from foretoken_lab.train import train_seq2seq
 
     quiet()
-    shape = Seq2SeqShape(encoder_layers, decoder_layers, hidden, feed_forward, heads, vocab_size)
+    _require_multiple("hidden", hidden, "heads", heads)
+    config = T5Config(
+        vocab_size=vocab_size,
+        d_model=hidden,
+        d_kv=hidden // heads,
+        d_ff=feed_forward,
+        num_layers=encoder_layers,
+        num_decoder_layers=decoder_layers,
+        num_heads=heads,
+        feed_forward_proj="gated-gelu",
+        dropout_rate=dropout,
+    )
     rate = {"learning_rate": learning_rate, "warmup": warmup}
     ends = {"save_every": save_every, "patience": patience}
     recipe = TrainingRecipe(steps, batch, **rate, seed=seed, **ends, bfloat16=bfloat16)
-    trained = partial(train_seq2seq, data, out, shape, recipe, length, dropout)
+    trained = partial(train_seq2seq, data, out, config, recipe, length)
     _run(trained, steps, out, tokenizer, init, as_json=as_json)
 
 
@@ -140,6 +167,11 @@ def _run(
         f"{summary['best_step']}",
     ]
     train.show(summary, lines, command, as_json=as_json)
+
+
+def _require_multiple(name: str, value: int, parts: str, divisor: int) -> None:
+    if value % divisor:
+        raise InputError(f"{name} is {value}; give a multiple of {parts}, {divisor}")
 
 
 def _report_loss(bar: train.Report, step: int, loss: float, held_out: float | None) -> None:

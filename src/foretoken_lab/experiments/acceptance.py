@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError
@@ -22,22 +21,16 @@ from foretoken_lab.experiments.experiment import (
     Columns,
     Experiment,
     Found,
-    Plot,
-    PlotLine,
     ResultRow,
     Section,
     done,
     estimate,
-    plotted,
     plus_minus,
     rounded,
     tabulated,
 )
 from foretoken_lab.pairs import Pairs, WrittenTexts
 from foretoken_lab.recipe import Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def cases(recipe: Recipe) -> list[Case]:
@@ -111,7 +104,6 @@ def section(recipe: Recipe, results: Found) -> Section | None:
         "Table 3: how far drafts agree with the target",
         [paragraph],
         [tabulated(caption, rows, columns)],
-        [Plot("alpha", "alpha by draft and temperature", partial(_draw, recipe, rows))],
     )
 
 
@@ -132,22 +124,3 @@ def _own(row: ResultRow) -> Estimate:
 
 def _printed(recipe: Recipe, row: ResultRow) -> float | None:
     return paper.agreement(recipe.paper, recipe.draft(row.draft).paper, row.temperature)
-
-
-def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:
-    """Intervals of our alphas, with a mark for the paper's."""
-    axes = figure.add_subplot()
-    labels = [draft.label for draft in recipe.drafts]
-    lines: list[PlotLine] = []
-    for t, temperature in enumerate(recipe.temperatures):
-        group = [row for row in rows if row.temperature == temperature]
-        places = [labels.index(row.draft) + 0.1 * t for row in group]
-        printed = [(x, _printed(recipe, row)) for x, row in zip(places, group, strict=True)]
-        points = [(x, _own(row)) for x, row in zip(places, group, strict=True)]
-        marks = [(x, p) for x, p in printed if p is not None]
-        lines.append(PlotLine(f"T={temperature:g}", points, marks))
-    plotted(axes, lines, "", "D")
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set_ylim(0, 1)
-    axes.set_ylabel("alpha (diamonds: the paper's)")
-    axes.legend(frameon=False, ncols=2, fontsize="small")

@@ -1,5 +1,5 @@
-"""What follows from the paper's formulas alone: table 1, figures 2 to 4, and what its other tables
-must be by section 3. No model is needed."""
+"""The arithmetic of the paper, which needs no model: table 1, figures 2 to 4, and what its other
+tables must be by section 3."""
 
 from __future__ import annotations
 

@@ -99,9 +99,9 @@ def no_measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Experiment:
-    """Parts of an experiment. `section` is made of rows alone; None where there is nothing to
-    say. `cases`: none where the experiment does not apply. `measure`: one of them, as values of
-    JSON; ForetokenError where it cannot be measured."""
+    """`section` is made of rows alone; None where there is nothing to say. `cases`: none where the
+    experiment does not apply. `measure`: one of them, as values of JSON; ForetokenError where it
+    cannot be measured."""
 
     section: Callable[[Recipe, Found], Section | None]
     cases: Callable[[Recipe], list[Case]] = no_cases
@@ -163,17 +163,17 @@ class PlotLine(NamedTuple):
     others: list[tuple[float, float]]
 
 
-def plotted(axes: Axes, lines: Iterable[PlotLine], style: str = "-", other: str = "--") -> None:
-    """Draw intervals, and the others without."""
+def plotted(axes: Axes, lines: Iterable[PlotLine]) -> None:
+    """Draw intervals, and the others as dashes."""
     for i, line in enumerate(lines):
         if line.points:
             x = [x for x, _ in line.points]
             y = [one.value for _, one in line.points]
             errors = [one.error for _, one in line.points]
-            look: dict[str, Any] = {"color": f"C{i}", "label": line.label, "ls": style}
+            look: dict[str, Any] = {"color": f"C{i}", "label": line.label}
             axes.errorbar(x, y, errors, marker="o", ms=3, lw=1.2, capsize=2, **look)
         if line.others:
-            axes.plot(*zip(*line.others, strict=True), other, lw=1, color=f"C{i}")
+            axes.plot(*zip(*line.others, strict=True), "--", lw=1, color=f"C{i}")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -61,11 +61,10 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec, lenience = pairs.spec(case["draft"]), pairs.recipe.lenience
     greedy = case["temperature"] == 0
     drafted = SamplingParams() if greedy else STANDARD
-    chance = greedily if greedy else lenient
     texts: list[list[list[float]]] = []  # of every text, place and lenience
     for request, tokens in pairs.texts(case["temperature"]):
         places = replayed(spec.target, spec.drafter, request, tokens, STANDARD, drafted)
-        texts.append([chance(place, lenience) for place in places])
+        texts.append([kept(place, lenience, greedy=greedy) for place in places])
     lengths = [len(text) for text in texts]
     alphas: list[dict[str, Any]] = []
     for i in range(len(lenience)):
@@ -76,27 +75,15 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return {"lenience": lenience, "alphas": alphas, "tokens": sum(lengths)}
 
 
-def lenient(place: ScoredPlace, lenience: list[float]) -> list[float]:
-    """sum min(p / l, q) at each l."""
-    if place.guess is None:
-        return [0.0] * len(lenience)
-    if place.q is None:
-        mass = float(place.p[place.guess])
-        return [min(1.0, mass / each) for each in lenience]
-    p, q = place.p.double().numpy(), place.q.double().numpy()
-    return [theory.lenient_beta(p, q, each) for each in lenience]
-
-
-def greedily(place: ScoredPlace, lenience: list[float]) -> list[float]:
-    """Tell whether the draft token has p >= l max p, at each l; the share of q's mass where there
-    is a q."""
+def kept(place: ScoredPlace, lenience: list[float], *, greedy: bool) -> list[float]:
+    """The probability that a draft token is accepted at each l: sum min(p / l, q), or the share of q's mass
+    where p >= l max p."""
     if place.guess is None:
         return [0.0] * len(lenience)
     p = place.p.double().numpy()
-    if place.q is None:
-        return [float(p[place.guess] >= each * p.max()) for each in lenience]
-    q = np.asarray(place.q.double().numpy())
-    return [theory.greedy_lenient_beta(p, q, each) for each in lenience]
+    q = np.eye(len(p))[place.guess] if place.q is None else place.q.double().numpy()
+    form = theory.greedy_lenient_beta if greedy else theory.lenient_beta
+    return [form(p, q, each) for each in lenience]
 
 
 def section(recipe: Recipe, results: Found) -> Section | None:

@@ -50,8 +50,12 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     answers_to = {
         "the sharper the law, the higher alpha: T=0 above T=1": _greedy_above(recipe, alphas, 3),
         "alpha grows with the draft's size": _larger(recipe, alphas, sizes),
-        "drafts that are models have an alpha of 0.5 to 0.9": _between(recipe, agreed),
-        "unigram and bigram tables have an alpha that is not negligible": _trivial(recipe, agreed),
+        "drafts that are models have an alpha of 0.5 to 0.9": _all_within(
+            [row for row in agreed if recipe.draft(row.draft).is_model], 0.5, 0.9
+        ),
+        "unigram and bigram tables have an alpha that is not negligible": _all_within(
+            [row for row in agreed if recipe.draft(row.draft).order in (1, 2)], TRIVIAL, 1
+        ),
         "the smallest model is the fastest draft": _smallest(recipe, speeds, sizes),
         "argmax (T=0) is sped up more than sampling (T=1)": _greedy_above(recipe, speeds, 2),
         "some gamma gains where alpha > c, and none elsewhere (Corollary 3.9)": _improves(
@@ -125,18 +129,10 @@ def _larger(recipe: Recipe, alphas: Values, sizes: dict[str, int]) -> Iterator[F
                 yield Finding(_above(high, low), numbers)
 
 
-def _between(recipe: Recipe, agreed: list[ResultRow]) -> Iterator[Finding]:
-    for row in agreed:
-        if recipe.draft(row.draft).is_model:
-            own = estimate(row.result["alpha"])
-            yield Finding(_within(own, 0.5, 0.9), f"{row.told} {plus_minus(own)}")
-
-
-def _trivial(recipe: Recipe, agreed: list[ResultRow]) -> Iterator[Finding]:
-    for row in agreed:
-        if recipe.draft(row.draft).order in (1, 2):
-            own = estimate(row.result["alpha"])
-            yield Finding(HOLDS if own.low > TRIVIAL else FAILS, f"{row.told} {plus_minus(own)}")
+def _all_within(rows: list[ResultRow], low: float, high: float) -> Iterator[Finding]:
+    for row in rows:
+        own = estimate(row.result["alpha"])
+        yield Finding(_within(own, low, high), f"{row.told} {plus_minus(own)}")
 
 
 def _smallest(recipe: Recipe, speeds: Values, sizes: dict[str, int]) -> Iterator[Finding]:

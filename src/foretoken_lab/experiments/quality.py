@@ -5,7 +5,7 @@ the target's loss on texts that are sampled; with a draft, and plainly."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from statistics import fmean
 from typing import Any
@@ -62,15 +62,6 @@ def _library(name: str) -> Any:
 SCORES = {"translation": translation, "summarization": rouge}  # by task
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """The same prompts' texts without draft tokens and with them."""
-
-    plain: Scores
-    speculative: Scores
-    same: float  # share of texts that are equal
-
-
 def with_and_without(
     spec: Speculator,
     prompts: Sequence[str],
@@ -79,10 +70,10 @@ def with_and_without(
     *,
     gamma: int,
     max_new_tokens: int,
-) -> Compared:
-    """Greedy texts by plain decoding and with gamma draft tokens a step, scored. In exact
-    arithmetic they are equal; float32 may tip a near-tie. InputError for a target without a
-    tokenizer."""
+) -> dict[str, Any]:
+    """Scores of greedy texts by plain decoding ("plain") and with gamma draft tokens a step
+    ("speculative"), and the share that is the "same". In exact arithmetic all are; float32 may tip
+    a near-tie. InputError for a target without a tokenizer."""
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its texts cannot be scored; give one")
     options = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
@@ -94,7 +85,8 @@ def with_and_without(
         for guesses in (0, gamma)
     )
     same = fmean(a == b for a, b in zip(plain, drafted, strict=True))
-    return Compared(score(plain, references), score(drafted, references), same)
+    scores = {"plain": score(plain, references), "speculative": score(drafted, references)}
+    return scores | {"same": same}
 
 
 def nats(completions: Sequence[Completion]) -> Estimate:
@@ -137,7 +129,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
         compared = with_and_without(
             spec, sources, references, score, gamma=gamma, max_new_tokens=length
         )
-        return asdict(compared) | {"texts": len(texts)}
+        return compared | {"texts": len(texts)}
     params = SamplingParams(1.0, max_new_tokens=recipe.max_new_tokens, logprobs=0)
     # seeds of their own, so that the two are independent
     sampled = (

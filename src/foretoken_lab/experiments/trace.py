@@ -11,9 +11,7 @@ from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab.experiments import paper
 from foretoken_lab.experiments.experiment import (
-    BLANK,
     Case,
-    Columns,
     Experiment,
     Found,
     Plot,
@@ -21,7 +19,6 @@ from foretoken_lab.experiments.experiment import (
     Section,
     Trace,
     done,
-    tabulated,
 )
 from foretoken_lab.pairs import Pairs
 from foretoken_lab.recipe import Recipe
@@ -102,51 +99,26 @@ def timeline_measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 
 def timeline_section(recipe: Recipe, results: Found) -> Section | None:
-    """The picture, and the calls counted."""
-
-    def milliseconds(part: str, row: dict[str, Any]) -> str:
-        spent = [call.seconds for call in _calls(row) if call.part.startswith(part)]
-        return f"{sum(spent) * 1e3:.1f}" if spent else BLANK
-
-    def end(row: dict[str, Any]) -> str:
-        last = _calls(row)[-1]
-        return f"{(last.at + last.seconds) * 1e3:.1f}"
-
-    columns: Columns[dict[str, Any]] = {
-        "": _name,
-        "tokens": lambda row: str(row["tokens"]),
-        "target calls": lambda row: str(row["target_calls"]),
-        "draft calls": lambda row: str(row["draft_calls"]),
-        "ms": end,
-        "ms of target": partial(milliseconds, "target"),
-        "target's encoder": partial(milliseconds, "target encoder"),
-        "ms of draft": partial(milliseconds, "draft"),
-        "draft's encoder": partial(milliseconds, "draft encoder"),
-    }
+    """The picture."""
     paragraph = (
         "An encoder runs once, before the first step; a target without one reads the prompt with "
         "its decoder. In the diagram the draft is called gamma times before each call of the "
         "target; here fewer times where the text ends, and where a draft stops. The diagram is "
-        "simplified and has no times: those in the table hold the reading of the prompt too."
+        "simplified and has no times: here they hold the reading of the prompt too."
     )
     for own in done(results, "timeline"):
-        table = tabulated("The same text three times", own.result["rows"], columns)
-        caption = "A block a call; gaps are the verdict"
+        caption = "The same text three times: a block a call; gaps are the verdict"
         plot = Plot("timeline", caption, partial(_draw, own), (7.5, 2.6))
-        return Section("Figure 5: when which model ran", [paragraph], [table], [plot])
+        return Section("Figure 5: when which model ran", [paragraph], plots=[plot])
     return None
 
 
 TIMELINE = Experiment(timeline_section, timeline_cases, timeline_measure)
 
 
-def _calls(row: dict[str, Any]) -> list[ModelCall]:
-    return [ModelCall(*call) for call in row["calls"]]
-
-
-def _name(row: dict[str, Any]) -> str:
-    return f"gamma {row['gamma']}" if row["gamma"] else "plain"
-
-
 def _draw(own: ResultRow, figure: Figure) -> None:
-    view.blocks(figure, {_name(row): _calls(row) for row in own.result["rows"]})
+    rows = {
+        f"gamma {row['gamma']}" if row["gamma"] else "plain": [ModelCall(*c) for c in row["calls"]]
+        for row in own.result["rows"]
+    }
+    view.blocks(figure, rows)

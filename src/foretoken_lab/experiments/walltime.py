@@ -94,7 +94,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     table = tabulated(caption, best, _columns(recipe, results), lambda row: row in stars.values())
     return Section(
         "Tables 2 and 4: how much faster, measured and expected",
-        [*_said(recipe, best), *_said_of_the_theorem(results, best)],
+        _said(recipe, best),
         [table],
         [Plot("speed", "Speed over gamma, measured and as expected", partial(_draw, recipe, rows))],
     )
@@ -179,25 +179,6 @@ def _said(recipe: Recipe, best: list[ResultRow]) -> list[str]:
         "accelerator computes the further tokens while it waits for memory, at batch 1; a "
         "processor needs time for them, which lowers what is measured below what is expected.",
     ]
-
-
-def _said_of_the_theorem(results: Found, best: list[ResultRow]) -> list[str]:
-    """Measured over expected, here and in the paper."""
-    shares = [speed(row).value / factor for row in best if (factor := expected(results, row))]
-    with_v = [speed(row).value / v for row in best if (v := row.result["predicted"])]
-    if not shares or not with_v:
-        return []
-    theirs = [line.measured / line.expected for line in paper.TABLE_2]
-    inside = sum(min(theirs) <= share <= max(theirs) for share in shares)
-    return [
-        f"Measured over what Theorem 3.8 expects: {_span(shares)} here, {_span(theirs)} in the "
-        f"paper's table 4, within whose range {inside} of {len(shares)} of ours lie. With the "
-        f"measured v, which the theorem takes as 1: {_span(with_v)}."
-    ]
-
-
-def _span(values: list[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f}, median {median(values):.2f}"
 
 
 def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:

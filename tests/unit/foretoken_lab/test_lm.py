@@ -9,16 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
 
 import foretoken
 from foretoken.errors import InputError
 from foretoken.train.loop import TrainingRecipe
-from foretoken_lab.train import DecoderShape, train_lm
+from foretoken_lab.train import train_lm
 from tiny import TEXT
 
-SHAPE = DecoderShape(
-    layers=1, hidden=16, feed_forward=24, heads=2, kv_heads=1, vocab_size=280, context=16
-)
+SHAPE = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 280,
+    "max_position_embeddings": 16,
+    "tie_word_embeddings": True,
+}
 RECIPE = TrainingRecipe(steps=9, batch=2, warmup=2, save_every=2)
 
 
@@ -44,7 +52,7 @@ def train(text: Path, out: Path, *, kill_at: int | None = None, **options):
             raise Killed
 
     arguments = {"tokenizer_folder": None, "init": None} | options
-    return train_lm(text, out, SHAPE, RECIPE, report=report, **arguments), steps
+    return train_lm(text, out, LlamaConfig(**SHAPE), RECIPE, report=report, **arguments), steps
 
 
 def test_killed_and_resumed_is_uninterrupted(text, tmp_path):

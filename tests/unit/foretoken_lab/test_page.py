@@ -1,8 +1,7 @@
-"""The report's files: one page that loads nothing, Markdown with pictures, and JSON."""
+"""The report's files: one page that loads nothing, and Markdown with pictures."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -77,7 +76,8 @@ class Reading(HTMLParser):
         for name, value in attrs:
             if name in ("href", "xlink:href"):
                 self.links.append(value)
-            if name in ("src", "srcset", "data") or (tag == "link" and name == "href"):
+            source = name in ("src", "srcset", "data") and not value.startswith("data:")
+            if source or (tag == "link" and name == "href"):
                 self.loads.append(value)
             if name == "id":
                 self.ids.append(value)
@@ -101,7 +101,7 @@ def test_the_page_is_whole_and_loads_nothing(folder):
     assert outside == ["https://arxiv.org/abs/2211.17192"]  # followed by a reader, not loaded
     assert len(set(page.ids)) == len(page.ids)
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
-    assert page.tags.count("svg") == len(list((folder / "plots").glob("*.png"))) >= 6
+    assert page.tags.count("img") == len(list((folder / "plots").glob("*.png"))) >= 5
 
 
 def test_the_page_says_what_it_is_made_of(folder):
@@ -115,15 +115,8 @@ def test_the_page_says_what_it_is_made_of(folder):
     ):
         assert part in text
     assert "1 measurement failed" in text and "1 is not done yet" in text
-    assert "1.90 ± 0.01x" in text and "T=0: small, gamma 2" in text
     assert "Tables &lt;of&gt; laws" in text
     assert EVIL not in text and text.count("no &lt;script&gt;") == 1
-
-
-def test_pictures_have_the_pages_colours(folder):
-    text = (folder / "report.html").read_text()
-    assert "currentColor" in text and "#010203" not in text and "<metadata>" not in text
-    assert "light-dark(" in text and "width=device-width" in text
 
 
 def test_markdown_has_all_tables_and_its_pictures(folder, made):
@@ -136,21 +129,7 @@ def test_markdown_has_all_tables_and_its_pictures(folder, made):
     assert "**1.90 ± 0.01**" in text  # the fastest
 
 
-def test_json_has_rows_and_sections(folder):
-    document = json.loads((folder / "report.json").read_text())
-    own, paper = document["chapters"]
-    assert paper["recipe"] is None and own["recipe"]["name"] == "tables"
-    (origin,) = own["measured"]
-    assert origin["date"] == "2026-11-22" and origin["machine"] == str(MACHINE)
-    assert document["quick"] is True
-    assert len(own["rows"]["acceptance"]) == 6 and own["missing"] == 1
-    assert own["headlines"][0]["figure"] == "1.90 ± 0.01x"
-    titles = [section["title"] for section in own["sections"]]
-    assert titles[0].startswith("Table 3") and titles[-1].startswith("Observations")
-    assert document["seconds"] == pytest.approx(6 + 12 * 2 + 2 + 1 + 1)
-
-
-def test_a_trace_is_in_all_three(made, folder):
+def test_a_trace_is_in_both(made, folder):
     traces = [trace for chapter in made.chapters for s in chapter.sections for trace in s.traces]
     (one,) = traces
     assert isinstance(one, Trace) and one.html in (folder / "report.html").read_text()

@@ -8,7 +8,7 @@ import pytest
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import RefusedError
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab import pairs as module
 from foretoken_lab.pairs import Pairs, written
@@ -58,23 +58,6 @@ def test_a_cascade_drafts_for_a_model_only(monkeypatch):
     assert spec.draft_name == "small < lookup"
     with pytest.raises(RefusedError, match="bigram is no model"):
         pairs.cascade("bigram", None)
-
-
-def test_a_pair_that_cannot_be_loaded_is_tried_once(tmp_path, monkeypatch):
-    (tmp_path / "prompts.txt").write_text("a\nb\n")
-    drafts = [RecipeDraft(label="wrong", draft="nowhere"), RecipeDraft(label="draft")]
-    pairs = Pairs(recipe(drafts=drafts, prompts=Prompts(file=str(tmp_path / "prompts.txt"))))
-    asked: list[object] = []
-
-    def load(target, draft, **options):
-        asked.append(draft)
-        raise InputError("there is no nowhere")
-
-    monkeypatch.setattr(module, "load", load)
-    for _ in range(2):
-        with pytest.raises(InputError, match="there is no nowhere"):
-            pairs.spec("wrong")
-    assert asked == ["nowhere"]
 
 
 def test_one_pair_is_held_at_a_time(tmp_path, monkeypatch):

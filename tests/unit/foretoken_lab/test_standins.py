@@ -15,10 +15,6 @@ from foretoken.train import corpus, examples
 from foretoken_lab import standins
 
 KEYS = ("en", "de")
-TELLING = (
-    "The old house stood by the sea. A whale was seen by an old man near the house by the sea. He "
-    "said so himself to all. Whale! An old whale man."
-)
 
 
 @pytest.fixture
@@ -80,23 +76,6 @@ def test_translation_leaves_out_unlike_pairs_and_test_sources(tmp_path, ran):
     taught = [line for line in ran if line[:3] == ["foretoken", "train", "distill"]]
     assert len(trained) == 4 and "--tokenizer" in trained[1] and "--hidden" in trained[1]
     assert len(taught) == 3 and "--steps=7" in [f"{a}={b}" for a, b in pairwise(taught[0])]
-
-
-def test_summaries_are_learnt_behind_gaps_of_articles_that_are_not_held_out(tmp_path, ran):
-    rows = [{"article": f"{i} {TELLING}", "highlights": f"whale {i}"} for i in range(32)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    standins.summarization([str(tmp_path / "a.jsonl")], tmp_path / "out")
-    held_out = examples.lines(tmp_path / "out" / "held-out.jsonl")
-    gaps = examples.lines(tmp_path / "out" / "gaps.jsonl")
-    assert len(held_out) == 2 and len(gaps) == 30
-    assert [line[2] for line in ran].count("seq2seq") == 6
-
-
-def test_the_most_telling_sentence_is_the_gap():
-    ((source, target),) = standins.gap_pairs(TELLING)
-    assert target.startswith("A whale was seen") and target not in source
-    assert source.startswith("The old house") and source.endswith("An old whale man.")
-    assert not list(standins.gap_pairs("Too short. To tell. At all."))
 
 
 def test_news_in_parts_of_which_some_are_held_out(tmp_path, ran):

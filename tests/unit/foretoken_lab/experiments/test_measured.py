@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from foretoken.errors import InputError
 from foretoken.theory import oracle_factor, walltime_factor
@@ -84,9 +85,7 @@ def test_tables_2_and_4_show_the_fastest_gamma():
         "3.20",
         "3.40",
     )
-    assert table.emphasized == {0, 1}  # the fastest at each temperature
-    text = " ".join(section.paragraphs)
-    assert "0.68 to 1.29, median 1.08 in the paper's table 4, within whose range 5 of 6" in text
+    assert table.emphasized == (0, 1)  # the fastest at each temperature
 
 
 def test_a_busy_machine_is_told():
@@ -118,34 +117,10 @@ def test_figure_5_counts_the_calls(pairs):
     assert plain["target_calls"] == plain["tokens"] == 12 and plain["draft_calls"] == 0
     section = trace.timeline_section(pairs.recipe, {"timeline": [ResultRow(case, 1.0, result)]})
     assert section is not None
-    assert section.tables[0].rows[2][:4] == ("plain", "12", "12", "0")
-    assert "target's encoder" not in section.tables[0].head
-
-
-def test_figure_5_tells_encoders_from_decoders(pairs):
-    calls = {
-        7: [("target encoder", 0, 4), ("target prefill", 4, 1), ("draft encoder", 5, 1)],
-        3: [("target encoder", 0, 4), ("target prefill", 4, 0)],
-        0: [("target encoder", 0, 4), ("target prefill", 4, 0)],
-    }
-    calls[7] += [("draft", 6 + i, 1) for i in range(7)] + [("target", 13, 5)]
-    calls[3] += [("draft", 4 + i, 1) for i in range(3)] + [("target", 7, 6)]
-    calls[0] += [("target", 4 + 4 * i, 4) for i in range(8)]
-    rows = [
-        {
-            "gamma": gamma,
-            "tokens": 8,
-            "target_calls": sum(part == "target" for part, *_ in own),
-            "draft_calls": sum(part == "draft" for part, *_ in own),
-            "calls": [[part, at / 1e3, ms / 1e3, 1] for part, at, ms in own],
-        }
-        for gamma, own in calls.items()
-    ]
-    row = ResultRow({"draft": "small"}, 1.0, {"rows": rows, "encoder_decoder": True})
-    section = trace.timeline_section(pairs.recipe, {"timeline": [row]})
-    assert section is not None
-    first = ("gamma 7", "8", "1", "7", "18.0", "10.0", "4.0", "8.0", "1.0")
-    assert section.tables[0].rows[0] == first
+    figure = Figure()
+    section.plots[0].draw(figure)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["gamma 7", "gamma 3", "plain"]
 
 
 def test_figure_1_has_a_line_a_run(pairs):
@@ -237,7 +212,6 @@ def test_what_is_said_of_all_three():
         ("automatic", "2.20", "gamma 2", "2.00", "1.25", "0.700", "0.100", "2.70"),
         ("cascade < lookup", "2.00", "alone", "2.00", "0.50", BLANK, BLANK, BLANK),
     ]
-    assert "0.50 times its speed alone" in section.paragraphs[2]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

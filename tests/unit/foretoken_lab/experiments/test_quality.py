@@ -54,8 +54,8 @@ def pair():
 def test_greedy_texts_score_the_same_with_and_without_draft_tokens(pair, score, names):
     references = [source[::-1] for source in SOURCES]
     comparison = with_and_without(pair, SOURCES, references, score, gamma=3, max_new_tokens=12)
-    assert comparison.same == 1 and comparison.plain == comparison.speculative
-    assert list(comparison.plain) == names
+    assert comparison["same"] == 1 and comparison["plain"] == comparison["speculative"]
+    assert list(comparison["plain"]) == names
 
 
 def test_the_loss_of_sampled_texts_is_the_same_within_noise(pair):
