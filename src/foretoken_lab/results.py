@@ -216,7 +216,8 @@ def run(
     """Measure the cases that have no result, those that failed before included; says before each
     how many are done, and which it is. A case that fails is a result, with its reason, and the
     others go on."""
-    missing = [job for job in jobs_asked if _missing(job, results)]
+    rows = [results.row(job.of, job.experiment, job.case) for job in jobs_asked]
+    missing = [job for job, row in zip(jobs_asked, rows, strict=True) if row is None or row.failed]
     pairs: Pairs | None = None
     for i, job in enumerate(missing, len(jobs_asked) - len(missing)):
         yield i, f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
@@ -239,11 +240,6 @@ def _begin(results: ResultFile, job: Job, cases: int, machine: Machine, command:
     )
     if origin not in results.origins(job.of)[-1:]:
         results.add(origin)
-
-
-def _missing(job: Job, results: ResultFile) -> bool:
-    row = results.row(job.of, job.experiment, job.case)
-    return row is None or row.failed is not None
 
 
 def _measured(pairs: Pairs, job: Job) -> ResultLine:

@@ -76,8 +76,8 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 
 def kept(place: ScoredPlace, lenience: list[float], *, greedy: bool) -> list[float]:
-    """The probability that a draft token is accepted at each l: sum min(p / l, q), or the share of q's mass
-    where p >= l max p."""
+    """The probability of acceptance at each l: sum min(p / l, q), or the share of q's mass where
+    p >= l max p."""
     if place.guess is None:
         return [0.0] * len(lenience)
     p = place.p.double().numpy()

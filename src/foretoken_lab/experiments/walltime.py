@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RULE = "speculative"  # Algorithm 1, as the paper's
-BIGRAM_ORDER = 2
 
 
 def cases(recipe: Recipe) -> list[Case]:
@@ -217,7 +216,7 @@ def bigram_cases(recipe: Recipe) -> list[Case]:
 
 
 def _is_bigram(draft: RecipeDraft) -> bool:
-    return draft.order == BIGRAM_ORDER or draft.paper == "Bigram"
+    return draft.order == 2 or draft.paper == "Bigram"
 
 
 def bigram_section(recipe: Recipe, results: Found) -> Section | None:
