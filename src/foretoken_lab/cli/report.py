@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import date
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from typer import Argument, Option
 
+from foretoken.cli import option
 from foretoken.cli.command import command, quiet
 from foretoken.errors import InputError
 from foretoken.loading import hub
@@ -25,8 +25,6 @@ from foretoken.storage import files
 if TYPE_CHECKING:
     from foretoken_lab.recipe import Recipe
     from foretoken_lab.results import Job, ResultFile
-
-NEEDED = ("matplotlib", "jinja2")  # of the extra `report`
 
 
 @command
@@ -59,7 +57,8 @@ def report(
     chosen = _recipes(recipes, out, measuring=not as_measured)
     if quick:
         chosen = [recipe.quick() for recipe in chosen]
-    from foretoken_lab.page import RESULTS, write  # late: torch takes seconds
+    with option.needing("lab"):
+        from foretoken_lab.page import RESULTS, write  # late: torch takes seconds
     from foretoken_lab.report import report as made_of
     from foretoken_lab.results import ResultFile
     from foretoken_lab.results import as_measured as latest
@@ -102,9 +101,6 @@ def _recipes(paths: list[Path], out: Path, *, measuring: bool) -> list[Recipe]:
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two recipes have the name {name}; give each its own")
-    for name in NEEDED:
-        if not find_spec(name):
-            raise InputError(f"a report needs {name}; pip install 'foretoken[lab]'")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give another --out, a folder")
     for recipe in recipes if measuring else []:

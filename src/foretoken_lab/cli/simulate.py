@@ -8,14 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.render import bar, page, prose
+from foretoken.cli.render import bar, page, prose, table
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement.result import Measurement
@@ -106,13 +104,11 @@ def _show(
         f"{fleet.replicas} x {measured.target.name} with draft {measured.draft.name}, up to "
         f"{rows} rows each, as measured on {measured.machine.cpu}: {fleet.requests} requests",
     )
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading in ("rate", *HEADINGS):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rates = table("rate", *HEADINGS, left=0)
     for one in simulated:
-        table.add_row(f"{one.rate:g}", *_row(one), style="bold" if one.overloaded else None)
+        rates.add_row(f"{one.rate:g}", *_row(one), style="bold" if one.overloaded else None)
     console.print()
-    console.print(table)
+    console.print(rates)
     console.print()
     prose(
         console,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+import foretoken_lab
 from console import Run, mistake
 from foretoken.storage import files
 from foretoken_lab import page as plots
@@ -138,6 +141,8 @@ def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
 
 
 def test_a_library_that_is_missing_is_named(console: Run, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken_lab.cli.report.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "foretoken_lab.page", raising=False)
+    monkeypatch.delattr(foretoken_lab, "page", raising=False)
     result = console("report", recipe, "--out", tmp_path / "out")
-    mistake(result, "a report needs matplotlib; pip install 'foretoken[lab]'")
+    mistake(result, "this needs jinja2, which is missing; pip install 'foretoken[lab]'")
