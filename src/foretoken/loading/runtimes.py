@@ -61,6 +61,8 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype not in ROUNDED else "openvino"
     fast = fast if placement.runtime == "auto" else placement.runtime
+    if dtype in ROUNDED and fast != "openvino":
+        raise RefusedError(f"dtype={dtype!r} runs on OpenVINO only; leave runtime at 'auto'")
     if fast != "transformers":
         try:
             on_fast = _openvino if fast == "openvino" else _graphs
@@ -71,8 +73,6 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
-    if dtype in ROUNDED:
-        raise RefusedError(f"dtype={dtype!r} runs on OpenVINO only; leave runtime at 'auto'")
     return Placed(_torch(source, dtype, placement.device), reason)
 
 
@@ -111,8 +111,6 @@ def _torch(source: Source | PreTrainedModel, dtype: str, device: torch.device) -
 
 
 def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
-    if dtype in ROUNDED:
-        raise RefusedError(f"graphs have no {dtype}; give runtime='openvino', or another dtype")
     from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
 
     return rehearsed(GraphModel(_network(source, dtype, device, ON_GRAPHS)))

@@ -67,8 +67,9 @@ class StockModel(ABC):
         self.device = model.device
         self.computed = str(model.dtype).removeprefix("torch.")
         self.takes_tensors = self.device.type != "cpu"
-        self.context: int | None = context_limit(model.config.get_text_config(decoder=True))
-        self.longest = self.context if switch_of(model) is None else positions(model)
+        config = model.config.get_text_config(decoder=True)
+        self.context: int | None = context_limit(config)
+        self.longest = self.context if switch_of(model) is None else positions(config)
         self._beyond = False
         self.vocab_size = output_rows(model)
         self.running = Forward(model)

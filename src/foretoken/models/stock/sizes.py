@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from foretoken.errors import RefusedError
 
 
-def positions(model: PreTrainedModel) -> int | None:
-    """Positions that the decoder's configuration speaks of; None: no limit."""
-    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+def positions(config: PreTrainedConfig) -> int | None:
+    """Positions that a stack's configuration speaks of; None: no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
@@ -26,8 +26,8 @@ def context_limit(config: PreTrainedConfig) -> int | None:
     rows depend on each other and on what is cached: such a stack ends where they would change,
     unless a longer text is read again (`switch_of`).
     """
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit <= 0:
+    limit = positions(config)
+    if limit is None:
         return None
     rope = getattr(config, "rope_parameters", None) or {}
     for kind in (rope, *(value for value in rope.values() if isinstance(value, dict))):
