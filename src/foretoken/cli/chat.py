@@ -4,8 +4,6 @@ process or by a server."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from secrets import randbits
 from typing import Annotated, Any
@@ -14,10 +12,8 @@ from typer import Option
 
 from foretoken.cli import option, session
 from foretoken.cli.command import command, quiet
-from foretoken.cli.messages import Rendering, Template
-from foretoken.cli.remote import remote
-from foretoken.cli.sampling_options import OneAnswer
-from foretoken.cli.sources import ChatSource, local
+from foretoken.cli.prompts import Rendering, Template
+from foretoken.cli.sources import local, remote
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 
@@ -26,47 +22,6 @@ KEY = "FORETOKEN_API_KEY"
 
 def _server(text: str) -> Any:
     return Option(help=text, rich_help_panel="Server")
-
-
-@dataclass(frozen=True)
-class ChatOptions:
-    """Options of the models and of the whole session."""
-
-    quick: Annotated[
-        str | None, Option("--quick", "-q", help="Answer this prompt only, then exit.")
-    ] = None
-    raw: Annotated[
-        bool, Option("--raw", help="Continue each line as plain text, without a chat template.")
-    ] = False
-    target: option.Target = None
-    draft: option.Draft = None
-    gamma: option.Guesses = None
-    seed: Annotated[
-        int | None,
-        Option(
-            help="Seed of all texts: the same seed, pair, gamma and input give the same texts. "
-            "Default: random."
-        ),
-    ] = None
-    rule: option.Rule = "block"
-    lenience: option.Lenience = 1.0
-    show_tokens: Annotated[
-        bool, Option("--show-tokens", help="Colour each token by the fate of its draft token.")
-    ] = False
-
-    def require(self) -> None:
-        """Raise InputError for values that no model could honour."""
-        from foretoken.options import as_seed, require  # late: NumPy, which `--help` does without
-
-        require(self.gamma, self.rule, self.lenience)
-        if self.seed is not None:
-            as_seed(self.seed)
-
-    @property
-    def speculation(self) -> dict[str, Any]:
-        """Speculation options that the user set."""
-        values = {"gamma": self.gamma, "rule": self.rule, "lenience": self.lenience}
-        return {n: value for n, value in values.items() if value != getattr(ChatOptions, n)}
 
 
 @dataclass(frozen=True)
@@ -83,24 +38,34 @@ class ServerAddress:
         str | None, _server("Model to ask. Default: the first that the server lists.")
     ] = None
 
-    def require_used(self, asked: ChatOptions, loading: option.PairLoading) -> None:
-        """Raise InputError for options that have no use beside --url, or without it."""
-        if self.url is None:
-            if unused := _first_flag(self, ("api_key", "model")):
-                raise InputError(f"{unused} is for a server; add --url")
-            return
-        names = [field.name for field in fields(loading)]
-        if unused := _first_flag(asked, ("target", "draft")) or _first_flag(loading, names):
-            raise InputError(f"{unused} is for models in this process; leave it or --url out")
-
 
 @command
 def chat(
-    asked: ChatOptions,
-    sampling: OneAnswer,
+    sampling: option.OneAnswer,
     rendering: Rendering,
     server: ServerAddress,
     loading: option.PairLoading,
+    quick: Annotated[
+        str | None, Option("--quick", "-q", help="Answer this prompt only, then exit.")
+    ] = None,
+    raw: Annotated[
+        bool, Option("--raw", help="Continue each line as plain text, without a chat template.")
+    ] = False,
+    target: option.Target = None,
+    draft: option.Draft = None,
+    gamma: option.Guesses = None,
+    seed: Annotated[
+        int | None,
+        Option(
+            help="Seed of all texts: the same seed, pair, gamma and input give the same texts. "
+            "Default: random."
+        ),
+    ] = None,
+    rule: option.Rule = "block",
+    lenience: option.Lenience = 1.0,
+    show_tokens: Annotated[
+        bool, Option("--show-tokens", help="Colour each token by the fate of its draft token.")
+    ] = False,
     system_prompt: Annotated[str | None, Option(help="System message of the conversation.")] = None,
 ) -> None:
     """Talk with a model, in its own distribution; with --raw, continue lines of plain text.
@@ -108,63 +73,55 @@ def chat(
     On a terminal, /help lists commands: to take turns back, change options, save and load.
     Otherwise every line of standard input is a message, and only answers are printed.
     """
-    talk = None if asked.raw else session.Conversation()
-    if talk is None:
-        used = _first_flag(rendering, ("chat_template", "chat_template_kwargs"))
-        if used or system_prompt:
-            raise InputError(f"{used or '--system-prompt'} is for messages; leave it or --raw out")
-    elif system_prompt:
-        talk.system(system_prompt)
-    template = None if asked.raw else rendering.template
-    with opened(asked, server, loading, template, sampling.given) as source:
-        session.run(
-            source, sampling, show_tokens=asked.show_tokens, quick=asked.quick, conversation=talk
+    from foretoken.options import as_seed, require  # late: NumPy, which `--help` does without
+
+    # Mistakes are told before models load, which takes seconds
+    options = sampling.given
+    SamplingParams(**options)
+    require(gamma, rule, lenience)
+    if seed is not None:
+        as_seed(seed)
+    of_messages = _given(rendering) + ["--system-prompt"] * bool(system_prompt)
+    if raw and of_messages:
+        raise InputError(f"{of_messages[0]} is for messages; leave it or --raw out")
+    template = Template() if raw else rendering.template
+    if server.url is None:
+        if of_server := _given(server):
+            raise InputError(f"{of_server[0]} is for a server; add --url")
+        loading.require(target)
+        quiet()
+        opened = local(
+            loading.load(target, draft),
+            template,
+            messages=not raw,
+            gamma=gamma,
+            seed=randbits(62) if seed is None else seed,
+            rule=rule,
+            lenience=lenience,
         )
-
-
-@contextmanager
-def opened(
-    asked: ChatOptions,
-    server: ServerAddress,
-    loading: option.PairLoading,
-    template: Template | None,
-    options: Mapping[str, Any],
-) -> Iterator[ChatSource]:
-    """Open the source that the options name, refusing first what it cannot honour.
-
-    template: of conversations; None where prompts are plain text.
-    """
-    asked.require()
-    SamplingParams(**options)  # before models load, which takes seconds
-    server.require_used(asked, loading)
-    messages, template = template is not None, template or Template()
-    if server.url is not None:
+    else:
+        given = ["--target"] * (target is not None) + ["--draft"] * (draft is not None)
+        if here := given + _given(loading):
+            raise InputError(f"{here[0]} is for models in this process; leave it or --url out")
         if template.text is not None:
             raise InputError("--chat-template is read by a server when it starts; give it that one")
-        with remote(
+        said = {"gamma": (gamma, None), "rule": (rule, "block"), "lenience": (lenience, 1.0)}
+        opened = remote(
             server.url,
             os.environ.get(KEY) if server.api_key is None else server.api_key,
             server.model,
             template.variables,
-            messages=messages,
-            seed=asked.seed,
-            speculation=asked.speculation,
-        ) as source:
-            source.require(options)
-            yield source
-        return
-    loading.require(asked.target)
-    quiet()
-    spec = loading.load(asked.target, asked.draft)
-    seed = randbits(62) if asked.seed is None else asked.seed
-    how = {"gamma": asked.gamma, "rule": asked.rule, "lenience": asked.lenience}
-    with local(spec, template, messages=messages, seed=seed, **how) as source:
+            messages=not raw,
+            seed=seed,
+            speculation={n: value for n, (value, default) in said.items() if value != default},
+        )
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    with opened as source:
         source.require(options)
-        yield source
+        messages = None if raw else system
+        session.run(source, options, show_tokens=show_tokens, quick=quick, messages=messages)
 
 
-def _first_flag(group: Any, names: Any) -> str:
-    """Name the flag of the first of these options that the user set; "" for none."""
-    defaults = {f.name: f.default for f in fields(group)}
-    changed = (name for name in names if getattr(group, name) != defaults[name])
-    return "".join(f"--{name.replace('_', '-')}" for name in list(changed)[:1])
+def _given(group: Any) -> list[str]:
+    """Return the flags of the options in a group that the user set."""
+    return [option.flag(f.name) for f in fields(group) if getattr(group, f.name) != f.default]

@@ -100,7 +100,7 @@ def test_bad_lines_are_told_and_the_rest_is_done(run, pair, tmp_path) -> None:
     assert result.code == 1
     for message in (
         "line 2: ",
-        "line 3: temprature is no key of a line here; did you mean temperature?",
+        "line 3: temprature is unknown here; did you mean temperature?",
         "line 4: prompt 0 holds the id 999",
     ):
         assert message in result.err
@@ -121,7 +121,7 @@ def test_several_texts_of_a_line(run, pair, tmp_path) -> None:
 def test_what_is_refused(run, pair, tmp_path) -> None:
     file = prompts(tmp_path, {"prompt": "a"})
     mistake(run("generate", "a", "--output", tmp_path / "x"), "--output is for a file of prompts")
-    mistake(run("generate", *file, "--json"), "--json and --output are both given")
+    mistake(run("generate", *file, "--json"), "--output is for a file of prompts alone")
     unused = run("generate", *file, *pair, "--system", "Be brief.")
     mistake(unused, "--system is for messages, and there are none; add --chat")
     (tmp_path / "out.jsonl").write_text('{"line": 1}\n')
@@ -134,19 +134,19 @@ def test_a_disk_that_fills_leaves_whole_lines_and_is_named(tmp_path, full_disk) 
     with (
         full_disk(1000),
         pytest.raises(OSError, match="out.jsonl cannot be written: .*make room"),
-        Results(path) as out,
+        Results.opened(path) as out,
     ):
         out.write((1, 0), "", {"text": text})
         out.write((2, 0), "", {"text": text})
     assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
-    with Results(path) as out:
+    with Results.opened(path) as out:
         assert out.done == {(1, 0): ""}
         out.write((2, 0), "", {"text": text})
     assert path.read_bytes().count(b"\n") == 2
 
 
 def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
-    with Results(tmp_path / "out.jsonl") as out:
+    with Results.opened(tmp_path / "out.jsonl") as out:
         out.write((1, 0), "", {"text": "a"})
 
         class Full:
@@ -160,16 +160,16 @@ def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
             def __getattr__(self, name: str):
                 return getattr(self.file, name)
 
-        out._out = Full(out._out)
+        out.out = Full(out.out)
         with pytest.raises(OSError, match="out.jsonl cannot be written: .*No space left"):
             out.write((2, 0), "", {"text": "b"})
         assert out.done == {(1, 0): ""}
-    with Results(tmp_path / "out.jsonl") as out:
+    with Results.opened(tmp_path / "out.jsonl") as out:
         assert out.done == {(1, 0): ""}
         with pytest.raises(ValueError, match="not JSON compliant"):
             out.write((3, 0), "", {"text": float("nan")})
     (tmp_path / "other").write_text("hello\n")
-    with pytest.raises(InputError, match="line 1 is no result"), Results(tmp_path / "other"):
+    with pytest.raises(InputError, match="line 1 is no result"), Results.opened(tmp_path / "other"):
         pass
 
 
@@ -189,10 +189,10 @@ def test_results_of_something_else_are_not_gone_on_with(run, pair, tmp_path) -> 
 
 def test_one_process_at_a_time_writes_a_file(tmp_path) -> None:
     pytest.importorskip("fcntl")
-    with Results(tmp_path / "out.jsonl"):
+    with Results.opened(tmp_path / "out.jsonl"):
         with pytest.raises(InputError, match="another process writes"):
-            Results(tmp_path / "out.jsonl").__enter__()
-    with Results(tmp_path / "out.jsonl"):
+            Results.opened(tmp_path / "out.jsonl").__enter__()
+    with Results.opened(tmp_path / "out.jsonl"):
         pass
 
 
@@ -204,40 +204,11 @@ def test_what_is_no_file_is_refused(tmp_path) -> None:
         (tmp_path / "nowhere" / "out.jsonl", "there is no folder"),
     ):
         with pytest.raises(InputError, match=message):
-            Results(path).__enter__()
-
-
-def test_parquet_in_and_out(run, pair, tmp_path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    import pyarrow
-
-    parquet.write_table(pyarrow.Table.from_pylist(ROWS[:5]), tmp_path / "in.parquet")
-    files = ("--prompt-file", tmp_path / "in.parquet", "--output", tmp_path / "out.parquet")
-    result = run("generate", *files, *pair, *OPTIONS)
-    assert result.code == 0, result.err
-    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    lines = read(tmp_path)  # beside it: what is gone on with
-    assert [row["line"] for row in rows] == [1, 2, 3, 4, 5] and len(lines) == 5
-    assert [json.loads(row["id"]) for row in rows] == [row["id"] for row in ROWS[:5]]
-    assert [row["tokens"] for row in rows] == [lines[n, 0]["tokens"] for n in range(1, 6)]
-    again = run("generate", *files, *pair, *OPTIONS)
-    assert again.code == 0 and "all 5 texts were there" in again.err
-
-
-def test_a_folder_holds_results(run, pair, tmp_path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]))
-    files = ("--prompt-file", tmp_path / "in.jsonl", "--output", tmp_path / "out")
-    assert run("generate", *files, *pair, *OPTIONS).code == 0
-    assert (tmp_path / "out" / "results.jsonl").read_text().count("\n") == 1
+            Results.opened(path).__enter__()
 
 
 def test_a_new_file_without_results_does_not_stay(tmp_path) -> None:
     path = tmp_path / "out.jsonl"
-    with Results(path):
+    with Results.opened(path):
         assert path.exists()
     assert not path.exists()
-    path.touch()
-    with Results(path):
-        pass
-    assert path.exists()  # it was there

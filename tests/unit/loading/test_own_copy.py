@@ -1,0 +1,175 @@
+"""The target as its own draft, by name: what comes of a name, and one line for what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.drafters.lm import LMDrafter
+from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.lab.agreement import overlaps
+from foretoken.lab.certificate.identity import replay
+from foretoken.loading.options import smaller
+from foretoken.loading.sources import Source
+from foretoken.models.openvino.companion import Companion
+from foretoken.sampling.params import SamplingParams
+from tiny import byte_level, folder, llama, t5
+
+pytestmark = pytest.mark.openvino
+WIDE = {"hidden_size": 128, "intermediate_size": 192}  # weights that are worth rounding
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("own") / "target", llama(**WIDE), byte_level())
+
+
+@pytest.fixture(scope="module")
+def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = t5(d_model=128, d_ff=192)
+    return folder(tmp_path_factory.mktemp("own") / "t5", model, byte_level())
+
+
+CASES = [("target", "self"), ("target", "self:int8")]
+CASES += [pytest.param("seq2seq", draft, marks=pytest.mark.prove) for _, draft in CASES]
+
+
+@pytest.mark.parametrize(("kind", "draft"), CASES)
+def test_greedy_text_is_the_targets(kind, draft, request):
+    path = request.getfixturevalue(kind)
+    prompts = ["It was", "the first day of", "a"]
+    plain = foretoken.load(path, "none").generate(prompts, max_new_tokens=20)
+    spec = foretoken.load(path, draft)
+    assert isinstance(spec.drafter, LMDrafter) and isinstance(spec.drafter.model, Companion)
+    assert spec.draft_name == draft
+    for gamma in (3, None):
+        completions = spec.generate(prompts, max_new_tokens=20, gamma=gamma)
+        assert [each.tokens for each in completions] == [each.tokens for each in plain]
+    assert all(each.stats.draft_runtime == "openvino" for each in completions)
+    sampled = spec.generate(prompts, max_new_tokens=20, gamma=3, temperature=1.0)
+    assert all(each.stats.drafted and each.stats.bias == 0 for each in sampled)
+
+
+def test_a_rounded_copy_is_nearly_the_target(target):
+    alpha = {}
+    for draft in ("self:int8", "self:int4"):
+        (completion,) = foretoken.load(target, draft).generate(
+            [3, 4, 5], max_new_tokens=64, gamma=2, temperature=1.0, ignore_eos=True
+        )
+        alpha[draft] = completion.stats.alpha
+    assert 1 > alpha["self:int8"] > alpha["self:int4"] > 0.3 and alpha["self:int8"] > 0.9
+
+
+def test_the_target_may_be_rounded_itself(target):
+    spec = foretoken.load(target, "self", dtype="int8")
+    assert spec.target.computed == "int8" and spec.drafter.model.computed == "int4"
+    assert len(spec.generate([3, 4], max_new_tokens=8, gamma=2, temperature=1.0)[0].tokens) == 8
+    spec = foretoken.load(target, "self", draft_dtype="int8")
+    assert spec.drafter.model.computed == "int8"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_copies_have_the_arithmetic_of_the_target(target, dtype):
+    plain = foretoken.load(target, "none", dtype=dtype)
+    for draft in ("self", "self:int8"):
+        spec = foretoken.load(target, draft, dtype=dtype)
+        assert spec.target.computed == plain.target.computed
+        (completion,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
+        assert completion.stats.drafted and len(completion.tokens) == 12
+
+
+def test_it_is_replayed_and_measured(target):
+    spec = foretoken.load(target, "self:int8")
+    requests = spec.inputs.requests([[3, 4, 5], [7, 8]], SamplingParams(1.0, max_new_tokens=6), 0)
+    texts = [
+        completion.tokens for completion in spec.generate([[3, 4, 5], [7, 8]], max_new_tokens=6)
+    ]
+    params = SamplingParams(1.0)
+    places = list(replay(spec.target, spec.drafter, requests, texts, params))
+    betas = [torch.minimum(place.p, place.q).sum(-1) for place in places]
+    assert all(float(beta.min()) > 0.8 for beta in betas)
+    alone = overlaps(spec.target, spec.drafter, requests[0], texts[0], params)
+    assert alone == pytest.approx([float(beta[0]) for beta in betas], abs=1e-3)
+
+
+def test_a_model_in_memory():
+    model = llama(**WIDE)
+    spec = foretoken.load(model, "self", runtime="openvino")
+    plain = foretoken.load(model, "none").generate([3, 4, 5], max_new_tokens=12)
+    assert spec.generate([3, 4, 5], max_new_tokens=12, gamma=2)[0].tokens == plain[0].tokens
+
+
+def test_a_kept_copy_is_not_made_again(target, monkeypatch):
+    foretoken.load(target, "self")
+
+    def network(*args):
+        raise AssertionError("the weights are read again")
+
+    monkeypatch.setattr(Source, "network", network)
+    foretoken.load(target, "self")
+
+
+def test_beams_are_plain(target):
+    """The copy has no rows of its own, which a search could branch."""
+    spec = foretoken.load(target, "self")
+    plain = foretoken.load(target, "none").beam_search("It was", max_new_tokens=6)
+    beams = spec.beam_search("It was", max_new_tokens=6)
+    assert [beam.tokens for beam in beams[0]] == [beam.tokens for beam in plain[0]]
+    assert beams[0][0].stats.draft_runtime == "none"
+
+
+@pytest.mark.parametrize("draft", ["lookup", "self:int4"])
+def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
+    """Padding rounds otherwise, so with a fixed gamma there is none."""
+    spec = foretoken.load(target, draft, dtype="int8")
+
+    def texts(gamma: int | None) -> list[list[int]]:
+        completions = spec.generate(
+            ["It was", "the day"], max_new_tokens=40, temperature=1.0, seed=3, gamma=gamma
+        )
+        return [each.tokens for each in completions]
+
+    first = {gamma: texts(gamma) for gamma in (0, 3)}
+    texts(None)
+    assert {gamma: texts(gamma) for gamma in (3, 0)} == first
+
+
+def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
+    with pytest.raises(kind, match=says) as error:
+        foretoken.load(*args, **options)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("draft", "options", "says"),
+    [
+        ("self:0-1", {}, "'self:0-1'; give self, self:int4 or self:int8"),
+        ("self:int4", {"draft_dtype": "int8"}, "draft_dtype 'int8'; leave one of them out"),
+        ("self", {"dtype": "int4"}, "the target is in int4 itself; give a target of another"),
+        ("selff", {}, "did you mean 'self'"),
+    ],
+)
+def test_invalid_names(target, draft, options, says):
+    refused(InputError, says, target, draft, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"runtime": "transformers"}, "transformers does not share; give runtime='openvino'"),
+        ({"exact_shapes": True}, "does not share; give runtime='openvino'"),
+        ({"draft_dtype": "float16"}, "OpenVINO has no float16"),
+    ],
+)
+def test_what_shares_no_rows(target, options, says):
+    refused(RefusedError, says, target, "self", **options)
+    if "runtime" in options:
+        refused(RefusedError, "transformers does not share", llama(), "self")
+
+
+def test_roundings_that_are_smaller():
+    assert smaller("bfloat16") == ("int8", "int4")
+    assert smaller("int8") == ("int4",) and smaller("int4") == ()
