@@ -44,11 +44,11 @@ def test_mistakes_are_one_line(console: Run, file: Path, tmp_path: Path):
     for arguments, message in (
         (
             ("--measurement", file, "--rate", 0),
-            "'--rate': input should be greater than or equal to 1e-06",
+            "'--rate': input should be greater than or",
         ),
         (
             ("--measurement", file, "--rate", "inf"),
-            "'--rate': input should be less than or equal to 1000000000",
+            "'--rate': input should be less than or",
         ),
         (
             ("--measurement", file, "--rate", 1, "--replicas", 0),
