@@ -147,7 +147,7 @@ class _Answering:
         """Print the speed-up for the prompt `compared`, if any, and remarks."""
         comparison = None
         if compared is not None:
-            from foretoken.lab.bench.race import compare  # late: torch
+            from foretoken.lab.bench import compare  # late: torch
 
             options = {"seed": self.seed, **self.tasks[0].given, **self.speculation}
             comparison = compare(self.spec, compared, **options)

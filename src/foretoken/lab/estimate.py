@@ -51,10 +51,8 @@ class Spread:
         return 1.57 * (self.q3 - self.q1) / math.sqrt(self.n)
 
 
-def spread(values: Sequence[float]) -> Spread | None:
-    """None where there are no values."""
-    if not values:
-        return None
+def spread(values: Sequence[float]) -> Spread:
+    """Of one value or more."""
     q1, median, q3 = np.quantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75)).tolist()
     return Spread(median, q1, q3, len(values))
 

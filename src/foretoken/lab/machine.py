@@ -1,5 +1,5 @@
-"""The machine that the clock ran on: a description, its memory bandwidth, peak memory, and what its
-processor can do.
+"""The machine that the clock ran on: a description, its memory bandwidth, and what its processor
+can do.
 
 Times of different machines do not compare, so every saved measurement names its own. Linux tells
 cores, the last cache and instructions in files; elsewhere only the name and the number of cores are
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -70,17 +68,7 @@ def bandwidth(device: torch.device) -> tuple[Spread, int]:
         seconds = [_read_seconds(numbers) for _ in range(1 + READS)][1:]  # the first is a warm-up
     finally:
         torch.set_num_threads(threads)
-    read = spread(seconds)
-    assert read is not None
-    return read, numbers.numel() * 4
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held, on the device if it has its own."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
+    return spread(seconds), numbers.numel() * 4
 
 
 def _read_seconds(numbers: torch.Tensor) -> float:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from console import Run, mistake
-from foretoken.lab import machine
-from foretoken.lab.bench import race
+from foretoken.lab import bench, machine
 from foretoken.loading import hub
 from foretoken.loading import load as loading
 from foretoken.loading.options import OPTIONS
@@ -28,7 +27,7 @@ FEW = ("--limit", 2, "--gamma", 2)
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
     monkeypatch.setattr(machine, "READ_BYTES", 2**20)
-    monkeypatch.setattr(race, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(bench, "REST_SECONDS", 0.0)
     return console
 
 

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate
-from foretoken.lab.export import VLLM, ExportSetting, require, vllm_config
 from foretoken.lab.measurement.result import Measurement, MeasureOptions
 
 LEAST = 1e-9  # seconds of a pass at the low end of its interval
@@ -207,8 +206,6 @@ def _ends(measured: Measurement, basis: Basis) -> list[tuple[Basis, Basis]]:
 
 # "prompts" is the file's name: its text may not differ
 MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
-# Options that a `Setting` has, or that are of the measurement alone
-TOLD = ("temperature", "gamma", "revision", "draft_revision", "max_new_tokens", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +240,6 @@ class Plan:
         """Shell command that generates with this draft and gamma."""
         return command(self.first.measurement.options, self.gamma)
 
-    @property
-    def vllm(self) -> dict[str, Any] | None:
-        """vLLM's --speculative-config for it; None: plain decoding, or vLLM has no such draft."""
-        return speculative_config(self.first.measurement, self.gamma) if self.gamma else None
-
 
 def plan(measurements: Sequence[tuple[str, Measurement]]) -> Plan:
     """Make a plan from measurements and their names, which errors use.
@@ -278,30 +270,6 @@ def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
             flags.append(f"--{field.name.replace('_', '-')}")
             flags += [] if value is True else [str(value)]
     return flags
-
-
-def setting(measured: Measurement, gamma: int) -> ExportSetting:
-    """Return the target, draft and gamma of a measurement for an export."""
-    return ExportSetting(
-        measured.target.name,
-        measured.draft.name,
-        gamma,
-        measured.options.temperature,
-        measured.options.revision,
-        measured.options.draft_revision,
-        measured.target.encoder_decoder,
-        " ".join(flags(measured.options, apart=TOLD)),
-    )
-
-
-def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:
-    """Return vLLM's keys for the draft of a measurement; None if vLLM has no such draft."""
-    settings = setting(measured, gamma)
-    try:
-        require(VLLM, settings)
-        return vllm_config(settings)
-    except RefusedError:
-        return None
 
 
 def _require_same(name: str, one: Measurement, other_name: str, other: Measurement) -> None:
