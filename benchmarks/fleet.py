@@ -7,8 +7,8 @@ throughput within 15 % at 1 and 2 replicas.
     OMP_NUM_THREADS=1 python benchmarks/fleet.py ONE.json TWO.json --load 0.5 --load 0.8
 
 The files are of `foretoken measure --rows 8 --out`, made on this machine with one thread: for one
-replica, and beside another such measurement for two, which share it. A load is a share of the capacity that is
-simulated.
+replica, and beside another such measurement for two, which share it. A load is a share of the
+capacity that is simulated.
 """
 
 from __future__ import annotations

@@ -61,8 +61,6 @@ def pair(base: Path, *more: object) -> tuple[object, ...]:
 def test_a_certificate_for_reading(run, base):
     code, out, err = run(*pair(base))
     assert code == 0 and "greedy: plain" in err and "Traceback" not in err
-    first = "up to 9 tests of 32 speculative texts and 64 plain ones take about "
-    assert err.startswith(first) and " seconds, as fast as this machine is now\n" in err
     line = " ".join(out.split())  # folders' names are of any length
     assert "computed in float32, rule block, gamma 3, 2 prompts, seed 0" in line
     for says in (
@@ -70,8 +68,8 @@ def test_a_certificate_for_reading(run, base):
         "greedy   6 texts of 288 tokens, gamma 1 and 3, against plain: identical",
         "said to be certain: all as said",
         "temperature 1     ",
-        "  pull towards the draft    ",
-        "  against plain, oddest: prompt ",
+        "pull towards the draft    ",
+        "against plain, prompt 1    ",
         "control  replacement from the wrong position: sampled text: found, as it must be",
         "LOSSLESS: no test of 9 fell below ",
     ):
