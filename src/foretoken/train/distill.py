@@ -2,7 +2,7 @@
 train distill`.
 
 Both distributions are compared at every position of texts by the data, the target or the draft
-itself (see `texts`), at the temperature of later use, by one of six distances (paper, section 3.6:
+itself (see `pair`), at the temperature of later use, by one of six distances (paper, section 3.6:
 custom-made approximation models). alpha on held-out prompts, over the target's own text, decides
 which weights are kept (DistillSpec, arXiv 2310.08461).
 """
@@ -25,7 +25,7 @@ from foretoken.errors import InputError, NumericsError
 from foretoken.lab.agreement import overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.train.examples import Examples
+from foretoken.train.corpus import Examples
 from foretoken.train.loop import (
     Loop,
     TrainingRecipe,
@@ -33,8 +33,7 @@ from foretoken.train.loop import (
     require_positive,
     require_share,
 )
-from foretoken.train.pair import Pair, fingerprint
-from foretoken.train.texts import Authors, LessonText, logits
+from foretoken.train.pair import Authors, LessonText, Pair, fingerprint, logits
 
 LEAST = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
 

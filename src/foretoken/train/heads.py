@@ -23,8 +23,8 @@ from foretoken.errors import InputError
 from foretoken.loading.load import load
 from foretoken.models.rows import padded
 from foretoken.models.stock.needed import Read
-from foretoken.train import examples
-from foretoken.train.examples import Examples
+from foretoken.train import corpus
+from foretoken.train.corpus import Examples
 from foretoken.train.loop import (
     Loop,
     TrainingRecipe,
@@ -32,8 +32,7 @@ from foretoken.train.loop import (
     require_positive,
     require_share,
 )
-from foretoken.train.pair import Pair
-from foretoken.train.texts import Authors, LessonText, scores
+from foretoken.train.pair import Authors, LessonText, Pair, scores
 
 HELD_OUT = 32  # prompts that heads are measured on
 
@@ -78,7 +77,7 @@ class Teacher:
         # its texts follow its own distribution, at temperature 1
         spec = replace(spec, suggested={})
         encoder_decoder = spec.target.encoder_decoder
-        texts = examples.read(data, tokenizer, length, encoder_decoder=encoder_decoder)
+        texts = corpus.read(data, tokenizer, length, encoder_decoder=encoder_decoder)
         pair = Pair(network, network, spec, spec)  # without a draft that could write
         return cls(network, texts, Authors(pair, 1.0, length, target_generated=target_generated))
 

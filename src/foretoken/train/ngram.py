@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken.drafters.ngram import Level, NGram, fingerprint
 from foretoken.errors import InputError
-from foretoken.train import corpus, examples
-from foretoken.train.examples import PAIRS
+from foretoken.train import corpus
+from foretoken.train.corpus import PAIRS
 
 Ids = np.ndarray | Iterable[Sequence[int] | np.ndarray]
 
@@ -54,55 +54,39 @@ def fit(
 
 
 def fit_from_text(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, order: int, vocab_size: int | None = None
-) -> NGram:
+    path: Path, tokenizer: PreTrainedTokenizerBase, order: int
+) -> tuple[NGram, float | None]:
     """Fit to a .txt or .txt.gz file, or a folder of them, or to the targets in a .jsonl or .tsv
-    file of pairs; V is the tokenizer's unless given."""
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"there is no {path}; give a text file or a folder of them")
+    file of pairs.
+
+    Also returns the bits a token on the texts or targets that are held out, of a table of the
+    others; None without held-out text.
+    """
     vocabulary = tokenizer.get_vocab()
-    V = vocab_size or max(vocabulary.values()) + 1  # ids may have gaps
+    V = max(vocabulary.values()) + 1  # ids may have gaps
+    mark = fingerprint(vocabulary)
     if path.suffix in PAIRS:
         targets = _targets(path, tokenizer, order)
-        return fit(targets, V, order, fingerprint=fingerprint(vocabulary))
-    ids = corpus.encode(corpus.read_texts(path), tokenizer)
-    end = int(ids[0])  # encode begins with the end-of-text token
-    return fit(ids, V, order, separator=end, fingerprint=fingerprint(vocabulary))
-
-
-def held_out_bits_of_text(
-    path: Path, tokenizer: PreTrainedTokenizerBase, order: int
-) -> float | None:
-    """Bits a token on the texts or targets that are held out, of a table of the others; None
-    without held-out text."""
-    if path.suffix in PAIRS:
-        V = max(tokenizer.get_vocab().values()) + 1
-        start = len(_start(tokenizer, order))
-        return held_out_bits(_targets(path, tokenizer, order), V, order, start)
-    train, held_out = corpus.split(corpus.read_texts(path))
-    if not any(held_out):
-        return None
-    ids, unseen = corpus.encode(train, tokenizer), corpus.encode(held_out, tokenizer)
-    end = int(ids[0])
-    table = fit(ids, max(tokenizer.get_vocab().values()) + 1, order, separator=end)
-    return bits_per_token(table, unseen, separator=end)
-
-
-def held_out_bits(
-    sequences: Sequence[Sequence[int]], V: int, order: int, given: int = 0
-) -> float | None:
-    """The same of sequences, as `corpus.hold_out` divides them, without their first `given`
-    tokens."""
-    train, unseen = corpus.hold_out(sequences)
-    if not (any(train) and any(unseen)):
-        return None
-    return bits_per_token(fit(train, V, order), unseen, given=given)
+        train, unseen = corpus.hold_out(targets)
+        table = fit(targets, V, order, fingerprint=mark)
+        separator, given = None, len(_start(tokenizer, order))
+    else:
+        texts = corpus.read_texts(path)
+        ids, given = corpus.encode(texts, tokenizer), 0
+        separator = int(ids[0])  # encode begins with the end-of-text token
+        table = fit(ids, V, order, separator=separator, fingerprint=mark)
+        train, unseen = (
+            [corpus.encode(p, tokenizer)] if any(p) else [] for p in corpus.split(texts)
+        )
+    if not (any(map(len, train)) and any(map(len, unseen))):
+        return table, None
+    rest = fit(train, V, order, separator=separator)
+    return table, bits_per_token(rest, unseen, separator=separator, given=given)
 
 
 def _targets(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> list[list[int]]:
     """The targets of pairs, from a decoder's start to the end that the tokenizer puts there."""
-    targets = [line.target for line in examples.lines(path).values() if line.target]
+    targets = [line.target for line in corpus.lines(path).values() if line.target]
     if not targets:
         raise InputError(f"{path} has no targets; give pairs, or text in a .txt file")
     ids = tokenizer(text_target=targets, verbose=False).input_ids

@@ -29,10 +29,9 @@ from foretoken.cli.command import quiet
 from foretoken.errors import ForetokenError, InputError, one_line
 from foretoken.loading import sources
 from foretoken.storage import files
-from foretoken.train import examples
+from foretoken.train import corpus
 from foretoken.train.distill import alpha
-from foretoken.train.pair import pair
-from foretoken.train.texts import Authors
+from foretoken.train.pair import Authors, pair
 from foretoken_lab.quality import Scores, with_and_without
 
 Sizes = Mapping[str, int]
@@ -118,7 +117,7 @@ def tables(out: Path, data: Path, tokenizer: Path) -> None:
     for order, name in ((1, "unigram"), (2, "bigram")):
         table = out / f"{name}.safetensors"
         if not table.exists():
-            source = ("--from-text", data, "--tokenizer", tokenizer)
+            source = ("--data", data, "--tokenizer", tokenizer)
             foretoken("train", "ngram", *source, "--order", order, "--out", table)
 
 
@@ -163,7 +162,7 @@ def agreement(target: Path, draft: Path, data: Path, length: int) -> dict[str, f
     both = pair(str(target), str(draft), {}, SEED)
     tokenizer, encoder_decoder = both.together.tokenizer, both.together.target.encoder_decoder
     assert tokenizer is not None  # the target's
-    held_out = examples.read(data, tokenizer, length, encoder_decoder=encoder_decoder).held_out
+    held_out = corpus.read(data, tokenizer, length, encoder_decoder=encoder_decoder).held_out
     alphas: dict[str, float] = {}
     for temperature in (0.0, 1.0):
         exam = Authors(both, temperature, length).exam(held_out, TEXTS, SEED)

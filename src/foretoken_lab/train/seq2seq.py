@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGene
 from foretoken.errors import InputError
 from foretoken.loading import sources
 from foretoken.models.rows import padded
-from foretoken.train import corpus, examples
-from foretoken.train.examples import Example, ExampleLine
+from foretoken.train import corpus
+from foretoken.train.corpus import Example, ExampleLine
 from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, require_positive
 
 GRAIN = 8  # lengths count as if rounded up to this many tokens, so that pairs in a batch change
@@ -90,7 +90,7 @@ def train_seq2seq(
     folder = tokenizer_folder or init
     tokenizer = corpus.tokenizer_of_run(out, folder, lambda: _fresh_tokenizer(lines, shape))
     _require_ends(tokenizer, folder or out)
-    lessons = examples.read(data, tokenizer, lesson.length, encoder_decoder=True)
+    lessons = corpus.read(data, tokenizer, lesson.length, encoder_decoder=True)
     model = _model(init, shape, lesson, recipe, tokenizer)
     loop = Loop(out, model, recipe, asdict(lesson) | {"data": lessons.digest})
     batches = Batches(lessons.train, recipe.batch, recipe.seed)
@@ -187,7 +187,7 @@ def held_out_loss(model: T5ForConditionalGeneration, pairs: list[Example], token
 
 
 def _pairs(data: Path) -> list[ExampleLine]:
-    lines = examples.lines(data)
+    lines = corpus.lines(data)
     for number, line in lines.items():
         if not line.target:
             raise InputError(f"{data}, line {number}: there is no target; give source and target")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from foretoken.errors import InputError
-from foretoken.train import corpus, examples
+from foretoken.train import corpus
 from foretoken_lab.standins import (
     commands,
     news,
@@ -63,10 +63,10 @@ def test_translation_leaves_out_unlike_pairs_and_test_sources(tmp_path):
     (tmp_path / "test.tsv").write_text("a cat\teine Katze\n")
     names = {"train": [str(tmp_path / "train.tsv")], "test": [str(tmp_path / "test.tsv")]}
     translation.prepare(argparse.Namespace(**names, keys=KEYS, out=tmp_path))
-    (kept,) = examples.lines(tmp_path / "pairs.jsonl").values()
+    (kept,) = corpus.lines(tmp_path / "pairs.jsonl").values()
     assert (kept.source, kept.target) == rows[0]
     test = translation.test_file(tmp_path, names["test"][0])
-    assert len(examples.lines(test)) == 1
+    assert len(corpus.lines(test)) == 1
 
 
 def test_the_most_telling_sentence_is_the_gap():

@@ -15,11 +15,10 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, probabilities
+from foretoken.train.corpus import Example, Examples
 from foretoken.train.distill import LOSSES, Distillation, alpha, distill
-from foretoken.train.examples import Example, Examples
 from foretoken.train.loop import TrainingRecipe
-from foretoken.train.pair import Pair, fresh, joined
-from foretoken.train.texts import Authors, LessonText, logits
+from foretoken.train.pair import Authors, LessonText, Pair, fresh, joined, logits
 from pairs import random, relative
 from tiny import llama, t5
 

@@ -10,7 +10,8 @@ import pytest
 from foretoken import load
 from foretoken.errors import InputError, RefusedError
 from foretoken.train import corpus
-from foretoken.train.examples import PROMPT, completed, read, samples
+from foretoken.train.corpus import PROMPT, read
+from foretoken.train.pair import samples
 from tiny import TEXT, byte_level, llama, t5
 
 OPTIONS = {"prompts": None, "temperature": 1.0, "seed": 3}

@@ -15,8 +15,6 @@ from foretoken.train.ngram import (
     bits_per_token,
     fit,
     fit_from_text,
-    held_out_bits,
-    held_out_bits_of_text,
 )
 
 V = 6
@@ -211,33 +209,28 @@ def test_text_from_a_folder_or_a_file(tmp_path):
     with gzip.open(tmp_path / "2.txt.gz", "wt") as file:
         file.write("c c")
     tokenizer = words()
-    table = fit_from_text(tmp_path, tokenizer, 3)
+    table, _ = fit_from_text(tmp_path, tokenizer, 3)
     assert table.fingerprint == fingerprint(tokenizer.get_vocab())
     expected = fit(np.array([0, 2, 3, 4, 2, 3, 0, 4, 4, 0]), 5, 3, separator=0)
     assert all(
         np.array_equal(table.distribution(c), expected.distribution(c)) for c in contexts(3, 5)
     )
-    alone = fit_from_text(str(tmp_path / "2.txt.gz"), tokenizer, 2, vocab_size=8)
-    assert alone.vocab_size == 8
+    alone, _ = fit_from_text(tmp_path / "2.txt.gz", tokenizer, 2)
     assert alone.distribution([0]).argmax() == 4
 
 
 def test_bits_on_text_that_is_held_out(tmp_path):
-    """Of two texts the second, under a table of the first; of sequences the first."""
+    """Of two texts the second, under a table of the first."""
     (tmp_path / "1.txt").write_text("a b a b c")
     (tmp_path / "2.txt").write_text("a b c")
     train, unseen = np.array([0, 2, 3, 2, 3, 4, 0]), np.array([0, 2, 3, 4, 0])
     expected = bits_per_token(fit(train, 5, 2, separator=0), unseen, separator=0)
-    assert held_out_bits_of_text(tmp_path, words(), 2) == pytest.approx(expected)
-    expected = bits_per_token(fit([[2, 3]] * 15, 5, 2), [[3, 4], [4]])
-    sequences = [[3, 4], *[[2, 3]] * 15, [4]]
-    assert held_out_bits(sequences, 5, 2) == pytest.approx(expected)
+    assert fit_from_text(tmp_path, words(), 2)[1] == pytest.approx(expected)
 
 
 def test_nothing_to_hold_out(tmp_path):
     (tmp_path / "a.txt").write_text("a b")  # a sixteenth of it is nothing
-    assert held_out_bits_of_text(tmp_path, words(), 2) is None
-    assert held_out_bits([[1, 2]], 5, 2) is None and held_out_bits([[], [1]], 5, 2) is None
+    assert fit_from_text(tmp_path, words(), 2)[1] is None
 
 
 def test_missing_text_is_named(tmp_path):
@@ -257,7 +250,7 @@ def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
     size = max(tokenizer.get_vocab().values()) + 1
     for order, start in ((1, []), (2, [tokenizer.pad_token_id])):
         sequences = [[*start, *row] for row in ids]
-        found, expected = fit_from_text(path, tokenizer, order), fit(sequences, size, order)
+        (found, bits), expected = fit_from_text(path, tokenizer, order), fit(sequences, size, order)
         assert found.fingerprint == fingerprint(tokenizer.get_vocab())
         contexts = [sequence[:i] for sequence in sequences[:3] for i in range(1, len(sequence))]
         assert all(
@@ -270,7 +263,7 @@ def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
             for row in held_out
             for i in range(len(start), len(row))  # the start is given
         ]
-        assert held_out_bits_of_text(path, tokenizer, order) == pytest.approx(np.mean(costs))
+        assert bits == pytest.approx(np.mean(costs))
     (tmp_path / "sources.jsonl").write_text('{"source": "a"}\n')
     with pytest.raises(InputError, match="sources.jsonl has no targets; give pairs"):
         fit_from_text(tmp_path / "sources.jsonl", tokenizer, 1)
