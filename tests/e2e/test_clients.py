@@ -161,6 +161,7 @@ def test_a_server_without_a_chat_template(run, tmp_path: Path):
             assert error["param"] == field
 
 
+@pytest.mark.prove
 def test_an_engine_that_dies_is_one_line_and_comes_back(folders):
     """The server is asked again when it says so."""
     with serving(*folders, begin=spawned) as (url, link), opened(url) as source:

@@ -13,12 +13,14 @@ import foretoken
 from pairs import assert_greedy, relative, target
 from scripts import benchmark
 
+DTYPES = [pytest.param("float32", marks=pytest.mark.prove), "bfloat16"]
+
 PROMPTS = ["In the morning they", "The old house stood at the end of the lane, and"]
 WAYS = {"greedy": {}, "coupled": {"rule": "coupled", "temperature": 1.0}}
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
 def test_ten_thousand_tokens(way: str, dtype: str) -> None:
     script = benchmark("exact_shapes")
@@ -28,7 +30,7 @@ def test_ten_thousand_tokens(way: str, dtype: str) -> None:
     assert comparison["first_differences"] == [] and comparison["texts_that_differ"] == 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_default_pair(dtype: str) -> None:
     """Greedy and coupled; the plain texts alone, the others together."""
     spec = foretoken.load(dtype=dtype, exact_shapes=True)
@@ -46,7 +48,7 @@ def test_the_default_pair(dtype: str) -> None:
         assert accepted
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_beams_and_their_scores_to_the_bit(dtype: str) -> None:
     """Whatever the draft looks ahead; the plain beams of each prompt alone."""
     spec = foretoken.load(dtype=dtype, runtime="transformers", exact_shapes=True)

@@ -135,7 +135,6 @@ def p_value(texts: Counter, distribution: dict[oracle.Text, float]) -> float:
 CASES = [  # all of them: `test_every_case`
     ("Llama", "model", "block", CUT),
     ("Llama", "bfloat16", "block", PLAIN),
-    ("Llama", "ngram", "speculative", CUT),
     ("T5", "model", "speculative", PLAIN),
     ("T5", "uniform", "block", CUT),
 ]

@@ -70,7 +70,7 @@ def p_value(texts: Counter[tuple[int, ...]]) -> float:
         pytest.param("lm", 2, "speculative", marks=pytest.mark.prove),
         ("lm", 2, "block"),
         pytest.param("lm", 0, "coupled", marks=pytest.mark.prove),
-        ("lm", 2, "coupled"),
+        pytest.param("lm", 2, "coupled", marks=pytest.mark.prove),
         ("lookup", 2, "speculative"),  # certain draft tokens: the block's verdicts are the same
     ],
 )

@@ -37,6 +37,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     return "--target", target, "--draft", draft, "--prompts", prompts
 
 
+@pytest.mark.prove
 def test_a_document_with_a_peer(call: Run, pair: tuple[object, ...], tmp_path: Path):
     code, out, _ = call(*pair, *QUICK, "--vs", "transformers", "--out", tmp_path / "new", "--json")
     assert code == 0

@@ -152,6 +152,7 @@ def test_on_a_terminal(base, template):
     assert talk[2]["content"] == "Why?"
 
 
+@pytest.mark.prove
 def test_quick_is_interrupted(base, template):
     args = ("--target", base / "long", "--draft", "none", "--runtime", "transformers", *template)
     with terminal("chat", "-q", "Where?", "--show-tokens", *args, NO_COLOR="1") as screen:

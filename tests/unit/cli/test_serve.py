@@ -51,6 +51,7 @@ def test_a_port_that_is_taken(console: Run) -> None:
         mistake(console("serve", "--port", port), message)
 
 
+@pytest.mark.prove
 def test_a_model_that_cannot_be_served(tmp_path: Path) -> None:
     """The server ends, and says why."""
     target, _ = pair(tmp_path)

@@ -26,7 +26,7 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^foretoken-lab report": "half an hour: test_report.py has a recipe of a tiny pair",
 }
 # In the ordinary tests; all others by `make prove`
-QUICK = {"README.md": r"m\.json", "engine.md": ""}
+QUICK = {"README.md": r"m\.json"}
 CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
 

@@ -26,6 +26,13 @@ from foretoken.models.stock.selfcheck import deviation, stir
 
 pytestmark = pytest.mark.cpu_only
 FAMILIES = ["Mistral", "Qwen2", "T5", "BART"]  # on pages, with a window or without, and explicit
+ROUNDED = [("Mistral", "int8"), ("Qwen2", "int4"), ("T5", "int4")]  # of every day
+ROUNDED += [
+    pytest.param(name, dtype, marks=pytest.mark.prove)
+    for name in FAMILIES
+    for dtype in ("int8", "int4")
+    if (name, dtype) not in ROUNDED
+]
 
 
 @cache
@@ -110,8 +117,7 @@ def test_an_exact_copy_scores_what_the_target_scores(name: str) -> None:
     assert both.drafted > 20 and both.apart < 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "dtype"), ROUNDED)
 def test_draft_tokens_leave_no_trace(
     name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_nothing_stale_is_read_behind_a_pass_that_was_broken_off(
         model.leave([0, 1])
 
 
+@pytest.mark.prove
 def test_a_ctrl_c_anywhere_gives_no_page_away(model: PagedModel) -> None:
     """Wherever it comes, a page that a row holds is not free, and one that two rows hold is known
     to be shared; once all rows have left, all pages are free."""

@@ -24,6 +24,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.prove
 def test_a_signal_after_models_that_are_gone(tmp_path: Path):
     names = [folder(tmp_path / name, llama(64, seed=seed)) for seed, name in enumerate("ab")]
     command = [sys.executable, "-c", PROGRAM, *map(str, names)]
