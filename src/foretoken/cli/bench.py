@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -148,9 +147,9 @@ def _require(options: BenchOptions, gammas: list[int], sizes: list[int], vs: lis
     from foretoken.speculator import BATCH
 
     for name in vs:
-        command(name)
         if sizes and name in ALONE:
             raise InputError(f"--vs {name} runs one text at a time; leave it or --batch out")
+        command(name)
     if sizes and not 1 <= sizes[0] <= sizes[-1] <= BATCH:
         raise InputError(f"batch is {sizes}; give numbers from 1 to {BATCH}")
 
@@ -317,12 +316,45 @@ def _part(race: Race, *, greedy: bool) -> dict[str, Any]:
     }
 
 
-class Column(NamedTuple):
-    """A column of the table: its heading, its meaning, and its cell for a row of figures."""
+ONE_BY_ONE = {  # the columns of the table, and what they mean
+    "ms/token": "behind the first tokens: the median over rounds, and its quartiles",
+    "quartiles": "",
+    "a call": "tokens a row gains in a target call",
+    "alpha": "mean of sum min(p, q) over the draft tokens judged",
+    "formula": "speed-up by Theorem 3.8 from alpha and the measured costs of both models",
+    "speed-up": "over foretoken's plain decoding of the same round",
+    "same": "tokens until one differs from plain greedy text; at: the place",
+    "at": "",
+}
+TOGETHER = {
+    "tokens/s": "of all texts, prompts included: the median over rounds, and its quartiles",
+    "quartiles": "",
+    "a call": ONE_BY_ONE["a call"],
+    "rows": "that such a call advances, as a share of the texts",
+    "padding": "positions computed for no row, as a share of all in these calls",
+    "speed-up": ONE_BY_ONE["speed-up"],
+    "same": ONE_BY_ONE["same"],
+    "at": "",
+}
 
-    heading: str
-    meaning: str
-    cell: Callable[[dict[str, Any]], str]
+
+def _cells(row: dict[str, Any], *, together: bool) -> list[str]:
+    """Return the cells of a row of figures, in the order of the columns."""
+    spread = row["tokens_per_second"] if together else row["seconds_per_token"]
+    show = _rate if together else milliseconds
+    predicted, agreement = row["predicted"] or {}, row["agreement"] or {}
+    place = agreement.get("first_difference")
+    alone = (_number(predicted.get("alpha")), _number(predicted.get("predicted")))
+    shares = (_percent(row["occupancy"]), _percent(row["padding"]))
+    return [
+        show(spread["median"]),
+        f"{show(spread['q1'])}-{show(spread['q3'])}",
+        _number(row["tokens_per_call"]),
+        *(shares if together else alone),
+        f"{row['speedup']:.2f}x",
+        _percent(agreement.get("share")),
+        "" if place is None else str(place),
+    ]
 
 
 def _number(value: float | None) -> str:
@@ -335,79 +367,6 @@ def _percent(value: float | None) -> str:
 
 def _rate(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def _spread(name: str, meaning: str, key: str, number: Callable[[float], str]) -> list[Column]:
-    """Make the columns of a median and its quartiles."""
-    return [
-        Column(name, meaning, lambda row: number(row[key]["median"])),
-        Column("quartiles", "", lambda row: f"{number(row[key]['q1'])}-{number(row[key]['q3'])}"),
-    ]
-
-
-def _place(row: dict[str, Any]) -> str:
-    place = row["agreement"] and row["agreement"]["first_difference"]
-    return "" if place is None else str(place)
-
-
-RATIO = Column(
-    "speed-up",
-    "over foretoken's plain decoding of the same round",
-    lambda row: f"{row['speedup']:.2f}x",
-)
-CALL = Column(
-    "a call", "tokens a row gains in a target call", lambda row: _number(row["tokens_per_call"])
-)
-SAME = [
-    Column(
-        "same",
-        "tokens until one differs from plain greedy text; at: the place",
-        lambda row: _percent(row["agreement"] and row["agreement"]["share"]),
-    ),
-    Column("at", "", _place),
-]
-ONE_BY_ONE = [
-    *_spread(
-        "ms/token",
-        "behind the first tokens: the median over rounds, and its quartiles",
-        "seconds_per_token",
-        milliseconds,
-    ),
-    CALL,
-    Column(
-        "alpha",
-        "mean of sum min(p, q) over the draft tokens judged",
-        lambda row: _number(row["predicted"] and row["predicted"]["alpha"]),
-    ),
-    Column(
-        "formula",
-        "speed-up by Theorem 3.8 from alpha and the measured costs of both models",
-        lambda row: _number(row["predicted"] and row["predicted"]["predicted"]),
-    ),
-    RATIO,
-    *SAME,
-]
-TOGETHER = [
-    *_spread(
-        "tokens/s",
-        "of all texts, prompts included: the median over rounds, and its quartiles",
-        "tokens_per_second",
-        _rate,
-    ),
-    CALL,
-    Column(
-        "rows",
-        "that such a call advances, as a share of the texts",
-        lambda row: _percent(row["occupancy"]),
-    ),
-    Column(
-        "padding",
-        "positions computed for no row, as a share of all in these calls",
-        lambda row: _percent(row["padding"]),
-    ),
-    RATIO,
-    *SAME,
-]
 
 
 def _show(document: dict[str, Any], console: Console) -> None:
@@ -429,25 +388,28 @@ def _show(document: dict[str, Any], console: Console) -> None:
         prose(console, f"{name} {about['version']}{note}: {kinds}")
     for name, why in document["unable"].items():
         prose(console, f"{name} cannot run this pair: {why}")
-    columns = TOGETHER if "batches" in document else ONE_BY_ONE
+    together = "batches" in document
+    columns = TOGETHER if together else ONE_BY_ONE
     for part in document.get("batches", [document]):
         console.print()
         title = f"{part['batch']} at once" if part["batch"] else ""
-        console.print(_table(title, columns, part["figures"]))
+        console.print(_table(title, columns, part["figures"], together=together))
         _ratios(part, console)
     console.print()
-    labelled(console, [(each.heading, each.meaning) for each in columns if each.meaning], 10)
+    labelled(console, [(name, meaning) for name, meaning in columns.items() if meaning], 10)
     if warning := contention.remark(document["others"]):
         prose(console, warning, bold=warning)
 
 
-def _table(title: str, columns: list[Column], rows: list[dict[str, Any]]) -> Table:
-    view, name = table(title, *(column.heading for column in columns), gap=0), ""
+def _table(
+    title: str, columns: dict[str, str], rows: list[dict[str, Any]], *, together: bool
+) -> Table:
+    view, name = table(title, *columns, gap=0), ""
     for row in rows:
         if row["name"] != name:
             name = row["name"]
             view.add_row(name, style="bold")
-        view.add_row(row["variant"], *(column.cell(row) for column in columns))
+        view.add_row(row["variant"], *_cells(row, together=together))
     return view
 
 

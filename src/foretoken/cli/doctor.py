@@ -3,6 +3,7 @@ families that pass the self-check."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from dataclasses import asdict
@@ -13,15 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from foretoken.cli import card, option
+from foretoken.cli import option
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar, milliseconds, table
+from foretoken.cli.render import bar, milliseconds, prose, table
 from foretoken.costing import contention
-from foretoken.errors import InputError
+from foretoken.errors import InputError, RefusedError
+from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
     from foretoken.costing.stored import Kept
 
+EXACT = "float32"
 NO_FOLDER = "no folder: nothing can be kept safely"
 SAYS = (
     "a pass of linear layers alone over so many tokens, on OpenVINO. Precisions below float32 make "
@@ -42,20 +45,20 @@ def doctor(
     ] = None,
     cache: Annotated[
         bool,
-        typer.Option("--cache", help="List converted models with their cards, and measured costs."),
+        typer.Option("--cache", help="List converted models and measured costs."),
     ] = False,
     clear_cache: Annotated[
         bool,
         typer.Option(
             "--clear-cache",
-            help="Remove converted models, cards and measured costs. All but cards are made again.",
+            help="Remove converted models and measured costs. They are made again.",
         ),
     ] = False,
     held_out: Annotated[
         Path | None,
         typer.Option(
             help="Measure on this text how rounding to --dtype changes the model (default: the "
-            "shipped target), and keep a card of it. Give text it was not trained on."
+            "shipped target). Give text it was not trained on."
         ),
     ] = None,
     speed: Annotated[
@@ -84,7 +87,7 @@ def doctor(
     elif speed:
         _speed(console, as_json=as_json)
     elif held_out is not None:
-        card.make(console, model, origin, placing, held_out, as_json=as_json)
+        _rounded(console, model, origin, placing, held_out, as_json=as_json)
     elif model is not None:
         _place(console, model, origin, placing, as_json=as_json)
     else:
@@ -128,23 +131,72 @@ def _place(
         console.print(f"{model} runs on {runtime}: {placed.why}", soft_wrap=True)
 
 
+def _rounded(
+    console: Console,
+    model: str | None,
+    origin: option.Origin,
+    placing: option.Placing,
+    held_out: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure on a text how rounding changes a model. Raises InputError and RefusedError for one
+    that cannot be rounded or read."""
+    from foretoken.loading.load import load
+    from foretoken.loading.options import ROUNDED
+
+    if placing.dtype not in ROUNDED:
+        raise InputError(
+            f"--dtype is {placing.dtype}, which rounds no weights; give {' or '.join(ROUNDED)}"
+        )
+    content = read_text(held_out, "held-out text")
+    # the distribution as it is, without bans and penalties
+    options = {**vars(origin), **vars(placing), "generation_config": "ignore"}
+    exact = load(model, "none", **{**options, "dtype": EXACT})
+    if exact.tokenizer is None:
+        raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
+    from foretoken.lab.rounding import pieces, rounding
+
+    texts = pieces(content, exact.tokenizer)
+    rounded = load(model, "none", **options)
+    loss = rounding(exact.target, rounded.target, texts)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    names = {"model": rounded.target_name, "dtype": placing.dtype, "held_out_sha256": digest}
+    if as_json:
+        print(json.dumps({**names, **asdict(loss)}, allow_nan=False))
+        return
+    more, same, overlap = loss.more_bits_per_byte, loss.same, loss.overlap
+    view = table("", EXACT, placing.dtype)
+    view.add_row(
+        "bits per byte",
+        f"{loss.bits_per_byte.value:.3f}",
+        f"{loss.rounded_bits_per_byte.value:.3f} ({more.value:+.4f} ± {more.error:.4f})",
+    )
+    likeliest = f"{same.value:.1%} ± {same.error:.1%}"
+    view.add_row(f"likeliest token is {EXACT}'s", "", likeliest)
+    shared = f"{overlap.value:.4f} ± {overlap.error:.4f}"
+    view.add_row("sum min(p, q) at temperature 1", "", shared)
+    prose(
+        console,
+        f"{rounded.target_name} in {placing.dtype}, on {loss.tokens} tokens of {held_out.name} "
+        f"(sha256 {digest[:12]}); ± is 95 %, over pieces of the text",
+    )
+    console.print(view)
+
+
 def _list(console: Console, *, as_json: bool) -> None:
     from foretoken.costing import stored
     from foretoken.models.openvino import store
 
     entries, costs = store.entries(), stored.entries()
     if as_json:
-        rows = [
-            {**asdict(entry), "folder": str(entry.folder), "card": store.card(entry.folder.name)}
-            for entry in entries
-        ]
+        rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in entries]
         measured = [asdict(each) for each in costs]
         print(json.dumps({"folder": _folder(), "models": rows, "costs": measured}))
         return
     for entry in entries:
         line = f"{_date(entry.made)}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
         console.print(line, soft_wrap=True)
-        card.show(console, store.card(entry.folder.name))
     total = sum(entry.bytes for entry in entries) / 1e6
     console.print(f"{total:.0f} MB in {_folder() or NO_FOLDER}", soft_wrap=True)
     for each in costs:

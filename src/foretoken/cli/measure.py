@@ -49,15 +49,11 @@ def measure(
     draft: Annotated[
         list[str] | None,
         Option(
-            help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy or uniform. Repeat it to "
-            "compare drafts. Default: the one that ships with the target.",
+            help="Folder, hub id, self:int4, self:int8, heads:FILE, ngram:FILE, lookup, copy or "
+            "uniform. Repeat it to compare drafts. Default: the one that ships with the target.",
             show_default=False,
         ),
     ] = None,
-    own: Annotated[
-        bool,
-        Option("--self", help="Also measure lookup and copies of the target: no second model."),
-    ] = False,
     gamma: option.Gamma = 4,
     temperature: option.Temperature = 0.0,
     top_k: option.TopK = 0,
@@ -87,7 +83,7 @@ def measure(
     if prompt_file is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     lines = prompts.first(prompt_file, limit)
-    drafts = [*(draft or []), *(_own_drafts(target, loading) if own else [])] or [None]
+    drafts = draft or [None]
     if len(drafts) > 1 and (out is not None or rows is not None):
         flag = "--out" if out is not None else "--rows"
         raise InputError(f"{flag} is for one draft; measure each by itself and compare the files")
@@ -130,19 +126,6 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     from foretoken.lab.measurement.result import load  # late: torch takes seconds to import
 
     return [(str(file), load(file)) for file in files]
-
-
-def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
-    """Name the drafts that a target has without a second model."""
-    from foretoken.loading.load import asset  # late: torch takes seconds to import
-    from foretoken.loading.pending import kinds
-    from foretoken.loading.runtimes import Placement
-    from foretoken.loading.sources import source
-    from foretoken.loading.target import ModelFacts
-
-    read = source(target or asset("target"), loading.revision, loading.trust_remote_code)
-    facts = ModelFacts(read, Placement(loading.dtype, runtime=loading.runtime))
-    return [*kinds(loading.dtype, facts.layers), "lookup"]
 
 
 def run(

@@ -144,10 +144,11 @@ def test_drafts_are_measured_and_planned(run, base):
 @pytest.mark.openvino
 def test_a_target_s_own_copies_are_planned(run, base):
     args = ("--target", base / "bare", "--prompts", base / "ids.jsonl", "--limit", 2)
-    result = run("measure", "--self", *args, "--max-new-tokens", 8, "--json")
+    args = (*args, "--draft", "self:int4", "--draft", "self:int8")
+    result = run("measure", *args, "--max-new-tokens", 8, "--json")
     assert result.code == 0, result.err
     names = {one["draft"] for one in json.loads(result.out)["candidates"]}
-    assert names == {"self:int4", "self:int8", "lookup"}
+    assert names == {"self:int4", "self:int8"}
 
 
 def test_a_plan_from_files_written_by_hand(run, tmp_path):
