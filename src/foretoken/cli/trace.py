@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,43 +111,10 @@ def _rows(steps: list[StepRecord]) -> Iterator[tuple[str, ...]]:
 FEW = 4  # tokens of the text that warms up
 
 
-def _file(text: str) -> Any:
-    return Option(help=text, rich_help_panel="Files")
-
-
-@dataclass(frozen=True)
-class Files:
-    """Files to write the trace to."""
-
-    html: Annotated[
-        Path | None,
-        _file("Write a page with the text, the timeline and the steps; it loads nothing else."),
-    ] = None
-    svg: Annotated[
-        Path | None, _file("Write the timeline: a block for every forward of a model.")
-    ] = None
-    chrome: Annotated[
-        Path | None, _file("Write the timeline as Chrome's trace JSON, for Perfetto.")
-    ] = None
-
-    def require(self) -> None:
-        """Raise InputError for files that cannot be written or drawn, before models load."""
-        paths = {name: path for name, path in vars(self).items() if path is not None}
-        for name, path in paths.items():
-            option.require_file(path, f"--{name}")
-        if len({path.resolve() for path in paths.values()}) < len(paths):
-            flags = " and ".join(f"--{name}" for name in paths)
-            raise InputError(f"two of {flags} name one file; give each its own")
-        if (self.html or self.svg) and not find_spec("matplotlib"):
-            flag = "--html" if self.html else "--svg"
-            raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")
-
-
 @command
 def trace(
     sampling: OneText,
     loading: option.PairLoading,
-    written: Files,
     prompt: Annotated[
         str | None, Argument(help="Continue this prompt. Default: standard input.")
     ] = None,
@@ -160,6 +127,13 @@ def trace(
     table: Annotated[
         bool, Option("--table", help="Also print a row for each step, with times.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        Option(
+            help="Write a page with the text, the timeline of both models and the steps; it loads "
+            "nothing else."
+        ),
+    ] = None,
     as_json: option.Json = False,
 ) -> None:
     """Show the fate of every draft token of one text, and when each model ran.
@@ -173,7 +147,10 @@ def trace(
     if table and as_json:
         raise InputError("--table and --json are both given; --json has the steps, leave --table")
     (one,) = prompts.tasks(prompts.read(prompt, None), sampling.given)
-    written.require()
+    if html:
+        option.require_file(html, "--html")
+        if not find_spec("matplotlib"):
+            raise InputError("--html draws; give it matplotlib: pip install 'foretoken[plot]'")
     loading.require(target)
     quiet()
     spec = loading.load(target, draft)
@@ -185,8 +162,10 @@ def trace(
         answer.show(spec, [traced], steps=True)
         if table:
             Console(highlight=False).print(steps_table(traced.completion.steps))
-    for path in _write(written, spec, traced, speculation):
-        print(path, file=sys.stderr)
+    if html:
+        command = shlex.join(["foretoken", *sys.argv[1:]])
+        files.write(html, html_page(spec, traced, speculation, command).encode())
+        print(html, file=sys.stderr)
     for remark in answer.remarks([traced], lenience, as_json=as_json):
         print(remark, file=sys.stderr)
 
@@ -204,26 +183,6 @@ def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, 
     for params in (few, one.params):
         (completion,) = uninterrupted(spec.generate([text], params, seed=seed, **speculation))
     return TaskAnswer(one, 0, request, completion)
-
-
-def _write(
-    written: Files, spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]
-) -> Iterator[Path]:
-    """Write the files, each whole or not at all; yield their paths."""
-    from foretoken.lab import view
-
-    completion = traced.completion
-    if written.html:
-        command = shlex.join(["foretoken", *sys.argv[1:]])
-        page = html_page(spec, traced, speculation, command)
-        files.write(written.html, page.encode())
-        yield written.html
-    if written.svg:
-        view.draw({draft_tokens(speculation["gamma"]): completion}, written.svg)
-        yield written.svg
-    if written.chrome:
-        files.write(written.chrome, json.dumps(view.chrome(completion)).encode())
-        yield written.chrome
 
 
 def _document(spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
