@@ -294,18 +294,15 @@ def _processor() -> dict[str, Any]:
 
 
 def _show_processor(console: Console, document: dict[str, Any]) -> None:
-    cores = "" if document["cores"] is None else f" of {document['cores']} cores"
-    line = f"processor: {document['name']}, {document['threads']} threads{cores}"
+    line = f"processor: {document['name']}, {document['threads']} threads"
     if document["abilities"] is not None:
         line += f"; {', '.join(document['abilities']) or 'none of the known abilities'}"
     if document["lacks"]:
         line += f"; no {', no '.join(document['lacks'])}"
     console.print(line, soft_wrap=True)
-    cache = document["cache_bytes"]
-    beyond = "" if cache is None else f", a cache of {cache / 2**20:.0f} MiB"
     size = document["read_bytes"] / 2**20
     console.print(
-        f"memory: {document['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB{beyond}",
+        f"memory: {document['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB",
         soft_wrap=True,
     )
     if warning := contention.remark(document["others"]):
