@@ -280,8 +280,7 @@ def ngram(
 ) -> None:
     """Fit an n-gram table to text; use it as --draft ngram:FILE.
 
-    The table is fitted to all of the text; the bits per token of held-out text are measured with a
-    table of the rest. For a target's own text, give what `foretoken train samples` wrote.
+    For a target's own text, give what `foretoken train samples` wrote.
     """
     from foretoken.loading import sources
     from foretoken.train.ngram import fit_from_text
@@ -289,18 +288,11 @@ def ngram(
     option.require_file(out)
     quiet()
     read = sources.tokenizer(tokenizer, origin.revision, origin.trust_remote_code, required=True)
-    table, bits = fit_from_text(data, read, order)
+    table = fit_from_text(data, read, order)
     table.save(out)
     count = out.stat().st_size
     lines = [f"{out}: order {table.order}, vocabulary {table.vocab_size}, {count / 1e6:.1f} MB"]
-    if bits is not None:
-        lines.append(f"held-out text: {bits:.2f} bits a token")
-    summary = {
-        "order": table.order,
-        "vocab_size": table.vocab_size,
-        "bytes": count,
-        "held_out_bits_per_token": bits,
-    }
+    summary = {"order": table.order, "vocab_size": table.vocab_size, "bytes": count}
     show(summary, lines, use(target_of(tokenizer), f"ngram:{out}", origin), as_json=as_json)
 
 

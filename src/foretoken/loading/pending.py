@@ -155,15 +155,6 @@ def own_copy(kind: str, facts: ModelFacts, dtype: str | None) -> OwnCopy:
     return OwnCopy(name, None, _layers(kind, facts.layers)).rounded(dtype)
 
 
-def kinds(dtype: str, layers: int) -> list[str]:
-    """Return names of the copies that may pay for a target in `dtype` with so many layers: all
-    roundings that are smaller, and every other layer."""
-    smaller = [kind for kind in ROUNDED if dtype not in ROUNDED[ROUNDED.index(kind) :]]
-    some = sorted({*range(0, layers, 2), layers - 1})
-    thinned = [",".join(map(str, some))] if layers > len(some) else []
-    return [f"self:{kind}" for kind in (*smaller, *thinned)]
-
-
 def _layers(kind: str, count: int) -> tuple[int, ...]:
     """Read numbers and ranges of layers, such as "0-3,8"."""
     layers: list[int] = []

@@ -53,35 +53,16 @@ def fit(
     return NGram(unigram.astype(np.float32), levels[1:], fingerprint)
 
 
-def fit_from_text(
-    path: Path, tokenizer: PreTrainedTokenizerBase, order: int
-) -> tuple[NGram, float | None]:
+def fit_from_text(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> NGram:
     """Fit to a .txt or .txt.gz file, or a folder of them, or to the targets in a .jsonl or .tsv
-    file of pairs.
-
-    Also returns the bits a token on the texts or targets that are held out, of a table of the
-    others; None without held-out text.
-    """
+    file of pairs."""
     vocabulary = tokenizer.get_vocab()
-    V = max(vocabulary.values()) + 1  # ids may have gaps
-    mark = fingerprint(vocabulary)
+    V, mark = max(vocabulary.values()) + 1, fingerprint(vocabulary)  # ids may have gaps
     if path.suffix in PAIRS:
-        targets = _targets(path, tokenizer, order)
-        train, unseen = corpus.hold_out(targets)
-        table = fit(targets, V, order, fingerprint=mark)
-        separator, given = None, len(_start(tokenizer, order))
-    else:
-        texts = corpus.read_texts(path)
-        ids, given = corpus.encode(texts, tokenizer), 0
-        separator = int(ids[0])  # encode begins with the end-of-text token
-        table = fit(ids, V, order, separator=separator, fingerprint=mark)
-        train, unseen = (
-            [corpus.encode(p, tokenizer)] if any(p) else [] for p in corpus.split(texts)
-        )
-    if not (any(map(len, train)) and any(map(len, unseen))):
-        return table, None
-    rest = fit(train, V, order, separator=separator)
-    return table, bits_per_token(rest, unseen, separator=separator, given=given)
+        return fit(_targets(path, tokenizer, order), V, order, fingerprint=mark)
+    ids = corpus.encode(corpus.read_texts(path), tokenizer)
+    # encode begins with the end-of-text token
+    return fit(ids, V, order, separator=int(ids[0]), fingerprint=mark)
 
 
 def _targets(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> list[list[int]]:
@@ -90,33 +71,10 @@ def _targets(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> list
     if not targets:
         raise InputError(f"{path} has no targets; give pairs, or text in a .txt file")
     ids = tokenizer(text_target=targets, verbose=False).input_ids
-    return [[*_start(tokenizer, order), *row] for row in ids]
-
-
-def _start(tokenizer: PreTrainedTokenizerBase, order: int) -> list[int]:
-    """Where a decoder of T5's kind begins: a padding token, for a table that looks back at it."""
+    # where a decoder of T5's kind begins, for a table that looks back at it
     padding = cast(int | None, tokenizer.pad_token_id)
-    return [] if order == 1 or padding is None else [padding]
-
-
-def bits_per_token(
-    table: NGram, ids: Ids, *, separator: int | None = None, given: int = 0
-) -> float:
-    """Mean -log2 of the table's distribution at every id, given those before it; `ids` as for
-    `fit`, the first `given` of every sequence not counted."""
-    parts = _parts(ids)
-    tokens, room = _flatten(parts, separator, table.vocab_size)
-    counted = np.concatenate([np.arange(len(part)) >= given for part in parts])
-    p, node = table.unigram[tokens].astype(np.float64), tokens
-    for k, level in enumerate(table.levels, 2):
-        at = np.flatnonzero((room >= k) & (node >= 0))
-        context, token = node[at], tokens[at + k - 1]
-        node = np.full(len(tokens), -1)
-        node[at] = _numbers(level, context, token, table.vocab_size)
-        weight = np.where(node[at] >= 0, level.weights[node[at]] if len(level.weights) else 0, 0)
-        p[at + k - 1] = weight + level.backoff[context] * p[at + k - 1]
-    with np.errstate(divide="ignore"):
-        return float(-np.log2(p[counted]).mean())
+    start = [] if order == 1 or padding is None else [padding]
+    return [[*start, *row] for row in ids]
 
 
 def _flatten(ids: Ids, separator: int | None, V: int) -> tuple[np.ndarray, np.ndarray]:
@@ -188,12 +146,3 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
     y = n1 / (n1 + 2 * n2)
     D = [1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3]
     return np.array([0, *np.clip(D, 0.1, [1, 2, 3])])
-
-
-def _numbers(level: Level, context: np.ndarray, token: np.ndarray, V: int) -> np.ndarray:
-    """The numbers of these k-grams in the level, -1 for those that it lacks."""
-    grams = context * V + token
-    spans = np.diff(level.starts.astype(np.int64))
-    keys = np.repeat(np.arange(len(spans)), spans) * V + level.tokens
-    numbers = np.searchsorted(keys, grams)
-    return np.where(np.append(keys, -1)[numbers] == grams, numbers, -1)

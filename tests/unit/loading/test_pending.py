@@ -12,7 +12,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.certificate.identity import replay
-from foretoken.loading.pending import OwnCopy, kinds
+from foretoken.loading.pending import OwnCopy
 from foretoken.loading.sources import Source
 from foretoken.models.openvino.companion import Companion
 from foretoken.sampling.params import SamplingParams
@@ -167,9 +167,3 @@ def test_what_shares_no_rows(target, options, says):
 def test_a_copy_is_rounded_once():
     copy = OwnCopy("self:0", None, (0,))
     assert copy.rounded("int8").dtype == "int8" and copy.rounded(None) is copy
-
-
-def test_kinds_that_may_pay():
-    assert kinds("float32", 6) == ["self:int8", "self:int4", "self:0,2,4,5"]
-    assert kinds("int8", 3) == ["self:int4", "self:0,2"]
-    assert kinds("int4", 2) == []
