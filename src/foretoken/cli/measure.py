@@ -78,7 +78,12 @@ def measure(
     drafts, or files: a comparison. Both end with the command to use, or with "do not speculate".
     """
     if files:
-        _require_alone(context)
+        sources = {each: context.get_parameter_source(each) for each in context.params}
+        given = {
+            name for name, source in sources.items() if source and source.name == "COMMANDLINE"
+        }
+        if given - {"files", "as_json"}:
+            raise InputError("give files of measurements, or options to measure with, not both")
         return _report(saved(files), as_json=as_json)
     if prompt_file is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
@@ -103,19 +108,6 @@ def measure(
     _advise(_plan(measured), page())
     if out is not None:
         print(f"{out}: compare with `foretoken measure {out} OTHER`")
-
-
-def _require_alone(context: typer.Context) -> None:
-    """Raise InputError for options of measuring that the user gave beside files."""
-    for parameter in context.command.params:
-        if parameter.name in ("files", "as_json") or parameter.name is None:
-            continue
-        source = context.get_parameter_source(parameter.name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise InputError(
-                f"{parameter.opts[0]} is for measuring; give files of measurements or options to "
-                "measure with, not both"
-            )
 
 
 def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
@@ -315,13 +307,13 @@ def _gammas(m: Measurement, predicted: list[GammaPrediction]) -> Table:
     """Make a table with a row for each gamma."""
     fastest = max(predicted, key=lambda row: row.speedup.value)
     view = table("gamma", "accepted", "ms", "quartiles", "v", "tokens", "speed-up", "", left=0)
-    rates = [None, *(position.rate for position in m.positions)]
+    rates = [p.kept / p.judged if p.judged else None for p in m.positions]
     for row, seconds, v in zip(predicted, m.passes, m.v, strict=True):
-        rate = rates[row.gamma] if row.gamma < len(rates) else None
+        rate = rates[row.gamma - 1] if 0 < row.gamma <= len(rates) else None
         marks = ["run"] * (row.gamma == m.options.gamma) + ["best"] * (row is fastest)
         view.add_row(
             str(row.gamma),
-            "" if rate is None else f"{rate.value:.3f}",
+            "" if rate is None else f"{rate:.3f}",
             milliseconds(seconds.median),
             f"{milliseconds(seconds.q1)}-{milliseconds(seconds.q3)}",
             f"{v:.2f}",

@@ -31,7 +31,6 @@ from foretoken.errors import InputError
 from foretoken.storage import files
 
 if TYPE_CHECKING:
-    from foretoken.train.heads import Measured
     from foretoken.train.loop import TrainingRecipe
 
 
@@ -207,26 +206,20 @@ def heads(
     with _resumable("interrupted; the same command goes on"):
         with progress_bar("training", training.steps) as bar:
             summary = train_heads(teacher, out, heads, recipe, partial(_report_heads, bar))
-    measured = zip(summary["alpha"], summary["agreement"], strict=True)
     lines = [
         size(out, summary),
         *(
-            f"head {k}: alpha {alpha:.3f} on held-out prompts; its likeliest token is the target's "
-            f"at {agreement:.0%} of places"
-            for k, (alpha, agreement) in enumerate(measured, 1)
+            f"head {k}: alpha {alpha:.3f} on held-out prompts"
+            for k, alpha in enumerate(summary["alpha"], 1)
         ),
     ]
     show(summary, lines, use(target, f"heads:{out}", reading), as_json=as_json)
 
 
-def _report_heads(bar: Report, step: int, loss: float, measured: Measured | None) -> None:
+def _report_heads(bar: Report, step: int, loss: float, alpha: list[float] | None) -> None:
     """Report the loss, with a line where the heads were measured."""
-    line = None
-    if measured is not None:
-        alpha = " ".join(f"{x:.3f}" for x in measured.alpha)
-        agreement = " ".join(f"{x:.3f}" for x in measured.agreement)
-        line = f"step {step}: alpha by head {alpha}; its argmax the target's {agreement}"
-    bar(step, f"loss {loss:.3f}", line)
+    told = alpha and f"step {step}: alpha by head {' '.join(f'{x:.3f}' for x in alpha)}"
+    bar(step, f"loss {loss:.3f}", told or None)
 
 
 @app.command()

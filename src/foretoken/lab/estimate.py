@@ -92,16 +92,6 @@ def student(df: int) -> float:
     return float(special.stdtrit(df, (1 + LEVEL) / 2))
 
 
-def wilson(hits: int, trials: int) -> Estimate | None:
-    """The share of hits in independent trials (Wilson 1927); None without trials."""
-    if not trials:
-        return None
-    z2, rate = 1.959964**2, hits / trials
-    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    error = math.sqrt(z2 * (rate * (1 - rate) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
-    return Estimate(rate, max(0.0, centre - error), min(1.0, centre + error))
-
-
 POWER = 0.99
 FEW = 10  # cells with smaller counts are pooled, for the chi-square approximation
 

@@ -177,7 +177,7 @@ def test_mistakes_are_told_before_models_are_loaded(run, base, tmp_path):
     mistake(run("measure", "--prompts", tmp_path / "no.txt"), "no.txt cannot be read")
     mistake(run("measure", *args), "is no folder")
     mistake(run("measure"), "give files of foretoken measure --out, or --prompts")
-    mistake(run("measure", "a.json", "--draft", "lookup"), "--draft is for measuring; give files")
+    mistake(run("measure", "a.json", "--draft", "lookup"), "give files of measurements, or options")
     two = (*args, "--draft", "lookup", "--draft", "uniform")
     mistake(run("measure", *two, "--out", tmp_path / "m"), "--out is for one draft")
     mistake(run("measure", *two, "--rows", 2), "--rows is for one draft")

@@ -26,7 +26,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
 from foretoken.errors import ForetokenError, InputError
 from foretoken.lab.agreement import overlaps
-from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread, wilson
+from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread
 from foretoken.lab.machine import Machine, describe
 from foretoken.lab.measurement import serving
 from foretoken.lab.measurement.result import (
@@ -250,7 +250,7 @@ def _position(steps: list[Step], i: int) -> Position:
     judged = sum(step.judged >= i for step in steps_at)
     kept = sum(step.accepted >= i for step in steps_at)
     offered = sum(step.drafted >= i for step in room) / len(room) if room else 0.0
-    return Position(len(steps_at), judged, kept, wilson(kept, judged), offered)
+    return Position(len(steps_at), judged, kept, offered)
 
 
 def _passes(observed: list[Observed]) -> list[Spread]:

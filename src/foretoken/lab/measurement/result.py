@@ -124,7 +124,6 @@ class Position:
     asked: int  # steps that kept all draft tokens before it and had room for it
     judged: int  # of these, steps with such a draft token
     kept: int
-    rate: Estimate | None  # kept / judged, Wilson
     offered: float  # share of steps with room for it in which the drafter went so far
 
 

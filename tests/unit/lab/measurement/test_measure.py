@@ -68,7 +68,7 @@ def test_counts_agree_with_one_another(found):
     assert first.asked == sum(step.gamma > 0 for step in steps)
     for before, one in zip(found.positions, others, strict=False):
         assert one.kept <= one.judged <= one.asked <= before.kept
-    assert all(p.offered == 1 and p.rate.low < p.rate.value < p.rate.high for p in found.positions)
+    assert all(p.offered == 1 for p in found.positions)
     assert found.tokens == TOKENS and found.silent == 0
     timed = sum(one.loop.tokens for one in found.prompts)  # behind the first steps
     assert sum(step.kept for step in steps) == timed < 24 * TOKENS
@@ -111,7 +111,7 @@ def test_a_perfect_and_a_useless_draft():
     )
     measurement = measure(useless, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
     assert measurement.alpha.value == 0 and measurement.tokens_per_call.value == 1
-    assert measurement.positions[1].rate is None and measurement.positions[1].asked == 0
+    assert measurement.positions[1].judged == measurement.positions[1].asked == 0
 
 
 def test_a_draft_that_is_silent_at_times():
