@@ -99,7 +99,7 @@ def distill(
     loss: Annotated[
         str,
         Option(
-            help="kl, rkl (reverse KL), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
+            help="kl, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
             "distributions are far apart, then tv."
         ),
     ] = "lk",
