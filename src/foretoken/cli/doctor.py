@@ -151,8 +151,8 @@ def _rounded(
         )
     content = read_text(held_out, "held-out text")
     # the distribution as it is, without bans and penalties
-    options = {**vars(origin), **vars(placing), "generation_config": "ignore"}
-    exact = load(model, "none", **{**options, "dtype": EXACT})
+    options: dict[str, Any] = {**vars(origin), **vars(placing), "generation_config": "ignore"}
+    exact = load(model, "none", **(options | {"dtype": EXACT}))
     if exact.tokenizer is None:
         raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
     from foretoken.lab.rounding import pieces, rounding

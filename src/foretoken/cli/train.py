@@ -218,8 +218,10 @@ def heads(
 
 def _report_heads(bar: Report, step: int, loss: float, alpha: list[float] | None) -> None:
     """Report the loss, with a line where the heads were measured."""
-    told = alpha and f"step {step}: alpha by head {' '.join(f'{x:.3f}' for x in alpha)}"
-    bar(step, f"loss {loss:.3f}", told or None)
+    told = None
+    if alpha is not None:
+        told = f"step {step}: alpha by head {' '.join(f'{x:.3f}' for x in alpha)}"
+    bar(step, f"loss {loss:.3f}", told)
 
 
 @app.command()
@@ -281,6 +283,7 @@ def ngram(
     option.require_file(out)
     quiet()
     read = sources.tokenizer(tokenizer, origin.revision, origin.trust_remote_code, required=True)
+    assert read is not None  # required
     table = fit_from_text(data, read, order)
     table.save(out)
     count = out.stat().st_size
