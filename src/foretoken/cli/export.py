@@ -35,8 +35,7 @@ class ExportSetting:
     draft: str  # "none" for plain decoding
     gamma: int
     temperature: float = 0.0
-    revision: str | None = None
-    draft_revision: str | None = None
+    revision: str | None = None  # of either model
     encoder_decoder: bool = False
 
     @property
@@ -106,8 +105,7 @@ def _planned(files: list[Path]) -> ExportSetting:
         measured.draft.name,
         planned.gamma,
         measured.options.temperature,
-        measured.options.revision,
-        measured.options.draft_revision,
+        measured.options.revision or measured.options.draft_revision,
         measured.target.encoder_decoder,
     )
 
@@ -161,11 +159,10 @@ def _require(known: dict[str, Any], setting: ExportSetting) -> None:
             f"draft {setting.draft} exists in foretoken only; give the folder of a model, lookup "
             "or none"
         )
-    revision = setting.revision or setting.draft_revision
-    if known["converts"] and revision is not None:
+    if setting.revision is not None:
         raise RefusedError(
-            f"revision {revision} of a model on the hub: {known['name']} reads converted files; "
-            "give the folder of that revision"
+            f"revision {setting.revision} of a model on the hub is not passed on; give the folder "
+            "of that revision"
         )
     if known.get("greedy") and setting.temperature and setting.gamma:
         raise RefusedError(
@@ -177,12 +174,6 @@ def _require(known: dict[str, Any], setting: ExportSetting) -> None:
 def steps(known: dict[str, Any], setting: ExportSetting) -> list[str]:
     """Return shell commands, or lines of Python for OpenVINO GenAI."""
     at = f"do_sample=True, temperature={setting.temperature:g}, top_k=0"
-    revisions = {"revision": setting.revision, "draft_revision": setting.draft_revision}
-    flags = {
-        name: f" {known['revisions'][name]} {shlex.quote(value)}" if value else ""
-        for name, value in revisions.items()
-        if name in known.get("revisions", {})
-    }
     values = {
         "target": shlex.quote(setting.target),
         "draft": shlex.quote(setting.draft),
@@ -192,7 +183,7 @@ def steps(known: dict[str, Any], setting: ExportSetting) -> list[str]:
         "sampling": at if setting.temperature else "do_sample=False",
         "config": shlex.quote(json.dumps(vllm_config(setting))),
     }
-    return [line.format(**values, **flags) for line in known["steps"][setting.kind]]
+    return [line.format(**values) for line in known["steps"][setting.kind]]
 
 
 def vllm_config(setting: ExportSetting) -> dict[str, Any]:
@@ -209,8 +200,6 @@ def vllm_config(setting: ExportSetting) -> dict[str, Any]:
         "model": setting.draft,
         "num_speculative_tokens": setting.gamma,
     }
-    if setting.draft_revision is not None:
-        config["revision"] = setting.draft_revision
     if setting.temperature:
         config["draft_sample_method"] = "probabilistic"
     return config

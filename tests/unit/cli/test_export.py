@@ -63,14 +63,11 @@ def test_vllm(console: Run):
     assert steps(console, "vllm", *PLAIN) == ["vllm serve a/t"]
 
 
-def test_revisions_are_passed_on_or_refused(console: Run, tmp_path: Path):
+@pytest.mark.parametrize("of", ["revision", "draft_revision"])
+def test_a_revision_is_refused(console: Run, tmp_path: Path, of: str):
     path = tmp_path / "m.json"
-    of = {"revision": "v1", "draft_revision": "v2"}
-    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **of)))
-    assert steps(console, "vllm", path)[0].startswith("vllm serve target --revision v1 ")
-    assert '"revision": "v2"' in steps(console, "vllm", path)[0]
-    assert " b/d --speculative-draft-model-revision v2 " in steps(console, "sglang", path)[0]
-    mistake(console("export", "llama.cpp", path), "revision v1 of a model on the hub: llama.cpp")
+    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **{of: "v1"})))
+    mistake(console("export", "vllm", path), "revision v1 of a model on the hub is not passed on")
 
 
 def test_sglang(console: Run):
