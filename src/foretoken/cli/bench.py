@@ -376,7 +376,8 @@ def _show(document: dict[str, Any], console: Console) -> None:
         console,
         f"{document['target']} on {document['runtime']}, {document['draft']} on "
         f"{document['draft_runtime']}: {asked['prompts']} prompts, {asked['max_new_tokens']} "
-        f"tokens each, temperature {asked['temperature']:g}, rounds: {asked['repeats']}",
+        f"tokens each, temperature {asked['temperature']:g}, rounds: "
+        f"{document.get('rounds', asked['repeats'])}",
     )
     ours = {
         "version": document["machine"]["versions"]["foretoken"],

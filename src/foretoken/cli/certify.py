@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic_core import to_json
 from rich.console import Console
 from typer import Option
 
@@ -103,6 +102,8 @@ def certify(
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if as_json:
+        from pydantic_core import to_json  # late: `--help` does without
+
         print(to_json(_document(spec, plan, certificate), inf_nan_mode="null").decode())
     else:
         _show(spec, plan, certificate, page())
