@@ -79,10 +79,13 @@ def certify(
     tokens against the q they report, forwards over blocks against single tokens. Bugs planted in
     the same pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
+    from foretoken.options import keys_of, require
     from foretoken.sampling.params import SamplingParams
 
     lines = prompt_files.first(prompts, limit) if prompts else []
     params = SamplingParams(temperature, top_k, top_p, min_p)
+    require(gamma, rule, lenience=1.0)
+    keys_of(seed, [1])
     loading.require(target)
     from foretoken.lab.certificate.certify import (  # late: torch takes seconds to import
         CertificatePlan,
