@@ -40,7 +40,7 @@ class ExportSetting:
 
     @property
     def kind(self) -> str:
-        """Of the draft: "plain", "lookup" or "model"."""
+        """Kind of draft: "plain", "lookup" or "model"."""
         if self.draft == "none" or not self.gamma:
             return "plain"
         return "lookup" if self.draft == "lookup" else "model"

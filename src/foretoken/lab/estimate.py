@@ -56,7 +56,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of one value or more."""
+    """Summarize one value or more."""
     q1, median, q3 = np.quantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75)).tolist()
     return Spread(median, q1, q3, len(values))
 

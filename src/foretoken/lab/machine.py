@@ -78,7 +78,7 @@ def _read_seconds(numbers: torch.Tensor) -> float:
 
 
 def _info(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """What Linux tells of the first processor; nothing elsewhere."""
+    """Read what Linux tells of the first processor; nothing elsewhere."""
     try:
         first = path.read_text().partition("\n\n")[0]
     except OSError:
