@@ -77,15 +77,15 @@ def test_a_certificate_for_reading(run, base):
     assert "an exact pair would fail one certificate in 10,000" in line
 
 
-def test_a_broken_rule_in_json(run, base, monkeypatch):
+def test_a_broken_rule_in_json(quick, monkeypatch):
     monkeypatch.setitem(NAMED, "broken", next_row(speculative))
     monkeypatch.setattr(options, "RULES", ("broken", *options.RULES))
-    code, out, _ = run(*pair(base, "--rule", "broken", "--json"))
+    code, out, _ = quick("--rule", "broken", "--json")
     document = json.loads(out)
     assert code == 1 and document["verdict"] == "not lossless"
     assert any("target's law, by rank: p-value" in fault for fault in document["faults"])
     assert document["plan"]["rule"] == "broken" and document["false_alarm"] == 1e-4
-    assert document["identity"]["same"] == document["identity"]["tokens"] == 288
+    assert document["identity"]["same"] == document["identity"]["tokens"] > 0
     assert document["shapes"]["noise"] <= document["shapes"]["allowed"]
     least = min(test["p_value"] for test in document["tests"])
     assert least < document["level"] < 1e-4
