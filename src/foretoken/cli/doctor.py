@@ -254,12 +254,6 @@ def _rounded(
 
 
 def _show_rounded(console: Console, document: dict[str, Any]) -> None:
-    values = {name: part["value"] for name, part in document.items() if isinstance(part, dict)}
-    errors = {
-        name: (part["high"] - part["low"]) / 2
-        for name, part in document.items()
-        if isinstance(part, dict)
-    }
     console.print(
         f"{document['model']} in {document['dtype']}, on {document['tokens']} tokens of "
         f"{document['held_out']} (sha256 {document['held_out_sha256'][:12]}); ± is 95 %, over "
@@ -267,16 +261,17 @@ def _show_rounded(console: Console, document: dict[str, Any]) -> None:
         soft_wrap=True,
         markup=False,
     )
-    view, more = table("", EXACT, document["dtype"]), "more_bits_per_byte"
-    view.add_row(
-        "bits per byte",
-        f"{values['bits_per_byte']:.3f}",
-        f"{values['rounded_bits_per_byte']:.3f} ({values[more]:+.4f} ± {errors[more]:.4f})",
-    )
-    same = f"{values['same']:.1%} ± {errors['same']:.1%}"
-    view.add_row(f"likeliest token is {EXACT}'s", "", same)
-    shared = f"{values['overlap']:.4f} ± {errors['overlap']:.4f}"
-    view.add_row("sum min(p, q) at temperature 1", "", shared)
+
+    def told(name: str, form: str) -> str:
+        part = document[name]
+        return f"{part['value']:{form}} ± {(part['high'] - part['low']) / 2:{form.lstrip('+')}}"
+
+    bits, rounded = (document[name]["value"] for name in ("bits_per_byte", "rounded_bits_per_byte"))
+    more = told("more_bits_per_byte", "+.4f")
+    view = table("", EXACT, document["dtype"])
+    view.add_row("bits per byte", f"{bits:.3f}", f"{rounded:.3f} ({more})")
+    view.add_row(f"likeliest token is {EXACT}'s", "", told("same", ".1%"))
+    view.add_row("sum min(p, q) at temperature 1", "", told("overlap", ".4f"))
     console.print(view)
 
 
