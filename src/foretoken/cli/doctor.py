@@ -237,7 +237,8 @@ def _rounded(
     content = read_text(held_out, "held-out text")
     # the distribution as it is, without bans and penalties
     options: dict[str, Any] = {**vars(origin), **vars(placing), "generation_config": "ignore"}
-    exact = load(model, "none", **(options | {"dtype": EXACT}))
+    as_it_was: dict[str, Any] = options | {"dtype": EXACT}
+    exact = load(model, "none", **as_it_was)
     if exact.tokenizer is None:
         raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
     from foretoken.lab.rounding import pieces, rounding
