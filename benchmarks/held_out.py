@@ -21,7 +21,7 @@ import machine
 from foretoken.drafters.ngram import Level, NGram
 from foretoken.train import corpus
 from foretoken.train.ngram import _flatten, fit
-from foretoken_lab.train.lm import held_out_loss
+from foretoken_lab.train import held_out_loss
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
 
