@@ -106,11 +106,11 @@ def _everything() -> dict[str, Any]:
 
     from foretoken.loading.memory import free_bytes
     from foretoken.loading.runtimes import openvino
-    from foretoken.models.families import families
+    from foretoken.models.families import FAMILIES, build
     from foretoken.storage.cache import versions
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    checked = bar(families(), "checking")
+    checked = bar(FAMILIES, "checking")
     return {
         "versions": {"python": platform.python_version()} | versions(*PACKAGES),
         "openvino": openvino(),
@@ -118,7 +118,7 @@ def _everything() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
         "processor": _processor(),
-        "families": [{"name": name, **_family(build())} for name, build in checked],
+        "families": [{"name": name, **_family(build(name))} for name in checked],
     }
 
 
@@ -210,9 +210,11 @@ def _show_speeds(console: Console, document: dict[str, Any]) -> None:
 
 def _placed(model: str, origin: option.Origin, placing: option.Placing) -> dict[str, Any]:
     from foretoken.loading.memory import usable
+    from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
     from foretoken.loading.sources import source
 
+    LoadOptions(**vars(placing))
     placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
     placed = place(source(model, origin.revision, origin.trust_remote_code), placement)
     return {"model": model, "runtime": placed.model.runtime, "why": placed.why}

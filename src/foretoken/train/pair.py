@@ -30,9 +30,8 @@ from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading import sources
 from foretoken.loading.load import asset, load
 from foretoken.models.rows import padded
-from foretoken.models.stock.packed import sketch
 from foretoken.models.stock.selfcheck import on_torch, self_check
-from foretoken.models.stock.sizes import output_rows
+from foretoken.models.stock.sizes import output_rows, sketch
 from foretoken.options import Seed
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams

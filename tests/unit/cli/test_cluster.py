@@ -16,11 +16,11 @@ FILE = ("--prompt-file", "no-such-file", "--output", "out.jsonl")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("serve", "--replicas", "0"), "--replicas is 0"),
-        (("serve", "--replicas", "2", "--threads", "0"), "--threads is 0"),
+        (("serve", "--replicas", "0"), "--replicas': it must be 1 or more"),
+        (("serve", "--replicas", "2", "--threads", "0"), "--threads': it must be 1 or more"),
         (("serve", "--threads", "2"), "--threads is for replicas; give --replicas"),
         (("generate", "hi", "--replicas", "2"), "--ray and --replicas are for files"),
-        (("generate", *FILE, "--replicas", "-1"), "--replicas is -1"),
+        (("generate", *FILE, "--replicas", "-1"), "--replicas': it must be 1 or more"),
     ],
 )
 def test_mistakes_are_told_at_once(console: Run, arguments: tuple[str, ...], said: str) -> None:
