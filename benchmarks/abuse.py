@@ -156,7 +156,15 @@ def valid(rng: Random) -> tuple[str, bytes]:
 
 
 def head(path: str, length: int | str, *more: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {length}", *more, "", ""]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: a",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+        *more,
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 
