@@ -42,7 +42,7 @@ class Foreign:
 
 def body(document: Any, status: int = 200, **headers: str) -> Answer:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Answer([json.dumps(document).encode()], status, named)
+    return Answer([json.dumps(document).encode()], status, {"content-type": JSON, **named})
 
 
 def refusal(status: int, message: str, **headers: str) -> Answer:
@@ -66,6 +66,7 @@ def streamed(*parts: Any, done: bool = True) -> Answer:
     return Answer([*sent, *([event("[DONE]")] * done)], headers={"content-type": STREAM})
 
 
+JSON = "application/json"
 STREAM = "text/event-stream; charset=utf-8"
 MODELS = body({"object": "list", "data": [{"id": "other"}, {"id": "second"}]})
 

@@ -145,11 +145,10 @@ def openvino(way: str) -> Callable[[str], Any]:
 
 def over(target: Any, role: str) -> Any:
     """A draft's weights over the target's own rows."""
-    from foretoken.models.openvino.conversion import companion
+    from foretoken.models.openvino.conversion import Conversion
 
-    return companion(
-        None, target, "float32", (), lambda: copy.deepcopy(network(role)).float(), dict
-    )
+    weights = Conversion(None, "float32", lambda: copy.deepcopy(network(role)).float(), dict)
+    return weights.companion(target)
 
 
 def measured(model: Callable[[str], Any]) -> Callable[[], float]:

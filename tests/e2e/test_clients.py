@@ -14,8 +14,7 @@ import httpx2
 import pytest
 
 from console import Result, Run, mistake
-from foretoken.cli.remote import RemoteModel, facts_of, remote
-from foretoken.cli.sources import ChatReply, TextError
+from foretoken.cli.sources import ChatReply, RemoteModel, TextError, get, remote
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawned
 from served import LOADING, pair, serving, until
@@ -106,10 +105,8 @@ def test_what_a_reply_counts(server):
     with opened(server[0], gamma=2) as source:
         _, reply = answered(source, TALK, temperature=1.0, max_new_tokens=30)
         assert source.name.startswith(f"tiny at {server[0]}, ")
-        assert source.runtime == "transformers, draft transformers"
-    assert reply.tokens == 30 and reply.finish_reason == "length"
-    assert reply.calls + reply.accepted in (30, 31) and reply.accepted < reply.drafted
-    assert 0 < sum(reply.overlaps) / len(reply.overlaps) < 1 and reply.seconds > 0
+    assert reply.tokens == 30 and reply.finish_reason == "length" and 0 < reply.calls <= 30
+    assert 0 < sum(reply.overlaps) / len(reply.overlaps) < 1
 
 
 def test_leaving_frees_the_row(server):
@@ -118,7 +115,7 @@ def test_leaving_frees_the_row(server):
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
         assert reply.finish_reason is None
-        until(lambda: facts_of(source.client)["running"] == 0)
+        until(lambda: get(source.client, "/speculation")["running"] == 0)
         assert answered(source, TALK, max_new_tokens=3)[1].tokens == 3
 
 

@@ -356,8 +356,8 @@ def test_an_encoder_decoder_pair_passes():
     model = target("T5")
     spec = load(model, relative(model))
     certificate = certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=48))
-    assert certificate.verdict == "lossless" and certificate.guesses > 500
-    assert certificate.tests[0].n == 2 * 64 * PLAN.length
+    assert certificate.verdict == "lossless" and certificate.guesses > 400
+    assert certificate.tests[0].n == 2 * 48 * PLAN.length
 
 
 def test_heads_pass(tmp_path):

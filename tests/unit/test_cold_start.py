@@ -92,7 +92,7 @@ MISTAKES = {
     ("chat", "-q", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
     ("chat", "-q", "hi", "--url", "http://127.0.0.1:9"): "cannot be reached",
     ("chat", "--raw", "-q", "hi", "--rule", "nonsense"): "rule is 'nonsense'",
-    ("chat", "--raw", "-q", "hi", "--url", "x"): "url is 'x'",
+    ("chat", "--raw", "-q", "hi", "--url", "x"): "x cannot be reached: ",
     ("generate", "hi", "--gamma", "-1"): "gamma is -1",
     ("generate", "hi", "--seed", "-1"): "seed is -1",
     ("generate", "hi", "--rule", "nonsense"): "rule is 'nonsense'",

@@ -1,27 +1,21 @@
-"""Output of `foretoken generate` and `trace`: texts, steps, logprobs, the speed-up, and how far
-lenience moved a text from the target's distribution; or all of it as JSON."""
+"""Output of `foretoken generate` and `trace`: texts, steps, the speed-up, and how far lenience
+moved a text from the target's distribution; or all of it as JSON."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from foretoken.cli.prompts import ModelTask
-from foretoken.cli.render import page, prose, table
+from foretoken.cli.render import page, prose
 from foretoken.costing.contention import remark
-from foretoken.errors import shown
-from foretoken.text.decoding import REPLACEMENT
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from foretoken.request import Completion, Request
     from foretoken.sampling.logprobs import Logprobs
     from foretoken.speculator import Speculator
@@ -47,7 +41,7 @@ class TaskAnswer:
     def asked(self) -> str:
         """The prompt, or the last of the messages."""
         line = self.task.line
-        if line.messages and not line.prompt:
+        if line.messages:
             return str(line.messages[-1].get("content") or "")
         return line.prompt if isinstance(line.prompt, str) else _ids(line.prompt)
 
@@ -71,14 +65,20 @@ class TaskAnswer:
         most, done = self.task.params.max_new_tokens, self.completion
         return done.finish_reason == "length" and len(done.tokens) < most
 
+    def is_targets(self, lenience: float) -> bool:
+        """Return True if the text follows the target's distribution: no draft token could pass too
+        easily or, at temperature 0, none did."""
+        stats = self.completion.stats
+        return lenience == 1 or not (stats.bias if self.task.params.greedy else stats.drafted)
+
 
 def answers(
     tasks: list[ModelTask], requests: list[Request], completions: Iterable[Completion]
-) -> Iterator[TaskAnswer]:
+) -> list[TaskAnswer]:
     """Pair completions with their tasks; after an interruption these are the first ones."""
     copies = [(task, copy) for task in tasks for copy in range(task.texts)]
-    for completion, which, request in zip(completions, copies, requests, strict=False):
-        yield TaskAnswer(*which, request, completion)
+    paired = zip(completions, copies, requests, strict=False)
+    return [TaskAnswer(*which, request, completion) for completion, which, request in paired]
 
 
 def show(
@@ -88,16 +88,14 @@ def show(
 
     steps: print its steps too. printed: the text stands there already.
     """
-    several = len(answers) > 1
     for i, answer in enumerate(answers):
         completion = answer.completion
-        if several:
+        if len(answers) > 1:
             print("\n" * (i > 0) + answer.heading)
         if steps:
             _steps(spec, answer)
         elif not printed:
             print(_ids(completion.tokens) if completion.text is None else completion.text)
-        show_likelihoods(spec.tokenizer, answer.request.prompt, completion)
 
 
 def piece(text: str | None, tokens: list[int], before: int) -> str:
@@ -119,28 +117,13 @@ def remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Ite
             yield f"error: {answer.name}: {answer.completion.error}"
     if as_json:
         return
-    if end := cut(answers):
-        yield end
+    if cut := [answer.name for answer in answers if answer.cut]:
+        yield (
+            f"{len(cut)} of {len(answers)} texts end where the model's context does, before "
+            f"max_new_tokens: {', '.join(cut[:8])}{', ...' * (len(cut) > 8)}"
+        )
     if lenience < 1:
         yield departure(answers, lenience)
-
-
-def cut(answers: list[TaskAnswer]) -> str:
-    """Name the texts that the model's context ended before their limit; "" for none."""
-    short = [answer for answer in answers if answer.cut]
-    if not short:
-        return ""
-    limits = {answer.task.params.max_new_tokens for answer in answers}
-    most = f"{limits.pop()} " if len(limits) == 1 else ""
-    if len(answers) == 1:
-        count = f"after {len(short[0].completion.tokens)} new tokens of {most}asked for"
-        return f"the text ends where the model's context does, {count}"
-    numbers = list(dict.fromkeys(str(answer.task.number) for answer in short))
-    which = ", ".join(numbers[:8]) + ", ..." * (len(numbers) > 8)
-    return (
-        f"{len(short)} of {len(answers)} texts end where the model's context does, before the "
-        f"{most}new tokens asked for: prompt {which}"
-    )
 
 
 def _steps(spec: Speculator, answer: TaskAnswer) -> None:
@@ -162,11 +145,13 @@ def _steps(spec: Speculator, answer: TaskAnswer) -> None:
 def caption(completion: Completion) -> str:
     """Return the number of target forwards, and alpha."""
     stats = completion.stats
-    alpha = "" if stats.alpha is None else f", alpha {stats.alpha:.2f}"
-    return (
-        f"{len(completion.tokens)} tokens in {stats.target_calls} target runs "
-        f"({stats.tokens_per_call or 0:.2f} a run){alpha}"
-    )
+    return figures(len(completion.tokens), stats.target_calls, stats.alpha)
+
+
+def figures(tokens: int, calls: int, alpha: float | None) -> str:
+    """Return the figures of a text in words."""
+    runs = f" in {calls} target runs ({tokens / calls:.2f} a run)" if calls else ""
+    return f"{tokens} tokens{runs}{'' if alpha is None else f', alpha {alpha:.2f}'}"
 
 
 def speedup(comparison: Any) -> None:
@@ -196,73 +181,44 @@ def speedup(comparison: Any) -> None:
 
 def departure(answers: list[TaskAnswer], lenience: float) -> str:
     """Say how far lenience moved the text from the target's distribution, if it did."""
+    if all(answer.is_targets(lenience) for answer in answers):
+        return f"lenience {lenience:g}: still the target's distribution"
     completions = [answer.completion for answer in answers]
-    greedy = all(answer.task.params.greedy for answer in answers)
     tokens = sum(len(completion.tokens) for completion in completions)
-    if all(_is_targets(answer, lenience) for answer in answers):
-        why = "distribution: nothing was drafted."
-        if greedy:
-            why = f"greedy text: all {tokens} tokens are its first choice."
-        return f"lenience {lenience:g}: still the target's {why}"
     bias = sum(completion.stats.bias * len(completion.tokens) for completion in completions)
-    if greedy:
-        return (
-            f"lenience {lenience:g}: not the target's greedy text. {round(bias)} of {tokens} "
-            f"tokens are not its first choice; each has at least {lenience:g} of that one's "
-            "probability."
-        )
     return (
-        f"lenience {lenience:g}: not the target's distribution. Tokens were drawn from one "
-        f"{bias / max(1, tokens):.4f} away from it (total variation, mean of {tokens} tokens) and "
-        f"nowhere above {1 / lenience:.3g} times it."
+        f"lenience {lenience:g}: not the target's distribution but {bias / max(1, tokens):.4f} "
+        f"away from it (total variation, mean of {tokens} tokens; at temperature 0 the share of "
+        f"them that is not its first choice) and nowhere above {1 / lenience:.3g} times it"
     )
 
 
-def _is_targets(answer: TaskAnswer, lenience: float) -> bool:
-    """Return True if the text follows the target's distribution: no draft token could pass too
-    easily or, at temperature 0, none did."""
-    stats, greedy = answer.completion.stats, answer.task.params.greedy
-    return lenience == 1 or not (stats.bias if greedy else stats.drafted)
-
-
-def begin(
-    spec: Speculator, answers: Iterable[TaskAnswer], speculation: dict[str, Any]
-) -> Iterator[TaskAnswer]:
-    """Begin the document of `--json`, and print each answer's line as it passes."""
+def document(
+    spec: Speculator, answers: list[TaskAnswer], speculation: dict[str, Any], comparison: Any
+) -> dict[str, Any]:
+    """Return the document of `--json`; `params` of a text: as a line of a prompt file has them."""
+    completions = [
+        {
+            "prompt": answer.task.number,
+            "id": answer.task.line.id,
+            **result(answer.completion),
+            "params": answer.task.given,
+            **speculation,
+            "law": f"{'' if answer.is_targets(speculation['lenience']) else 'not '}the target's",
+            "gammas": [step.gamma for step in answer.completion.steps],
+        }
+        for answer in answers
+    ]
     names = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
-    print(json.dumps(names)[:-1], end=', "completions": [')
-    for i, answer in enumerate(answers):
-        line = json.dumps(_completion(answer, speculation), allow_nan=False)
-        print("," * (i > 0) + "\n" + line, end="", flush=True)
-        yield answer
-
-
-def end(comparison: Any) -> None:
-    """End the document that `begin` began."""
-    print("\n]", end="")
+    whole = {**names, "completions": completions}
     if comparison:
-        document = {**asdict(comparison), "speedup": comparison.speedup}
-        print(f', "comparison": {json.dumps(document, allow_nan=False)}', end="")
-    print("}")
-
-
-def _completion(answer: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
-    """Return the line of a text; `params`: its options, as a line of a prompt file has them."""
-    completion = answer.completion
-    exact = _is_targets(answer, speculation["lenience"])
-    return {
-        "prompt": answer.task.number,
-        "id": answer.task.line.id,
-        **result(completion),
-        "params": answer.task.given,
-        **speculation,
-        "law": "the target's" if exact else "not the target's",
-        "gammas": [step.gamma for step in completion.steps],
-    }
+        whole["comparison"] = {**asdict(comparison), "speedup": comparison.speedup}
+    return whole
 
 
 def result(completion: Completion) -> dict[str, Any]:
-    """Return a completion as JSON has it."""
+    """Return a completion as JSON has it; logprobs where they were asked for."""
+    lists = {name: getattr(completion, name) for name in ("logprobs", "prompt_logprobs")}
     return {
         "text": completion.text,
         "tokens": completion.tokens,
@@ -270,60 +226,8 @@ def result(completion: Completion) -> dict[str, Any]:
         "stop_reason": completion.stop_reason,
         "error": completion.error,
         "seed": completion.seed,
-        **_likelihoods(completion),
+        **{name: list(map(_entry, each)) for name, each in lists.items() if each is not None},
         "stats": completion.stats.to_dict(),
-    }
-
-
-def show_likelihoods(
-    tokenizer: PreTrainedTokenizerBase | None, prompt: list[int], completion: Completion
-) -> None:
-    """Print a table of logprobs for the prompt and one for the text, where asked for."""
-    if completion.prompt_logprobs is not None:
-        page().print(_likelihood_table("prompt", tokenizer, prompt[:1], completion.prompt_logprobs))
-    if completion.logprobs is not None:
-        page().print(_likelihood_table("token", tokenizer, prompt, completion.logprobs))
-
-
-def _likelihood_table(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase | None,
-    before: list[int],
-    likelihoods: list[Logprobs],
-) -> Table:
-    """Make a table with a row for every token after `before`."""
-    view = table(name, "logprob")
-    if any(each.top for each in likelihoods):
-        view.add_column("likeliest")
-    so_far = list(before)
-    for each in likelihoods:
-        top = "  ".join(f"{_spell(tokenizer, so_far, i)} {value:.3f}" for i, value in each.top)
-        cells = [_spell(tokenizer, so_far, each.token), f"{each.logprob:.3f}", top]
-        view.add_row(*map(Text, cells[: len(view.columns)]))
-        so_far.append(each.token)
-    return view
-
-
-def _spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
-    """Quote a token's text; spell it as the vocabulary does where it is no text by itself."""
-    from foretoken.lab import view  # late: torch
-
-    if tokenizer is None:
-        return str(token)
-    text = view.spell(tokenizer, before, token)
-    if not text or REPLACEMENT in text:
-        return str(tokenizer.convert_ids_to_tokens(token))
-    return shown(text)
-
-
-def _likelihoods(completion: Completion) -> dict[str, Any]:
-    """Return logprobs as JSON has them, where asked for."""
-    names = ("logprobs", "prompt_logprobs")
-    lists = {name: getattr(completion, name) for name in names}
-    return {
-        n: [_entry(each) for each in likelihoods]
-        for n, likelihoods in lists.items()
-        if likelihoods is not None
     }
 
 

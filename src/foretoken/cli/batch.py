@@ -4,10 +4,11 @@ done, by an engine in this process or by workers on Ray. After a kill the same c
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import FileIO
@@ -19,39 +20,33 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foretoken.cli import answer, option, prompts
-from foretoken.cli.cluster import Cluster, needing
-from foretoken.cli.messages import Template
-from foretoken.cli.prompts import ModelTask
+from foretoken.cli.command import quiet
+from foretoken.cli.prompts import ModelTask, Template
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage.files import lock, naming, parse_json
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
-    from foretoken.serving.engine import Engine
 
 READ = 64  # prompts that run or wait
 Name = tuple[int, int]  # a prompt's line in its file, and the number of its text
+Completed = Generator[tuple[Name, "Completion | ForetokenError"]]
 
 
 @dataclass(slots=True)
 class Results:
-    """An output file, locked while it is open.
-
-    Opening removes what a kill left of a last line; closing removes a new file without a result.
-    """
+    """An output file, locked while it is open; opening removes what a kill left of a last line,
+    and closing a file without a result."""
 
     path: Path
     done: dict[Name, str] = field(default_factory=dict[Name, str])  # each with its origin
     _out: FileIO | None = None
-    _new: bool = False
 
     def __enter__(self) -> Results:
+        option.require_folder(self.path, "--output")
         if self.path.exists() and not self.path.is_file():
-            raise InputError(f"{self.path} is no file that can be gone on with; give another one")
-        if not self.path.parent.is_dir():
-            raise InputError(f"there is no folder {self.path.parent}; make it, or give another one")
-        self._new = not self.path.exists()
+            raise InputError(f"{self.path} is no file; give another --output")
         with naming(self.path):
             # without a buffer, which would be written again where the disk is full
             self._out = open(self.path, "ab", buffering=0)
@@ -70,9 +65,9 @@ class Results:
 
     def __exit__(self, *_: object) -> None:
         if self._out is not None:
-            if self._new and not self._out.seek(0, 2):
-                self.path.unlink(missing_ok=True)
             self._out.close()
+            if not self.done:
+                self.path.unlink(missing_ok=True)
 
     def require(self, origins: dict[Name, str]) -> None:
         """Raise InputError if a result in the file has another origin than now."""
@@ -108,66 +103,6 @@ class Results:
             ) from None
 
 
-@dataclass(slots=True)
-class Tally:
-    """Counts of a run."""
-
-    tokens: int = 0
-    accepted: int = 0
-    drafted: int = 0
-    failed: int = 0  # texts
-
-    def add(self, completion: Completion) -> None:
-        self.tokens += len(completion.tokens)
-        self.accepted += completion.stats.accepted
-        self.drafted += completion.stats.drafted
-        self.failed += completion.error is not None
-
-    def pass_over(self, error: object) -> None:
-        """Tell of a prompt that cannot be continued, and count it."""
-        self.failed += 1
-        print(f"error: {error}", file=sys.stderr)
-
-    def rates(self, seconds: float) -> str:
-        share = (
-            f", {self.accepted / self.drafted:.0%} of draft tokens accepted" if self.drafted else ""
-        )
-        return f"{self.tokens / max(seconds, 1e-9):.0f} tokens/s{share}"
-
-
-Complete = Callable[[list[Name], Tally], Iterator[tuple[Name, "Completion"]]]
-
-
-def fill(
-    results: Results, ids: dict[Name, Any], origins: dict[Name, str], complete: Complete
-) -> Tally:
-    """Complete the texts that the file lacks, with a bar on standard error.
-
-    ids: the id of each text, from its line. origins: a digest of what each text depends on.
-    complete: yields texts as they are done; tells and counts those that fail.
-    """
-    results.require(origins)
-    tally, start = Tally(), perf_counter()
-    missing = [name for name in ids if name not in results.done]
-    if ids and not missing:
-        print(f"{results.path}: all {len(ids)} texts were there", file=sys.stderr)
-        return tally
-    with _bar() as bar:
-        task = bar.add_task("", total=len(ids), completed=len(ids) - len(missing), rate="")
-        for name, completion in complete(missing, tally):
-            results.write(name, origins[name], {"id": ids[name], **answer.result(completion)})
-            tally.add(completion)
-            bar.update(task, advance=1, rate=tally.rates(perf_counter() - start))
-    print(f"{results.path}: {tally.rates(perf_counter() - start)}", file=sys.stderr)
-    return tally
-
-
-def _bar() -> Progress:
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), rate)
-    return Progress(*columns, console=Console(stderr=True))
-
-
 @dataclass(frozen=True, slots=True)
 class Lines:
     """Prompts by their lines' numbers, and the models and options they share."""
@@ -191,33 +126,97 @@ class Lines:
     def engine(self) -> dict[str, Any]:
         return {"rule": self.speculation["rule"], "lenience": self.speculation["lenience"]}
 
+    def origin(self, name: Name) -> str:
+        """Return a digest of all that a text depends on."""
+        each, arguments = self.tasks[name[0]], self.loading.arguments
+        # The order and an option of version 0.1.0, whose files are resumed
+        arguments |= {"tensor_parallel": 1, "generation_config": arguments.pop("generation_config")}
+        common = self.names, arguments, self.template, self.speculation
+        settings = repr((common, each.line.prompt, each.line.messages, each.params, self.key(name)))
+        return hashlib.sha256(settings.encode(errors="surrogatepass")).hexdigest()[:16]
 
-def completing(lines: Lines, where: Cluster) -> AbstractContextManager[Complete]:
-    """Return `on_ray` or `here`, as the options say."""
-    return on_ray(lines, where) if where.used else here(lines)
+
+def write(output: Path, lines: Lines, cluster: option.Cluster) -> int:
+    """Write the texts that the file lacks, with a bar on standard error; return how many failed."""
+    lines.loading.require(lines.names[0])
+    quiet()
+    origins = {
+        (line, copy): lines.origin((line, copy))
+        for line, task in lines.tasks.items()
+        for copy in range(task.texts)
+    }
+    with Results(output) as results:
+        results.require(origins)
+        missing = [name for name in origins if name not in results.done]
+        if not missing:
+            print(f"{output}: all {len(origins)} texts were there", file=sys.stderr)
+            return 0
+        texts = on_ray(lines, missing, cluster) if cluster.used else here(lines, missing)
+        try:
+            with closing(texts):
+                return _fill(results, lines, origins, texts)
+        except KeyboardInterrupt:
+            print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
+            raise
 
 
-@contextmanager
-def here(lines: Lines) -> Iterator[Complete]:
-    """Complete texts by an engine in this process."""
+def _fill(
+    results: Results,
+    lines: Lines,
+    origins: dict[Name, str],
+    texts: Iterator[tuple[Name, Completion | ForetokenError]],
+) -> int:
+    """Write each text as it is done; tell and count those that fail."""
+    start, failed, tokens, accepted, drafted = perf_counter(), 0, 0, 0, 0
+    rate = ""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    told = TextColumn("{task.fields[rate]}")
+    with Progress(*columns, told, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(origins), completed=len(results.done), rate="")
+        for name, text in texts:
+            if isinstance(text, ForetokenError):
+                failed += 1
+                print(f"error: line {name[0]}: {text}", file=sys.stderr)
+                continue
+            id = lines.tasks[name[0]].line.id
+            results.write(name, origins[name], {"id": id, **answer.result(text)})
+            failed += text.error is not None
+            tokens += len(text.tokens)
+            accepted, drafted = accepted + text.stats.accepted, drafted + text.stats.drafted
+            share = f", {accepted / drafted:.0%} of draft tokens accepted" if drafted else ""
+            rate = f"{tokens / max(perf_counter() - start, 1e-9):.0f} tokens/s{share}"
+            bar.update(task, advance=1, rate=rate)
+    print(f"{results.path}: {rate}", file=sys.stderr)
+    return failed
+
+
+def here(lines: Lines, names: list[Name]) -> Completed:
+    """Yield each text, or why there is none, as it is done by an engine in this process, which has
+    READ prompts at a time."""
     spec = lines.loading.load(*lines.names)
     from foretoken.serving.engine import Engine  # late: torch, which takes seconds
 
-    def add(name: Name) -> int:
-        each = lines.tasks[name[0]]
-        with each.line.named():
-            text = lines.template.prompt(each.line, spec)
-            options = {"gamma": lines.speculation["gamma"], "seed": lines.key(name)}
-            return engine.add(text, lines.params(name), **options)
-
+    unsent, running = iter(names), dict[int, Name]()
+    gamma = lines.speculation["gamma"]
     with Engine(spec, **lines.engine) as engine:
-        yield partial(_stepped, engine, add)
+        while True:
+            while len(running) < READ and (name := next(unsent, None)) is not None:
+                try:
+                    prompt = lines.template.prompt(lines.tasks[name[0]].line, spec)
+                    params, key = lines.params(name), lines.key(name)
+                    running[engine.add(prompt, params, gamma=gamma, seed=key)] = name
+                except ForetokenError as error:
+                    yield name, error
+            if not running:
+                return
+            for event in engine.step():
+                if event.completion is not None:
+                    yield running.pop(event.id), event.completion
 
 
-@contextmanager
-def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
-    """Complete texts by workers on Ray; by default one worker with all threads."""
-    with needing("ray"):
+def on_ray(lines: Lines, names: list[Name], where: option.Cluster) -> Completed:
+    """Yield the same by workers on Ray; by default one worker with all threads."""
+    with option.needing("ray"):
         from foretoken.cluster import session
 
         session.prepare(where.address)  # before ray is imported
@@ -228,42 +227,16 @@ def on_ray(lines: Lines, where: Cluster) -> Iterator[Complete]:
         each = session.threads(count, where.threads)
         session.require_memory(count, session.weights(*lines.names), 0)
         workers = cluster.Workers(count, each, *lines.names, lines.loading.arguments, lines.engine)
-
-        def complete(names: list[Name], tally: Tally) -> Iterator[tuple[Name, Completion]]:
-            asks = [
-                cluster.PromptTask(
-                    partial(lines.template.prompt, lines.tasks[name[0]].line),
-                    lines.params(name),
-                    lines.key(name),
-                    lines.speculation["gamma"],
-                )
-                for name in names
-            ]
-            for place, text in cluster.texts(asks, workers):
-                if isinstance(text, ForetokenError):
-                    line = lines.tasks[names[place][0]].line
-                    tally.pass_over(f"{line.place}: {text}" if line.place else text)
-                else:
-                    yield names[place], text
-
-        yield complete
+        asks = [
+            cluster.PromptTask(
+                partial(lines.template.prompt, lines.tasks[name[0]].line),
+                lines.params(name),
+                lines.key(name),
+                lines.speculation["gamma"],
+            )
+            for name in names
+        ]
+        for place, text in cluster.texts(asks, workers):
+            yield names[place], text
     finally:
         session.leave()
-
-
-def _stepped(
-    engine: Engine, add: Callable[[Name], int], names: list[Name], tally: Tally
-) -> Iterator[tuple[Name, Completion]]:
-    """Yield each text as it is done, with READ prompts in the engine at a time."""
-    unsent, running = iter(names), dict[int, Name]()
-    while True:
-        while len(running) < READ and (name := next(unsent, None)) is not None:
-            try:
-                running[add(name)] = name
-            except ForetokenError as error:
-                tally.pass_over(error)
-        if not running:
-            return
-        for event in engine.step():
-            if event.completion is not None:
-                yield running.pop(event.id), event.completion

@@ -14,10 +14,8 @@ from typer import Option
 
 from foretoken.cli import option, session
 from foretoken.cli.command import command, quiet
-from foretoken.cli.messages import Rendering, Template
-from foretoken.cli.remote import remote
-from foretoken.cli.sampling_options import OneAnswer
-from foretoken.cli.sources import ChatSource, local
+from foretoken.cli.prompts import Rendering, Template
+from foretoken.cli.sources import LocalModel, RemoteModel, local, remote
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 
@@ -64,9 +62,7 @@ class ChatOptions:
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """Speculation options that the user set."""
-        values = {"gamma": self.gamma, "rule": self.rule, "lenience": self.lenience}
-        return {n: value for n, value in values.items() if value != getattr(ChatOptions, n)}
+        return {"gamma": self.gamma, "rule": self.rule, "lenience": self.lenience}
 
 
 @dataclass(frozen=True)
@@ -83,21 +79,11 @@ class ServerAddress:
         str | None, _server("Model to ask. Default: the first that the server lists.")
     ] = None
 
-    def require_used(self, asked: ChatOptions, loading: option.PairLoading) -> None:
-        """Raise InputError for options that have no use beside --url, or without it."""
-        if self.url is None:
-            if unused := _first_flag(self, ("api_key", "model")):
-                raise InputError(f"{unused} is for a server; add --url")
-            return
-        names = [field.name for field in fields(loading)]
-        if unused := _first_flag(asked, ("target", "draft")) or _first_flag(loading, names):
-            raise InputError(f"{unused} is for models in this process; leave it or --url out")
-
 
 @command
 def chat(
     asked: ChatOptions,
-    sampling: OneAnswer,
+    sampling: option.OneAnswer,
     rendering: Rendering,
     server: ServerAddress,
     loading: option.PairLoading,
@@ -108,17 +94,18 @@ def chat(
     On a terminal, /help lists commands: to take turns back, change options, save and load.
     Otherwise every line of standard input is a message, and only answers are printed.
     """
-    talk = None if asked.raw else session.Conversation()
-    if talk is None:
-        used = _first_flag(rendering, ("chat_template", "chat_template_kwargs"))
-        if used or system_prompt:
-            raise InputError(f"{used or '--system-prompt'} is for messages; leave it or --raw out")
-    elif system_prompt:
-        talk.system(system_prompt)
-    template = None if asked.raw else rendering.template
-    with opened(asked, server, loading, template, sampling.given) as source:
+    used = [*_given(rendering), *(["--system-prompt"] if system_prompt else [])]
+    if asked.raw and used:
+        raise InputError(f"{used[0]} is for messages; leave it or --raw out")
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    template, options = None if asked.raw else rendering.template, sampling.given
+    with opened(asked, server, loading, template, options) as source:
         session.run(
-            source, sampling, show_tokens=asked.show_tokens, quick=asked.quick, conversation=talk
+            source,
+            options,
+            show_tokens=asked.show_tokens,
+            quick=asked.quick,
+            messages=None if asked.raw else system,
         )
 
 
@@ -129,16 +116,19 @@ def opened(
     loading: option.PairLoading,
     template: Template | None,
     options: Mapping[str, Any],
-) -> Iterator[ChatSource]:
+) -> Iterator[LocalModel | RemoteModel]:
     """Open the source that the options name, refusing first what it cannot honour.
 
     template: of conversations; None where prompts are plain text.
     """
     asked.require()
     SamplingParams(**options)  # before models load, which takes seconds
-    server.require_used(asked, loading)
     messages, template = template is not None, template or Template()
+    speculation = asked.speculation
     if server.url is not None:
+        not_here = [f for f in _given(asked) if f in ("--target", "--draft")] + _given(loading)
+        if not_here:
+            raise InputError(f"{not_here[0]} is for models in this process; leave it or --url out")
         if template.text is not None:
             raise InputError("--chat-template is read by a server when it starts; give it that one")
         with remote(
@@ -148,23 +138,22 @@ def opened(
             template.variables,
             messages=messages,
             seed=asked.seed,
-            speculation=asked.speculation,
+            speculation={n: v for n, v in speculation.items() if v != getattr(ChatOptions, n)},
         ) as source:
             source.require(options)
             yield source
         return
+    if only_there := _given(server):
+        raise InputError(f"{only_there[0]} is for a server; add --url")
     loading.require(asked.target)
     quiet()
     spec = loading.load(asked.target, asked.draft)
     seed = randbits(62) if asked.seed is None else asked.seed
-    how = {"gamma": asked.gamma, "rule": asked.rule, "lenience": asked.lenience}
-    with local(spec, template, messages=messages, seed=seed, **how) as source:
+    with local(spec, template, messages=messages, seed=seed, **speculation) as source:
         source.require(options)
         yield source
 
 
-def _first_flag(group: Any, names: Any) -> str:
-    """Name the flag of the first of these options that the user set; "" for none."""
-    defaults = {f.name: f.default for f in fields(group)}
-    changed = (name for name in names if getattr(group, name) != defaults[name])
-    return "".join(f"--{name.replace('_', '-')}" for name in list(changed)[:1])
+def _given(group: Any) -> list[str]:
+    """Return the flags of the options in a group that the user set."""
+    return [option.flag(f.name) for f in fields(group) if getattr(group, f.name) != f.default]

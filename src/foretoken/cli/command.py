@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -52,25 +51,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in groups
     ]
-    parameters += [parameter for kind in groups.values() for parameter in _parameters(kind)]
-    signature = Signature(parameters)
-    wrapper.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+    for kind in groups.values():
+        typed = get_type_hints(kind, include_extras=True)
+        parameters += [
+            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=typed[f.name])
+            for f in fields(kind)
+        ]
+    wrapper.__signature__ = Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    wrapper.__doc__ = _unwrapped(inspect.getdoc(function) or "")
+    # Every paragraph on one line
+    wrapper.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
     return wrapper
-
-
-def _parameters(kind: Any) -> list[Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        for f in fields(kind)
-    ]
-
-
-def _unwrapped(text: str) -> str:
-    """Put every paragraph on one line."""
-    return re.sub(r"(?<!\n)\n(?!\n)", " ", text)
 
 
 class StderrLines(logging.Handler):
@@ -97,12 +88,8 @@ def quiet() -> None:
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Take the values of a file as defaults."""
-    if path is not None:
-        context.default_map = {**(context.default_map or {}), **_config_options(context, path)}
-    return path
-
-
-def _config_options(context: typer.Context, path: Path) -> dict[str, Any]:
+    if path is None:
+        return None
     import yaml  # late: transformers brings it, and only this needs it
 
     try:
@@ -111,16 +98,12 @@ def _config_options(context: typer.Context, path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no YAML: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no mapping; give lines such as 'port: 8000'")
-    names = {parameter.name for parameter in context.command.params} - {"config", None}
-    options: dict[str, Any] = {}
-    for name, value in content.items():
-        option = str(name).replace("-", "_")
-        if option not in names:
-            near = get_close_matches(option, sorted(str(each) for each in names), 1, 0.6)
-            remedy = f"did you mean {near[0]}?" if near else "see --help"
-            raise InputError(f"{path} holds the unknown option {name!r}; {remedy}")
-        options[option] = value
-    return options
+    options = {str(name).replace("-", "_"): value for name, value in content.items()}
+    known = {parameter.name for parameter in context.command.params} - {"config"}
+    if unknown := sorted(options.keys() - known):
+        raise InputError(f"{path} holds the unknown option {unknown[0]!r}; see --help")
+    context.default_map = {**(context.default_map or {}), **options}
+    return path
 
 
 Config = Annotated[

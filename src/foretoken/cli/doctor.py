@@ -7,8 +7,9 @@ import json
 import platform
 from dataclasses import asdict
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,13 +20,10 @@ from foretoken.cli.render import bar, milliseconds, table
 from foretoken.costing import contention
 from foretoken.errors import InputError
 
-if TYPE_CHECKING:
-    from foretoken.costing.stored import Kept
-
-NO_FOLDER = "no folder: nothing can be kept safely"
 SAYS = (
-    "a pass of linear layers alone over so many tokens, on OpenVINO. Precisions below float32 make "
-    "another model of a target; a draft's never changes the output's distribution"
+    "a pass of linear layers alone over so many tokens, on OpenVINO; -: time or memory did not "
+    "suffice. Precisions below float32 make another model of a target; a draft's never changes the "
+    "output's distribution"
 )
 PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
 
@@ -77,140 +75,53 @@ def doctor(
         raise InputError(f"--speed is of this machine; give it or {model!r:.60}, not both")
     quiet()
     console = Console(highlight=False)
-    if clear_cache:
-        _clear(console, as_json=as_json)
-    elif cache:
-        _list(console, as_json=as_json)
-    elif speed:
-        _speed(console, as_json=as_json)
-    elif held_out is not None:
+    if held_out is not None:
         card.make(console, model, origin, placing, held_out, as_json=as_json)
+        return
+    reading = contention.read()
+    if clear_cache:
+        document, show = _cleared(), _show_cleared
+    elif cache:
+        document, show = _cached(), _show_cached
+    elif speed:
+        document, show = _speeds(), _show_speeds
     elif model is not None:
-        _place(console, model, origin, placing, as_json=as_json)
+        document, show = _placed(model, origin, placing), _show_placed
     else:
-        _everything(console, as_json=as_json)
-
-
-def _everything(console: Console, *, as_json: bool) -> None:
-    document = {**_machine(), "processor": _processor(), "families": _families()}
+        document, show = _everything(), _show_everything
+    document["others"] = contention.share([contention.taken(reading)])
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
-    console.print("  ".join(f"{name} {number}" for name, number in document["versions"].items()))
-    _show_processor(console, document["processor"])
-    console.print(f"OpenVINO: {document['openvino']}")
-    for device in document["devices"]:
-        free = device["free_bytes"]
-        console.print(f"{device['name']}: {'?' if free is None else f'{free / 1e9:.1f}'} GB free")
-    view = table("family", "runtime", "largest difference", "seconds", "why", left=5)
-    for family in document["families"]:
-        if family["ok"]:
-            figures = f"{family['largest_difference']:.1e}", f"{family['seconds']:.1f}"
-            view.add_row(family["name"], family["runtime"], *figures, family["why"])
-        else:
-            view.add_row(family["name"], "[red]none[/red]", "", "", family["reason"])
-    console.print(view)
+    show(console, document)
+    warning = contention.remark(document["others"])
+    if warning and "processor" in document:  # it was timed
+        console.print(warning, soft_wrap=True)
 
 
-def _place(
-    console: Console, model: str, origin: option.Origin, placing: option.Placing, *, as_json: bool
-) -> None:
-    from foretoken.loading.memory import usable
-    from foretoken.loading.runtimes import Placement, place
-    from foretoken.loading.sources import source
-
-    placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
-    placed = place(source(model, origin.revision, origin.trust_remote_code), placement)
-    runtime = placed.model.runtime
-    if as_json:
-        print(json.dumps({"model": model, "runtime": runtime, "why": placed.why}))
-    else:
-        console.print(f"{model} runs on {runtime}: {placed.why}", soft_wrap=True)
-
-
-def _list(console: Console, *, as_json: bool) -> None:
-    from foretoken.costing import stored
-    from foretoken.models.openvino import store
-
-    entries, costs = store.entries(), stored.entries()
-    if as_json:
-        rows = [
-            {**asdict(entry), "folder": str(entry.folder), "card": store.card(entry.folder.name)}
-            for entry in entries
-        ]
-        measured = [asdict(each) for each in costs]
-        print(json.dumps({"folder": _folder(), "models": rows, "costs": measured}))
-        return
-    for entry in entries:
-        line = f"{_date(entry.made)}  {entry.bytes / 1e6:6.0f} MB  {entry.dtype:8}  {entry.name}"
-        console.print(line, soft_wrap=True)
-        card.show(console, store.card(entry.folder.name))
-    total = sum(entry.bytes for entry in entries) / 1e6
-    console.print(f"{total:.0f} MB in {_folder() or NO_FOLDER}", soft_wrap=True)
-    for each in costs:
-        console.print(f"{_date(each.when)}  costs of {each.label}: {_trust(each)}", soft_wrap=True)
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-
-
-def _trust(kept: Kept) -> str:
-    """Say how far stored costs can be trusted."""
-    halves = "measured once" if kept.spread is None else f"halves {kept.spread:.2f} times apart"
-    others = "" if kept.others is None else f", others took {kept.others:.0%} of the processors"
-    off = "" if kept.off is None else f", {kept.off:.1f} times off in later steps"
-    poor = kept.doubt > 1 or kept.off is not None
-    return f"{halves}{others}{off}{'; measured again by a later start' if poor else ''}"
-
-
-def _folder() -> str | None:
-    from foretoken.models.openvino import store
-
-    return str(store.folder()) if store.folder() else None
-
-
-def _clear(console: Console, *, as_json: bool) -> None:
-    from foretoken.models.openvino import store
-    from foretoken.storage.cache import forget
-
-    count = store.clear()
-    forget()
-    if as_json:
-        print(json.dumps({"folder": _folder(), "removed": count}))
-    else:
-        console.print(
-            f"removed {count} models from {_folder() or NO_FOLDER}, and measured costs",
-            soft_wrap=True,
-        )
-
-
-def _machine() -> dict[str, Any]:
+def _everything() -> dict[str, Any]:
     import torch
 
     from foretoken.loading.memory import free_bytes
     from foretoken.loading.runtimes import openvino
+    from foretoken.models.families import families
     from foretoken.storage.cache import versions
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    checked = bar(families(), "checking")
     return {
         "versions": {"python": platform.python_version()} | versions(*PACKAGES),
         "openvino": openvino(),
         "machine": platform.platform(),
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
+        "processor": _processor(),
+        "families": [{"name": name, **_family(build())} for name, build in checked],
     }
 
 
-def _families() -> list[dict[str, Any]]:
-    """Run the self-check of every known family, on small random models."""
-    from foretoken.models.families import families
-
-    return [{"name": name, **_family(build())} for name, build in bar(families(), "checking")]
-
-
 def _family(network: Any) -> dict[str, Any]:
-    """Return the first backend that passes, and why none before it did."""
+    """Return the first backend that passes the self-check, and why none before it did."""
     from foretoken.errors import RefusedError
     from foretoken.loading.runtimes import forms
     from foretoken.models.stock.selfcheck import check
@@ -228,75 +139,137 @@ def _family(network: Any) -> dict[str, Any]:
     return {"ok": False, "reason": "; ".join(objections)}
 
 
+def _show_everything(console: Console, document: dict[str, Any]) -> None:
+    console.print("  ".join(f"{name} {number}" for name, number in document["versions"].items()))
+    _show_processor(console, document["processor"])
+    console.print(f"OpenVINO: {document['openvino']}")
+    for device in document["devices"]:
+        free = device["free_bytes"]
+        console.print(f"{device['name']}: {'?' if free is None else f'{free / 1e9:.1f}'} GB free")
+    view = table("family", "runtime", "largest difference", "seconds", "why", left=5)
+    for family in document["families"]:
+        if family["ok"]:
+            figures = f"{family['largest_difference']:.1e}", f"{family['seconds']:.1f}"
+            view.add_row(family["name"], family["runtime"], *figures, family["why"])
+        else:
+            view.add_row(family["name"], "[red]none[/red]", "", "", family["reason"])
+    console.print(view)
+
+
 def _processor() -> dict[str, Any]:
     """Describe the processor, and measure how fast it reads memory, in a second or two."""
     import torch
 
     from foretoken.lab.machine import bandwidth, processor
 
-    here, reading = processor(), contention.read()
+    here = processor()
     seconds, size = bandwidth(torch.device("cpu"))
-    share = contention.share([contention.taken(reading)])
-    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size, "others": share}
+    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size}
     return {**asdict(here), "lacks": here.lacks, **rate}
 
 
 def _show_processor(console: Console, document: dict[str, Any]) -> None:
-    cores = "" if document["cores"] is None else f" of {document['cores']} cores"
-    line = f"processor: {document['name']}, {document['threads']} threads{cores}"
-    if document["abilities"] is not None:
-        line += f"; {', '.join(document['abilities']) or 'none of the known abilities'}"
-    if document["lacks"]:
-        line += f"; no {', no '.join(document['lacks'])}"
-    console.print(line, soft_wrap=True)
-    cache = document["cache_bytes"]
-    beyond = "" if cache is None else f", a cache of {cache / 2**20:.0f} MiB"
-    size = document["read_bytes"] / 2**20
-    console.print(
-        f"memory: {document['bytes_per_second'] / 1e9:.1f} GB/s, reading {size:.0f} MiB{beyond}",
-        soft_wrap=True,
-    )
-    if warning := contention.remark(document["others"]):
-        console.print(warning, soft_wrap=True)
+    abilities, cache = document["abilities"], document["cache_bytes"]
+    parts = [f"{document['name']}, {document['threads']} threads"]
+    parts += [f"{document['cores']} cores"] if document["cores"] else []
+    parts += [", ".join(abilities)] if abilities else []
+    parts += [f"no {', no '.join(document['lacks'])}"] if document["lacks"] else []
+    parts += [f"{cache / 2**20:.0f} MiB of cache"] if cache else []
+    rate = f"{document['bytes_per_second'] / 1e9:.1f} GB/s"
+    console.print(f"processor: {'; '.join(parts)}", soft_wrap=True)
+    console.print(f"memory: {rate}, reading {document['read_bytes'] / 2**20:.0f} MiB")
 
 
-def _speed(console: Console, *, as_json: bool) -> None:
-    """Time sizes of models in each precision, and mark the fastest of each row."""
+def _speeds() -> dict[str, Any]:
+    """Time sizes of models in each precision."""
     from foretoken.loading.runtimes import require_openvino
 
     require_openvino()
     from foretoken.lab.speed import LAYERS, STACKS, TOKENS, speeds
 
-    here, reading = _processor(), contention.read()
-    timed = list(bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS)))
-    share = contention.share([contention.taken(reading)])
-    if as_json:
-        rows = [asdict(each) for each in timed]
-        document = {"processor": here, "tokens": TOKENS, "speeds": rows, "others": share}
-        print(json.dumps(document, allow_nan=False))
-        return
-    _show_processor(console, here)
-    view = table("weights", "tokens", *(f"{name} ms" for name in LAYERS), "fastest")
-    for parameters in dict.fromkeys(each.parameters for each in timed):
-        for i, tokens in enumerate(TOKENS):
-            line = {
-                each.dtype: None if each.seconds is None else each.seconds[i]
-                for each in timed
-                if each.parameters == parameters
-            }
-            view.add_row(f"{parameters / 1e6:.0f}M", str(tokens), *_marked(line))
+    timed = bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS))
+    rows = [asdict(each) for each in timed]
+    return {"processor": _processor(), "tokens": TOKENS, "speeds": rows}
+
+
+def _show_speeds(console: Console, document: dict[str, Any]) -> None:
+    """Mark the fastest precision of each row."""
+    _show_processor(console, document["processor"])
+    timed = document["speeds"]
+    dtypes = list(dict.fromkeys(each["dtype"] for each in timed))
+    view = table("weights", "tokens", *(f"{name} ms" for name in dtypes), "fastest")
+    for parameters, same in groupby(timed, lambda each: each["parameters"]):
+        times = {each["dtype"]: each["seconds"] for each in same}
+        for i, tokens in enumerate(document["tokens"]):
+            row = {name: seconds[i] for name, seconds in times.items() if seconds}
+            best = min(row, key=lambda name: row[name], default="")
+            cells = [milliseconds(row[name]) if name in row else "-" for name in dtypes]
+            view.add_row(f"{parameters / 1e6:.0f}M", str(tokens), *cells, best)
     console.print(view)
     console.print(SAYS)
-    if any(each.seconds is None for each in timed):
-        console.print("-: time or memory did not suffice")
-    if warning := contention.remark(share):
-        console.print(warning)
 
 
-def _marked(line: dict[str, float | None]) -> list[str]:
-    """Return the cells of a row, the fastest in bold, and its name."""
-    timings = {name: seconds for name, seconds in line.items() if seconds is not None}
-    best = min(timings, key=lambda name: timings[name], default="")
-    cells = ["-" if seconds is None else milliseconds(seconds) for seconds in line.values()]
-    marks = zip(line, cells, strict=True)
-    return [f"[bold]{text}[/bold]" if name == best else text for name, text in marks] + [best]
+def _placed(model: str, origin: option.Origin, placing: option.Placing) -> dict[str, Any]:
+    from foretoken.loading.memory import usable
+    from foretoken.loading.runtimes import Placement, place
+    from foretoken.loading.sources import source
+
+    placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
+    placed = place(source(model, origin.revision, origin.trust_remote_code), placement)
+    return {"model": model, "runtime": placed.model.runtime, "why": placed.why}
+
+
+def _show_placed(console: Console, document: dict[str, Any]) -> None:
+    console.print("{model} runs on {runtime}: {why}".format(**document), soft_wrap=True)
+
+
+def _folder() -> str:
+    from foretoken.models.openvino import store
+
+    return str(store.folder() or "no folder: nothing can be kept safely")
+
+
+def _cached() -> dict[str, Any]:
+    from foretoken.costing import stored
+    from foretoken.models.openvino import store
+
+    rows = [
+        {**asdict(entry), "folder": str(entry.folder), "card": store.card(entry.folder.name)}
+        for entry in store.entries()
+    ]
+    costs = [{**asdict(each), "doubt": each.doubt > 1} for each in stored.entries()]
+    return {"folder": _folder(), "models": rows, "costs": costs}
+
+
+def _show_cached(console: Console, document: dict[str, Any]) -> None:
+    for row in document["models"]:
+        line = (
+            f"{_date(row['made'])}  {row['bytes'] / 1e6:6.0f} MB  {row['dtype']:8}  {row['name']}"
+        )
+        console.print(line, soft_wrap=True)
+        card.show(console, row["card"])
+    total = sum(row["bytes"] for row in document["models"]) / 1e6
+    console.print(f"{total:.0f} MB in {document['folder']}", soft_wrap=True)
+    for each in document["costs"]:
+        poor = each["doubt"] or each["off"] is not None
+        again = "; measured again by a later start" if poor else ""
+        line = f"{_date(each['when'])}  costs of {each['label']}{again}"
+        console.print(line, soft_wrap=True)
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+def _cleared() -> dict[str, Any]:
+    from foretoken.models.openvino import store
+    from foretoken.storage.cache import forget
+
+    count = store.clear()
+    forget()
+    return {"folder": _folder(), "removed": count}
+
+
+def _show_cleared(console: Console, document: dict[str, Any]) -> None:
+    said = "removed {removed} models from {folder}, and measured costs".format(**document)
+    console.print(said, soft_wrap=True)

@@ -1,29 +1,262 @@
-"""Options that several commands share, each declared once: single ones, and groups for loading,
-which `cli.command` takes apart. Also `--speculative-config`, vLLM's JSON for draft and gamma."""
+"""Options that several commands share, each declared once: single ones, and groups as `--help`
+shows them, which `cli.command` takes apart. The groups of sampling and of loading are derived from
+what the fields of `SamplingParams` and `LoadOptions` declare.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from difflib import get_close_matches
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Option
 
-from foretoken.cli.sampling_options import as_json, group, typer_option
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import hub
-from foretoken.loading.options import OPTIONS, LoadOptions
-from foretoken.sampling import params
+from foretoken.loading.options import OPTIONS as LOADING
+from foretoken.loading.options import LoadOptions
+from foretoken.sampling.checks import (
+    Check,
+    Choice,
+    Count,
+    Number,
+    as_biases,
+    as_decay,
+    as_flag,
+    as_id,
+    as_ids,
+    as_logit_bias,
+    as_sequences,
+    as_strings,
+)
+from foretoken.sampling.options import DeclaredOption, Panel
+from foretoken.sampling.params import OPTIONS, SamplingParams
+from foretoken.storage.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
+# How a declared option is written on the command line
+
+
+def as_json(name: str, value: str) -> Any:
+    """Read an option's value that is JSON."""
+    try:
+        read = json.loads(value)
+        json.dumps(read, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is {shown(value)}, which is no JSON: {error}") from None
+    return read
+
+
+def _listed(name: str, value: str) -> Any:
+    try:
+        return parse_json(f"[{value}]")
+    except ValueError:
+        raise InputError(f"{name} is {shown(value)}; give numbers with commas between") from None
+
+
+# Kinds of options: how the command line takes a value, and how it reads one that is text
+KINDS: dict[Any, Any] = {
+    Number: float,
+    Count: int,
+    Choice: str,
+    as_id: int,
+    as_flag: bool,
+    as_strings: list[str],
+}
+READERS: dict[Check, Callable[[str, str], Any]] = {
+    as_ids: _listed,
+    as_sequences: as_json,
+    as_biases: as_json,
+    as_logit_bias: as_json,
+    as_decay: _listed,
+}
+
+
+def flag(name: str) -> str:
+    """Return the flag of an option's field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _annotation(name: str, declared: DeclaredOption) -> Any:
+    """Return the annotation that makes a field an option."""
+    check = declared.check
+    kind = KINDS.get(check, KINDS.get(type(check), str))
+    help = f"{declared.help} Give ids with commas between." if check is as_ids else declared.help
+    metavar = "<str>" if kind == list[str] else None  # "<list[str]>" is too wide
+    option = Option(
+        declared.flag or flag(name), help=help, rich_help_panel=declared.panel, metavar=metavar
+    )
+    return Annotated[kind if kind is bool else kind | None, option]
+
+
+def group(declarations: Mapping[str, DeclaredOption], left_out: object) -> Any:
+    """Make a dataclass of these options; one that is not given is as in `left_out`, or None."""
+    members: list[tuple[str, Any, Any]] = []
+    for each, declared in declarations.items():
+        default = getattr(left_out, each)
+        default = bool(default) if declared.check is as_flag else default
+        default = None if default == () else default
+        members.append((each, _annotation(each, declared), field(default=default)))
+    return make_dataclass("Group", members, frozen=True)
+
+
+# Sampling
+
+
+def _declared(*, one_text: bool) -> dict[str, DeclaredOption]:
+    """Return the options for commands with one text, or all others, by panel."""
+    names = [n for n, each in OPTIONS.items() if each.one_text is one_text and n != "structured"]
+    return {n: OPTIONS[n] for panel in get_args(Panel) for n in names if OPTIONS[n].panel == panel}
+
+
+SingleText: Any = group(_declared(one_text=True), SamplingParams())
+SeveralTexts: Any = group(_declared(one_text=False), SamplingParams())
+
+
+def _structure(text: str, *, metavar: str | None = None) -> Any:
+    return Option(help=text, rich_help_panel=OPTIONS["structured"].panel, metavar=metavar)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Options of `structured`, a constraint on the text; at most one may be given."""
+
+    json_schema: Annotated[
+        Path | None, _structure("Make the text match the JSON schema in this file.")
+    ] = None
+    regex: Annotated[str | None, _structure("Make the text match this regular expression.")] = None
+    grammar: Annotated[
+        Path | None, _structure("Make the text match the Lark grammar in this file.")
+    ] = None
+    choice: Annotated[
+        list[str] | None,
+        _structure("Allow this text; repeat for others.", metavar="<str>"),
+    ] = None
+
+    def structured(self) -> dict[str, Any] | None:
+        """Return the value of `structured`, files read; None where no option is given."""
+        values = {field.name: getattr(self, field.name) for field in fields(Structure)}
+        names = [name for name, value in values.items() if value not in (None, [])]
+        if len(names) > 1:
+            flags = " and ".join(map(flag, names))
+            raise RefusedError(f"a text cannot follow {flags} at once; give one of them")
+        if self.json_schema is not None:
+            schema = read_text(self.json_schema, "a JSON schema")
+            return {"json_schema": as_json(str(self.json_schema), schema)}
+        if self.grammar is not None:
+            return {"lark": read_text(self.grammar, "a Lark grammar")}
+        return {names[0]: values[names[0]]} if names else None
+
+
+@dataclass(frozen=True)
+class OneText(Structure, SingleText):
+    """Sampling options of a command that writes one text at a time."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Options the user set, keyed by field of `SamplingParams`, as JSON values. InputError for
+        one that is invalid by itself."""
+        values: dict[str, Any] = {**vars(self), "structured": self.structured()}
+        left_out = {field.name: field.default for field in fields(self)}
+        options: dict[str, Any] = {}
+        for name, declared in OPTIONS.items():  # in this order errors are told
+            value = values.get(name)
+            if value is None or value is False or value == [] or value == left_out.get(name):
+                continue
+            reader = READERS.get(declared.check)
+            options[name] = reader(name, value) if reader else value
+            declared.check(name, options[name])
+        return options
+
+
+@dataclass(frozen=True)
+class OneAnswer(OneText):
+    """Sampling options of a chat, whose answers should end by themselves."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        Option(
+            help="New tokens per answer, at most. Default: the room in the context.",
+            rich_help_panel=OPTIONS["max_new_tokens"].panel,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class SamplingOptions(SeveralTexts, OneText):
+    """All sampling options."""
+
+
+# Loading
+
 
 def _loading(name: str) -> Any:
-    """Return the annotation of an option of `foretoken.load`."""
-    return typer_option(name, OPTIONS[name], OPTIONS[name].help)
+    """Make a dataclass of the options of `foretoken.load` in a group."""
+    declarations = {n: each for n, each in LOADING.items() if each.group == name}
+    declarations.pop("generation_config", None)  # a flag of its own
+    return group(declarations, LoadOptions())
 
+
+@dataclass(frozen=True)
+class Origin(_loading("origin")):
+    """Options of reading a model: its version, and whether its own code may run."""
+
+
+@dataclass(frozen=True)
+class TargetReading(_loading("reading"), Origin):
+    """Options for reading a target, wherever it runs."""
+
+    ignore_generation_config: Annotated[
+        bool,
+        Option(
+            "--ignore-generation-config",
+            help=LOADING["generation_config"].help,
+            rich_help_panel="Loading",
+        ),
+    ] = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return these as keyword arguments of `foretoken.load`."""
+        keywords = asdict(self)
+        ignored = keywords.pop("ignore_generation_config")
+        return keywords | {"generation_config": "ignore" if ignored else None}
+
+
+@dataclass(frozen=True)
+class Placing(_loading("placing")):
+    """Options of where a model runs, and in which precision."""
+
+
+@dataclass(frozen=True)
+class Loading(_loading("target"), TargetReading, Placing):
+    """All options of a target that generates."""
+
+    def load(self, target: str | None, draft: str | None) -> Speculator:
+        """Call `foretoken.load` with these options."""
+        from foretoken.loading.load import load  # late: torch takes seconds to import
+
+        return load(target, draft, **self.arguments)
+
+
+@dataclass(frozen=True)
+class PairLoading(_loading("pair"), Loading):
+    """The same for a target with a draft."""
+
+    def require(self, target: str | None) -> None:
+        """Raise InputError or RefusedError for invalid options and for a target in neither a folder
+        nor the hub: before torch is imported, which takes seconds."""
+        LoadOptions(**self.arguments)
+        if target is not None:
+            hub.way(hub.path(target), self.revision)
+
+
+# Single options
 
 Target = Annotated[
     str | None, Option(help="Target model: a folder or hub id. Default: the pair that ships.")
@@ -64,16 +297,18 @@ Lenience = Annotated[
     float,
     Option(help="Below 1, accept draft tokens more easily and change the distribution; 1: exact."),
 ]
-Temperature = Annotated[float, Option(help=params.OPTIONS["temperature"].help)]
-TopK = Annotated[int, Option(help=params.OPTIONS["top_k"].help)]
-TopP = Annotated[float, Option(help=params.OPTIONS["top_p"].help)]
-MinP = Annotated[float, Option(help=params.OPTIONS["min_p"].help)]
+Temperature = Annotated[float, Option(help=OPTIONS["temperature"].help)]
+TopK = Annotated[int, Option(help=OPTIONS["top_k"].help)]
+TopP = Annotated[float, Option(help=OPTIONS["top_p"].help)]
+MinP = Annotated[float, Option(help=OPTIONS["min_p"].help)]
 MaxNewTokens = Annotated[int, Option(help="New tokens per prompt, at most.")]
 Seed = Annotated[int, Option(help="Seed of the random numbers.")]
 TextSeed = Annotated[
     int, Option(help="Seed of the text. The same seed, pair and gamma give the same text.")
 ]
-DraftRevision = Annotated[str | None, get_args(_loading("draft_revision"))[1]]
+DraftRevision = Annotated[
+    str | None, get_args(_annotation("draft_revision", LOADING["draft_revision"]))[1]
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Examples = Annotated[
     Path,
@@ -82,67 +317,6 @@ Examples = Annotated[
         'line for an encoder-decoder; or pairs, .tsv or .jsonl of {"source": ..., "target": ...}.'
     ),
 ]
-
-
-def _group(name: str) -> Any:
-    """Make a dataclass of the options of `foretoken.load` in a group."""
-    declarations = {n: each for n, each in OPTIONS.items() if each.group == name}
-    declarations.pop("generation_config", None)  # a flag of its own
-    return group(name, declarations, LoadOptions())
-
-
-@dataclass(frozen=True)
-class Origin(_group("origin")):
-    """Options of reading a model: its version, and whether its own code may run."""
-
-
-@dataclass(frozen=True)
-class TargetReading(_group("reading"), Origin):
-    """Options for reading a target, wherever it runs."""
-
-    ignore_generation_config: Annotated[
-        bool,
-        Option(
-            "--ignore-generation-config",
-            help=OPTIONS["generation_config"].help,
-            rich_help_panel="Loading",
-        ),
-    ] = False
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Return these as keyword arguments of `foretoken.load`."""
-        keywords = asdict(self)
-        ignored = keywords.pop("ignore_generation_config")
-        return keywords | {"generation_config": "ignore" if ignored else None}
-
-
-@dataclass(frozen=True)
-class Placing(_group("placing")):
-    """Options of where a model runs, and in which precision."""
-
-
-@dataclass(frozen=True)
-class Loading(_group("target"), TargetReading, Placing):
-    """All options of a target that generates."""
-
-    def load(self, target: str | None, draft: str | None) -> Speculator:
-        """Call `foretoken.load` with these options."""
-        from foretoken.loading.load import load  # late: torch takes seconds to import
-
-        return load(target, draft, **self.arguments)
-
-
-@dataclass(frozen=True)
-class PairLoading(_group("pair"), Loading):
-    """The same for a target with a draft."""
-
-    def require(self, target: str | None) -> None:
-        """Raise InputError or RefusedError for invalid options and for a target in neither a folder
-        nor the hub: before torch is imported, which takes seconds."""
-        LoadOptions(**self.arguments)
-        if target is not None:
-            hub.way(hub.path(target), self.revision)
 
 
 def require_folder(out: Path, flag: str = "--out") -> None:
@@ -158,72 +332,53 @@ def require_file(out: Path, flag: str = "--out") -> None:
         raise InputError(f"{out} is a folder; give another {flag}, for a file")
 
 
-Speculative = Annotated[
-    str | None,
-    Option(
-        help='Set draft and gamma as vLLM does: {"method": "draft_model", "model": "...", '
-        '"num_speculative_tokens": 4}.'
-    ),
-]
-METHODS = {"draft_model": None, "ngram": "lookup"}
-RULES = {"standard": "speculative", "block": "block"}
-KEYS = ("method", "model", "num_speculative_tokens", "rejection_sample_method")
+# Replicas, and packages that only some commands need
 
 
-class Chosen(NamedTuple):
-    """The draft, gamma (None: automatic) and the acceptance method."""
-
-    draft: str | None
-    gamma: int | None = None
-    rule: str = "block"
+def _scale(text: str) -> Any:
+    return Option(help=text, rich_help_panel="Replicas")
 
 
-def speculative(text: str | None, draft: str | None) -> Chosen:
-    """Read --speculative-config and --draft. InputError for both, and for values of vLLM's that
-    foretoken lacks."""
-    if text is None:
-        return Chosen(draft)
-    if draft is not None:
-        raise InputError("--draft and --speculative-config are both given; give one")
-    config = as_json("speculative_config", text)
-    if not isinstance(config, dict):
-        raise InputError(f"--speculative-config is {shown(text)}; give a JSON object")
-    for name in config:
-        if name not in KEYS:
-            near = get_close_matches(name, KEYS, 1, 0.6)
-            remedy = f"did you mean {near[0]}?" if near else f"known here are {', '.join(KEYS)}"
-            raise InputError(f"--speculative-config holds {shown(name)}; {remedy}")
-    return Chosen(_draft(config), _gamma(config), _rule(config))
+@dataclass(frozen=True)
+class Cluster:
+    """Number of engines, and the Ray cluster they run on."""
+
+    replicas: Annotated[
+        int | None, _scale("Run this many engines, each in a process that Ray places.")
+    ] = None
+    threads: Annotated[
+        int | None, _scale("Threads per replica. Default: an equal share of the processors.")
+    ] = None
+    ray: Annotated[
+        str | None,
+        _scale("Ray cluster: host:port, auto (running on this machine), or local (start one)."),
+    ] = None
+
+    @property
+    def used(self) -> bool:
+        return self.ray is not None or self.replicas is not None
+
+    @property
+    def address(self) -> str:
+        return self.ray or "local"
+
+    def require(self) -> None:
+        """Raise InputError for values that are wrong whatever the cluster."""
+        for name, value in (("replicas", self.replicas), ("threads", self.threads)):
+            if value is not None and value < 1:
+                raise InputError(f"--{name} is {value}; give a whole number from 1")
+        if self.threads is not None and not self.used:
+            raise InputError("--threads is for replicas; give --replicas, or set OMP_NUM_THREADS")
 
 
-def _draft(config: dict[str, Any]) -> str:
-    model = config.get("model")
-    method = config.get("method", "draft_model" if model else None)
-    if method not in METHODS:
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Raise InputError, with the command that installs it, where a package is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("foretoken"):
+            raise
         raise InputError(
-            f"--speculative-config's method is {shown(method)}; give one of {', '.join(METHODS)}"
-        )
-    name = METHODS[method] or model
-    if not isinstance(name, str) or (METHODS[method] and model not in (None, "ngram")):
-        raise InputError(f"--speculative-config's model is {shown(model)}; name the draft model")
-    return name
-
-
-def _gamma(config: dict[str, Any]) -> int | None:
-    gamma = config.get("num_speculative_tokens")
-    if gamma is not None and (not isinstance(gamma, int) or isinstance(gamma, bool) or gamma < 1):
-        raise InputError(
-            f"--speculative-config's num_speculative_tokens is {shown(gamma)}; give a whole number "
-            "from 1, or leave it out: it is then chosen before every step"
-        )
-    return gamma
-
-
-def _rule(config: dict[str, Any]) -> str:
-    method = config.get("rejection_sample_method", "block")
-    if method not in RULES:
-        raise InputError(
-            f"--speculative-config's rejection_sample_method is {shown(method)}; give one of "
-            f"{', '.join(RULES)}: others change the text's distribution"
-        )
-    return RULES[method]
+            f"this needs {error.name}, which is missing; pip install 'foretoken[{extra}]'"
+        ) from None

@@ -1,4 +1,5 @@
-"""Prompts from an argument, a file or standard input, and the sampling params of each.
+"""Prompts from an argument, a file or standard input, the messages and the template that make
+prompts of them, and the sampling params of each.
 
 A line of a file may hold messages instead of a prompt, and options of its own where a command
 follows them; these win over the command line's.
@@ -6,23 +7,23 @@ follows them; these win over the command line's.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache, partial
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from foretoken.cli.cluster import needing
-from foretoken.errors import ForetokenError, InputError, mismatch
+from typer import Option
+
+from foretoken.cli.option import as_json
+from foretoken.errors import ForetokenError, InputError, shown, whole
 from foretoken.sampling.params import WRITABLE, SamplingParams, meant
 from foretoken.storage.files import read_text
 from foretoken.text import chat
 
 if TYPE_CHECKING:
-    from foretoken.cli.messages import Messages
     from foretoken.speculator import Speculator
 
 COPY = 2**40  # rows from one text of a line to the next: no file has as many lines
@@ -54,12 +55,12 @@ class Line:
 def read(argument: str | None, file: Path | None, *, sampling: bool = False) -> list[Line]:
     """Read the argument, the lines of a file, or standard input as one prompt.
 
-    options: lines may hold messages and options of their own.
+    sampling: lines may hold messages and options of their own.
     """
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
-        return _from_file(file, sampling)
+        return [parsed() for _, parsed in numbered(file, sampling)]
     if argument is not None:
         return [Line(prompt=argument)]
     try:
@@ -75,11 +76,7 @@ def first(file: Path, limit: int | None) -> list[Line]:
     """Read the first `limit` prompts of a file; None: all."""
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}; give the number of prompts to use, 1 or more")
-    return _from_file(file, sampling=False)[:limit]
-
-
-def _from_file(file: Path, sampling: bool) -> list[Line]:
-    return [parsed() for _, parsed in numbered(file, sampling)]
+    return read(None, file)[:limit]
 
 
 def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]:
@@ -87,87 +84,48 @@ def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]
 
     Each is a function that parses the line; it raises InputError for a bad one.
     """
-    rows = _rows(file)
+    rows = [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
     filled = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not filled:
         raise InputError(f"{file} holds no prompt; give one on each line")
-    if file.suffix not in (".jsonl", ".json", ".parquet"):
+    if file.suffix not in (".jsonl", ".json"):
         return [(number, partial(Line, prompt=row)) for number, row in filled]
     keys = (*PLAIN, "messages", "seed", *WRITABLE) if sampling else PLAIN
     return [(n, partial(_parse, f"{file}, line {n}", row, keys)) for n, row in filled]
 
 
-def _rows(file: Path) -> list[str]:
-    """Return the lines of a file; of a Parquet file the rows, as JSON."""
-    if file.suffix != ".parquet":
-        return [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
-    with needing("ray"):
-        from foretoken.cluster import table
-    return table.lines(file)
-
-
 def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
-    from pydantic import ValidationError
-
-    try:
-        read = _form().model_validate_json(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "line"
-        raise InputError(
-            f'{place}: {key}: {mismatch(first)}; give {{"prompt": text or ids, "id": anything}}'
-        ) from None
-    extra = dict(read.model_extra or {})
-    seed = extra.pop("seed", None)
-    line = Line(read.prompt or "", read.id, read.messages or [], extra, seed, place)
-    with line.named():
-        _require_keys([*read.model_fields_set, *(read.model_extra or {})], keys)
+    with Line("", place=place).named():
+        options = as_json("it", row)
+        if not isinstance(options, dict):
+            raise InputError('it is no object; give {"prompt": text or ids, "id": anything}')
+        for key in options:
+            require_key(key, keys)
+        if ("prompt" in options) == ("messages" in options):
+            raise InputError("give a prompt or messages, one of them")
+        id, seed = options.pop("id", None), options.pop("seed", None)
+        prompt, messages = options.pop("prompt", ""), options.pop("messages", None)
         if seed is not None:
             from foretoken.options import as_seed  # late: NumPy, which `--help` does without
 
             as_seed(seed)
-        _require_finite({"id": line.id, **line.sampling})
-        if line.messages:
-            chat.require(line.messages)
-        elif not line.prompt:
+        if messages is not None:
+            chat.require(messages)
+        elif not (
+            isinstance(prompt, str) or (isinstance(prompt, list) and all(map(whole, prompt)))
+        ):
+            raise InputError(f"prompt is {shown(prompt)}; give text or ids")
+        elif not prompt:
             raise InputError("the prompt is empty; give text or ids")
-    return line
+        return Line(prompt, id, messages or [], options, seed, place)
 
 
-@cache
-def _form() -> Any:
-    """Make the model of a line of JSONL; other keys are checked later."""
-    from pydantic import ConfigDict, create_model  # late: `--help` and plain text do without it
-
-    return create_model(
-        "Line",
-        __config__=ConfigDict(extra="allow", strict=True),
-        prompt=(str | list[int], None),
-        messages=(list[dict[str, Any]], None),
-        id=(Any, None),
-    )
-
-
-def _require_keys(names: list[str], keys: tuple[str, ...]) -> None:
-    """Raise InputError for unknown keys, and for both or neither of prompt and messages."""
-    for key in names:
-        if key not in keys:
-            near = meant(key, keys)
-            remedy = f"did you mean {near}?" if near else f"give some of {', '.join(keys)}"
-            raise InputError(f"{key[:40]} is no key of a line here; {remedy}")
-    if ("prompt" in names) == ("messages" in names):
-        if "prompt" in names:
-            raise InputError("there are a prompt and messages; give one of them")
-        other = ", or messages" if "messages" in keys else ""
-        raise InputError(f"there is no prompt; give one{other}")
-
-
-def _require_finite(values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError:
-            raise InputError(f"{key}: NaN and Infinity are no JSON") from None
+def require_key(key: str, keys: tuple[str, ...]) -> None:
+    """Raise InputError for an option of a text that is not among these."""
+    if key not in keys:
+        near = meant(key, keys)
+        remedy = f"did you mean {near}?" if near else f"give some of {', '.join(keys)}"
+        raise InputError(f"{key[:40]} is unknown here; {remedy}")
 
 
 def for_model(line: Line, spec: Speculator) -> str | list[int]:
@@ -181,6 +139,84 @@ def for_model(line: Line, spec: Speculator) -> str | list[int]:
             f"the model has no tokenizer, and {line.prompt.strip()[:40]!r} is not "
             "ids separated by commas"
         ) from None
+
+
+class Template(NamedTuple):
+    """A chat template: Jinja text, None for the tokenizer's own, and its variables."""
+
+    text: str | None = None
+    variables: dict[str, Any] | None = None
+
+    def prompt(self, line: Line, spec: Speculator) -> str | list[int]:
+        """Return a line's prompt for the model; messages become ids."""
+        if not line.messages:
+            return for_model(line, spec)
+        return chat.ids(line.messages, spec.tokenizer, self.text, self.variables)
+
+
+def _messages(text: str, *flags: str) -> Any:
+    return Option(*flags, help=text, rich_help_panel="Messages")
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """Options of the chat template."""
+
+    chat_template: Annotated[
+        Path | None, _messages("File with a Jinja template. Default: the tokenizer's own.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None, _messages('Variables of the template as JSON: {"enable_thinking": false}.')
+    ] = None
+
+    @property
+    def template(self) -> Template:
+        """Read the file and the variables."""
+        file, arguments = self.chat_template, self.chat_template_kwargs
+        text = None if file is None else read_text(file, "a Jinja template")
+        if arguments is None:
+            return Template(text)
+        variables = as_json("chat_template_kwargs", arguments)
+        if not isinstance(variables, dict):
+            raise InputError(f"chat_template_kwargs is {shown(arguments)}; give a JSON object")
+        return Template(text, variables)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Options that make messages of prompts."""
+
+    chat: Annotated[
+        bool, _messages("Send each prompt as a user's message, for an assistant's reply.", "--chat")
+    ] = False
+    system: Annotated[str | None, _messages("System message before each prompt.")] = None
+
+
+@dataclass(frozen=True)
+class Messages(Rendering, Roles):
+    """All of them; `--help` shows the roles first."""
+
+    def require_used(self, lines: list[Line]) -> None:
+        """Raise InputError for options that no line has a use for."""
+        if not any(line.messages for line in lines):
+            for name in ("system", "chat_template", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise InputError(f"{flag} is for messages, and there are none; add --chat")
+
+    def wrapped(self, line: Line) -> Line:
+        """Return a line with messages: its own, or its prompt with --chat, after the system's."""
+        messages = line.messages
+        if not messages:
+            if not self.chat:
+                return line
+            with line.named():
+                if not isinstance(line.prompt, str) or not line.prompt:
+                    raise InputError("--chat takes a text or messages; give one, or leave it out")
+            messages = [{"role": "user", "content": line.prompt}]
+        if self.system is not None and messages[0]["role"] not in ("system", "developer"):
+            messages = [{"role": "system", "content": self.system}, *messages]
+        return replace(line, messages=messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +233,16 @@ class ModelTask:
         return self.params.num_return_sequences
 
 
+def task(number: int, line: Line, options: dict[str, Any]) -> ModelTask:
+    """Return a line's task. An error in its own options says where it stands."""
+    options = options | line.sampling
+    with line.named() if line.sampling else nullcontext():
+        return ModelTask(number, line, options, SamplingParams(**options))
+
+
 def tasks(lines: list[Line], options: dict[str, Any]) -> list[ModelTask]:
-    """Make a task of each line. An error in a line's own options says where it stands."""
-    return [_task(number, line, options | line.sampling) for number, line in enumerate(lines)]
-
-
-def _task(number: int, line: Line, options: dict[str, Any]) -> ModelTask:
-    if not line.sampling:
-        return ModelTask(number, line, options, SamplingParams(**options))
-    with line.named():
-        return ModelTask(number, line, options, SamplingParams(**options))
+    """Make a task of each line."""
+    return [task(number, line, options) for number, line in enumerate(lines)]
 
 
 def tasks_of_file(
@@ -216,8 +252,7 @@ def tasks_of_file(
     good, bad = dict[int, ModelTask](), 0
     for number, parsed in numbered(file, sampling=True):
         try:
-            line = messages.wrapped(parsed())
-            good[number] = _task(number, line, options | line.sampling)
+            good[number] = task(number, messages.wrapped(parsed()), options)
         except ForetokenError as error:
             bad += 1
             print(f"error: {error}", file=sys.stderr)
@@ -253,12 +288,3 @@ def require(tasks: list[ModelTask], spec: Speculator) -> None:
         if task.line.sampling:
             with task.line.named():
                 honoured(task.params, spec.target, spec.tokenizer is not None)
-
-
-def require_one(tasks: list[ModelTask]) -> None:
-    """Raise InputError where there is more than one text to compare."""
-    texts = sum(task.texts for task in tasks)
-    if len(tasks) != 1:
-        raise InputError(f"--compare takes one prompt, not {len(tasks)}")
-    if texts != 1:
-        raise InputError(f"--compare takes one text, not num_return_sequences={texts}")

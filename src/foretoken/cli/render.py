@@ -1,16 +1,13 @@
 """Printing for readers: paragraphs wrapped at spaces on a terminal and in whole lines in a file,
-progress bars on standard error, and replies as they come."""
+tables, and progress bars on standard error."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections import deque
-from collections.abc import Generator, Iterable
-from os.path import commonprefix
+from collections.abc import Iterable
 from textwrap import wrap
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -18,15 +15,8 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from foretoken.lab import view
-
-if TYPE_CHECKING:
-    from foretoken.cli.sources import ReplyPart, ReplyToken
-
 LEAST = 80  # columns that tables are made for; a narrower terminal breaks the lines itself
 WHOLE = 100_000  # columns, more than any line has
-STYLES = {"accepted": view.ACCEPTED, "corrected": view.CORRECTED, "bonus": view.CORRECTED}
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
 T = TypeVar("T")
 
 
@@ -90,60 +80,3 @@ def _put(console: Console, label: str, paragraph: str, width: int, bold: str = "
         if bold:
             text.highlight_words([bold], "bold")
         console.print(text, soft_wrap=True)
-
-
-class Printer:
-    """Prints replies on standard output, part by part; draft tokens in colour where asked for."""
-
-    def __init__(self, *, coloured: bool) -> None:
-        self.console = Console(highlight=False)
-        self.coloured, self._terminal = coloured, sys.stdout.isatty()
-        self._marks = self.console.color_system is None or self.console.no_color
-        self._tokens: deque[ReplyToken] = deque()
-        self.begun = False
-
-    @property
-    def legend(self) -> Text:
-        return view.legend(marks=self._marks, rejected=False)
-
-    def put(self, part: ReplyPart) -> None:
-        """Print the next part of the text."""
-        self._tokens.extend(part.tokens)
-        text = CONTROL.sub("", part.text) if self._terminal else part.text
-        if not text:
-            return
-        self.begun = True
-        if not self.coloured:
-            print(text, end="", flush=True)
-            return
-        for spelled, style in self._coloured(text):
-            marked = self._marks and style and not spelled.isspace()
-            displayed = view.marked(spelled, style) if marked else spelled
-            self.console.print(Text(displayed, style), end="", soft_wrap=True)
-
-    def end(self) -> None:
-        """End the text."""
-        print(flush=True)
-        self._tokens.clear()
-        self.begun = False
-
-    def _coloured(self, text: str) -> Generator[tuple[str, str]]:
-        """Split the text into pieces with their styles.
-
-        Text that its tokens spell otherwise, such as parts of characters, has no style.
-        """
-        while text and self._tokens:
-            token = self._tokens.popleft()
-            shared = len(commonprefix([text, token.text]))
-            if not shared:
-                shared = text.find(token.text) if token.text else 0
-                if shared > 0:
-                    yield text[:shared], ""
-                    self._tokens.appendleft(token)
-            else:
-                yield text[:shared], STYLES.get(token.fate, "")
-                if shared < len(token.text):
-                    self._tokens.appendleft(token._replace(text=token.text[shared:]))
-            text = text[max(0, shared) :]
-        if text:
-            yield text, ""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 import foretoken
 from foretoken.cli import (
@@ -27,26 +26,9 @@ from foretoken.cli import (
     trace,
     train,
 )
-from foretoken.errors import ForetokenError, InputError, mismatch, shown
-
-LAB = ("report", "simulate", "theory", "train lm", "train seq2seq")
-MOVED = {name: f"foretoken-lab {name}" for name in LAB}
-MOVED |= {"bench serve": "guidellm benchmark", "complete": "foretoken chat --raw"}
-MOVED["plan"] = "foretoken measure"
-
-
-class Commands(TyperGroup):
-    """A group of commands that names the successor of a retired one."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        for name in (args[0], " ".join(args[:2])):
-            if name in MOVED:
-                raise InputError(f"foretoken {name} is no longer here; run {MOVED[name]}")
-        return super().resolve_command(ctx, args)
-
+from foretoken.errors import ForetokenError, mismatch, shown
 
 app = typer.Typer(
-    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -70,15 +52,18 @@ def options(
     """Options that need no command."""
 
 
-app.command()(generate.generate)
-app.command()(chat.chat)
-app.command()(measure.measure)
-app.command()(export.export)
-app.command()(bench.bench)
-app.command()(certify.certify)
-app.command()(trace.trace)
-app.command()(serve.serve)
-app.command()(doctor.doctor)
+for each in (
+    generate.generate,
+    chat.chat,
+    measure.measure,
+    export.export,
+    bench.bench,
+    certify.certify,
+    trace.trace,
+    serve.serve,
+    doctor.doctor,
+):
+    app.command()(each)
 app.add_typer(train.app, name="train")
 
 
@@ -97,8 +82,10 @@ def run(app: typer.Typer) -> None:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type
         message = " ".join(_said(error).split())
+        context = getattr(error, "ctx", None)
+        more = f"; {context.command_path} --help lists all options" if context else ""
         if message:  # "" where the help is shown instead
-            print(f"error: {message.removesuffix('.')}{_help(error)}", file=sys.stderr)
+            print(f"error: {message.removesuffix('.')}{more}", file=sys.stderr)
         sys.exit(2)
     except (ForetokenError, OSError) as error:  # OSError: a file that cannot be written
         print("error:", " ".join(str(error).split()), file=sys.stderr)
@@ -110,19 +97,9 @@ def run(app: typer.Typer) -> None:
 
 def _said(error: typer.TyperException) -> str:
     """Return the message, in our words where typer passes on pydantic's."""
-    if getattr(error, "option_name", None) == "--tensor-parallel":
-        from foretoken.loading.options import SPREAD
-
-        return f"--tensor-parallel {SPREAD}"
     from pydantic import ValidationError  # late: `--help` does without it
 
     if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):
         (first, *_) = error.__cause__.errors()
         error.message = f"{mismatch(dict(first))}, not {shown(first['input'])}"
     return error.format_message()
-
-
-def _help(error: typer.TyperException) -> str:
-    """Return a pointer to the help of the command."""
-    context = getattr(error, "ctx", None)
-    return "" if context is None else f"; {context.command_path} --help lists all options"

@@ -6,121 +6,100 @@ On a terminal a line that begins with "/" is a command, and Ctrl-C ends an answe
 from __future__ import annotations
 
 import json
+import math
+import re
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from foretoken.cli.render import Printer, labelled, page
-from foretoken.cli.sampling_options import OneAnswer
-from foretoken.cli.sources import ChatReply, ChatSource, TextError
-from foretoken.errors import ForetokenError, InputError, shown
-from foretoken.sampling.params import MAX_NEW_TOKENS, meant
+from foretoken.cli.answer import figures
+from foretoken.cli.prompts import require_key
+from foretoken.cli.render import labelled, page
+from foretoken.cli.sources import ChatReply, LocalModel, RemoteModel, ReplyPart, TextError
+from foretoken.errors import ForetokenError, InputError
+from foretoken.lab import view
+from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS
 from foretoken.storage.files import parse_json, read_text, write
 from foretoken.text import chat
+from foretoken.text.decoding import REPLACEMENT
 
-W = TypeVar("W", bound=OneAnswer)
-SWITCH = {"on": True, "true": True, "off": False, "false": False}
-NUMBERS: dict[Any, tuple[Any, str]] = {int: (int, "a whole number"), float: (float, "a number")}
+STYLES = {"accepted": view.ACCEPTED, "corrected": view.CORRECTED, "bonus": view.CORRECTED}
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
+SETTABLE = tuple(name for name, each in OPTIONS.items() if each.panel and each.one_text)
+WIDTH = 22  # of the first column of /help
 Message = dict[str, Any]
-SYSTEM = ("system", "developer")
-WIDTH = 22  # of the first column of /help and /stats
 
 
-@dataclass(slots=True)
-class Conversation:
-    """Messages of a chat: the system's, if there is one, then user and assistant in turns."""
+class Printer:
+    """Prints replies on standard output, part by part; draft tokens in colour where asked for."""
 
-    messages: list[Message] = field(default_factory=list[Message])
-
-    def asked(self, text: str) -> list[Message]:
-        """Return all messages and the user's next."""
-        return [*self.messages, {"role": "user", "content": text}]
-
-    def keep(self, text: str, answer: str) -> None:
-        """Keep a turn: the user's text and the answer."""
-        self.messages = [*self.asked(text), {"role": "assistant", "content": answer}]
-
-    def system(self, text: str) -> str:
-        """Replace the system message; "" removes it."""
-        messages = [{"role": "system", "content": text}] if text else []
-        self.messages = [*messages, *self.messages[len(self._head) :]]
-        return "the system's message is set" if text else "there is no system's message"
-
-    def reset(self) -> str:
-        """Drop all turns."""
-        self.messages = self._head
-        return "the conversation begins anew"
-
-    def undo(self) -> str:
-        """Drop the last turn; InputError if there is none."""
-        users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
-        if not users:
-            raise InputError("there is no turn to take back")
-        last = self.messages[users[-1]]
-        del self.messages[users[-1] :]
-        content = " ".join(str(last["content"]).split())
-        return f"taken back: {content[:60]}{'...' * (len(content) > 60)}"
-
-    def save(self, file: str) -> str:
-        """Write the messages to a file; OSError if it cannot be written."""
-        path = Path(file).expanduser()
-        write(path, json.dumps(self.messages, ensure_ascii=False, indent=1).encode() + b"\n")
-        return f"{len(self.messages)} messages are in {path}"
-
-    def load(self, file: str) -> str:
-        """Read the messages from a file; InputError if it holds none."""
-        path = Path(file).expanduser()
-        try:
-            messages = parse_json(read_text(path, "messages"))
-            chat.require(messages)
-        except ValueError as error:  # InputError is one
-            raise InputError(f"{path} holds no conversation: {error}") from None
-        self.messages = [dict(message) for message in messages]
-        return f"{len(messages)} messages are from {path}"
+    def __init__(self, *, coloured: bool) -> None:
+        self.console = Console(highlight=False)
+        self.coloured, self._terminal = coloured, sys.stdout.isatty()
+        self._marks = self.console.color_system is None or self.console.no_color
+        self._ahead: deque[tuple[str, str]] = deque()  # characters of tokens, with their styles
+        self.begun = False
 
     @property
-    def _head(self) -> list[Message]:
-        return [message for message in self.messages[:1] if message["role"] in SYSTEM]
+    def legend(self) -> Text:
+        return view.legend(marks=self._marks, rejected=False)
 
+    def put(self, part: ReplyPart) -> None:
+        """Print the next part of the text."""
+        text = CONTROL.sub("", part.text) if self._terminal else part.text
+        self.begun = self.begun or bool(text)
+        if not self.coloured:
+            print(text, end="", flush=True)
+            return
+        for token in part.tokens:
+            style = STYLES.get(token.fate, "")
+            self._ahead += ((each, style) for each in token.text if each != REPLACEMENT)
+        for style, letters in groupby(text, self._style):
+            spelled = "".join(letters)
+            marked = self._marks and style and not spelled.isspace()
+            displayed = view.marked(spelled, style) if marked else spelled
+            self.console.print(Text(displayed, style), end="", soft_wrap=True)
 
-class SlashCommand(NamedTuple):
-    """A command of the terminal: its argument, help, and function, which returns a message."""
+    def end(self) -> None:
+        """End the text."""
+        print(flush=True)
+        self._ahead.clear()
+        self.begun = False
 
-    argument: str  # "" for none, in brackets where it may be left out
-    help: str
-    run: Callable[[str], str]
+    def _style(self, letter: str) -> str:
+        """Return the next character's style: none where its token spells otherwise."""
+        known = bool(self._ahead) and self._ahead[0][0] == letter
+        return self._ahead.popleft()[1] if known else ""
 
 
 @dataclass(slots=True)
 class Session:
     """A source, options of the next text, and the conversation; None for plain text."""
 
-    source: ChatSource
-    options: OneAnswer
+    source: LocalModel | RemoteModel
+    options: dict[str, Any]
     printer: Printer
-    conversation: Conversation | None = None
+    messages: list[Message] | None = None
     reply: ChatReply | None = None  # the last one
     asked: int = 0
-    over: bool = False
-    _at_first: OneAnswer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._at_first = self.options
 
     def one(self, text: str) -> None:
         """Answer one prompt. Exit code 1 where its text fails."""
         if not text.strip():
             raise InputError("--quick is empty; give a text")
         try:
-            self._tell_cut(self._answer(text))
+            self._answer(text)
         except TextError as error:
             _tell(f"error: {error}")
             raise typer.Exit(1) from None
@@ -131,7 +110,7 @@ class Session:
         for line in _lines():
             count += 1
             try:
-                self._tell_cut(self._answer(line))
+                self._answer(line)
             except ForetokenError as error:
                 failed += 1
                 _tell(f"error: line {count}: {error}")
@@ -141,35 +120,33 @@ class Session:
             raise typer.Exit(1)
 
     def typed(self) -> None:
-        """Answer what is typed until it ends."""
+        """Answer what is typed until it ends; "//" begins a prompt with a slash."""
         _tell(f"{self.source.name}; /help lists the commands, Ctrl-D leaves")
         if self.printer.coloured:
             self.printer.console.print(self.printer.legend)
-        while not self.over and (line := _typed()) is not None:
-            try:
-                self._take(line)
-            except (ForetokenError, FileError) as error:
-                _tell(f"error: {error}")
-            except KeyboardInterrupt:
-                reply = self.reply
-                _tell(f"stopped after {reply.tokens if reply else 0} tokens")
+        with suppress(EOFError):
+            while True:
+                line = _typed()
+                try:
+                    if line.startswith("/") and not line.startswith("//"):
+                        self._command(line[1:])
+                    else:
+                        self._answer(line[1:] if line.startswith("//") else line)
+                except (ForetokenError, OSError) as error:
+                    _tell(f"error: {error}")
+                except KeyboardInterrupt:
+                    _tell(f"stopped after {self.reply.tokens if self.reply else 0} tokens")
+        _tell("")
 
-    def _take(self, line: str) -> None:
-        """Run a line as a command or answer it as a prompt; "//" begins a prompt with a slash."""
-        if line.startswith("/") and not line.startswith("//"):
-            self._command(line[1:])
-            return
-        reply = self._answer(line[1:] if line.startswith("//") else line)
-        self._tell_cut(reply, limit=self.conversation is not None)
-
-    def _answer(self, text: str) -> ChatReply:
+    def _answer(self, text: str) -> None:
         """Ask, and print the reply; one that broke off is kept too."""
-        talk, number = self.conversation, self.asked
-        prompt = text if talk is None else talk.asked(text)
-        reply = self.reply = ChatReply()
+        asked = [*(self.messages or []), {"role": "user", "content": text}]
+        prompt = text if self.messages is None else asked
+        reply, start = ChatReply(), perf_counter()
+        self.reply = reply
         self.asked += 1
         try:
-            with closing(self.source.parts(prompt, self.options.given, number, reply)) as parts:
+            with closing(self.source.parts(prompt, self.options, self.asked - 1, reply)) as parts:
                 for part in parts:
                     reply.text += part.text
                     self.printer.put(part)
@@ -180,74 +157,93 @@ class Session:
         else:
             self.printer.end()
         finally:
-            if talk is not None and (reply.text or reply.finish_reason == "stop"):
-                talk.keep(text, reply.text)
-        return reply
-
-    def _tell_cut(self, reply: ChatReply, *, limit: bool = False) -> None:
-        """Say where a text was cut off; `limit`: also where the user set the limit."""
-        if reply.finish_reason != "length":
-            return
-        most = self.options.max_new_tokens
-        if most is None and self.conversation is None:
-            most = MAX_NEW_TOKENS
-        if most is None or reply.tokens < most:
+            reply.seconds = perf_counter() - start
+            if self.messages is not None and (reply.text or reply.finish_reason == "stop"):
+                self.messages = [*asked, {"role": "assistant", "content": reply.text}]
+        default = MAX_NEW_TOKENS if self.messages is None else math.inf
+        most = self.options.get("max_new_tokens", default)
+        if reply.finish_reason == "length" and reply.tokens < most:
             _tell(f"the text is cut off after {reply.tokens} tokens: there is room for no more")
-        elif limit:
-            _tell(f"the text is cut off after {most} tokens; /set max_new_tokens allows more")
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
         commands, argument = self._commands(), argument.strip()
         if name not in commands:
-            near = get_close_matches(name, commands, 1, 0.5)
-            remedy = f"did you mean /{near[0]}?" if near else "/help lists all"
-            raise InputError(f"/{name} is no command; {remedy}")
-        argument_hint, _, run = commands[name]
-        if argument and not argument_hint:
-            raise InputError(f"/{name} takes nothing; leave {argument!r:.40} out")
-        if not argument and argument_hint and not argument_hint.startswith("["):
-            raise InputError(f"give /{name} {argument_hint}")
+            raise InputError(f"/{name} is no command; /help lists all")
+        hint, _, run = commands[name]
+        if (argument and not hint) or (not argument and hint == "FILE"):
+            raise InputError(f"the command is /{name} {hint}".rstrip())
         if answer := run(argument):
             _tell(answer)
 
     def _commands(self) -> dict[str, SlashCommand]:
-        talk = self.conversation
-        commands = {
-            "set": SlashCommand(
-                "[NAME VALUE]", "Set an option; without VALUE, as at first.", self._set
-            ),
+        talking = {
+            "system": SlashCommand("[TEXT]", "Set the system message; or none.", self._system),
+            "undo": SlashCommand("", "Take the last turn back.", self._undo),
+            "reset": SlashCommand("", "Take all turns back.", self._reset),
+            "save": SlashCommand("FILE", "Save the messages as JSON.", self._save),
+            "load": SlashCommand("FILE", "Load messages in place of these.", self._load),
+        }
+        return (talking if self.messages is not None else {}) | {
+            "set": SlashCommand("[NAME VALUE]", "Set an option; without VALUE, none.", self._set),
             "stats": SlashCommand("", "Show figures of the last text.", self._stats),
             "help": SlashCommand("", "List these commands.", self._help),
             "exit": SlashCommand("", "Leave; so does Ctrl-D.", self._exit),
         }
-        if talk is None:
-            return commands
-        return {
-            "system": SlashCommand(
-                "[TEXT]", "Set the system message; without TEXT, none.", talk.system
-            ),
-            "undo": SlashCommand("", "Take the last turn back.", lambda _: talk.undo()),
-            "reset": SlashCommand("", "Take all turns back.", lambda _: talk.reset()),
-            "save": SlashCommand("FILE", "Save the messages as JSON.", _file(talk.save)),
-            "load": SlashCommand("FILE", "Load messages in place of these.", talk.load),
-        } | commands
+
+    def _system(self, text: str) -> str:
+        turns = [message for message in self.messages or [] if message["role"] != "system"]
+        self.messages = [*([{"role": "system", "content": text}] * bool(text)), *turns]
+        return "the system's message is set" if text else "there is no system's message"
+
+    def _undo(self, _: str) -> str:
+        messages = self.messages or []
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        if not users:
+            raise InputError("there is no turn to take back")
+        self.messages = messages[: users[-1]]
+        return f"taken back: {' '.join(str(messages[users[-1]]['content']).split())[:60]}"
+
+    def _reset(self, _: str) -> str:
+        self.messages = [each for each in self.messages or [] if each["role"] == "system"]
+        return "the conversation begins anew"
+
+    def _save(self, file: str) -> str:
+        messages, path = self.messages or [], Path(file).expanduser()
+        write(path, json.dumps(messages, ensure_ascii=False, indent=1).encode() + b"\n")
+        return f"{len(messages)} messages are in {path}"
+
+    def _load(self, file: str) -> str:
+        path = Path(file).expanduser()
+        try:
+            messages = parse_json(read_text(path, "messages"))
+            chat.require(messages)
+        except ValueError as error:  # InputError is one
+            raise InputError(f"{path} holds no conversation: {error}") from None
+        self.messages = messages
+        return f"{len(messages)} messages are from {path}"
 
     def _set(self, argument: str) -> str:
-        """Set an option for the texts that follow; without a name, list those set."""
+        """Set an option for the texts that follow, as a line of a file of prompts has it."""
         name, _, value = argument.partition(" ")
         if name:
-            options = changed(self.options, self._at_first, name, value.strip())
-            self.source.require(options.given)
+            require_key(name, SETTABLE)
+            options = {each: v for each, v in self.options.items() if each != name}
+            if value:
+                try:
+                    options[name] = parse_json(value)
+                except ValueError:  # a text needs no quotation marks
+                    options[name] = value.strip()
+            self.source.require(options)
             self.options = options
-        options = self.options.given
-        return ", ".join(f"{name} {value}" for name, value in options.items()) or "nothing is set"
+        return json.dumps(self.options, ensure_ascii=False)
 
     def _stats(self, _: str) -> str:
-        if self.reply is None:
+        reply = self.reply
+        if reply is None:
             raise InputError("there is no text yet")
-        labelled(page(), _rows(self.reply, self.source), WIDTH)
-        return ""
+        alpha = sum(reply.overlaps) / len(reply.overlaps) if reply.overlaps else None
+        return f"{figures(reply.tokens, reply.calls, alpha)}, {reply.seconds:.2f} s"
 
     def _help(self, _: str) -> str:
         rows = [(f"/{name} {each.argument}", each.help) for name, each in self._commands().items()]
@@ -257,43 +253,15 @@ class Session:
         return ""
 
     def _exit(self, _: str) -> str:
-        self.over = True
-        return ""
+        raise EOFError
 
 
-class FileError(Exception):
-    """A file that cannot be written: unlike a terminal that is gone, this ends nothing."""
+class SlashCommand(NamedTuple):
+    """A command of the terminal: its argument, help, and function, which returns a message."""
 
-
-def _file(save: Callable[[str], str]) -> Callable[[str], str]:
-    def named(argument: str) -> str:
-        try:
-            return save(argument)
-        except OSError as error:
-            raise FileError(str(error)) from None
-
-    return named
-
-
-def _rows(reply: ChatReply, source: ChatSource) -> Iterator[tuple[str, str]]:
-    """Yield the figures of a reply, each with its label."""
-    runs = f" in {reply.calls} target runs" if reply.calls else ""
-    rate = f" ({reply.tokens / reply.calls:.2f} a run)" if reply.calls else ""
-    yield "tokens", f"{reply.tokens}{runs}{rate}"
-    if reply.calls:
-        overlaps = reply.overlaps
-        alpha = f", alpha {sum(overlaps) / len(overlaps):.2f}" if overlaps else ""
-        counts = f"{reply.accepted} of {reply.drafted} accepted"
-        share = f" ({reply.accepted / reply.drafted:.2f}){alpha}" if reply.drafted else ""
-        yield "draft tokens", f"{counts}{share}" if reply.drafted else "none"
-    if reply.bias:
-        away = reply.bias / max(1, reply.tokens)
-        yield "distribution", f"{away:.4f} from the target's (total variation, a token's mean)"
-    speed = f", {reply.tokens / reply.seconds:.1f} tokens a second" if reply.seconds else ""
-    yield "seconds", f"{reply.seconds:.2f}{speed}"
-    if source.runtime:
-        yield "runs on", source.runtime
-    yield "ended by", reply.finish_reason or "a stop on the way"
+    argument: str  # "" for none, in brackets where it may be left out
+    help: str
+    run: Callable[[str], str]
 
 
 def _lines() -> Iterator[str]:
@@ -308,28 +276,27 @@ def _lines() -> Iterator[str]:
         raise InputError(f"standard input is no text: {error}") from None
 
 
-def _typed() -> str | None:
+def _typed() -> str:
     """Read a prompt, joining lines that end with a backslash.
 
-    None at the end: Ctrl-D, or Ctrl-C on an empty line.
+    EOFError at the end: Ctrl-D, or Ctrl-C on an empty line.
     """
-    lines: list[str] = []
+    text = ""
     while True:
         try:
-            line = input(("... " if lines else "> ") if sys.stdout.isatty() else "")
-        except EOFError:
-            _tell("")
-            return None
+            text += input(("... " if text else "> ") if sys.stdout.isatty() else "")
         except KeyboardInterrupt:
             _tell("")
-            if not lines and not _begun():
-                return None
-            lines = []
+            if not text and not _begun():
+                raise EOFError from None
+            text = ""
             continue
-        if line.endswith("\\"):
-            lines.append(line[:-1])
-        elif (text := "\n".join([*lines, line])).strip():
+        if text.endswith("\\"):
+            text = f"{text[:-1]}\n"
+        elif text.strip():
             return text
+        else:
+            text = ""
 
 
 def _begun() -> bool:
@@ -350,16 +317,15 @@ def _tell(text: str) -> None:
 
 
 def run(
-    source: ChatSource,
-    options: OneAnswer,
+    source: LocalModel | RemoteModel,
+    options: dict[str, Any],
     *,
     show_tokens: bool,
     quick: str | None,
-    conversation: Conversation | None = None,
+    messages: list[Message] | None,
 ) -> None:
-    """Answer `quick`, or standard input."""
-    printer = Printer(coloured=show_tokens and source.colours)
-    session = Session(source, options, printer, conversation)
+    """Answer `quick`, or standard input. messages: a conversation's first; None for plain text."""
+    session = Session(source, options, Printer(coloured=show_tokens), messages)
     if quick is not None:
         session.one(quick)
     elif sys.stdin is not None and sys.stdin.isatty():
@@ -369,61 +335,3 @@ def run(
         session.typed()
     else:
         session.piped()
-
-
-def changed(options: W, first: W, name: str, value: str) -> W:
-    """Set one option, read as its flag on the command line is; "" sets it back as in `first`.
-
-    Raises InputError for an unknown name or a value of the wrong kind; `given` checks the rest.
-    """
-    names = _names(type(options))
-    key = names.get(name.lstrip("-").replace("-", "_"))
-    if key is None:
-        near = meant(name, names)
-        remedy = f"did you mean {near}?" if near else f"give one of {', '.join(names)}"
-        raise InputError(f"{shown(name)} cannot be set; {remedy}")
-    read = _read(key, get_type_hints(type(options))[key], value) if value else getattr(first, key)
-    return replace(options, **{key: read})
-
-
-def _names(kind: type) -> dict[str, str]:
-    """Map names of options to fields: their own, and those of their flags, such as stop."""
-    names: dict[str, str] = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        option = hint.__metadata__[0]
-        # Typer takes the first flag for a default until the command is made
-        flags = [f for f in (option.default, *(option.param_decls or ())) if isinstance(f, str)]
-        names |= {flag.lstrip("-").replace("-", "_"): name for flag in flags} | {name: name}
-    return names
-
-
-def _read(name: str, hint: Any, value: str) -> Any:
-    """Read a value of the option's type."""
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    kind = next(kind for kind in kinds if kind is not NoneType)
-    if kind in NUMBERS:
-        convert, remedy = NUMBERS[kind]
-        try:
-            return convert(value)
-        except ValueError:
-            raise InputError(f"{name} is {shown(value)}; give {remedy}") from None
-    if kind is bool:
-        if value.lower() not in SWITCH:
-            raise InputError(f"{name} is {shown(value)}; give on or off")
-        return SWITCH[value.lower()]
-    if kind is Path:
-        return Path(value).expanduser()
-    return value if kind is str else _texts(name, value)
-
-
-def _texts(name: str, value: str) -> list[str]:
-    """Read one text, or a JSON list of them, so that a line end can be written down."""
-    if not value.startswith("["):
-        return [value]
-    try:
-        read = parse_json(value)
-    except ValueError as error:
-        raise InputError(f"{name} is {shown(value)}, which is no JSON: {error}") from None
-    if not all(isinstance(text, str) for text in read):
-        raise InputError(f"{name} is {shown(value)}; give a list of texts")
-    return read

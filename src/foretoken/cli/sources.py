@@ -1,32 +1,41 @@
-"""Sources of answers for `foretoken chat`: the protocol, and a model in this process.
+"""Sources of answers for `foretoken chat`: a model in this process, or one of a server, through the
+`openai` client.
 
 A local model runs in an engine of one row, which keeps the prefix of a conversation where the
-backend can. Knows nothing of terminals, and nothing of servers (`remote`).
+backend can. A server of foretoken's also says what became of every draft token; others send the
+text alone. Knows nothing of terminals.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foretoken.cli import answer, prompts
-from foretoken.cli.messages import Template
-from foretoken.cli.prompts import Line
-from foretoken.errors import ForetokenError, InputError
-from foretoken.sampling.params import SamplingParams
-from foretoken.text import chat
+from foretoken.cli import answer
+from foretoken.cli.command import StderrLines
+from foretoken.cli.option import needing
+from foretoken.cli.prompts import Line, Template
+from foretoken.errors import ForetokenError, InputError, one_line, shown
+from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 from foretoken.text.decoding import Stream
 
 if TYPE_CHECKING:
+    from openai import APIError, OpenAI
+
     from foretoken.records import StepRecord
-    from foretoken.serving.engine import Engine, Event
+    from foretoken.serving.engine import Engine
     from foretoken.speculator import Speculator
 
-PLAIN = "plain"  # no draft token stood at this place
 UNBOUNDED = 4096  # new tokens of an answer, for a model without a context limit
+CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
+RETRIES = 4  # where a server is busy, loading or broken; it may say when to come again
+WIDEST = 300  # characters of a server's message
+# OpenAI's names and, for what these lack, vLLM's
+NAMES = {name: each.api.name for name, each in OPTIONS.items() if each.api}
+GRAMMARS = {"json_schema": "json", "regex": "regex", "lark": "grammar", "choice": "choice"}
 
 Prompt = str | list[dict[str, Any]]  # text to continue, or messages
 
@@ -35,11 +44,15 @@ class TextError(ForetokenError):
     """One text failed; the next may not."""
 
 
+class RejectedError(InputError):
+    """A request that the server does not take."""
+
+
 class ReplyToken(NamedTuple):
     """A token as it is spelled after those before it, and the fate of its draft token."""
 
     text: str
-    fate: str  # accepted, corrected, bonus, plain
+    fate: str  # accepted; corrected or bonus: the target's own; plain: nothing was drafted
 
 
 class ReplyPart(NamedTuple):
@@ -59,44 +72,9 @@ class ChatReply:
     text: str = ""
     tokens: int = 0
     calls: int = 0  # target forwards; 0 where the source does not say
-    drafted: int = 0
-    accepted: int = 0
-    overlaps: list[float] = field(default_factory=list[float])
-    bias: float = 0.0  # summed over the tokens
+    overlaps: list[float] = field(default_factory=list[float])  # sum min(p, q), by draft token
     seconds: float = 0.0
     finish_reason: str | None = None  # None: broken off
-
-
-class ChatSource(Protocol):
-    """A model in this process, or one of a server."""
-
-    @property
-    def name(self) -> str:
-        """Name of the target, and of the draft."""
-        ...
-
-    @property
-    def runtime(self) -> str:
-        """Backend of both; "" where the source does not say."""
-        ...
-
-    @property
-    def colours(self) -> bool:
-        """True if the source reports the fate of each draft token."""
-        ...
-
-    def require(self, options: Mapping[str, Any]) -> None:
-        """Raise InputError or RefusedError for options that the source cannot honour."""
-        ...
-
-    def parts(
-        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
-    ) -> Generator[ReplyPart]:
-        """Answer a prompt part by part, counting in `reply`; closing it early drops the text.
-
-        number: prompts before this one. Raises TextError if the text fails.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +91,8 @@ class LocalModel:
     def name(self) -> str:
         return f"{self.spec.target_name}, {self.spec.draft_name}"
 
-    @property
-    def runtime(self) -> str:
-        return f"{self.spec.target.runtime}, draft {self.spec.drafter.runtime}"
-
-    @property
-    def colours(self) -> bool:
-        return True
-
     def require(self, options: Mapping[str, Any]) -> None:
+        """Raise InputError or RefusedError for options that the model cannot honour."""
         from foretoken.controls.own import require  # late: torch
 
         require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
@@ -129,11 +100,17 @@ class LocalModel:
     def parts(
         self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
-        start = perf_counter()
-        ids, spec = self._ids(prompt), self.spec
-        room = (
-            {} if isinstance(prompt, str) else {"max_new_tokens": spec.target.context or UNBOUNDED}
-        )
+        """Answer a prompt part by part, counting in `reply`; closing it early drops the text.
+
+        number: prompts before this one. Raises TextError if the text fails.
+        """
+        spec, room = self.spec, dict[str, int]()
+        if isinstance(prompt, str):
+            line = Line(prompt)
+        else:
+            line = Line("", messages=[*prompt])
+            room["max_new_tokens"] = spec.target.context or UNBOUNDED
+        ids = spec.ids(self.template.prompt(line, spec))
         params = SamplingParams(**{**room, **options})
         spec.tell_suggested([params])
         behind = [] if spec.target.encoder_decoder else ids
@@ -143,20 +120,17 @@ class LocalModel:
             while reply.finish_reason is None:
                 for event in self.engine.step():
                     text = answer.piece(event.text, event.tokens, reply.tokens)
+                    reply.tokens += len(event.tokens)
+                    reply.finish_reason = event.finish_reason
+                    reply.calls += len(event.steps)
+                    reply.overlaps += [each for step in event.steps for each in step.overlaps]
                     tokens = [token for step in event.steps for token in _tokens(step, stream)]
-                    _count(event, reply)
-                    reply.seconds = perf_counter() - start
                     yield ReplyPart(text, tokens)
                     if event.completion is not None and event.completion.error is not None:
                         raise TextError(event.completion.error)
         finally:
             if reply.finish_reason is None:
                 self.engine.abort(id)
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.spec.ids(prompts.for_model(Line(prompt), self.spec))
-        return chat.ids(prompt, self.spec.tokenizer, *self.template)
 
 
 @contextmanager
@@ -177,40 +151,240 @@ def local(
     """
     from foretoken.serving.engine import Engine  # late: torch
 
-    if messages:
-        _require_template(spec, template)
-    with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
-        yield LocalModel(spec, engine, template, gamma, seed)
-
-
-def _require_template(spec: Speculator, template: Template) -> None:
-    if template.text is None and not getattr(spec.tokenizer, "chat_template", None):
+    if messages and template.text is None and not getattr(spec.tokenizer, "chat_template", None):
         raise InputError(
             f"{spec.target_name} has no chat template, which makes a prompt of messages; give "
             "--chat-template FILE, or continue plain text: foretoken chat --raw"
         )
-
-
-def _count(event: Event, reply: ChatReply) -> None:
-    reply.tokens += len(event.tokens)
-    reply.finish_reason = event.finish_reason
-    for step in event.steps:
-        reply.calls += 1
-        reply.drafted += step.drafted
-        reply.accepted += step.accepted
-        reply.overlaps += step.overlaps
-        reply.bias += sum(step.biases)
+    with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
+        yield LocalModel(spec, engine, template, gamma, seed)
 
 
 def _tokens(step: StepRecord, stream: Stream | None) -> Iterator[ReplyToken]:
     """Spell the tokens that a step committed."""
+    own = "corrected" if step.drafted else "plain"
     for i, token in enumerate(step.kept):
-        yield ReplyToken(stream.add([token]) if stream else str(token), _fate(step, i))
+        spelled = stream.add([token]) if stream else str(token)
+        yield ReplyToken(spelled, "accepted" if i < step.accepted else own)
 
 
-def _fate(step: StepRecord, i: int) -> str:
-    if i < step.accepted:
-        return "accepted"
-    if not step.drafted:
-        return PLAIN
-    return "corrected" if step.accepted < step.drafted else "bonus"
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A server and one of its models. facts: a foretoken server's own description; {} of others."""
+
+    client: OpenAI
+    model: str
+    facts: Mapping[str, Any]
+    variables: Mapping[str, Any] | None = None  # of its chat template
+    seed: int | None = None
+    speculation: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def name(self) -> str:
+        draft = self.facts.get("draft")
+        return f"{self.model} at {place(self.client)}{f', {draft}' if draft else ''}"
+
+    def require(self, options: Mapping[str, Any]) -> None:
+        """Raise InputError for options that a request has no name for."""
+        SamplingParams(**options)
+        for name in options:
+            if name not in NAMES and name != "structured":
+                raise InputError(
+                    f"{name} has no name in a server's API; leave it out, or run the model in this "
+                    "process, without --url"
+                )
+
+    def parts(
+        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
+    ) -> Generator[ReplyPart]:
+        """Answer a prompt part by part, as a `LocalModel` does."""
+        self.require(options)
+        with told(self.client), self._stream(prompt, options, number) as stream:
+            for chunk in stream:
+                part = _part(chunk, reply)
+                if part.text or part.tokens:
+                    yield part
+        if reply.finish_reason is None:
+            raise TextError("the server broke off before the text's end")
+
+    def _stream(self, prompt: Prompt, options: Mapping[str, Any], number: int) -> Any:
+        """Send the request; the names that `openai` lacks are in `extra_body`."""
+        client = self.client.with_options(max_retries=RETRIES)
+        common: dict[str, Any] = {"model": self.model, "stream": True}
+        common["stream_options"] = {"include_usage": True}
+        common["extra_body"] = self._options(prompt, options, number)
+        if isinstance(prompt, str):
+            return client.completions.create(prompt=prompt, **common)
+        messages: Any = prompt  # `openai` has a type for every role
+        return client.chat.completions.create(messages=messages, **common)
+
+    def _options(self, prompt: Prompt, options: Mapping[str, Any], number: int) -> dict[str, Any]:
+        # Said also where they are left out, so that a command means the same here and there
+        always: dict[str, Any] = {"temperature": 0.0}
+        always |= {"max_new_tokens": MAX_NEW_TOKENS} if isinstance(prompt, str) else {}
+        body = {NAMES[n]: v for n, v in {**always, **options}.items() if n in NAMES}
+        if self.seed is not None:
+            body["seed"] = (self.seed + number) % 2**63
+        if self.facts:
+            body["speculation"] = {"steps": True, **self.speculation}
+        if self.variables is not None and not isinstance(prompt, str):
+            body["chat_template_kwargs"] = self.variables
+        return body | _structured(options.get("structured"), chat=not isinstance(prompt, str))
+
+
+@contextmanager
+def remote(
+    url: str,
+    key: str | None,
+    model: str | None,
+    variables: Mapping[str, Any] | None,
+    *,
+    messages: bool,
+    seed: int | None,
+    speculation: Mapping[str, Any],
+) -> Iterator[RemoteModel]:
+    """Open a server as a source, asking first what it is, so that mistakes are told early.
+
+    model: None for the first that the server lists. variables: of its chat template. messages:
+    prompts are conversations. speculation: options of ours for each request. Raises InputError for
+    what the server does not have, and where it cannot be reached.
+    """
+    with connected(url, key) as client:
+        model = first_model(client) if model is None else model
+        facts = get(client, "/speculation")
+        facts = facts if "target" in facts else {}  # another's server may have such a page, too
+        if speculation and not facts:
+            raise InputError(
+                f"{place(client)} is no server of foretoken's, which alone takes options of "
+                f"speculation; leave --{next(iter(speculation))} out"
+            )
+        if messages and facts.get("chat") is False:
+            raise InputError(
+                f"{model} has no chat template, which makes a prompt of messages; give "
+                "--chat-template FILE to the server, or continue plain text: foretoken chat --raw"
+            )
+        yield RemoteModel(client, model, facts, variables, seed, speculation)
+
+
+def connected(url: str, key: str | None) -> OpenAI:
+    """Return a client of a server. InputError for an invalid address or key."""
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise InputError("the API key holds characters that no header can; give it as it was made")
+    with needing("client"):
+        from openai import DefaultHttpxClient, OpenAI  # late: it takes a second
+    import httpx2
+
+    log = logging.getLogger("openai._base_client")  # it says when it asks again
+    log.setLevel(logging.INFO)
+    log.handlers = [StderrLines()]
+    # A redirect would send the key to another server
+    http = DefaultHttpxClient(
+        timeout=httpx2.Timeout(SILENCE, connect=CONNECT), follow_redirects=False
+    )
+    base = f"{url.strip().rstrip('/').removesuffix('/v1')}/v1"
+    try:
+        return OpenAI(base_url=base, api_key=key or "none", http_client=http, max_retries=0)
+    except httpx2.InvalidURL as error:
+        raise InputError(f"url is {shown(url)}: {one_line(error)}") from None
+
+
+def place(client: OpenAI) -> str:
+    """Return the server's address, as messages have it."""
+    return str(client.base_url).rstrip("/").removesuffix("/v1")
+
+
+def first_model(client: OpenAI) -> str:
+    try:
+        return str(get(client, "/models")["data"][0]["id"])
+    except (IndexError, KeyError, TypeError):
+        raise InputError(f"{place(client)} lists no model; give --model") from None
+
+
+def get(client: OpenAI, path: str) -> dict[str, Any]:
+    """Return the JSON object there, {} where there is none."""
+    try:
+        with told(client):
+            read = client.get(path, cast_to=object)
+    except RejectedError:
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+@contextmanager
+def told(client: OpenAI) -> Generator[None]:
+    """Raise the client's errors in one line: InputError for what the user can mend, TextError for
+    a server that fails."""
+    from openai import APIError
+
+    try:
+        yield
+    except APIError as error:
+        raise _error(error, place(client)) from None
+    except UnicodeEncodeError:  # a part of the command line that is no text
+        raise InputError("the request is not valid text; give text in UTF-8") from None
+    except (ValueError, RecursionError) as error:  # of its JSON
+        raise TextError(f"the server sent no JSON: {one_line(error)}") from None
+
+
+def _error(error: APIError, server: str) -> Exception:
+    import httpx2
+    from openai import APIConnectionError, APIStatusError
+
+    body = error.body
+    said = str((body.get("message") if isinstance(body, dict) else body) or "")
+    printable = "".join(each if each.isprintable() else " " for each in said)
+    reason = " ".join(printable.split())[:WIDEST].rstrip(".")
+    if isinstance(error, APIStatusError):
+        status, answer = error.status_code, error.response
+        if not isinstance(body, dict) or not reason:
+            reason = f"the server answers {status} {answer.reason_phrase}"
+        if status == 401:
+            return InputError(f"{reason}; give --api-key, or FORETOKEN_API_KEY in the environment")
+        return RejectedError(reason) if status < 500 and status != 429 else TextError(reason)
+    if isinstance(error, APIConnectionError):
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if isinstance(
+            cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.UnsupportedProtocol
+        ):
+            return InputError(f"{server} cannot be reached: {one_line(cause)}")
+        return TextError(f"{server} broke off: {one_line(cause)}")
+    return TextError(reason)  # said within a stream
+
+
+def _part(chunk: Any, reply: ChatReply) -> ReplyPart:
+    """Return what a chunk adds. TextError for one that is not as it should be."""
+    try:
+        text = "".join(_text(choice, reply) for choice in chunk.choices or ())
+        if chunk.usage:
+            reply.tokens = int(chunk.usage.completion_tokens)
+        steps = ((chunk.model_extra or {}).get("speculation") or {}).get("steps") or []
+        tokens = [token for step in steps for token in _step(step, reply)]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise TextError(f"the server sent {shown(chunk)}, which is no chunk") from None
+    return ReplyPart(text, tokens)
+
+
+def _text(choice: Any, reply: ChatReply) -> str:
+    """Return the text that a choice adds, of a message or of a completion."""
+    reply.finish_reason = choice.finish_reason or reply.finish_reason
+    text = choice.delta.content if hasattr(choice, "delta") else choice.text
+    return (text or "").encode("utf-8", "replace").decode()  # JSON may hold half a character
+
+
+def _step(step: dict[str, Any], reply: ChatReply) -> list[ReplyToken]:
+    tokens = [ReplyToken(str(each["text"]), str(each["source"])) for each in step["tokens"]]
+    reply.tokens += len(tokens)
+    reply.calls += 1
+    reply.overlaps += [float(overlap) for overlap in step["overlaps"]]
+    return tokens
+
+
+def _structured(structure: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
+    """Return what a text must match: a schema in OpenAI's form, where it has one."""
+    if not structure:
+        return {}
+    ((kind, value),) = structure.items()
+    if chat and kind == "json_schema":
+        schema = {"name": "answer", "schema": value, "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"structured_outputs": {GRAMMARS[kind]: value}}

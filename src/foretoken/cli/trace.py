@@ -8,21 +8,18 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
-from rich.table import Table
 from typer import Argument, Option
 
-from foretoken.cli import answer, option, prompts
-from foretoken.cli.answer import TaskAnswer, caption
+from foretoken.cli import answer, option, prompts, render
+from foretoken.cli.answer import TaskAnswer
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import milliseconds, table
-from foretoken.cli.sampling_options import OneText
 from foretoken.errors import InputError
 from foretoken.storage import files
 
@@ -34,120 +31,13 @@ if TYPE_CHECKING:
 
 HEADINGS = ("step", "drafted", "accepted", "tokens", "draft ms", "score ms", "verify ms")
 TEMPLATE = Path(__file__).with_name("trace.html")
-
-
-def steps_table(steps: list[StepRecord]) -> Table:
-    """Make a table with a row for each step, and their sums."""
-    grid = table(*HEADINGS, left=0)
-    *all_but_last, last = _rows(steps)
-    for row in all_but_last:
-        grid.add_row(*row)
-    grid.add_section()
-    grid.add_row(*last)
-    return grid
-
-
-def html_page(
-    spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any], command: str
-) -> str:
-    """Write the page: text, timeline and table of one completion, and how it was made.
-
-    The page loads nothing, from the network or elsewhere.
-    """
-    from jinja2 import Environment  # late: `--help` does without; and torch
-    from markupsafe import Markup
-
-    from foretoken.lab import view
-    from foretoken.lab.machine import describe
-
-    completion, continues = (
-        traced.completion,
-        not traced.request.source and traced.completion.text is not None,
-    )
-    picture = view.svg({draft_tokens(speculation["gamma"]): completion})
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(
-        TEMPLATE.read_text("utf-8")
-    ).render(
-        prompt=traced.asked,
-        between="" if continues else "\n",  # a source, or ids
-        text=" ".join(map(str, completion.tokens)) if completion.text is None else completion.text,
-        lines=Markup(view.html(traced.before, completion.steps, spec.tokenizer)),
-        legend=Markup(view.html_legend()),
-        style=Markup(view.STYLE),
-        picture=Markup(picture[picture.index("<svg") :]),
-        headings=HEADINGS,
-        rows=list(_rows(completion.steps)),
-        caption=caption(completion),
-        stats=completion.stats,
-        spec=spec,
-        asked=[*traced.task.given.items(), *speculation.items(), ("seed", completion.seed[0])],
-        command=command,
-        date=date.today().isoformat(),
-        machine=describe(spec.target.device),
-    )
-
-
-def draft_tokens(gamma: int | None) -> str:
-    """Name a row of the timeline."""
-    if gamma is None:
-        return "automatic gamma"
-    return f"gamma {gamma}" if gamma else "plain"
-
-
-def _rows(steps: list[StepRecord]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table; the last one sums up."""
-    numbers = [
-        (s.drafted, s.accepted, len(s.kept), s.draft_seconds, s.score_seconds, s.verify_seconds)
-        for s in steps
-    ]
-    for name, row in [
-        *((str(number), row) for number, row in enumerate(numbers, 1)),
-        ("all", tuple(map(sum, zip(*numbers, strict=True)))),
-    ]:
-        yield name, *map(str, row[:3]), *map(milliseconds, row[3:])
-
-
 FEW = 4  # tokens of the text that warms up
-
-
-def _file(text: str) -> Any:
-    return Option(help=text, rich_help_panel="Files")
-
-
-@dataclass(frozen=True)
-class Files:
-    """Files to write the trace to."""
-
-    html: Annotated[
-        Path | None,
-        _file("Write a page with the text, the timeline and the steps; it loads nothing else."),
-    ] = None
-    svg: Annotated[
-        Path | None, _file("Write the timeline: a block for every forward of a model.")
-    ] = None
-    chrome: Annotated[
-        Path | None, _file("Write the timeline as Chrome's trace JSON, for Perfetto.")
-    ] = None
-
-    def require(self) -> None:
-        """Raise InputError for files that cannot be written or drawn, before models load."""
-        paths = {name: path for name, path in vars(self).items() if path is not None}
-        for name, path in paths.items():
-            option.require_file(path, f"--{name}")
-        if len({path.resolve() for path in paths.values()}) < len(paths):
-            flags = " and ".join(f"--{name}" for name in paths)
-            raise InputError(f"two of {flags} name one file; give each its own")
-        if (self.html or self.svg) and not find_spec("matplotlib"):
-            flag = "--html" if self.html else "--svg"
-            raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")
 
 
 @command
 def trace(
-    sampling: OneText,
+    sampling: option.OneText,
     loading: option.PairLoading,
-    written: Files,
     prompt: Annotated[
         str | None, Argument(help="Continue this prompt. Default: standard input.")
     ] = None,
@@ -160,6 +50,10 @@ def trace(
     table: Annotated[
         bool, Option("--table", help="Also print a row for each step, with times.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        Option(help="Write a page with the text, the timeline and the steps; it loads nothing."),
+    ] = None,
     as_json: option.Json = False,
 ) -> None:
     """Show the fate of every draft token of one text, and when each model ran.
@@ -170,23 +64,28 @@ def trace(
 
     require(gamma, rule, lenience)
     keys_of(seed, [1])
-    if table and as_json:
-        raise InputError("--table and --json are both given; --json has the steps, leave --table")
     (one,) = prompts.tasks(prompts.read(prompt, None), sampling.given)
-    written.require()
+    if html is not None:
+        option.require_file(html, "--html")
+        if not find_spec("matplotlib"):
+            raise InputError("--html draws; give it matplotlib: pip install 'foretoken[plot]'")
     loading.require(target)
     quiet()
     spec = loading.load(target, draft)
     speculation = {"gamma": gamma, "rule": rule, "lenience": lenience}
     traced = _traced(spec, one, seed, speculation)
+    steps = traced.completion.steps
     if as_json:
-        print(json.dumps(_document(spec, traced, speculation), allow_nan=False))
+        document = answer.document(spec, [traced], speculation, None)
+        document["completions"][0]["steps"] = [asdict(step) for step in steps]
+        print(json.dumps(document, allow_nan=False))
     else:
         answer.show(spec, [traced], steps=True)
         if table:
-            Console(highlight=False).print(steps_table(traced.completion.steps))
-    for path in _write(written, spec, traced, speculation):
-        print(path, file=sys.stderr)
+            _show_table(steps)
+    if html is not None:
+        files.write(html, _page(spec, traced, speculation).encode())
+        print(html, file=sys.stderr)
     for remark in answer.remarks([traced], lenience, as_json=as_json):
         print(remark, file=sys.stderr)
 
@@ -206,38 +105,61 @@ def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, 
     return TaskAnswer(one, 0, request, completion)
 
 
-def _write(
-    written: Files, spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]
-) -> Iterator[Path]:
-    """Write the files, each whole or not at all; yield their paths."""
+def _rows(steps: list[StepRecord]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table; the last one sums up."""
+    numbers = [
+        (s.drafted, s.accepted, len(s.kept), s.draft_seconds, s.score_seconds, s.verify_seconds)
+        for s in steps
+    ]
+    for name, row in [
+        *((str(number), row) for number, row in enumerate(numbers, 1)),
+        ("all", tuple(map(sum, zip(*numbers, strict=True)))),
+    ]:
+        yield name, *map(str, row[:3]), *map(render.milliseconds, row[3:])
+
+
+def _show_table(steps: list[StepRecord]) -> None:
+    grid = render.table(*HEADINGS, left=0)
+    *all_but_last, last = _rows(steps)
+    for row in all_but_last:
+        grid.add_row(*row)
+    grid.add_section()
+    grid.add_row(*last)
+    Console(highlight=False).print(grid)
+
+
+def _page(spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]) -> str:
+    """Write the page: text, timeline and table of one completion, and how it was made.
+
+    The page loads nothing, from the network or elsewhere.
+    """
+    from jinja2 import Environment  # late: `--help` does without; and torch
+    from markupsafe import Markup
+
     from foretoken.lab import view
+    from foretoken.lab.machine import describe
 
-    completion = traced.completion
-    if written.html:
-        command = shlex.join(["foretoken", *sys.argv[1:]])
-        page = html_page(spec, traced, speculation, command)
-        files.write(written.html, page.encode())
-        yield written.html
-    if written.svg:
-        view.draw({draft_tokens(speculation["gamma"]): completion}, written.svg)
-        yield written.svg
-    if written.chrome:
-        files.write(written.chrome, json.dumps(view.chrome(completion)).encode())
-        yield written.chrome
-
-
-def _document(spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of --json; times in seconds."""
-    from foretoken.lab.view import timeline
-
-    completion = traced.completion
-    return {
-        "target": spec.target_name,
-        "draft": spec.draft_name,
-        "prompt": traced.asked,
-        **answer.result(completion),
-        "params": traced.task.given,
-        **speculation,
-        "steps": [asdict(step) for step in completion.steps],
-        "calls": [call._asdict() for call in timeline(completion)],
-    }
+    completion, gamma = traced.completion, speculation["gamma"]
+    continues = not traced.request.source and completion.text is not None
+    picture = view.svg({"automatic gamma" if gamma is None else f"gamma {gamma}": completion})
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(
+        TEMPLATE.read_text("utf-8")
+    ).render(
+        prompt=traced.asked,
+        between="" if continues else "\n",  # a source, or ids
+        text=" ".join(map(str, completion.tokens)) if completion.text is None else completion.text,
+        lines=Markup(view.html(traced.before, completion.steps, spec.tokenizer)),
+        legend=Markup(view.html_legend()),
+        style=Markup(view.STYLE),
+        picture=Markup(picture[picture.index("<svg") :]),
+        headings=HEADINGS,
+        rows=list(_rows(completion.steps)),
+        caption=answer.caption(completion),
+        stats=completion.stats,
+        spec=spec,
+        asked=[*traced.task.given.items(), *speculation.items(), ("seed", completion.seed[0])],
+        command=shlex.join(["foretoken", *sys.argv[1:]]),
+        date=date.today().isoformat(),
+        machine=describe(spec.target.device),
+    )

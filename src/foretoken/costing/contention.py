@@ -1,25 +1,23 @@
 """The share of the processors that other processes took while something was timed.
 
-Linux counts in /proc/stat for how long each processor was busy. What is busy there beyond this
-process and those it started is others'; so is what a hypervisor gave to other machines. Elsewhere
-nothing is known, and nothing is said.
+The system counts for how long each processor was busy. What is busy beyond this process and those
+it started is others'; so is what a hypervisor gave to other machines. Where it does not say which
+processors this process may run on (macOS), nothing is known, and nothing is said.
 
-In a container that file is mostly the host's: of its processors those count that this process may
-run on, so neighbours there are others, though a quota on processor time may keep them from
-disturbing. Where the file is made up for the container, what it leaves out is not seen.
+In a container the counts are mostly the host's: of its processors those count that this process
+may run on, so neighbours there are others, though a quota on processor time may keep them from
+disturbing.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-PROC = Path("/proc")
-IDLE = (3, 4)  # columns of a processor's line: idle, and waiting for a disk
-COLUMNS = 8  # user, nice, system, idle, iowait, irq, softirq, steal; what follows is in user
+import psutil
+
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 MOST = 0.05  # share beyond which times are not to be trusted
 LEAST = 0.5  # processor seconds: less is a few ticks, of 1/100 s each
 
@@ -40,21 +38,17 @@ class Taken(NamedTuple):
     all: float
 
 
-def read(proc: Path = PROC, pid: int | None = None) -> Reading | None:
-    """The counters now; None where the system has none."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    cpus = {f"cpu{i}" for i in os.sched_getaffinity(0)}
+def read() -> Reading | None:
+    """The counters now; None where the system does not say which processors this process may run
+    on."""
+    own = psutil.Process()
     try:
-        rate = os.sysconf("SC_CLK_TCK")
-        lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
-        busy = [_busy(line[1:]) for line in lines if line and line[0] in cpus]
-        ticks = _ticks(proc, os.getpid() if pid is None else pid)
-    except (OSError, ValueError, KeyError):
+        cpus = own.cpu_affinity()
+        busy = [_busy(times) for i, times in enumerate(psutil.cpu_times(percpu=True)) if i in cpus]
+        spent = sum(map(_spent, [own, *own.children(recursive=True)]))
+    except (AttributeError, OSError, psutil.Error):
         return None
-    if len(busy) < len(cpus):
-        return None
-    return Reading(perf_counter(), len(cpus), sum(busy) / rate, ticks / rate)
+    return Reading(perf_counter(), len(cpus), sum(busy), spent)
 
 
 def taken(since: Reading | None) -> Taken | None:
@@ -91,29 +85,15 @@ def remark(share: float | None) -> str | None:
     )
 
 
-def _busy(ticks: list[str]) -> int:
-    return sum(int(each) for i, each in enumerate(ticks[:COLUMNS]) if i not in IDLE)
+def _busy(times: Any) -> float:
+    """Processor seconds of one processor; a guest's are in `user`."""
+    return sum(getattr(times, name, 0.0) for name in BUSY)
 
 
-def _ticks(proc: Path, pid: int) -> int:
-    """Ticks of a process and of all below it, those that have ended and were waited for included.
-    KeyError where it is not there."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # the name, in brackets, may hold anything
-            rest = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        number = int(entry.name)
-        parents[number], ticks[number] = int(rest[1]), sum(map(int, rest[11:15]))
-    return sum(ticks[each] for each in _below(pid, parents)) + ticks[pid]
-
-
-def _below(pid: int, parents: dict[int, int]) -> list[int]:
-    """The children of a process, theirs, and so on."""
-    children = [child for child, parent in parents.items() if parent == pid]
-    return children + [each for child in children for each in _below(child, parents)]
+def _spent(process: psutil.Process) -> float:
+    """Seconds of a process and of those below it that have ended; 0 where it has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return times.user + times.system + times.children_user + times.children_system

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import torch
 from torch import nn
 
@@ -45,8 +46,8 @@ def free_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
         return None
-    amounts = [amount for amount in (_system(), _cgroup()) if amount is not None]
-    return min(amounts, default=None)
+    available, group = psutil.virtual_memory().available, _cgroup()
+    return available if group is None else min(available, group)
 
 
 def require(name: str, needed: int, device: torch.device) -> None:
@@ -57,13 +58,6 @@ def require(name: str, needed: int, device: torch.device) -> None:
             f"{name} needs {needed * HEADROOM / 1e9:.1f} GB ({needed / 1e9:.1f} GB of weights) and "
             f"{free / 1e9:.1f} GB are free on {device}; give a smaller model or dtype='bfloat16'"
         )
-
-
-def _system() -> int | None:
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _cgroup() -> int | None:

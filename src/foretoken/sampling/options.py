@@ -1,9 +1,9 @@
 """Declaration of an option: all that is said of it besides its type and default.
 
 Every field of `SamplingParams`, `LoadOptions`, `EngineOptions` and `ServerOptions` declares its
-option once, with `option`. The check of its value, the command line (`cli.sampling_options`,
-`cli.option`, `cli.serve`), the server's fields (`server.api.wire`), the keys of a JSONL line and
-the tables of the docs are derived from the declaration. Knows no tensors.
+option once, with `option`. The check of its value, the command line (`cli.option`, `cli.serve`),
+the server's fields (`server.api.wire`), the keys of a JSONL line and the tables of the docs are
+derived from the declaration. Knows no tensors.
 """
 
 from __future__ import annotations

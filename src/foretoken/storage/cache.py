@@ -18,6 +18,8 @@ from pathlib import Path
 from stat import S_IWGRP, S_IWOTH
 from typing import Any
 
+from platformdirs import user_cache_dir
+
 from foretoken.storage import files
 
 LIBRARIES = ("foretoken", "torch", "transformers", "openvino")
@@ -37,17 +39,17 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path | None:
-    """`$XDG_CACHE_HOME/foretoken` or `~/.cache/foretoken`; without a home, a folder of the user's
-    own among the temporary files. It is made with access for its owner alone.
+    """The system's folder for caches, `$XDG_CACHE_HOME/foretoken` or `~/.cache/foretoken` on Linux;
+    without a home, a folder of the user's own among the temporary files. It is made with access for
+    its owner alone.
 
     None where it cannot be made, or where other users could have written to it: converted models
     and measured costs are then not kept.
     """
-    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    name = "foretoken"
-    if base.startswith("~"):
-        base, name = tempfile.gettempdir(), f"foretoken-{_user()}"
-    folder = Path(base) / name
+    try:
+        folder = Path(user_cache_dir("foretoken", appauthor=False))
+    except RuntimeError:  # there is no home
+        folder = Path(tempfile.gettempdir()) / f"foretoken-{_user()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         problem = _distrust(folder)

@@ -102,20 +102,12 @@ def test_json_is_one_document(run, base):
         assert ("comparison" in document) == ("--compare" in extra)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "says"),
-    [
-        (0, r"lenience 0.2: not the target's greedy text. \d+ of 12 tokens are not its first"),
-        (
-            1,
-            r"lenience 0.2: not the target's distribution. Tokens were drawn from one 0\.\d+ away",
-        ),
-    ],
-)
-def test_lenience_is_said(run, base, temperature, says):
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_lenience_is_said(run, base, temperature):
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
     args = (*args, "--gamma", 3, "--temperature", temperature, "--lenience", 0.2)
     result = run("generate", "It was", *args)
+    says = r"lenience 0.2: not the target's distribution but 0\.\d+ away from it"
     assert result.code == 0 and re.match(says, result.err) and result.err.count("\n") == 1
     options = {"max_new_tokens": 12, "gamma": 3, "temperature": float(temperature)}
     expected = library(base, "It was", lenience=0.2, **options)
@@ -132,13 +124,7 @@ def test_lenience_that_nothing_came_of_is_said_too(run, base, temperature):
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
     args = (*args, "--gamma", 0, "--temperature", temperature)
     result = run("generate", "It was", *args, "--lenience", 0.2)
-    what = (
-        "distribution: nothing was drafted"
-        if temperature
-        else "greedy text: all 12 tokens are its first"
-    )
-    assert result.code == 0 and result.err.startswith(f"lenience 0.2: still the target's {what}")
-    assert result.err.count("\n") == 1
+    assert result.code == 0 and result.err == "lenience 0.2: still the target's distribution\n"
     for extra in ((), ("--lenience", 0.2)):
         document = json.loads(run("generate", "It was", *args, "--json", *extra).out)
         assert document["completions"][0]["law"] == "the target's"
@@ -148,7 +134,7 @@ def test_greedy_lenience_that_let_nothing_else_pass(run, base):
     """The draft is the target: every token is its first choice."""
     args = ("--target", base / "target", "--draft", base / "target", "--max-new-tokens", 12)
     result = run("generate", "It was", *args, "--gamma", 3, "--lenience", 0.2)
-    assert result.err.startswith("lenience 0.2: still the target's greedy text: all 12 tokens")
+    assert result.err == "lenience 0.2: still the target's distribution\n"
 
 
 def test_compare(run, base, monkeypatch):
@@ -225,7 +211,10 @@ def test_a_file_of_prompts(run, base, tmp_path):
     mistake(run("generate", "--prompt-file", tmp_path / "no", *args), "cannot be read")
     mistake(run("generate", "--prompt-file", tmp_path, *args), "cannot be read")
     mistake(run("generate", "text", "--prompt-file", file, *args), "not both")
-    mistake(run("generate", "--prompt-file", file, *args, "--compare"), "takes one prompt, not 2")
+    mistake(
+        run("generate", "--prompt-file", file, *args, "--compare"),
+        "--compare takes one prompt and one text",
+    )
 
 
 def test_jsonl(run, base, tmp_path):
@@ -243,19 +232,17 @@ def test_jsonl(run, base, tmp_path):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"prompt": ', "line 3: line: it is no JSON"),
-        ("text", "line 3: line: it is no JSON"),
-        ('{"id": 3}', "line 3: there is no prompt; give one, or messages"),
+        ('{"prompt": ', "line 3: it is '{\"prompt\": ', which is no JSON"),
+        ("text", "line 3: it is 'text', which is no JSON"),
+        ('{"id": 3}', "line 3: give a prompt or messages"),
         ('{"prompt": 5}', "line 3: prompt"),
         ('{"prompt": [1, "a"]}', "line 3: prompt"),
-        ('{"prompt": "a", "more": 1}', "line 3: more is no key of a line here"),
-        ('{"prompt": ' + "[" * 100_000, "line 3: line: it is no JSON: recursion limit exceeded"),
-        ('{"prompt": "a", "id": ' + "[" * 100_000, "line 3: line: it is no JSON: recursion limit"),
+        ('{"prompt": "a", "more": 1}', "line 3: more is unknown here"),
+        ('{"prompt": ' + "[" * 100_000, "which is no JSON: maximum recursion depth"),
         ('{"prompt": ""}', "line 3: the prompt is empty"),
         ('{"prompt": []}', "line 3: the prompt is empty"),
-        ("[]", "line 3: line: it must be an object"),
-        ('{"prompt": "a", "id": NaN}', "line 3: id: NaN and Infinity are no JSON"),
-        ('{"prompt": "a", "id": [{"b": -Infinity}]}', "line 3: id: NaN and Infinity are no"),
+        ("[]", "line 3: it is no object"),
+        ('{"prompt": "a", "id": NaN}', "which is no JSON: Out of range float values"),
     ],
 )
 def test_bad_lines_of_jsonl_are_told_by_number(run, base, tmp_path, line, says):
@@ -305,7 +292,6 @@ def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
         (["--rule", "none"], "rule is 'none'"),
         (["--lenience", "0"], "lenience is 0.0; give a number from 1e-30 to 1"),
         (["--dtype", "float31"], "dtype is 'float31'"),
-        (["--tensor-parallel", "2"], "--tensor-parallel is gone: a target runs in one process"),
     ],
 )
 def test_bad_values_fail_before_a_model_is_read(run, args, says):
@@ -354,12 +340,6 @@ def test_help_lists_what_there_is(run):
         assert option in run("generate", "--help").out
 
 
-@pytest.mark.parametrize("moved", [("report",), ("simulate",), ("theory",), ("train", "lm")])
-def test_a_command_that_moved_names_its_new_place(run, moved):
-    mistake(run(*moved, "--help"), f"run foretoken-lab {' '.join(moved)}")
-    mistake(run("bench", "serve", "--ignore-eos"), "run guidellm benchmark")
-
-
 def test_an_unknown_option_is_a_usage_error(run):
     """And in one line, with names like it; so is a value that cannot be read."""
     mistake(run("generate", "text", "--nonsense"), "No such option: --nonsense")
@@ -395,14 +375,14 @@ def test_a_text_that_ends_with_the_context_says_so(run, base, tmp_path):
     model = folder(tmp_path / "m", llama(64, eos_token_id=None))
     args = ("--target", model, "--draft", "none", "--max-new-tokens")
     result = run("generate", "1,2,3", *args, 200)
-    says = "the text ends where the model's context does, after 93 new tokens of 200 asked for\n"
+    says = "1 of 1 texts end where the model's context does, before max_new_tokens: prompt 0\n"
     assert result.code == 0 and result.err == says and result.out.count(",") == 92
     assert run("generate", "1,2,3", *args, 93).err == ""
     assert run("generate", "1,2,3", *args, 200, "--json").err == ""
     (tmp_path / "p.txt").write_text("1,2,3\n" + ",".join("5" * 60) + "\n")
     many = run("generate", "--prompt-file", tmp_path / "p.txt", *args, 50)
-    says = "1 of 2 texts end where the model's context does, before the 50 new tokens asked for: "
-    assert many.err == says + "prompt 1\n"
+    says = "1 of 2 texts end where the model's context does, before max_new_tokens: prompt 1\n"
+    assert many.err == says
 
 
 def test_several_texts_are_told_apart(run, base, tmp_path):
@@ -443,11 +423,8 @@ def test_kept_costs_are_listed_and_removed(run, tmp_path, monkeypatch):
     stored.keep("a", stored.Kept(known, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
     stored.keep("b", stored.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
     *_, newest, other = run("doctor", "--cache").out.splitlines()
-    assert newest.endswith(
-        "costs of T, D, greedy, 4 rows: halves 1.50 times apart, others took 40% of the processors,"
-        " 2.5 times off in later steps; measured again by a later start"
-    )
-    assert other.endswith("1 row: halves 1.10 times apart, others took 2% of the processors")
+    assert newest.endswith("costs of T, D, greedy, 4 rows; measured again by a later start")
+    assert other.endswith("costs of T, D, greedy, 1 row")
     documents = json.loads(run("doctor", "--cache", "--json").out)["costs"]
     assert [(each["label"], each["attempts"]) for each in documents] == [
         ("T, D, greedy, 4 rows", 2),

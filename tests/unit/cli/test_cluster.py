@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from console import Run, mistake
-from foretoken.cli.cluster import Cluster, needing
+from foretoken.cli.option import Cluster, needing
 from foretoken.errors import InputError
 
 FILE = ("--prompt-file", "no-such-file", "--output", "out.jsonl")
@@ -19,7 +19,6 @@ FILE = ("--prompt-file", "no-such-file", "--output", "out.jsonl")
         (("serve", "--replicas", "0"), "--replicas is 0"),
         (("serve", "--replicas", "2", "--threads", "0"), "--threads is 0"),
         (("serve", "--threads", "2"), "--threads is for replicas; give --replicas"),
-        (("serve", "--ray", ""), "--ray is empty"),
         (("generate", "hi", "--replicas", "2"), "--ray and --replicas are for files"),
         (("generate", *FILE, "--replicas", "-1"), "--replicas is -1"),
     ],

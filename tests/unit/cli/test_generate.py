@@ -4,7 +4,6 @@ test_cli.py."""
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -116,31 +115,18 @@ def test_a_line_has_options_of_its_own(run, pair, spec, tmp_path):
     assert long["tokens"] == tokens and short["tokens"] == tokens[:3]
 
 
-def test_logprobs_are_a_table_under_the_text(run, pair, spec):
-    flags = ("--max-new-tokens", 3, "--logprobs", 1, "--prompt-logprobs", 0)
+def test_logprobs_are_in_json(run, pair, spec):
+    flags = (*pair, "--max-new-tokens", 3, "--logprobs", 1, "--prompt-logprobs", 0)
+    mistake(run("generate", "It was", *flags), "printed as JSON only; add --json")
     (completion,) = spec.generate(
         "It was", gamma=2, max_new_tokens=3, logprobs=1, prompt_logprobs=0
     )
-    shown = run("generate", "It was", *pair, *flags).out
-    assert shown.startswith(completion.text + "\n")
-    searches = [re.search(r" (-\d+\.\d{3})( |$)", line) for line in shown.splitlines()]
-    rows = [float(each[1]) for each in searches if each]
-    known = [*completion.prompt_logprobs, *completion.logprobs]
-    assert rows == pytest.approx([each.logprob for each in known], abs=1e-3)
-    assert len(rows) == len(known) and shown.count("likeliest") == 1
-    (row,) = completions(run("generate", "It was", *pair, *flags, "--json"))
-    assert [each["token"] for each in row["logprobs"]] == completion.tokens
-    assert len(row["prompt_logprobs"]) == len(completion.prompt_logprobs)
-
-
-def test_logprobs_of_ids(run, base):
-    args = ("--target", base / "bare", "--draft", "none", "--logprobs", 2, "--max-new-tokens", 2)
-    (completion,) = foretoken.load(base / "bare", "none").generate(
-        [1, 2], max_new_tokens=2, logprobs=2
-    )
-    shown = run("generate", "1,2", *args).out
-    first = completion.logprobs[0]
-    assert re.search(rf"^{first.token} +{first.logprob:.3f} +{first.top[0][0]} ", shown, re.M)
+    (row,) = completions(run("generate", "It was", *flags, "--json"))
+    for name in ("logprobs", "prompt_logprobs"):
+        known = getattr(completion, name)
+        assert [each["token"] for each in row[name]] == [each.token for each in known]
+        logprobs = [each["logprob"] for each in row[name]]
+        assert logprobs == pytest.approx([each.logprob for each in known], abs=1e-3)
 
 
 def test_chat(run, pair, base, spec):
@@ -225,7 +211,10 @@ def test_compare_with_options(run, pair):
         (["--json-schema", "no-such-file"], "no-such-file cannot be read"),
         (["--system", "a"], "--system is for messages, and there are none; add --chat"),
         (["--chat", "--chat-template", "no-such-file"], "no-such-file cannot be read"),
-        (["--compare", "--num-return-sequences", 2, "--temperature", 1], "takes one text, not num"),
+        (
+            ["--compare", "--num-return-sequences", 2, "--temperature", 1],
+            "--compare takes one prompt and one text of it, not 2",
+        ),
     ],
 )
 def test_mistakes_are_told_before_a_model_is_read(run, flags, says):
@@ -235,7 +224,7 @@ def test_mistakes_are_told_before_a_model_is_read(run, flags, says):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"temprature": 1}, "line 2: temprature is no key of a line here; did you mean temperatu"),
+        ({"temprature": 1}, "line 2: temprature is unknown here; did you mean temperature?"),
         ({"top_p": 2}, "line 2: top_p is 2.0; give a number in (0, 1]"),
         ({"min_new_tokens": 80}, "line 2: min_new_tokens=80 is above max_new_tokens=64"),
     ],
@@ -252,7 +241,10 @@ def test_what_only_the_model_knows_is_told_before_it_runs(run, pair, tmp_path, m
     mistake(
         run("generate", "a", *pair, "--logit-bias", '{"320": 1}'), "logit_bias names the id 320"
     )
-    mistake(run("generate", "a", *pair, "--logprobs", 321), "logprobs is 321, but there are 320")
+    mistake(
+        run("generate", "a", *pair, "--json", "--logprobs", 321),
+        "logprobs is 321, but there are 320",
+    )
     file = lines(tmp_path, {"prompt": "a"}, {"prompt": "b", "suppress_tokens": [999]})
     mistake(
         run("generate", *file, *pair), "prompts.jsonl, line 2: suppress_tokens names the id 999"
@@ -264,7 +256,7 @@ def test_measuring_commands_refuse_options(run, pair, tmp_path):
     for command in ("measure", "bench", "certify"):
         flags = () if command == "certify" else ("--gamma", 2)
         result = run(command, "--prompts", file, *pair[:4], *flags)
-        mistake(result, "line 2: temperature is no key of a line here; give some of prompt, id")
+        mistake(result, "line 2: temperature is unknown here; give some of prompt, id")
 
 
 def test_a_target_by_its_place_or_by_name(run: Run, base: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from foretoken.cli import option
-from foretoken.cli.batch import Lines, Tally, completing, here, on_ray
-from foretoken.cli.cluster import Cluster
-from foretoken.cli.generate import _origin
-from foretoken.cli.messages import Template
-from foretoken.cli.prompts import COPY, Line, ModelTask
+from foretoken.cli.batch import Lines, here
+from foretoken.cli.prompts import COPY, Line, ModelTask, Template
+from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama
 
@@ -29,14 +27,14 @@ def test_keys_are_those_of_lines_and_copies() -> None:
     assert asked.params((2, 0)).num_return_sequences == 1
 
 
-def test_what_cannot_be_continued_is_told_and_passed_over(tmp_path, capsys) -> None:
+def test_what_cannot_be_continued_is_passed_over(tmp_path) -> None:
     folder(tmp_path / "target", llama(320, eos_token_id=None), byte_level())
-    asked, tally = lines(str(tmp_path / "target")), Tally()
-    names = [(n, i) for n in asked.tasks for i in range(2)]
-    with completing(asked, Cluster()) as complete:
-        found = dict(complete(names, tally))
-    assert set(found) == {(2, 0), (2, 1), (5, 0), (5, 1)} and tally.failed == 2
-    assert capsys.readouterr().err.count("error: line 6: prompt 0 holds the id 999") == 2
+    asked = lines(str(tmp_path / "target"))
+    found = dict(here(asked, [(n, i) for n in asked.tasks for i in range(2)]))
+    for copy in range(2):
+        error = found.pop((6, copy))
+        assert isinstance(error, InputError) and "prompt 0 holds the id 999" in str(error)
+    assert set(found) == {(2, 0), (2, 1), (5, 0), (5, 1)}
     assert all(
         len(completion.tokens) == 5 and completion.seed == asked.key(n)
         for n, completion in found.items()
@@ -44,10 +42,5 @@ def test_what_cannot_be_continued_is_told_and_passed_over(tmp_path, capsys) -> N
     assert found[2, 0].tokens != found[2, 1].tokens
 
 
-def test_options_say_where() -> None:
-    one, other = completing(lines(), Cluster()), completing(lines(), Cluster(ray="auto"))
-    assert one.func is here.__wrapped__ and other.func is on_ray.__wrapped__  # pyright: ignore
-
-
 def test_results_of_version_0_1_0_are_resumed() -> None:
-    assert _origin(lines(), (2, 0)) == "db2d12ad9d75f405"  # as that version wrote it
+    assert lines().origin((2, 0)) == "db2d12ad9d75f405"  # as that version wrote it

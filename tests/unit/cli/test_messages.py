@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.cli.messages import Messages, Template
-from foretoken.cli.prompts import Line
+from foretoken.cli.prompts import Line, Messages, Template
 from foretoken.errors import InputError
 from tiny import byte_level
 
@@ -15,29 +14,35 @@ ASKED = {"role": "user", "content": "Where?"}
 BRIEF = {"role": "system", "content": "Be brief."}
 
 
+def wrap(messages: Messages, *lines: Line) -> list[Line]:
+    wrapped = [messages.wrapped(line) for line in lines]
+    messages.require_used(wrapped)
+    return wrapped
+
+
 def test_prompts_become_messages():
     lines = [Line("Where?", id=3), Line("", messages=[ASKED])]
-    assert Messages().wrap(lines) == lines
-    assert [line.messages for line in Messages(chat=True).wrap(lines)] == [[ASKED], [ASKED]]
-    with_system = Messages(chat=True, system="Be brief.").wrap(lines)
+    assert wrap(Messages(), *lines) == lines
+    assert [line.messages for line in wrap(Messages(chat=True), *lines)] == [[ASKED], [ASKED]]
+    with_system = wrap(Messages(chat=True, system="Be brief."), *lines)
     assert [line.messages for line in with_system] == [[BRIEF, ASKED], [BRIEF, ASKED]]
     assert with_system[0].id == 3
 
 
 def test_a_line_s_own_system_wins():
     own = {"role": "developer", "content": "Be long."}
-    (line,) = Messages(system="Be brief.").wrap([Line("", messages=[own, ASKED])])
+    (line,) = wrap(Messages(system="Be brief."), Line("", messages=[own, ASKED]))
     assert line.messages == [own, ASKED]
 
 
 def test_options_without_messages(tmp_path):
     for name in ("system", "chat_template", "chat_template_kwargs"):
         with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is for messages, and"):
-            Messages(**{name: "x"}).wrap([Line("a")])
-    with pytest.raises(InputError, match="^f, line 2: --chat takes text or messages, not ids"):
-        Messages(chat=True).wrap([Line([1, 2], place="f, line 2")])
-    with pytest.raises(InputError, match="the prompt is empty"):
-        Messages(chat=True).wrap([Line("")])
+            wrap(Messages(**{name: "x"}), Line("a"))
+    with pytest.raises(InputError, match="^f, line 2: --chat takes a text or messages"):
+        wrap(Messages(chat=True), Line([1, 2], place="f, line 2"))
+    with pytest.raises(InputError, match="--chat takes a text"):
+        wrap(Messages(chat=True), Line(""))
 
 
 def test_a_template_and_its_variables(tmp_path):
@@ -55,9 +60,3 @@ def test_a_template_and_its_variables(tmp_path):
             Messages(chat_template_kwargs=given).template  # noqa: B018
     with pytest.raises(InputError, match="which is no JSON"):
         Messages(chat_template_kwargs="{").template  # noqa: B018
-
-
-def test_what_cannot_be_rendered_says_where_it_stands():
-    spec = SimpleNamespace(tokenizer=None)
-    with pytest.raises(InputError, match="^f, line 1: messages need a tokenizer"):
-        Template().prompt(Line("", messages=[ASKED], place="f, line 1"), spec)

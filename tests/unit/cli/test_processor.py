@@ -44,8 +44,7 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
     one, eight = (line for line in shown.out.splitlines() if "10M" in line)
     assert "1.00" in one and "-" in one and one.split()[-1] == "int4"
     assert "200" in one and eight.split()[-1] == "int8"
-    assert "-: time or memory did not suffice" in shown.out
-    assert shown.out.count("other processes took 23%") == 2
+    assert shown.out.count("other processes took 23%") == 1
     document = json.loads(run("doctor", "--speed", "--json").out)
     assert document["tokens"] == [1, 8] and document["others"] == 0.23
     assert document["speeds"][2] == {"parameters": 10**7, "dtype": "bfloat16", "seconds": None}

@@ -89,7 +89,6 @@ def test_mistakes(run, pair):
     mistake(run(*RAW, *pair), "standard input is empty")
     mistake(run(*RAW, "-q", "x", *pair, "--min-new-tokens", 99), "is above max_new_tokens=64")
     mistake(run(*RAW, "-q", "x", "--url", "http://127.0.0.1:9", *pair), "--target is for")
-    mistake(run(*RAW, "-q", "x", "--typical-p", 0.5, "--url", "x"), "url is 'x'; give one")
+    mistake(run(*RAW, "-q", "x", "--typical-p", 0.5, "--url", "x"), "x cannot be reached: ")
     mistake(run(*RAW, "--system-prompt", "S"), "--system-prompt is for messages; leave it or --raw")
     mistake(run(*RAW, "--chat-template", "f"), "--chat-template is for messages; leave it or --raw")
-    mistake(run("complete", "-q", "x"), "complete is no longer here; run foretoken chat --raw")

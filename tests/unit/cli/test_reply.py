@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.cli.render import Printer
+from foretoken.cli.session import Printer
 from foretoken.cli.sources import ReplyPart, ReplyToken
 
 ACCEPTED, CORRECTED, BONUS, PLAIN = "accepted", "corrected", "bonus", "plain"
@@ -34,12 +34,12 @@ def test_a_text_without_colours_is_as_it_came(capsys):
 def test_tokens_have_the_colours_of_their_fates(capsys, colours):
     tokens = [(" the", ACCEPTED), (" cat", CORRECTED), (" sat", BONUS), (" on", PLAIN)]
     shown = printed(capsys, (" the cat sat on", tokens))
-    assert shown == f"{GREEN} the{OFF}{BLUE} cat{OFF}{BLUE} sat{OFF} on\n"
+    assert shown == f"{GREEN} the{OFF}{BLUE} cat sat{OFF} on\n"
 
 
 def test_marks_where_there_are_no_colours(capsys):
     tokens = [(" the", ACCEPTED), (" cat", CORRECTED), (" sat", BONUS), (" on", PLAIN)]
-    assert printed(capsys, (" the cat sat on", tokens)) == " the [cat] [sat] on\n"
+    assert printed(capsys, (" the cat sat on", tokens)) == " the [cat sat] on\n"
     lines = [(".\n", CORRECTED), ("\n", CORRECTED)]
     assert printed(capsys, (".\n\n", lines)) == "[.]\n\n\n"
 

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from foretoken.cli.command import command
-from foretoken.cli.sampling_options import SamplingOptions, Structure
+from foretoken.cli.option import SamplingOptions, Structure
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import WRITABLE, SamplingParams
 
@@ -107,7 +107,7 @@ def test_files_become_what_must_match(tmp_path):
         "structured": {"lark": "start: /a/"}
     }
     (tmp_path / "s.json").write_text("{")
-    with pytest.raises(InputError, match=r"s\.json is no JSON: .*; give a JSON schema$"):
+    with pytest.raises(InputError, match=r"s\.json is '\{', which is no JSON: "):
         SamplingOptions(json_schema=tmp_path / "s.json").given  # noqa: B018
     with pytest.raises(InputError, match="no such file; give one with a Lark grammar"):
         SamplingOptions(grammar=tmp_path / "no").given  # noqa: B018
@@ -121,9 +121,12 @@ def test_files_become_what_must_match(tmp_path):
         ({"logit_bias": '{"5": NaN}'}, "logit_bias is '{\"5\": NaN}', which is no JSON: "),
         ({"logit_bias": "[" * 10**5}, "logit_bias is '[[["),
         ({"logit_bias": '{"x": 1}'}, "logit_bias holds 'x'; give a mapping from ids to numbers"),
-        ({"suppress_tokens": "1,x"}, "suppress_tokens is '1,x'; give ids with commas between"),
+        ({"suppress_tokens": "1,x"}, "suppress_tokens is '1,x'; give numbers with commas"),
         ({"suppress_tokens": "-1"}, "suppress_tokens holds -1; give ids, 0 or more"),
-        ({"exponential_decay_length_penalty": "5"}, "exponential_decay_length_penalty is '5'; giv"),
+        (
+            {"exponential_decay_length_penalty": "5"},
+            "exponential_decay_length_penalty is [5]; ",
+        ),
         ({"stop_strings": [""]}, "stop_strings holds ''; give strings that are not empty"),
         ({"logprobs": -1}, "logprobs is -1; give 0"),
         ({"logprobs_of": "x"}, "logprobs_of is 'x'; give 'raw' or 'drawn'"),

@@ -32,7 +32,8 @@ from served import pair, until
         (["nowhere/at/all"], "nowhere"),
         (["--target", "nowhere/at/all"], "nowhere"),
         (["here", "--target", "there"], "the target is 'here' and --target 'there'; give one"),
-        (["--draft", "none", "--speculative-config", "{}"], "both given"),
+        (["--gamma", "-1"], "gamma is -1"),
+        (["--rule", "eagle"], "rule is 'eagle'"),
         (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
     ],
 )
@@ -70,7 +71,7 @@ def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
     file.write_text("target: nowhere/at/all\napi-key: [a]\n")
     mistake(console("serve", "--config", file), "nowhere")
     for text, message in (
-        ("prot: 1", "did you mean port?"),
+        ("prot: 1", "holds the unknown option 'prot'"),
         ("- a", "no mapping"),
         ("a: [", "YAML"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -15,10 +16,9 @@ import typer
 from console import Result
 from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
-from foretoken.cli.sampling_options import OneAnswer
-from foretoken.cli.session import Conversation
 from foretoken.cli.sources import ChatReply, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError
+from foretoken.sampling.params import SamplingParams
 from terminal import CTRL_C, CTRL_D, terminal
 
 
@@ -26,12 +26,13 @@ class Said:
     """Answers by list: a text, which comes letter by letter, or an error, which follows the text
     behind it."""
 
-    name, runtime, colours = "said", "here", True
+    name = "said"
 
     def __init__(self, *answers: str | tuple[str, BaseException]) -> None:
         self.answers, self.asked = list(answers), list[tuple[Any, dict[str, Any], int]]()
 
     def require(self, sampling: Mapping[str, Any]) -> None:
+        SamplingParams(**sampling)
         if "typical_p" in sampling:
             raise InputError("typical_p is nothing here")
 
@@ -47,7 +48,6 @@ class Said:
         if error is not None:
             raise error
         reply.finish_reason = "length" if text.endswith("...") else "stop"
-        reply.seconds = 0.5
 
 
 USER, ASSISTANT = "user", "assistant"
@@ -77,11 +77,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
         monkeypatch.setattr("builtins.input", line)
         monkeypatch.setattr(session.signal, "signal", lambda *_: None)
-        sampling = sampling or OneAnswer()
-        conversation = Conversation() if talk else None
-        code = 0
+        messages, code = [] if talk else None, 0
         try:
-            session.run(source, sampling, show_tokens=False, quick=quick, conversation=conversation)
+            session.run(source, sampling or {}, show_tokens=False, quick=quick, messages=messages)
         except typer.Exit as end:
             code = end.exit_code
         return Result(code, *capsys.readouterr())
@@ -96,7 +94,7 @@ def test_one_answer(run):
     source = Said("Well.")
     assert run(source, quick="Hi") == Result(0, "Well.\n", "")
     assert source.asked == [(turns("Hi"), {}, 0)]
-    assert run(Said("..."), quick="Hi", talk=False, sampling=OneAnswer(max_new_tokens=3)).err == ""
+    assert run(Said("..."), quick="Hi", talk=False, sampling={"max_new_tokens": 3}).err == ""
     cut = run(Said("..."), quick="Hi", talk=False)
     assert cut.err == "the text is cut off after 3 tokens: there is room for no more\n"
 
@@ -174,11 +172,11 @@ def test_options_are_set_and_checked(run):
     result = run(source, typed=[*typed, *wrong])
     assert [sampling for _, sampling, _ in source.asked] == [{"temperature": 0.5}, {}]
     lines = result.err.splitlines()[1:-1]
-    assert lines[:4] == ["temperature 0.5", "temperature 0.5", "nothing is set", "nothing is set"]
+    assert lines[:4] == ['{"temperature": 0.5}', '{"temperature": 0.5}', "{}", "{}"]
     assert [line.split(";")[0] for line in lines[4:]] == [
         "error: temperature is -1.0",
         "error: typical_p is nothing here",
-        "error: 'nonsense' cannot be set",
+        "error: nonsense is unknown here",
         "error: top_k is 'x'",
     ]
 
@@ -186,12 +184,11 @@ def test_options_are_set_and_checked(run):
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("/hepl", "/hepl is no command; did you mean /help?"),
         ("/zzzz", "/zzzz is no command; /help lists all"),
         ("/", "/ is no command; /help lists all"),
         ("/undo", "there is no turn to take back"),
-        ("/undo 2", "/undo takes nothing; leave '2' out"),
-        ("/save", "give /save FILE"),
+        ("/undo 2", "the command is /undo"),
+        ("/save", "the command is /save FILE"),
         ("/save /no/such/folder/x", "cannot be written"),
         ("/load /no/such/file", "there is no such file"),
         ("/stats", "there is no text yet"),
@@ -213,20 +210,42 @@ def test_plain_text_has_no_turns(run):
 
 
 def test_stats_are_of_the_last_text(run):
-    shown = run(Said("abc", ("d", KeyboardInterrupt())), typed=["x", "/stats", "y", "/stats"]).out
-    rows = [line.split(maxsplit=1) for line in shown.splitlines()]
-    assert ["tokens", "3"] in rows and ["seconds", "0.50, 6.0 tokens a second"] in rows
-    assert ["runs", "on                here"] in rows or "runs on" in shown
-    assert "ended by" in shown and "a stop on the way" in shown
+    told = run(Said("abc", ("d", KeyboardInterrupt())), typed=["x", "/stats", "y", "/stats"]).err
+    assert re.findall(r"^(\d tokens), \d\.\d\d s$", told, re.M) == ["3 tokens", "1 tokens"]
 
 
-def test_stats_of_draft_tokens():
-    reply = ChatReply(tokens=8, calls=4, drafted=10, accepted=5, overlaps=[0.5, 0.7], bias=0.4)
-    rows = dict(session._rows(reply, Said()))
-    assert rows["tokens"] == "8 in 4 target runs (2.00 a run)"
-    assert rows["draft tokens"] == "5 of 10 accepted (0.50), alpha 0.60"
-    assert rows["distribution"].startswith("0.0500 from the target's")
-    assert dict(session._rows(ChatReply(tokens=2, calls=2), Said()))["draft tokens"] == "none"
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        ("top_p 1e-1", {"top_p": 0.1}),
+        ("ignore_eos true", {"ignore_eos": True}),
+        ("stop_strings the end", {"stop_strings": "the end"}),
+        ('stop_strings ["\\n", "b"]', {"stop_strings": ["\n", "b"]}),
+        ('logit_bias {"5": -2.5}', {"logit_bias": {"5": -2.5}}),
+        ('structured {"regex": "a b+"}', {"structured": {"regex": "a b+"}}),
+    ],
+)
+def test_values_are_those_of_a_line_of_a_file(run, value, given):
+    source = Said("a")
+    run(source, typed=[f"/set {value}", "x"])
+    assert source.asked[0][1] == given
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "there is no such file; give one with messages"),
+        ("[{", "talk.json holds no conversation: "),
+        ("{}", "messages is {}; give a list of messages"),
+        ('[{"role": "user"}]', "message 0 has the content None"),
+    ],
+)
+def test_files_that_hold_no_conversation(run, tmp_path, content, says):
+    source, file = Said("b", "d"), tmp_path / "talk.json"
+    if content is not None:
+        file.write_text(content)
+    result = run(source, typed=["a", f"/load {file}", "c"])
+    assert says in result.err and source.asked[1][0] == turns("a", "b", "c")
 
 
 def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):
@@ -238,12 +257,12 @@ def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):
 
 def test_errors_end_nothing(run):
     source = Said(("a", TextError("gone")), ("", InputError("too long")), "...")
-    result = run(source, typed=["x", "y", "z"], sampling=OneAnswer(max_new_tokens=3))
+    result = run(source, typed=["x", "y", "z"], sampling={"max_new_tokens": 9})
     assert result.code == 0 and result.out == "a\n...\n"
     assert result.err.splitlines()[1:-1] == [
         "error: gone",
         "error: too long",
-        "the text is cut off after 3 tokens; /set max_new_tokens allows more",
+        "the text is cut off after 3 tokens: there is room for no more",
     ]
 
 
@@ -315,6 +334,6 @@ def test_colours_on_a_terminal(direct):
             screen.until("\x1b[32m yes\x1b[0m")
             screen.until("> ")
             screen.type("/stats\n")
-            assert "1 in 1 target runs (1.00 a run)" in screen.until("> ")
+            assert "1 tokens in 1 target runs (1.00 a run), alpha 0.90" in screen.until("> ")
             screen.type("/exit\n")
             assert screen.code() == 0

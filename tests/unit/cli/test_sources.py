@@ -42,9 +42,3 @@ def test_options_are_checked_before_models_load():
     with pytest.raises(ForetokenError, match="top_p is 2"):
         with opened(ChatOptions(), ServerAddress(), PairLoading(), None, {"top_p": 2}):
             raise AssertionError("nothing should be opened")
-
-
-def test_only_what_was_said_of_draft_tokens():
-    assert ChatOptions().speculation == {} and ChatOptions(gamma=0).speculation == {"gamma": 0}
-    speculation = {"rule": "coupled", "lenience": 0.5}
-    assert ChatOptions(**speculation).speculation == speculation

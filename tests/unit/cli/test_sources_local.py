@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 import foretoken
-from foretoken.cli.messages import Template
+from foretoken.cli.prompts import Template
 from foretoken.cli.sources import ChatReply, LocalModel, TextError, local
 from foretoken.errors import ForetokenError, InputError
 from tiny import byte_level, llama, t5
@@ -45,31 +45,26 @@ def test_a_text_is_what_generate_gives(spec, number):
         text, tokens, reply = answered(source, "It was", number, **sampling)
     assert text == completion.text == "".join(token.text for token in tokens)
     fates = [
-        "accepted" if i < step.accepted else "plain" if not step.drafted
-        else "corrected" if step.accepted < step.drafted else "bonus"
+        "accepted" if i < step.accepted else "corrected" if step.drafted else "plain"
         for step in completion.steps for i in range(len(step.kept))
     ]  # fmt: skip
     assert [token.fate for token in tokens] == fates and {"accepted", "corrected"} <= {*fates}
     stats = completion.stats
-    assert (reply.tokens, reply.calls, reply.drafted, reply.accepted, reply.finish_reason) == (
-        20, stats.target_calls, stats.drafted, stats.accepted, "length")  # fmt: skip
+    assert (reply.tokens, reply.calls) == (20, stats.target_calls)
+    assert reply.finish_reason == "length"
     assert sum(reply.overlaps) / len(reply.overlaps) == pytest.approx(stats.alpha)
-    assert reply.seconds > 0 and reply.bias == 0
 
 
 def test_plain_decoding_is_plain(spec):
     with opened(spec, gamma=0) as source:
         _, tokens, reply = answered(source, "It was", max_new_tokens=4)
-    assert {token.fate for token in tokens} == {"plain"} and reply.drafted == 0
+    assert {token.fate for token in tokens} == {"plain"} and reply.overlaps == []
 
 
-def test_lenience_is_counted(spec):
+def test_lenience_is_the_engine_s(spec):
     (completion,) = spec.generate("It was", gamma=2, seed=[(5, 0)], lenience=0.2, temperature=1.0)
     with opened(spec, lenience=0.2) as source:
-        text, _, reply = answered(source, "It was", temperature=1.0)
-    assert text == completion.text and reply.bias / reply.tokens == pytest.approx(
-        completion.stats.bias
-    )
+        assert answered(source, "It was", temperature=1.0)[0] == completion.text
 
 
 def test_messages_go_through_the_template(spec):
@@ -137,5 +132,4 @@ def test_what_cannot_be_is_told_at_once(spec):
 
 def test_names(spec):
     with opened(spec) as source:
-        assert source.name == f"{spec.target_name}, {spec.draft_name}" and source.colours
-        assert source.runtime == "transformers, draft transformers"
+        assert source.name == f"{spec.target_name}, {spec.draft_name}"

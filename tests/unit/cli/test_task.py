@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.cli.prompts import Line, require, require_one, tasks
+from foretoken.cli.prompts import Line, require, tasks
 from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.params import SamplingParams
 
@@ -35,11 +35,3 @@ def test_what_the_model_cannot_honour_says_so_too():
     with pytest.raises(InputError, match=r"^f, line 2: suppress_tokens names the id 8; .* 0\.\.7$"):
         require(tasks([line], {}), spec)
     require(tasks([Line([1])], {"suppress_tokens": [8]}), spec)  # told with the requests
-
-
-def test_one_text_is_compared():
-    require_one(tasks([Line("a")], {}))
-    with pytest.raises(InputError, match="--compare takes one prompt, not 2"):
-        require_one(tasks([Line("a")] * 2, {}))
-    with pytest.raises(InputError, match="--compare takes one text, not num_return_sequences=3"):
-        require_one(tasks([Line("a")], {"num_return_sequences": 3, "temperature": 1.0}))

@@ -1,71 +1,34 @@
-"""What other processes took: the arithmetic on files given, and a process that does spin."""
+"""What other processes took: the arithmetic on times given, and a process that does spin."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 from time import perf_counter, sleep
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from foretoken.costing import contention
 from foretoken.costing.contention import Reading, Taken, between, read, remark, share, taken
 
-RATE = os.sysconf("SC_CLK_TCK")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="others are counted on Linux only")
 SPIN = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
 
 
-def tree(folder: Path, cpus: dict[int, str], processes: dict[int, tuple[int, str]]) -> Path:
-    """A /proc: lines of processors; of processes the parent and its four times."""
-    folder.mkdir(exist_ok=True)
-    lines = ["cpu 9 9 9 9", *(f"cpu{i} {ticks}" for i, ticks in cpus.items()), "intr 1 0", ""]
-    (folder / "stat").write_text("\n".join(lines))
-    for pid, (parent, times) in processes.items():
-        (folder / str(pid)).mkdir(exist_ok=True)
-        between_ = "0 0 0 0 0 0 0 0 0"
-        text = f"{pid} (a ) b) S {parent} {between_} {times} 20 0"
-        (folder / str(pid) / "stat").write_text(text)
-    (folder / "self").mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process may run on processors 0 and 2."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2}, raising=False)
-
-
-@pytest.mark.usefixtures("two")
-def test_ticks_of_our_processors_and_of_our_processes(tmp_path: Path) -> None:
-    """Idle time, waiting for disks and a guest's time, which is in user, do not count; steal does;
-    of our own all that we started does, also what has ended."""
-    cpus = {0: "1 2 3 1000 2000 4 5 6 70 80", 1: "9 9 9 9 9 9 9 9", 2: "10 0 0 7 7 0 0 0 0 0"}
-    ours = {50: (1, "1 2 3 4"), 51: (50, "5 0 0 0"), 52: (51, "6 0 0 0"), 60: (1, "99 99 99 99")}
-    parsed = read(tree(tmp_path, cpus, ours), 50)
-    assert parsed is not None
-    assert (parsed.cpus, parsed.busy * RATE, parsed.own * RATE) == pytest.approx((2, 31, 21))
-
-
-@pytest.mark.usefixtures("two")
-@pytest.mark.parametrize("cpus", [{0: "1 1 1 1 1 1 1 1"}, {0: "x", 2: "y"}, {}])
-def test_what_the_system_does_not_count_is_not_guessed(
-    tmp_path: Path, cpus: dict[int, str]
-) -> None:
-    assert read(tree(tmp_path, cpus, {50: (1, "1 2 3 4")}), 50) is None
-
-
-@pytest.mark.usefixtures("two")
-def test_a_process_that_is_not_there_and_no_proc_at_all(tmp_path: Path) -> None:
-    lines = {0: "1 1 1 1 1 1 1 1", 2: "1 1 1 1 1 1 1 1"}
-    assert read(tree(tmp_path / "a", lines, {}), 50) is None
-    assert read(tmp_path / "none", 50) is None
+def test_the_processors_that_this_process_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle time, waiting for disks and a guest's time, which is in user, do not count; steal
+    does."""
+    times = {"user": 1.0, "nice": 2.0, "system": 3.0, "idle": 1000.0, "iowait": 2000.0}
+    times |= {"irq": 4.0, "softirq": 5.0, "steal": 6.0, "guest": 1.0}
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [SimpleNamespace(**times)] * 3)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: [0, 2])
+    reading = read()
+    assert reading is not None and (reading.cpus, reading.busy) == (2, 42.0)
 
 
 def test_a_system_without_affinity_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delattr(psutil.Process, "cpu_affinity", raising=False)
     assert read() is None and taken(None) is None
 
 
@@ -111,4 +74,3 @@ def test_a_process_that_spins_beside_us_is_seen_and_a_child_is_ours() -> None:
     after = read()
     child.wait()
     assert before and after and after.own - before.own > 0.05
-    assert contention.PROC == Path("/proc")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from foretoken.cli.option import SamplingOptions, Structure
 from foretoken.cli.prompts import numbered
-from foretoken.cli.remote import NAMES
-from foretoken.cli.sampling_options import SamplingOptions, Structure
 from foretoken.cli.serve import serve
+from foretoken.cli.sources import NAMES
 from foretoken.errors import InputError
 from foretoken.sampling.checks import as_flag
 from foretoken.sampling.params import ELSEWHERE, FIELDS, OPTIONS, WRITABLE, Controls
@@ -47,7 +47,7 @@ def test_an_option_is_wherever_text_can_hold_it(name: str, tmp_path: Path) -> No
     if option.panel:
         assert parse().sampling == {name: None}
     else:
-        with pytest.raises(ValueError, match=f"{name} is no key of a line here"):
+        with pytest.raises(ValueError, match=f"{name} is unknown here"):
             parse()
 
 

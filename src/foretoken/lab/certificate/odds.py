@@ -4,11 +4,12 @@ could have shown. Knows no models."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import special
 from torch import Tensor
 
 POWER = 0.99
@@ -32,7 +33,7 @@ class Test:
 
 def chi_square_tail(x: float, dof: float) -> float:
     """P(chi-square with `dof` degrees of freedom > x)."""
-    return float(torch.special.gammaincc(_float(dof / 2), _float(max(0.0, x) / 2)))
+    return float(special.chdtrc(dof, max(0.0, x)))
 
 
 def normal_tails(z: float) -> float:
@@ -46,8 +47,7 @@ def visible(dof: int, level: float) -> float:
     A total variation t within the cells has a noncentrality of 4 t^2 n or more (Cauchy-Schwarz),
     with nm / (n + m) for n where there are two samples.
     """
-    edge = _solve(lambda x: chi_square_tail(x, dof) < level)
-    return _solve(lambda size: _noncentral_tail(edge, dof, size) > POWER)
+    return float(special.chndtrinc(special.chdtri(dof, level), dof, 1 - POWER))
 
 
 def binned(name: str, unit: str, u: Tensor, level: float, bins: int = 32) -> Test:
@@ -67,7 +67,7 @@ def balanced(name: str, unit: str, hits: Tensor, chances: Tensor, level: float) 
     if variance < FEW:
         return Test(name, unit, len(hits), 1.0)
     z = float((hits - chances).sum()) / math.sqrt(variance)
-    far = _solve(lambda x: normal_tails(x) < level) + _solve(lambda x: normal_tails(x) / 2 < 0.01)
+    far = -special.ndtri(level / 2) + special.ndtri(POWER)
     return Test(
         name, unit, len(hits), normal_tails(z), min(1.0, far * math.sqrt(variance) / len(hits))
     )
@@ -111,30 +111,6 @@ def _pooled(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rest = [[counts[few].sum()] if few.any() else [] for counts in (a, b)]
     a, b = (np.concatenate([c[~few], r]) for c, r in zip((a, b), rest, strict=True))
     return a[a + b > 0], b[a + b > 0]
-
-
-def _noncentral_tail(x: float, dof: int, size: float) -> float:
-    """P(noncentral chi-square > x): a Poisson mixture of central ones."""
-    half = size / 2
-    j = torch.arange(int(half + 12 * math.sqrt(half + 1) + 12), dtype=torch.float64)
-    weight = (j * math.log(half) - half - torch.lgamma(j + 1)).exp() if half else (j == 0).double()
-    tails = torch.special.gammaincc(dof / 2 + j, torch.full_like(j, x / 2))
-    return float((weight * tails).sum())
-
-
-def _solve(beyond: Callable[[float], bool]) -> float:
-    """The least x >= 0 with beyond(x), which is true from there on."""
-    low, high = 0.0, 1.0
-    while not beyond(high):
-        low, high = high, 2 * high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if beyond(middle) else (middle, high)
-    return high
-
-
-def _float(x: float) -> Tensor:
-    return torch.tensor(x, dtype=torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
