@@ -46,13 +46,6 @@ class Answer(Generic[Asked]):
     def texts(self) -> list[GeneratedText]:
         return self.generation.texts
 
-    def steps_of(self, part: StepOutput) -> dict[str, Any]:
-        """Return the steps of a chunk, for those who ask for them."""
-        if not self.asked.speculation.steps:
-            return {}
-        steps = [shown_step(step, part.words or {}) for step in part.steps]
-        return {"speculation": {"steps": steps}}
-
     def speculation(self, *, whole: bool = False) -> dict[str, Any]:
         """Return the rates of speculation, for those who ask for them; `whole`: with all steps."""
         if not self.asked.speculation.steps:
@@ -103,8 +96,13 @@ class ChoicesAnswer(Answer[Asked]):
                 yield event(head | {"choices": [self._choice(i, beginning)]})
         async for i, part in self.generation.parts():
             if part.text or part.tokens or part.done is not None:
-                choice = self._choice(i, self.delta(i, part), part.tokens, part.done)
-                yield event(head | {"choices": [choice]} | self.steps_of(part))
+                chunk: dict[str, Any] = {
+                    "choices": [self._choice(i, self.delta(i, part), part.tokens, part.done)]
+                }
+                if part.words is not None:  # for those who ask for the steps
+                    steps = [shown_step(step, part.words) for step in part.steps]
+                    chunk["speculation"] = {"steps": steps}
+                yield event(head | chunk)
         options = self.asked.stream_options
         if options is not None and options.include_usage:
             last: dict[str, Any] = {"choices": [], "usage": usage(self.generation)}

@@ -319,9 +319,10 @@ def _text(content: Any) -> Any:
         return content
     parts = [part for part in content if isinstance(part, dict) and part.get("type") in TEXTS]
     texts = [part.get("refusal" if part["type"] == "refusal" else "text") for part in parts]
-    if len(parts) < len(content) or not all(isinstance(text, str) for text in texts):
+    known = [text for text in texts if isinstance(text, str)]
+    if len(known) < len(content):
         raise ValueError("this server reads text only; give a text, or parts with texts")
-    return "".join(texts)
+    return "".join(known)
 
 
 Content = Annotated[str, BeforeValidator(_text)]
