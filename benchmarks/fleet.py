@@ -28,7 +28,7 @@ import numpy as np
 from foretoken import Engine
 from foretoken.cli import prompts as prompt_files
 from foretoken.lab.measurement.result import Measurement, load
-from foretoken_lab.fleet.simulate import (
+from foretoken_lab.fleet import (
     PaperFleet,
     Simulated,
     arrivals,
@@ -92,10 +92,10 @@ def compared(
 def predicted(simulated: Simulated) -> dict[str, float]:
     assert simulated.first_token is not None and simulated.whole is not None
     return {
-        "ttft_p50": simulated.first_token.p50,
-        "ttft_p99": simulated.first_token.p99,
-        "latency_p50": simulated.whole.p50,
-        "latency_p99": simulated.whole.p99,
+        "ttft_p50": simulated.first_token["p50"],
+        "ttft_p99": simulated.first_token["p99"],
+        "latency_p50": simulated.whole["p50"],
+        "latency_p99": simulated.whole["p99"],
         "tokens_per_second": simulated.tokens_per_second,
     }
 

@@ -9,9 +9,8 @@ from foretoken.lab.machine import Machine
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from foretoken_lab.experiments.experiment import ResultRow
-from foretoken_lab.recipes.pairs import Pairs
-from foretoken_lab.recipes.prompts import RecipePrompt
-from foretoken_lab.recipes.recipe import Prompts, Recipe, RecipeDraft
+from foretoken_lab.pairs import Pairs
+from foretoken_lab.recipe import Prompts, Recipe, RecipeDraft, RecipePrompt
 from oracle import random_model
 
 V = 6
@@ -49,7 +48,7 @@ class TablePairs(Pairs):
         self.recipe = recipe
         self.tasks = [RecipePrompt([1, 2]), RecipePrompt([3, 1]), RecipePrompt([2, 2, 4])]
         self._loaded = None
-        self._unable, self._written, self._tables = {}, {}, {}
+        self._written, self._tables = {}, {}
         self._spec = Speculator(TableModel(P, V), LMDrafter(TableModel(Q, V), V))
 
     def _load(self, draft: str | None) -> Speculator:

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from foretoken import checked
-from foretoken.errors import InputError, as_float, renamed, shown
+from foretoken.errors import InputError, as_float, shown
 
 MAX_GAMMA = 64  # how far `optimal_gamma` looks
 ORACLE_BOUND = math.e / (math.e - 1)  # `oracle_factor` over the best fixed gamma, at most: + 58 %
@@ -80,39 +79,6 @@ def alpha(betas: ArrayLike) -> float:
     return float(values.mean())
 
 
-def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, ...]:
-    """Return the probability of acceptance at a lenience, in the five forms of appendix A.5.
-
-    All five are equal; the last is sum min(p / l, q).
-
-    Args:
-        p: The target's distribution, `[V]`.
-        q: The draft's distribution, `[V]`.
-        lenience: l, in (0, 1].
-
-    Returns:
-        The five values, in the paper's order.
-
-    Raises:
-        InputError: p and q are not two distributions over the same tokens, or l is out of range.
-
-    Examples:
-        >>> lenient_betas([0.5, 0.5], [1.0, 0.0], 0.5)
-        (1.0, 1.0, 1.0, 1.0, 1.0)
-    """
-    p, q = checked.distributions(p, q)
-    p, q = p[q > 0], q[q > 0]  # the other tokens add nothing
-    lenience = checked.lenience(lenience)
-    scaled = lenience * q
-    return (
-        float(q @ np.where(scaled <= p, 1.0, p / scaled)),
-        float(q @ (p / np.maximum(p, scaled))),
-        float((p * q / np.maximum(p, scaled)).sum()),
-        float(np.minimum(p, scaled).sum() / lenience),
-        float(np.minimum(p / lenience, q).sum()),
-    )
-
-
 def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
     """Return the probability of acceptance at a lenience, sum min(p / l, q) (paper, appendix A.5).
 
@@ -131,28 +97,8 @@ def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
         >>> lenient_beta([0.25, 0.75], [1.0, 0.0], 0.5)
         0.5
     """
-    return min(1.0, lenient_betas(p, q, lenience)[-1])
-
-
-def lenient_bias(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
-    """Return how far a lenient output is from the target's distribution (paper, appendix A.5).
-
-    Args:
-        p: The target's distribution, `[V]`.
-        q: The draft's distribution, `[V]`.
-        lenience: l, in (0, 1].
-
-    Returns:
-        The total variation between p and the output's distribution, `lenient_beta` - `beta`.
-
-    Raises:
-        InputError: p and q are not two distributions over the same tokens, or l is out of range.
-
-    Examples:
-        >>> lenient_bias([0.25, 0.75], [1.0, 0.0], 0.5)
-        0.25
-    """
-    return lenient_beta(p, q, lenience) - beta(p, q)
+    p, q = checked.distributions(p, q)
+    return min(1.0, float(np.minimum(p / checked.lenience(lenience), q).sum()))
 
 
 def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
@@ -330,29 +276,6 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return min(gamma + 1.0, max(1.0, tokens))  # but for rounding it never leaves this range
 
 
-def expected_runs(alpha: float, gamma: int, tokens: int) -> float:
-    """Return the expected target forwards that generate a number of tokens.
-
-    Tokens beyond that number which the last forward gives are dropped.
-
-    Args:
-        alpha: The probability that a draft token is accepted.
-        gamma: Draft tokens for each forward.
-        tokens: How many tokens are generated, 1 or more.
-
-    Returns:
-        The number of forwards.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Examples:
-        >>> expected_runs(1.0, 3, 8)
-        2.0
-    """
-    return _expected_cost(alpha, gamma, 0.0, None, tokens)
-
-
 def walltime_factor(
     alpha: float,
     gamma: int,
@@ -439,28 +362,6 @@ def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
-def memory_factor(alpha: float, gamma: int) -> float:
-    """Return how many times fewer reads of weights and KV cache there are (paper, section 3.4).
-
-    The same as `expected_tokens`.
-
-    Args:
-        alpha: The probability that a draft token is accepted.
-        gamma: Draft tokens for each target forward.
-
-    Returns:
-        The factor.
-
-    Raises:
-        InputError: alpha is not in [0, 1], or gamma not a whole number from 0.
-
-    Examples:
-        >>> memory_factor(0.5, 2)
-        1.75
-    """
-    return expected_tokens(alpha, gamma)
-
-
 def optimal_gamma(
     alpha: float,
     c: float,
@@ -540,47 +441,6 @@ def improves(alpha: float, c: float) -> bool:
     return checked.probability("alpha", alpha) > checked.cost("c", c)
 
 
-def guaranteed_factor(alpha: float, c: float) -> float:
-    """Return (1 + alpha) / (1 + c), the factor of gamma = 1 (paper, Corollary 3.9).
-
-    The best gamma gains at least as much.
-
-    Args:
-        alpha: The probability that a draft token is accepted.
-        c: Time of a draft forward over that of a target forward.
-
-    Returns:
-        The factor.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Examples:
-        >>> guaranteed_factor(0.5, c=0.0)
-        1.5
-    """
-    return (1 + checked.probability("alpha", alpha)) / (1 + checked.cost("c", c))
-
-
-def factor_bound(alpha: float) -> float:
-    """Return 1 / (1 - alpha), which no gamma exceeds even where draft tokens cost nothing.
-
-    Args:
-        alpha: The probability that a draft token is accepted.
-
-    Returns:
-        The bound; inf at alpha 1.
-
-    Raises:
-        InputError: alpha is not in [0, 1].
-
-    Examples:
-        >>> factor_bound(0.75)
-        4.0
-    """
-    return oracle_factor(alpha, 0.0)
-
-
 def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
     """Return the expected time of `execute.speculate` (paper, Discussion).
 
@@ -632,30 +492,6 @@ def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
     return (f + g) / execution_seconds(beta, f, g, q)
 
 
-def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
-    """Tell whether `execute.speculate` is faster than f and then g: where q < beta min(f, g).
-
-    Args:
-        beta: The probability that a draft token is right.
-        f: Time of f, in any unit.
-        g: Time of g, in the same unit.
-        q: Time of q, in the same unit.
-
-    Returns:
-        True where it is faster.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Examples:
-        >>> execution_improves(beta=0.5, f=1.0, g=1.0, q=0.25)
-        True
-    """
-    return checked.cost("q", q) < checked.probability("beta", beta) * min(
-        checked.cost("f", f), checked.cost("g", g)
-    )
-
-
 def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tokens: int) -> float:
     """Time to generate `tokens` tokens: cost[n] = that of a run + E cost[n - the tokens it gives].
 
@@ -693,9 +529,3 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
             f"v of {n} tokens is {shown(cost)}; give a number above 0, to {checked.DEAREST:g}"
         )
     return float(cost)
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> None:
-        raise renamed("foretoken.theory", name, {"tokens_law": "tokens_distribution"})

@@ -67,14 +67,14 @@ def test_alpha_is_one_minus_the_mean_distance(pairs):
 def test_expected_tokens_bounds(alpha: float, gamma: int):
     tokens = expected_tokens(alpha, gamma)
     assert 1 <= tokens <= gamma + 1
-    assert tokens <= theory.factor_bound(alpha) * NOISE
+    assert tokens <= oracle_factor(alpha, 0) * NOISE
 
 
 @given(probabilities, costs, st.integers(1, 40))
 def test_cor_3_9(alpha: float, c: float, gamma: int):
     """alpha > c: gamma 1 improves by (1 + alpha) / (1 + c). Otherwise no gamma improves."""
     first = walltime_factor(alpha, 1, c)
-    assert first == pytest.approx(theory.guaranteed_factor(alpha, c))
+    assert first == pytest.approx((1 + alpha) / (1 + c))
     if improves(alpha, c):
         assert first >= 1
         assert walltime_factor(alpha, optimal_gamma(alpha, c), c) >= first
@@ -149,7 +149,7 @@ def test_execution_improves_where_the_draft_token_costs_less_than_it_saves(
     factor = theory.execution_factor(beta, f, g, q)
     assert factor <= 2 * NOISE
     if abs(q - beta * min(f, g)) > 1e-9:
-        assert theory.execution_improves(beta, f, g, q) == (factor > 1)
+        assert (q < beta * min(f, g)) == (factor > 1)
 
 
 @given(distribution_pairs())
@@ -166,7 +166,7 @@ def test_draft_tokens_at_random_always_gain(pair):
 def test_where_draft_tokens_cost_nothing_the_factor_is_that_of_the_tokens(alpha: float, gamma: int):
     """Section 3.6, negligible-cost models: equation 1, bounded by 1 / (1 - alpha)."""
     assert walltime_factor(alpha, gamma, c=0) == expected_tokens(alpha, gamma)
-    assert walltime_factor(alpha, gamma, c=0) <= theory.factor_bound(alpha) * NOISE
+    assert walltime_factor(alpha, gamma, c=0) <= oracle_factor(alpha, 0) * NOISE
 
 
 @given(distribution_pairs(), st.floats(0.05, 1), st.floats(0.05, 1))

@@ -12,7 +12,6 @@ from foretoken import theory
 from foretoken.errors import InputError
 from foretoken.theory import (
     ORACLE_BOUND,
-    expected_runs,
     expected_tokens,
     operations_factor,
     optimal_gamma,
@@ -209,7 +208,6 @@ def test_expected_tokens_at_the_edges():
     assert expected_tokens(0.0, 7) == 1
     assert expected_tokens(1.0, 7) == 8
     assert expected_tokens(0.4, 0) == 1
-    assert theory.memory_factor(0.5, 1) == 1.5
 
 
 def test_expected_tokens_just_below_alpha_1():
@@ -256,9 +254,9 @@ def test_optimal_gamma_at_the_edges():
 
 
 def test_oracle_at_the_edges():
-    assert oracle_factor(1.0, 0.0) == theory.factor_bound(1.0) == math.inf
+    assert oracle_factor(1.0, 0.0) == math.inf
     assert oracle_factor(0.0, 0.3) == 1
-    assert theory.factor_bound(0.75) == 4
+    assert oracle_factor(0.75, 0.0) == 4
 
 
 # --- a given number of tokens ---
@@ -278,7 +276,7 @@ def test_expected_runs(alpha: float, gamma: int):
     """Cutting gamma at the end, as is done, changes no number of runs."""
     for tokens in range(1, 8):
         expected = runs_by_enumeration(alpha, gamma, tokens)
-        assert expected_runs(alpha, gamma, tokens) == pytest.approx(expected)
+        assert tokens / walltime_factor(alpha, gamma, 0, tokens=tokens) == pytest.approx(expected)
 
 
 def test_factor_for_few_tokens_by_hand():
@@ -320,7 +318,6 @@ def test_factor_for_many_tokens_approaches_theorem_3_8():
         (lambda: optimal_gamma(0.5, 0.1, max_gamma=-2), "max_gamma is -2"),
         (lambda: oracle_factor(-0.1, 0.1), "alpha is -0.1"),
         (lambda: theory.improves(0.5, math.nan), "c is nan"),
-        (lambda: theory.guaranteed_factor(2, 0), "alpha is 2"),
         (lambda: theory.alpha([]), "betas is empty"),
         (lambda: theory.alpha([0.5, 1.2]), "beta is 1.2"),
         (lambda: theory.beta([[0.5, 0.5]], [0.5, 0.5]), "p has shape (1, 2)"),
@@ -352,8 +349,7 @@ TAKING = {  # an argument's name: a function of it
         lambda x: tokens_distribution(x, 3),
         lambda x: theory.oracle_factor(x, 0.1),
         lambda x: theory.improves(x, 0.1),
-        lambda x: theory.guaranteed_factor(x, 0.1),
-        lambda x: theory.expected_runs(x, 3, 9),
+        lambda x: walltime_factor(x, 3, 0.1, tokens=9),
     ],
     "gamma": [
         lambda x: expected_tokens(0.5, x),
@@ -361,13 +357,9 @@ TAKING = {  # an argument's name: a function of it
         lambda x: walltime_factor(0.5, x, 0.1),
         lambda x: walltime_factor(0.5, x, 0.1, v=lambda n: 1.0),
         lambda x: operations_factor(0.5, x, 0.1),
-        lambda x: theory.memory_factor(0.5, x),
         lambda x: walltime_factor(0.5, x, 0.1, tokens=9),
     ],
-    "tokens": [
-        lambda x: theory.expected_runs(0.5, 3, x),
-        lambda x: walltime_factor(0.5, 3, 0.1, tokens=x),
-    ],
+    "tokens": [lambda x: walltime_factor(0.5, 3, 0.1, tokens=x)],
     "max_gamma": [lambda x: optimal_gamma(0.5, 0.1, max_gamma=x)],
     "c": [
         lambda x: walltime_factor(0.5, 2, x),
@@ -377,9 +369,9 @@ TAKING = {  # an argument's name: a function of it
     "c_hat": [lambda x: operations_factor(0.5, 2, x)],
     "beta": [lambda x: theory.execution_seconds(x, 1, 1)],
     "f": [lambda x: theory.execution_factor(0.5, x, 1)],
-    "g": [lambda x: theory.execution_improves(0.5, 1, x)],
+    "g": [lambda x: theory.execution_factor(0.5, 1, x)],
     "q": [lambda x: theory.execution_seconds(0.5, 1, 1, x)],
-    "lenience": [lambda x: theory.lenient_betas([0.5, 0.5], [1, 0], x)],
+    "lenience": [lambda x: theory.lenient_beta([0.5, 0.5], [1, 0], x)],
 }
 CALLS = [(name, call) for name, calls in TAKING.items() for call in calls]
 
@@ -417,7 +409,7 @@ def test_the_dearest_costs_are_still_floats():
 
 
 def test_many_draft_tokens_and_tokens_need_no_table_of_both():
-    assert theory.expected_runs(0.5, 20_000, 20_000) == pytest.approx(10_000, rel=1e-3)
+    assert walltime_factor(0.5, 20_000, 0, tokens=20_000) == pytest.approx(2, rel=1e-3)
 
 
 def test_a_run_never_gives_less_than_one_token_by_rounding() -> None:

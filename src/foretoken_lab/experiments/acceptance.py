@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError
@@ -16,26 +15,22 @@ from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab.experiments import paper
 from foretoken_lab.experiments.experiment import (
+    ABOUT,
     BLANK,
     Case,
+    Columns,
+    Experiment,
     Found,
-    Plot,
     ResultRow,
     Section,
-    Table,
     done,
     estimate,
     plus_minus,
     rounded,
-    without_blanks,
+    tabulated,
 )
-from foretoken_lab.recipes.pairs import Pairs, WrittenTexts
-from foretoken_lab.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-HEAD = ("draft", "parameters", "T", "alpha here", "alpha, paper", "here - paper", "tokens")
+from foretoken_lab.pairs import Pairs, WrittenTexts
+from foretoken_lab.recipe import Recipe
 
 
 def cases(recipe: Recipe) -> list[Case]:
@@ -51,13 +46,11 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     """alpha over the texts that the target writes at that temperature."""
     spec = pairs.spec(case["draft"])
     texts = pairs.texts(case["temperature"])
-    acceptance = alpha(spec.target, spec.drafter, texts, case["temperature"])
-    size = of_drafter(spec.drafter, spec.draft_name, pairs.recipe.dtype)
     return {
-        "alpha": asdict(acceptance),
+        "alpha": asdict(alpha(spec.target, spec.drafter, texts, case["temperature"])),
         "tokens": sum(len(text.tokens) for text in texts),
         "texts": len(texts),
-        "parameters": size.parameters,
+        "parameters": of_drafter(spec.drafter, spec.draft_name, pairs.recipe.dtype).parameters,
     }
 
 
@@ -82,77 +75,52 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     rows = done(results, "acceptance")
     if not rows:
         return None
-    lines = [_line(recipe, row) for row in rows]
+
+    def size(row: ResultRow) -> str:
+        parameters = row.result["parameters"]
+        return BLANK if parameters is None else f"{parameters:,}"
+
+    def difference(row: ResultRow) -> str:
+        printed = _printed(recipe, row)
+        return BLANK if printed is None else f"{_own(row).value - printed:+.2f}"
+
+    columns: Columns[ResultRow] = {
+        "draft": ABOUT["draft"],
+        "parameters": size,
+        "T": ABOUT["T"],
+        "alpha here": lambda row: plus_minus(_own(row)),
+        "alpha, paper": lambda row: rounded(_printed(recipe, row)),
+        "here - paper": difference,
+        "tokens": lambda row: f"{row.result['tokens']:,}",
+    }
     caption = "alpha with 95 % intervals over texts; T=0: how often both argmaxes agree"
+    paragraph = (
+        "The mean of sum min(p, q) at every place of texts that the target wrote itself, "
+        f"{min(row.result['tokens'] for row in rows):,} tokens or more for each figure (the paper: "
+        "10,000; fewer widen the intervals, and change nothing else). Other models, trained on "
+        "other text, have other alphas than the paper's; what can agree is their order."
+    )
     return Section(
         "Table 3: how far drafts agree with the target",
-        _paragraphs(rows),
-        [without_blanks(Table(caption, HEAD, lines))],
-        [Plot("alpha", "alpha by draft and temperature", partial(_draw, recipe, rows))],
+        [paragraph],
+        [tabulated(caption, rows, columns)],
     )
+
+
+EXPERIMENT = Experiment(section, cases, measure)
 
 
 def known(results: Found, draft: str, temperature: float) -> Estimate | None:
     """alpha as measured here."""
     for row in done(results, "acceptance"):
         if row.case == {"draft": draft, "temperature": temperature}:
-            return estimate(row.result["alpha"])
+            return _own(row)
     return None
 
 
-def _line(recipe: Recipe, row: ResultRow) -> tuple[str, ...]:
-    own, printed = estimate(row.result["alpha"]), _printed(recipe, row)
-    size = row.result["parameters"]
-    return (
-        row.case["draft"],
-        BLANK if size is None else f"{size:,}",
-        f"{row.case['temperature']:g}",
-        plus_minus(own),
-        rounded(printed),
-        BLANK if printed is None else f"{own.value - printed:+.2f}",
-        f"{row.result['tokens']:,}",
-    )
+def _own(row: ResultRow) -> Estimate:
+    return estimate(row.result["alpha"])
 
 
 def _printed(recipe: Recipe, row: ResultRow) -> float | None:
-    name = recipe.draft(row.case["draft"]).paper
-    return paper.agreement(recipe.paper, name, row.case["temperature"])
-
-
-def _paragraphs(rows: list[ResultRow]) -> list[str]:
-    tokens = min(row.result["tokens"] for row in rows)
-    return [
-        f"The mean of sum min(p, q) at every place of texts that the target wrote itself, "
-        f"{tokens:,} tokens or more for each figure (the paper: 10,000; fewer widen the intervals, "
-        "and change nothing else). Other models, trained on other text, have other alphas than the "
-        "paper's; what can agree is their order."
-    ]
-
-
-def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:
-    """Intervals of our alphas, with a mark for the paper's."""
-    from matplotlib import rcParams  # late, as all of matplotlib
-
-    axes = figure.add_subplot()
-    labels = [draft.label for draft in recipe.drafts]
-    temperatures = recipe.temperatures
-    for t, temperature in enumerate(temperatures):
-        group = [row for row in rows if row.case["temperature"] == temperature]
-        at = [
-            labels.index(row.case["draft"]) + 0.25 * (t - (len(temperatures) - 1) / 2)
-            for row in group
-        ]
-        values = [estimate(row.result["alpha"]) for row in group]
-        errors = [[v.value - v.low for v in values], [v.high - v.value for v in values]]
-        heights = [v.value for v in values]
-        style = {"color": f"C{t}", "ecolor": rcParams["text.color"]}
-        axes.bar(at, heights, 0.22, yerr=errors, label=f"here, T={temperature:g}", **style)
-        marks = [(x, p) for x, row in zip(at, group, strict=True) if (p := _printed(recipe, row))]
-        if marks:
-            name = f"paper, T={temperature:g}"
-            axes.plot(*zip(*marks, strict=True), "D", color=f"C{t}", mec="white", label=name)
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set_ylim(0, 1)
-    axes.set_ylabel("alpha")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=2, fontsize="small")
+    return paper.agreement(recipe.paper, recipe.draft(row.draft).paper, row.temperature)

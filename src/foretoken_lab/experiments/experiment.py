@@ -1,22 +1,23 @@
-"""The protocol of experiments: cases to measure, each a row of JSON, and a section made of the
-rows.
+"""An experiment: cases to measure, each a row of JSON, and a section made of the rows.
 
 Sections hold text, tables and pictures, as data; how they are shown is the report's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from foretoken.lab.estimate import Estimate
-from foretoken_lab.recipes.pairs import Pairs
-from foretoken_lab.recipes.recipe import Recipe
+from foretoken_lab.pairs import Pairs
+from foretoken_lab.recipe import Recipe
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 BLANK = "–"  # where a table has no figure
 Case = dict[str, Any]  # what is asked, in JSON's values
 
@@ -30,6 +31,19 @@ class ResultRow:
     result: dict[str, Any] = field(default_factory=dict[str, Any])
     failed: str | None = None
 
+    @property
+    def draft(self) -> str:
+        return self.case["draft"]
+
+    @property
+    def temperature(self) -> float:
+        return self.case["temperature"]
+
+    @property
+    def told(self) -> str:
+        """Draft and temperature, in words."""
+        return f"{self.draft}, T={self.temperature:g}"
+
 
 Found = Mapping[str, list[ResultRow]]  # of one recipe, by experiment
 
@@ -41,7 +55,7 @@ class Table:
     caption: str
     head: tuple[str, ...]
     rows: list[tuple[str, ...]]
-    emphasized: frozenset[int] = frozenset()
+    emphasized: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +88,24 @@ class Section:
     traces: list[Trace] = field(default_factory=list[Trace])
 
 
-class Experiment(Protocol):
-    """A module of this folder."""
+def no_cases(recipe: Recipe) -> list[Case]:
+    """Return none: rows of the other experiments are enough."""
+    return []
 
-    def cases(self, recipe: Recipe) -> list[Case]:
-        """Return the cases to measure; none where the experiment does not apply."""
-        ...
 
-    def measure(self, pairs: Pairs, case: Case) -> dict[str, Any]:
-        """One case, as values of JSON. ForetokenError where it cannot be measured."""
-        ...
+def no_measure(pairs: Pairs, case: Case) -> dict[str, Any]:
+    raise AssertionError(case)
 
-    def section(self, recipe: Recipe, results: Found) -> Section | None:
-        """Made of rows alone; None where there is nothing to say."""
-        ...
+
+@dataclass(slots=True)
+class Experiment:
+    """`section` is made of rows alone; None where there is nothing to say. `cases`: none where the
+    experiment does not apply. `measure`: one of them, as values of JSON; ForetokenError where it
+    cannot be measured."""
+
+    section: Callable[[Recipe, Found], Section | None]
+    cases: Callable[[Recipe], list[Case]] = no_cases
+    measure: Callable[[Pairs, Case], dict[str, Any]] = no_measure
 
 
 def done(results: Found, name: str) -> list[ResultRow]:
@@ -100,9 +118,9 @@ def estimate(result: Mapping[str, Any]) -> Estimate:
     return Estimate(**result)
 
 
-def plus_minus(one: Estimate, digits: int = 3) -> str:
-    """A value and half its 95 % interval."""
-    return f"{one.value:.{digits}f} ± {one.error:.{digits}f}"
+def plus_minus(one: Estimate | None, digits: int = 3) -> str:
+    """A value and half its 95 % interval; a dash where there is none."""
+    return BLANK if one is None else f"{one.value:.{digits}f} ± {one.error:.{digits}f}"
 
 
 def rounded(value: float | None, digits: int = 2) -> str:
@@ -116,16 +134,47 @@ def spanned(values: Sequence[float], digits: int = 2, *, sign: bool = False) -> 
     return low if low == high else f"{low} to {high}"
 
 
-def without_blanks(table: Table) -> Table:
-    """The table less the columns that no row fills."""
-    columns = [i for i in range(len(table.head)) if any(row[i] != BLANK for row in table.rows)]
-    rows = [tuple(row[i] for i in columns) for row in table.rows]
-    return replace(table, head=tuple(table.head[i] for i in columns), rows=rows)
+Columns = Mapping[str, Callable[[T], str]]  # cells by heading
+ABOUT: Columns[ResultRow] = {
+    "draft": lambda row: row.draft,
+    "T": lambda row: f"{row.temperature:g}",
+}
 
 
-def told(row: ResultRow) -> str:
-    """Draft and temperature, in words."""
-    return f"{row.case['draft']}, T={row.case['temperature']:g}"
+def tabulated(
+    caption: str,
+    rows: Iterable[T],
+    columns: Columns[T],
+    emphasized: Callable[[T], bool] = lambda row: False,
+) -> Table:
+    """A table of these columns, less those that no row fills."""
+    rows = list(rows)
+    cells = {head: [cell(row) for row in rows] for head, cell in columns.items()}
+    filled = {head: column for head, column in cells.items() if set(column) != {BLANK}}
+    stars = tuple(i for i, row in enumerate(rows) if emphasized(row))
+    return Table(caption, tuple(filled), list(zip(*filled.values(), strict=True)), stars)
+
+
+class PlotLine(NamedTuple):
+    """Estimates over x, and figures of another source beside them, in the same colour."""
+
+    label: str
+    points: list[tuple[float, Estimate]]
+    others: list[tuple[float, float]]
+
+
+def plotted(axes: Axes, lines: Iterable[PlotLine]) -> None:
+    """Draw intervals, and the others as dashes."""
+    for i, line in enumerate(lines):
+        if line.points:
+            x = [x for x, _ in line.points]
+            y = [one.value for _, one in line.points]
+            errors = [one.error for _, one in line.points]
+            look: dict[str, Any] = {"color": f"C{i}", "label": line.label}
+            axes.errorbar(x, y, errors, marker="o", ms=3, lw=1.2, capsize=2, **look)
+        if line.others:
+            axes.plot(*zip(*line.others, strict=True), "--", lw=1, color=f"C{i}")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def named(case: Case) -> str:

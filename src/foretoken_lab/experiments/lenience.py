@@ -4,7 +4,6 @@ beside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,18 +18,21 @@ from foretoken.sampling.params import SamplingParams
 from foretoken_lab.experiments import paper
 from foretoken_lab.experiments.experiment import (
     Case,
+    Experiment,
     Found,
     Plot,
+    PlotLine,
     ResultRow,
     Section,
     Table,
     done,
     estimate,
+    plotted,
     plus_minus,
     rounded,
 )
-from foretoken_lab.recipes.pairs import Pairs
-from foretoken_lab.recipes.recipe import Recipe
+from foretoken_lab.pairs import Pairs
+from foretoken_lab.recipe import Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 # the distribution that lenience compares with, also at temperature 0
 STANDARD = SamplingParams(1.0)
 GAMMAS = range(65)
+CAPTIONS = {
+    1: "alpha with lenience at T=1, and the factor of Theorem 3.8 at its best gamma",
+    0: "The same at T=0, where a guess passes that has p >= l max p",
+}
 
 
 def cases(recipe: Recipe) -> list[Case]:
@@ -55,11 +61,10 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec, lenience = pairs.spec(case["draft"]), pairs.recipe.lenience
     greedy = case["temperature"] == 0
     drafted = SamplingParams() if greedy else STANDARD
-    chance = greedily if greedy else lenient
     texts: list[list[list[float]]] = []  # of every text, place and lenience
     for request, tokens in pairs.texts(case["temperature"]):
         places = replayed(spec.target, spec.drafter, request, tokens, STANDARD, drafted)
-        texts.append([chance(place, lenience) for place in places])
+        texts.append([kept(place, lenience, greedy=greedy) for place in places])
     lengths = [len(text) for text in texts]
     alphas: list[dict[str, Any]] = []
     for i in range(len(lenience)):
@@ -70,27 +75,15 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return {"lenience": lenience, "alphas": alphas, "tokens": sum(lengths)}
 
 
-def lenient(place: ScoredPlace, lenience: list[float]) -> list[float]:
-    """sum min(p / l, q) at each l."""
-    if place.guess is None:
-        return [0.0] * len(lenience)
-    if place.q is None:
-        mass = float(place.p[place.guess])
-        return [min(1.0, mass / each) for each in lenience]
-    p, q = place.p.double().numpy(), place.q.double().numpy()
-    return [theory.lenient_beta(p, q, each) for each in lenience]
-
-
-def greedily(place: ScoredPlace, lenience: list[float]) -> list[float]:
-    """Tell whether the draft token has p >= l max p, at each l; the share of q's mass where there
-    is a q."""
+def kept(place: ScoredPlace, lenience: list[float], *, greedy: bool) -> list[float]:
+    """The probability of acceptance at each l: sum min(p / l, q), or the share of q's mass where
+    p >= l max p."""
     if place.guess is None:
         return [0.0] * len(lenience)
     p = place.p.double().numpy()
-    if place.q is None:
-        return [float(p[place.guess] >= each * p.max()) for each in lenience]
-    q = np.asarray(place.q.double().numpy())
-    return [theory.greedy_lenient_beta(p, q, each) for each in lenience]
+    q = np.eye(len(p))[place.guess] if place.q is None else place.q.double().numpy()
+    form = theory.greedy_lenient_beta if greedy else theory.lenient_beta
+    return [form(p, q, each) for each in lenience]
 
 
 def section(recipe: Recipe, results: Found) -> Section | None:
@@ -100,9 +93,9 @@ def section(recipe: Recipe, results: Found) -> Section | None:
         return None
     head = ("draft", *(f"l = {value:g}" for value in recipe.lenience))
     tables = [
-        Table(_caption(temperature), head, [*_lines(recipe, group)])
-        for temperature in (1, 0)
-        if (group := [row for row in rows if row.case["temperature"] == temperature])
+        Table(caption, head, [line for row in group for line in _lines(recipe, row)])
+        for temperature, caption in CAPTIONS.items()
+        if (group := [row for row in rows if row.temperature == temperature])
     ]
     return Section(
         "Table 5: what lenience would gain",
@@ -112,36 +105,33 @@ def section(recipe: Recipe, results: Found) -> Section | None:
     )
 
 
-def _caption(temperature: int) -> str:
-    if temperature:
-        return "alpha with lenience at T=1, and the factor of Theorem 3.8 at its best gamma"
-    return "The same at T=0, where a guess passes that has p >= l max p"
+EXPERIMENT = Experiment(section, cases, measure)
 
 
-def _lines(recipe: Recipe, rows: list[ResultRow]) -> Iterator[tuple[str, ...]]:
+def _lines(recipe: Recipe, row: ResultRow) -> list[tuple[str, ...]]:
     """Ours, the paper's, and factors with the paper's c; at T=1 the distance from the
     distribution."""
-    for row in rows:
-        draft, greedy = recipe.draft(row.case["draft"]), row.case["temperature"] == 0
-        alphas = [estimate(one) for one in row.result["alphas"]]
-        yield draft.label, *(plus_minus(one) for one in alphas)
-        printed = [_printed(recipe, row, value) for value in recipe.lenience]
-        if any(value is not None for value in printed):
-            yield f"– {draft.paper}, paper", *map(rounded, printed)
-        yield (
-            f"– factor with c = {paper.LENIENT_C:g}",
-            *(f"{_factor(one.value, paper.LENIENT_C):.2f}" for one in alphas),
-        )
-        if not greedy and recipe.lenience[0] == 1:
-            first = alphas[0].value
-            yield "– distance from the law", *(f"{one.value - first:.3f}" for one in alphas)
+    draft = recipe.draft(row.draft)
+    alphas = [estimate(one) for one in row.result["alphas"]]
+    printed = [paper.lenient(draft.paper, value, row.temperature) for value in recipe.lenience]
+    lines = [(draft.label, *map(plus_minus, alphas))]
+    if printed != [None] * len(printed):
+        lines.append((f"– {draft.paper}, paper", *map(rounded, printed)))
+    factors = [rounded(_factor(one.value)) for one in alphas]
+    lines.append((f"– factor with c = {paper.LENIENT_C:g}", *factors))
+    if row.temperature and recipe.lenience[0] == 1:
+        distances = [rounded(one.value - alphas[0].value, 3) for one in alphas]
+        lines.append(("– distance from the law", *distances))
+    return lines
 
 
-def _factor(alpha: float, c: float) -> float:
-    return max(theory.walltime_factor(alpha, gamma, c) for gamma in GAMMAS)
+def _factor(alpha: float) -> float:
+    return max(theory.walltime_factor(alpha, gamma, paper.LENIENT_C) for gamma in GAMMAS)
 
 
 def _paragraphs() -> list[str]:
+    alphas = next(line.alphas for line in paper.TABLE_5 if line.draft == "T5-small")
+    attainable = ", ".join(rounded(_factor(alpha)) for alpha in alphas)
     return [
         "With lenience l a draft token is compared with l q in place of q: alpha is then sum "
         "min(p / l, q), no token is above p / l, and the distance from the target's distribution "
@@ -149,40 +139,27 @@ def _paragraphs() -> list[str]:
         "here as in the paper, because what is accepted only grows; by how much depends on how "
         "sharp both distributions are.",
         "The factors 2.5, 3.1, 3.6 and 5 of the paper's text follow from its table with no gamma "
-        f"at the c = {paper.LENIENT_C:g} that it names ({_attainable()}); the last chapter has "
+        f"at the c = {paper.LENIENT_C:g} that it names ({attainable}); the last chapter has "
         "those at T=0.",
     ]
-
-
-def _printed(recipe: Recipe, row: ResultRow, lenience: float) -> float | None:
-    name = recipe.draft(row.case["draft"]).paper
-    return paper.lenient(name, lenience, row.case["temperature"])
-
-
-def _attainable() -> str:
-    alphas = next(line.alphas for line in paper.TABLE_5 if line.draft == "T5-small")
-    return ", ".join(f"{_factor(alpha, paper.LENIENT_C):.2f}" for alpha in alphas)
 
 
 def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:
     """Ours with intervals; the paper's as dashes."""
     axes = figure.add_subplot()
     loose = [1 / value for value in recipe.lenience]
-    for i, draft in enumerate(recipe.drafts):
-        group = [r for r in rows if (r.case["draft"], r.case["temperature"]) == (draft.label, 1)]
-        for row in group:
-            alphas = [estimate(one) for one in row.result["alphas"]]
-            values, errors = [one.value for one in alphas], [one.error for one in alphas]
-            axes.errorbar(loose, values, errors, marker="o", ms=3, capsize=2, label=draft.label)
+    lines: list[PlotLine] = []
+    for draft in recipe.drafts:
+        own = [row for row in rows if (row.draft, row.temperature) == (draft.label, 1)]
+        alphas = [estimate(one) for row in own for one in row.result["alphas"]]
         printed = [paper.lenient(draft.paper, value, 1) for value in recipe.lenience]
-        points = [(x, a) for x, a in zip(loose, printed, strict=True) if a is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), ls="--", lw=1, color=f"C{i}")
+        others = [(x, a) for x, a in zip(loose, printed, strict=True) if a is not None]
+        lines.append(PlotLine(draft.label, list(zip(loose, alphas, strict=False)), others))
+    plotted(axes, lines)
     axes.set_xscale("log")
     axes.set_xticks(loose, [f"1/{value:g}" for value in recipe.lenience])
     axes.minorticks_off()
     axes.set_ylim(0, 1)
     axes.set_xlabel("1 / lenience (dashed: the paper's)")
     axes.set_ylabel("alpha")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")

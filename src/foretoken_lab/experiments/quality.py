@@ -1,17 +1,24 @@
-"""Quality that speculation must leave alone: scores of greedy texts against references (BLEU, chrF,
-ROUGE), and the target's loss on texts that are sampled; with a draft, and plainly."""
+"""Quality that speculation must leave alone: scores of greedy texts against references, BLEU and
+chrF of translations (sacrebleu, Post, arXiv 1804.08771) or ROUGE of summaries (rouge-score), and
+the target's loss on texts that are sampled; with a draft, and plainly."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from importlib import import_module
+from statistics import fmean
 from typing import Any
 
 from foretoken.errors import InputError
-from foretoken.request import uninterrupted
+from foretoken.lab.estimate import Estimate, ratio
+from foretoken.request import Completion, uninterrupted
 from foretoken.sampling.params import SamplingParams
-from foretoken_lab import quality
+from foretoken.speculator import Speculator
 from foretoken_lab.experiments.experiment import (
     Case,
+    Columns,
+    Experiment,
     Found,
     ResultRow,
     Section,
@@ -19,18 +26,86 @@ from foretoken_lab.experiments.experiment import (
     done,
     estimate,
     plus_minus,
+    tabulated,
 )
-from foretoken_lab.recipes import prompts
-from foretoken_lab.recipes.pairs import Pairs
-from foretoken_lab.recipes.recipe import Recipe
+from foretoken_lab.pairs import Pairs
+from foretoken_lab.recipe import Recipe, read_prompts
 
-SCORES = {"translation": quality.translation, "summarization": quality.rouge}  # by task
+ROUGE = ("rouge1", "rouge2", "rougeL")
+Scores = dict[str, float]  # by name, of 100
+
+
+def translation(texts: Sequence[str], references: Sequence[str]) -> Scores:
+    """BLEU and chrF2 of a corpus, one reference a text (sacrebleu's own tokens)."""
+    library, listed = _library("sacrebleu"), [list(references)]
+    return {
+        "bleu": library.corpus_bleu(list(texts), listed).score,
+        "chrf": library.corpus_chrf(list(texts), listed).score,
+    }
+
+
+def rouge(texts: Sequence[str], references: Sequence[str]) -> Scores:
+    """Mean F1 of ROUGE-1, -2 and -L over texts, of 100, on word stems."""
+    scorer = _library("rouge_score.rouge_scorer").RougeScorer(list(ROUGE), use_stemmer=True)
+    scored = [scorer.score(r, t) for t, r in zip(texts, references, strict=True)]
+    return {name: 100 * fmean(one[name].fmeasure for one in scored) for name in ROUGE}
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        package = name.split(".")[0].replace("_", "-")
+        raise InputError(f"{package} is missing; pip install 'foretoken[lab]'") from None
+
+
+SCORES = {"translation": translation, "summarization": rouge}  # by task
+
+
+def with_and_without(
+    spec: Speculator,
+    prompts: Sequence[str],
+    references: Sequence[str],
+    score: Callable[[Sequence[str], Sequence[str]], Scores],
+    *,
+    gamma: int,
+    max_new_tokens: int,
+) -> dict[str, Any]:
+    """Scores of greedy texts by plain decoding ("plain") and with gamma draft tokens a step
+    ("speculative"), and the share that is the "same". In exact arithmetic all are; float32 may tip
+    a near-tie. InputError for a target without a tokenizer."""
+    if spec.tokenizer is None:
+        raise InputError("the target has no tokenizer, so its texts cannot be scored; give one")
+    options = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
+    plain, drafted = (
+        [
+            (one.text or "").strip()
+            for one in uninterrupted(spec.generate(list(prompts), gamma=guesses, **options))
+        ]
+        for guesses in (0, gamma)
+    )
+    same = fmean(a == b for a, b in zip(plain, drafted, strict=True))
+    scores = {"plain": score(plain, references), "speculative": score(drafted, references)}
+    return scores | {"same": same}
+
+
+def nats(completions: Sequence[Completion]) -> Estimate:
+    """The target's loss on texts of its own: nats a token, with its 95 % interval over texts, of
+    completions that were made with `logprobs`."""
+    likelihoods = [completion.logprobs for completion in completions if completion.logprobs]
+    losses = [-sum(token.logprob for token in text) for text in likelihoods]
+    loss = ratio(losses, [len(text) for text in likelihoods], 0.0)
+    if loss is None:
+        raise InputError(
+            f"{len(likelihoods)} texts have logprobs; generate two or more with logprobs=0"
+        )
+    return loss
 
 
 def cases(recipe: Recipe) -> list[Case]:
     """Every draft that is a model: the scores where the task has them and the file references,
     and the loss."""
-    referenced = all(task.reference is not None for task in prompts.read(recipe.prompts))
+    referenced = all(task.reference is not None for task in read_prompts(recipe.prompts))
     kinds = ["scores"] if recipe.task in SCORES and referenced else []
     return [
         {"draft": draft.label, "what": kind, "gamma": recipe.gammas[-1]}
@@ -42,93 +117,72 @@ def cases(recipe: Recipe) -> list[Case]:
 
 def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     """Scores of both greedy texts and the share that is equal; or nats a token of both."""
+    spec, recipe, gamma = pairs.spec(case["draft"]), pairs.recipe, case["gamma"]
     if case["what"] == "scores":
-        return _scores(pairs, case)
-    return _losses(pairs, case)
-
-
-def _scores(pairs: Pairs, case: Case) -> dict[str, Any]:
-    recipe = pairs.recipe
-    tasks = [(task.prompt, task.reference) for task in pairs.tasks]
-    texts = [(a, b) for a, b in tasks if isinstance(a, str) and b is not None]
-    if len(texts) < len(tasks):
-        raise InputError("scores need prompts that are text, with references; give both")
-    compared = quality.with_and_without(
-        pairs.spec(case["draft"]),
-        [prompt for prompt, _ in texts],
-        [reference for _, reference in texts],
-        SCORES[recipe.task],
-        gamma=case["gamma"],
-        max_new_tokens=recipe.max_new_tokens,
-    )
-    return asdict(compared) | {"texts": len(texts)}
-
-
-def _losses(pairs: Pairs, case: Case) -> dict[str, Any]:
-    """Sampled with seeds of their own, so that the two are independent."""
-    spec, recipe = pairs.spec(case["draft"]), pairs.recipe
+        tasks = [(task.prompt, task.reference) for task in pairs.tasks]
+        texts = [(a, b) for a, b in tasks if isinstance(a, str) and b is not None]
+        if len(texts) < len(tasks):
+            raise InputError("scores need prompts that are text, with references; give both")
+        sources, references = zip(*texts, strict=True)
+        length = recipe.max_new_tokens
+        score = SCORES[recipe.task]
+        compared = with_and_without(
+            spec, sources, references, score, gamma=gamma, max_new_tokens=length
+        )
+        return compared | {"texts": len(texts)}
     params = SamplingParams(1.0, max_new_tokens=recipe.max_new_tokens, logprobs=0)
-    losses = {}
-    for i, (name, gamma) in enumerate((("plain", 0), ("speculative", case["gamma"]))):
-        texts = spec.generate(pairs.prompts, params, gamma=gamma, seed=recipe.seed + i)
-        losses[name] = asdict(quality.nats(uninterrupted(texts)))
-    return losses | {"texts": len(pairs.prompts)}
+    # seeds of their own, so that the two are independent
+    sampled = (
+        spec.generate(pairs.prompts, params, gamma=guesses, seed=recipe.seed + i)
+        for i, guesses in enumerate((0, gamma))
+    )
+    plain, drafted = (asdict(nats(uninterrupted(texts))) for texts in sampled)
+    return {"plain": plain, "speculative": drafted, "texts": len(pairs.prompts)}
 
 
 def section(recipe: Recipe, results: Found) -> Section | None:
-    """Return both tables."""
+    """Both tables."""
     rows = done(results, "quality")
     scores = [row for row in rows if row.case["what"] == "scores"]
     losses = [row for row in rows if row.case["what"] == "loss"]
     if not rows:
         return None
-    tables = [_score_table(scores)] if scores else []
-    tables += [_loss_table(losses)] if losses else []
-    return Section(
-        "Quality: the same with and without speculation",
-        [_said(recipe)],
-        tables,
-    )
-
-
-def _score_table(rows: list[ResultRow]) -> Table:
-    names = list(rows[0].result["plain"])
-    head = ("draft", *(f"{name}, {kind}" for name in names for kind in ("plain", "speculative")))
-    lines = [
-        (
-            row.case["draft"],
-            *(
-                f"{row.result[kind][name]:.2f}"
-                for name in names
-                for kind in ("plain", "speculative")
-            ),
-            f"{row.result['same']:.1%}",
-        )
-        for row in rows
-    ]
-    return Table("Greedy texts against references", (*head, "equal texts"), lines)
-
-
-def _loss_table(rows: list[ResultRow]) -> Table:
-    lines = [
-        (
-            row.case["draft"],
-            *(plus_minus(estimate(row.result[kind])) for kind in ("plain", "speculative")),
-            f"{row.result['texts']}",
-        )
-        for row in rows
-    ]
-    head = ("draft", "nats a token, plain", "speculative", "texts")
-    return Table(
-        "The target's loss on texts sampled at T=1, 95 % intervals over texts", head, lines
-    )
-
-
-def _said(recipe: Recipe) -> str:
-    return (
+    paragraph = (
         f"Greedy texts with a draft are those without it, but for rounding: in {recipe.dtype} it "
         "can tip a near-tie between two tokens. foretoken certify tells that from a mistake, and "
         "docs/exact.md has the mode without it. Sampled texts cost the target the same with and "
         "without a draft; the intervals of two such losses are apart in about one of two hundred "
         "cases by chance."
     )
+    tables = [*([_scores(scores)] if scores else []), *([_losses(losses)] if losses else [])]
+    return Section("Quality: the same with and without speculation", [paragraph], tables)
+
+
+EXPERIMENT = Experiment(section, cases, measure)
+
+
+def _scores(rows: list[ResultRow]) -> Table:
+    def score(kind: str, name: str) -> Callable[[ResultRow], str]:
+        return lambda row: f"{row.result[kind][name]:.2f}"
+
+    columns: Columns[ResultRow] = {
+        "draft": lambda row: row.draft,
+        **{
+            f"{name}, {kind}": score(kind, name)
+            for name in rows[0].result["plain"]
+            for kind in ("plain", "speculative")
+        },
+        "equal texts": lambda row: f"{row.result['same']:.1%}",
+    }
+    return tabulated("Greedy texts against references", rows, columns)
+
+
+def _losses(rows: list[ResultRow]) -> Table:
+    columns: Columns[ResultRow] = {
+        "draft": lambda row: row.draft,
+        "nats a token, plain": lambda row: plus_minus(estimate(row.result["plain"])),
+        "speculative": lambda row: plus_minus(estimate(row.result["speculative"])),
+        "texts": lambda row: str(row.result["texts"]),
+    }
+    caption = "The target's loss on texts sampled at T=1, 95 % intervals over texts"
+    return tabulated(caption, rows, columns)

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.option import TargetReading
-from foretoken.cli.train import progress_bar, show, size, use
-from foretoken.errors import InputError
-from foretoken_lab.cli.train import _require_folders, _show_model
+from foretoken.cli.train import progress_bar, show, size, target_of, use
 
 
 def test_the_bar_waits_for_the_first_report(capsys):
@@ -35,20 +33,11 @@ def test_figures_and_use_or_the_summary(capsys):
 
 
 @pytest.mark.parametrize("files", [None, ["tokenizer.json"], ["tokenizer.json", "config.json"]])
-def test_a_model_is_a_target_or_the_draft_of_one(files, tmp_path, capsys):
-    """A bare tokenizer's folder is nobody's model."""
+def test_a_tokenizers_folder_is_a_target_where_it_holds_a_model(files, tmp_path):
     for name in files or []:
         (tmp_path / name).touch()
-    _show_model({}, [], Path("m"), None if files is None else tmp_path, as_json=False)
-    pair = f"{tmp_path if files and len(files) == 2 else 'TARGET'} --draft m"
-    expected = f"generate --target {'m' if files is None else pair} PROMPT\n"
-    assert capsys.readouterr().out == f"use it: foretoken {expected}"
-
-
-def test_what_must_be_a_folder(tmp_path):
-    _require_folders((None, "text"), (tmp_path, "a model"))
-    with pytest.raises(InputError, match="no is no folder; give a folder of a model"):
-        _require_folders((tmp_path, "text"), (Path("no"), "a model"))
+    whole = files is not None and len(files) == 2
+    assert target_of(tmp_path) == (tmp_path if whole else "TARGET")
 
 
 def test_sizes():

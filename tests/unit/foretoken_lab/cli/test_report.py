@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import sys
 
 import pytest
 
+import foretoken_lab
 from console import Run, mistake
 from foretoken.storage import files
-from foretoken_lab import curves
-from foretoken_lab.cli.report import left
-from foretoken_lab.report import files as plots
+from foretoken_lab import page as plots
+from foretoken_lab.experiments import arithmetic
 from tiny import byte_level, folder, llama
 
 RECIPE = """
@@ -47,11 +47,11 @@ def recipe(tmp_path_factory):
 
 def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "DPI", 20)  # the same, sooner
-    monkeypatch.setattr(curves, "MAX_GAMMA", 8)
+    monkeypatch.setattr(arithmetic, "MAX_GAMMA", 8)
     out = tmp_path / "new" / "report"
     result = console("report", recipe, "--out", out)
     assert result.code == 1 and result.out.splitlines() == [
-        str(out / name) for name in ("report.html", "report.md", "report.json")
+        str(out / name) for name in ("report.html", "report.md")
     ]
     failures = [line for line in result.err.splitlines() if line.startswith("failed: ")]
     assert len(failures) == 2 and all("no-such/folder" in line for line in failures)
@@ -60,15 +60,16 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     with open(out / "results.jsonl", "ab") as other:
         files.lock(other, out)
         mistake(console("report", recipe, "--out", out), "another process writes to")
-    again = console("report", recipe, "--out", out, "--json")
-    document = json.loads(again.out)
-    own = document["chapters"][0]
-    assert set(own["rows"]) == {"acceptance", "walltime", "trace"} and not document["quick"]
+    console("report", recipe, "--out", out)
+    text = (out / "report.md").read_text()
+    assert "### Table 3" in text and "### Tables 2 and 4" in text and "### Figure 1" in text
+    assert "The quick report" not in text
     kept_lines = (out / "results.jsonl").read_text().splitlines()
     assert kept_lines[:6] == lines and len(kept_lines) == 8  # what failed was tried again
     assert all("wrong" in line for line in kept_lines[6:])
-    shown = console("report", recipe, "--out", out, "--as-measured", "--json")
-    assert json.loads(shown.out)["chapters"] == document["chapters"]
+    console("report", recipe, "--out", out, "--as-measured")
+    _, _, shown = (out / "report.md").read_text().partition("\n## ")
+    assert shown == text.partition("\n## ")[2]
     assert (out / "results.jsonl").read_text().splitlines() == kept_lines
     assert f"foretoken-lab report {recipe} --out {out}" in (out / "report.md").read_text()
     console("report", recipe, "--out", tmp_path / "quick", "--quick")
@@ -80,7 +81,7 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     console: Run, recipe, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(plots, "DPI", 20)  # the same, sooner
-    monkeypatch.setattr(curves, "MAX_GAMMA", 8)
+    monkeypatch.setattr(arithmetic, "MAX_GAMMA", 8)
     text = RECIPE.replace('"walltime", "trace", "observations"', '"trace"')
     text = text.replace('"target"', f'"{recipe.parent}/target"')
     text = text.replace('"draft"', f'"{recipe.parent}/draft"')
@@ -102,7 +103,6 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     own.write_text(text.replace("temperatures = [1]", "temperatures = [0]"))
     shown = console("report", own, "--out", out, "--as-measured")
     assert "cannot read line 1; left as it is" in shown.err
-    assert "the recipe says otherwise now: temperatures, max_new_tokens\n" in shown.err
     assert shown.code == 0 and "Measured: " in (out / "report.md").read_text()
     assert (out / "results.jsonl").read_bytes().endswith(content)
     (out / "results.jsonl").write_bytes(content.replace(b'"lines"', b'"others"'))
@@ -126,7 +126,7 @@ def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
     (tmp_path / "short.txt").write_text("one\n")
     for change, says in [
-        (("repeats", "repeat"), "did you mean repeats?"),
+        (("repeats", "repeat"), "repeat is no key of a recipe"),
         (('"target"', '"no/target"'), "there is no folder 'no/target', and HF_HUB_OFFLINE"),
         (("[prompts]", 'dtype = "float31"\n[prompts]'), "dtype is 'float31'"),
         (("prompts.txt", "none.txt"), "there is no"),
@@ -141,11 +141,8 @@ def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
 
 
 def test_a_library_that_is_missing_is_named(console: Run, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken_lab.cli.report.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "foretoken_lab.page", raising=False)
+    monkeypatch.delattr(foretoken_lab, "page", raising=False)
     result = console("report", recipe, "--out", tmp_path / "out")
-    mistake(result, "a report needs matplotlib; pip install 'foretoken[lab]'")
-
-
-def test_time_left_in_words():
-    assert left(None) == "time left unknown" and left(12.3) == "about 12 s left"
-    assert left(150) == "about 2 min left" and left(2 * 3600) == "about 2.0 h left"
+    mistake(result, "this needs jinja2, which is missing; pip install 'foretoken[lab]'")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from console import Run, mistake
-from foretoken_lab.train import seq2seq
+from foretoken_lab import train as seq2seq
 
 TINY = ("--encoder-layers", 1, "--decoder-layers", 1, "--hidden", 16, "--feed-forward", 24)
 TINY = (*TINY, "--heads", 2, "--vocab-size", 280, "--batch", 200, "--steps", 2)
@@ -35,7 +35,7 @@ def test_a_model_is_trained_and_used_and_a_draft_for_it(run, product, pairs, tmp
     model, draft = tmp_path / "run" / "model", tmp_path / "draft" / "model"
     shown = run(*args)  # nothing is left to do
     assert shown.out.startswith(f"{model}: {summary['parameters']} parameters, 2 steps in ")
-    nats = f"held-out pairs: {summary['held_out_nats_per_token']:.4f} nats a token at step 2\n"
+    nats = f"held out: {summary['held_out_nats_per_token']:.4f} nats a token at step 2\n"
     assert nats in shown.out
     assert shown.out.endswith(f"\nuse it: foretoken generate --target {model} PROMPT\n")
     further = ("--data", pairs, "--out", tmp_path / "draft", *TINY, "--tokenizer", model)

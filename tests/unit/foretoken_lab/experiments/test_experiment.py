@@ -6,14 +6,13 @@ from foretoken.lab.estimate import Estimate
 from foretoken_lab.experiments.experiment import (
     BLANK,
     ResultRow,
-    Table,
     done,
     estimate,
     named,
     plus_minus,
     rounded,
     spanned,
-    without_blanks,
+    tabulated,
 )
 
 
@@ -26,9 +25,14 @@ def test_figures():
 
 
 def test_columns_without_figures_are_left_out():
-    table = Table("", ("draft", "here", "paper"), [("a", "1", BLANK), ("b", BLANK, BLANK)])
-    assert without_blanks(table).head == ("draft", "here")
-    assert without_blanks(table).rows == [("a", "1"), ("b", BLANK)]
+    columns = {
+        "draft": str,
+        "here": lambda row: "1" if row == "a" else BLANK,
+        "paper": lambda _: BLANK,
+    }
+    table = tabulated("", ["a", "b"], columns, lambda row: row == "b")
+    assert table.head == ("draft", "here") and table.emphasized == (1,)
+    assert table.rows == [("a", "1"), ("b", BLANK)]
 
 
 def test_a_case_in_words():

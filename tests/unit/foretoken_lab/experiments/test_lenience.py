@@ -35,13 +35,13 @@ def test_alphas_are_those_of_the_formulas(temperature):
 
 def test_draft_tokens_that_are_certain_and_none():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.9, 0.0])
-    assert lenience.lenient(ScoredPlace(p, None, 1), [1.0, 0.5, 0.1]) == pytest.approx(
-        [0.3, 0.6, 1.0]
-    )
-    assert lenience.greedily(ScoredPlace(p, None, 1), [1.0, 0.5]) == [0.0, 1.0]
-    assert lenience.greedily(ScoredPlace(p, q, 1), [1.0, 0.5]) == pytest.approx([0.1, 1.0])
-    for chance in (lenience.lenient, lenience.greedily):
-        assert chance(ScoredPlace(p, None, None), [1.0, 0.5]) == [0.0, 0.0]
+    certain = ScoredPlace(p, None, 1)
+    assert lenience.kept(certain, [1.0, 0.5, 0.1], greedy=False) == pytest.approx([0.3, 0.6, 1.0])
+    assert lenience.kept(certain, [1.0, 0.5], greedy=True) == [0.0, 1.0]
+    drawn = lenience.kept(ScoredPlace(p, q, 1), [1.0, 0.5], greedy=True)
+    assert drawn == pytest.approx([0.1, 1.0])
+    for greedy in (True, False):
+        assert lenience.kept(ScoredPlace(p, None, None), [1.0, 0.5], greedy=greedy) == [0.0, 0.0]
 
 
 def test_only_the_papers_temperatures():

@@ -51,7 +51,3 @@ def test_far_from_the_theorem():
     name = "measured speeds meet Theorem 3.8 as nearly as the paper's own"
     assert verdicts({"walltime": [timed("small", 0, 2, 1.6)]})[name] == HOLDS
     assert verdicts({"walltime": [timed("small", 0, 2, 0.5)]})[name] == FAILS
-
-
-def test_nothing_measured():
-    assert observations.section(recipe(), {}) is None and observations.cases(recipe()) == []

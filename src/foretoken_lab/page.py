@@ -1,0 +1,83 @@
+"""A report's files: one HTML page that loads nothing else, the same as Markdown, and its pictures
+(PNG), which need matplotlib.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from importlib import resources
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from cycler import cycler
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from foretoken.lab import view
+from foretoken.storage import files
+from foretoken_lab.experiments.experiment import Plot
+from foretoken_lab.report import PaperReport
+
+RESULTS, PAGE, TEXT = "results.jsonl", "report.html", "report.md"
+COLOURS = ("#3d7fc4", "#d9661f", "#2f9e6e", "#8a63c9", "#c9940a", "#7a7d85")
+DPI = 160
+STYLE: Any = {
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "font.size": 9.5,
+    "axes.titlesize": 9.5,
+    "lines.linewidth": 1.5,
+    "errorbar.capsize": 2,
+}
+
+
+def png(plot: Plot) -> bytes:
+    """A picture on white."""
+    file = BytesIO()
+    with rc_context(STYLE):
+        figure = Figure(figsize=plot.size, layout="constrained")
+        plot.draw(figure)
+        figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _line(text: str) -> str:
+    """In one line, and no markup: a page that is shown from Markdown may take it for HTML."""
+    return " ".join(text.split()).replace("<", "&lt;")
+
+
+def _cell(text: str) -> str:
+    return _line(text).replace("|", "\\|")
+
+
+def _rendered(template: str, report: PaperReport, pictures: dict[Path, bytes]) -> str:
+    environment = Environment(
+        autoescape=template.endswith("html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {"line": _line, "cell": _cell}
+    encoded = {path.name: b64encode(picture).decode() for path, picture in pictures.items()}
+    text = resources.files("foretoken_lab").joinpath(template).read_text("utf-8")
+    known = {"report": report, "view": view, "pictures": encoded, "style": Markup(view.STYLE)}
+    return environment.from_string(text).render(known).rstrip() + "\n"
+
+
+def write(report: PaperReport, out: Path) -> list[Path]:
+    """Write them to a folder, each whole or not at all; returns page and Markdown. OSError, naming
+    the file, where one cannot be written."""
+    (out / "plots").mkdir(parents=True, exist_ok=True)
+    pictures = {
+        Path("plots", f"{chapter.name}-{plot.name}.png"): png(plot)
+        for chapter in report.chapters
+        for section in chapter.sections
+        for plot in section.plots
+    }
+    for path, picture in pictures.items():
+        files.write(out / path, picture)
+    for name, template in ((PAGE, "page.html"), (TEXT, "page.md")):
+        files.write(out / name, _rendered(template, report, pictures).encode())
+    return [out / PAGE, out / TEXT]

@@ -1,1 +1,0 @@
-"""Ingredients of a report: a recipe, its prompts, and the pairs that it names, loaded."""

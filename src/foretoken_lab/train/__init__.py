@@ -1,1 +1,0 @@
-"""Trainers of small models from text: decoders, and encoder-decoders."""
