@@ -20,8 +20,7 @@ WAYS = {"greedy": {}, "coupled": {"rule": "coupled", "temperature": 1.0}}
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "dtype"), [("greedy", "bfloat16"), ("coupled", "float32")])
 def test_ten_thousand_tokens(way: str, dtype: str) -> None:
     script = benchmark("exact_shapes")
     spec = foretoken.load(dtype=dtype, runtime="transformers", exact_shapes=True)

@@ -404,21 +404,15 @@ def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int)
 def known_or_free(model: Any) -> None:
     """Of the free pages those that are known form whole paths, and hold the keys and values of the
     tokens that they are found by."""
-    nodes = model.pool.prefixes._nodes
-    assert set(nodes) <= set(model.pool.free) and all(nodes[page].page == page for page in nodes)
-    reached = 0
-    for salt, root in model.pool.prefixes._roots.items():
-        paths = [(root, [])]
-        while paths:
-            node, text = paths.pop()
-            for key, child in node.below.items():
-                reached += 1
-                longer = [*text, *key]
-                assert nodes[child.page] is child and child.depth * 32 == len(longer)
-                paths.append((child, longer))
-                model.salted(salt)
-                assert model.known(longer) == len(longer)
-    assert reached == len(nodes)
+    places = model.pool.prefixes._places
+    assert set(places) <= set(model.pool.free)
+    for page in places:
+        text, before = [], page
+        while isinstance(before, int):
+            before, key = places[before]
+            text = [*key, *text]
+        model.salted(before)
+        assert len(text) % 32 == 0 and model.known(text) == len(text)
 
 
 # --- what is refused ---

@@ -7,20 +7,18 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from foretoken.cli import answer, option, prompts
 from foretoken.cli.command import quiet
 from foretoken.cli.prompts import ModelTask, Template
+from foretoken.cli.render import bar
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage.files import lock, naming, parse_json
@@ -39,34 +37,33 @@ class Results:
     and closing a file without a result."""
 
     path: Path
-    done: dict[Name, str] = field(default_factory=dict[Name, str])  # each with its origin
-    _out: FileIO | None = None
+    done: dict[Name, str]  # each with its origin
+    out: FileIO
 
-    def __enter__(self) -> Results:
-        option.require_folder(self.path, "--output")
-        if self.path.exists() and not self.path.is_file():
-            raise InputError(f"{self.path} is no file; give another --output")
-        with naming(self.path):
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path) -> Iterator[Results]:
+        """Open a file of results, old or new."""
+        option.require_folder(path, "--output")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is no file; give another --output")
+        with naming(path):
             # without a buffer, which would be written again where the disk is full
-            self._out = open(self.path, "ab", buffering=0)
-        try:
-            lock(self._out, self.path)
-            with naming(self.path):
-                content = self.path.read_bytes()
+            out = open(path, "ab", buffering=0)
+        with out:
+            lock(out, path)
+            with naming(path):
+                content = path.read_bytes()
             lines = content[: content.rfind(b"\n") + 1]
-            self.done = dict(self._read(n, line) for n, line in enumerate(lines.splitlines(), 1))
-            with naming(self.path):
-                self._out.truncate(len(lines))
-        except BaseException:
-            self._out.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._out is not None:
-            self._out.close()
-            if not self.done:
-                self.path.unlink(missing_ok=True)
+            rows = enumerate(lines.splitlines(), 1)
+            results = cls(path, dict(_read(path, n, line) for n, line in rows), out)
+            with naming(path):
+                out.truncate(len(lines))
+            try:
+                yield results
+            finally:
+                if not results.done:
+                    path.unlink(missing_ok=True)
 
     def require(self, origins: dict[Name, str]) -> None:
         """Raise InputError if a result in the file has another origin than now."""
@@ -79,27 +76,27 @@ class Results:
 
     def write(self, name: Name, origin: str, result: dict[str, Any]) -> None:
         """Append a result. On a full disk, leave the lines before it whole."""
-        assert self._out is not None
         head = {"line": name[0], "copy": name[1], "origin": origin}
         line = json.dumps(head | result, allow_nan=False)
-        rest, size = line.encode() + b"\n", self._out.seek(0, 2)
+        rest, size = line.encode() + b"\n", self.out.seek(0, 2)
         try:
             with naming(self.path):
                 while rest:  # a disk that is nearly full takes a part
-                    rest = rest[self._out.write(rest) :]
+                    rest = rest[self.out.write(rest) :]
         except OSError:
-            self._out.truncate(size)
+            self.out.truncate(size)
             raise
         self.done[name] = origin
 
-    def _read(self, number: int, line: bytes) -> tuple[Name, str]:
-        try:
-            result = parse_json(line)
-            return (int(result["line"]), int(result["copy"])), str(result["origin"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError(
-                f"{self.path}, line {number} is no result of this command; give another --output"
-            ) from None
+
+def _read(path: Path, number: int, line: bytes) -> tuple[Name, str]:
+    try:
+        result = parse_json(line)
+        return (int(result["line"]), int(result["copy"])), str(result["origin"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{path}, line {number} is no result of this command; give another --output"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,7 @@ def write(output: Path, lines: Lines) -> int:
         for line, task in lines.tasks.items()
         for copy in range(task.texts)
     }
-    with Results(output) as results:
+    with Results.opened(output) as results:
         results.require(origins)
         missing = [name for name in origins if name not in results.done]
         if not missing:
@@ -152,7 +149,7 @@ def write(output: Path, lines: Lines) -> int:
             return 0
         try:
             with closing(here(lines, missing)) as texts:
-                return _fill(results, lines, origins, texts)
+                return _fill(results, lines, origins, bar(texts, "generating", len(missing)))
         except KeyboardInterrupt:
             print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
             raise
@@ -162,29 +159,23 @@ def _fill(
     results: Results,
     lines: Lines,
     origins: dict[Name, str],
-    texts: Iterator[tuple[Name, Completion | ForetokenError]],
+    texts: Iterable[tuple[Name, Completion | ForetokenError]],
 ) -> int:
     """Write each text as it is done; tell and count those that fail."""
     start, failed, tokens, accepted, drafted = perf_counter(), 0, 0, 0, 0
-    rate = ""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    told = TextColumn("{task.fields[rate]}")
-    with Progress(*columns, told, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(origins), completed=len(results.done), rate="")
-        for name, text in texts:
-            if isinstance(text, ForetokenError):
-                failed += 1
-                print(f"error: line {name[0]}: {text}", file=sys.stderr)
-                continue
-            id = lines.tasks[name[0]].line.id
-            results.write(name, origins[name], {"id": id, **answer.result(text)})
-            failed += text.error is not None
-            tokens += len(text.tokens)
-            accepted, drafted = accepted + text.stats.accepted, drafted + text.stats.drafted
-            share = f", {accepted / drafted:.0%} of draft tokens accepted" if drafted else ""
-            rate = f"{tokens / max(perf_counter() - start, 1e-9):.0f} tokens/s{share}"
-            bar.update(task, advance=1, rate=rate)
-    print(f"{results.path}: {rate}", file=sys.stderr)
+    for name, text in texts:
+        if isinstance(text, ForetokenError):
+            failed += 1
+            print(f"error: line {name[0]}: {text}", file=sys.stderr)
+            continue
+        id = lines.tasks[name[0]].line.id
+        results.write(name, origins[name], {"id": id, **answer.result(text)})
+        failed += text.error is not None
+        tokens += len(text.tokens)
+        accepted, drafted = accepted + text.stats.accepted, drafted + text.stats.drafted
+    share = f", {accepted / drafted:.0%} of draft tokens accepted" if drafted else ""
+    rate = tokens / max(perf_counter() - start, 1e-9)
+    print(f"{results.path}: {rate:.0f} tokens/s{share}", file=sys.stderr)
     return failed
 
 

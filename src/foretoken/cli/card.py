@@ -1,4 +1,4 @@
-"""Cards of rounded models: how rounding changed the output, in Markdown, beside the conversion."""
+"""Cards of rounded models: how rounding changed the output, in Markdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(
     *,
     as_json: bool,
 ) -> None:
-    """Measure on a text, print the card and keep it.
+    """Measure on a text and print the card.
 
     Raises InputError and RefusedError for a model that cannot be rounded or read.
     """
@@ -57,21 +57,11 @@ def make(
     description = f"{held_out.name} (sha256 {digest[:12]})"
     command = _command(model, placing.dtype, held_out)
     card = markdown(rounded.target_name, placing.dtype, loss, description, command)
-    path = _keep(rounded, card)
     if as_json:
         names = {"model": rounded.target_name, "dtype": placing.dtype, "held_out_sha256": digest}
-        print(json.dumps({**names, **asdict(loss), "kept": path}, allow_nan=False))
+        print(json.dumps({**names, **asdict(loss)}, allow_nan=False))
         return
     console.print(card, markup=False, soft_wrap=True, end="")
-    if not path:
-        console.print("not kept: the conversion is not in the cache")
-
-
-def show(console: Console, card: str | None) -> None:
-    """Print a card in the list of conversions, without its heading."""
-    for line in (card or "").splitlines()[2:]:
-        if line:
-            console.print(f"    {line}", markup=False, soft_wrap=True)
 
 
 def markdown(name: str, dtype: str, loss: Rounding, text: str, command: str) -> str:
@@ -112,13 +102,6 @@ def _load(
         trust_remote_code=origin.trust_remote_code,
         generation_config="ignore",  # the distribution as it is, without bans and penalties
     )
-
-
-def _keep(rounded: Speculator, card: str) -> bool:
-    from foretoken.models.openvino import store  # it runs there, or not at all
-
-    key = getattr(rounded.target, "identity", None)
-    return isinstance(key, str) and store.keep_card(key, card)
 
 
 def _command(model: str | None, dtype: str, held_out: Path) -> str:

@@ -27,7 +27,7 @@ TELLING = (
     "costing.pair_costs",
     "loading.chosen",
     "loading.load",
-    "loading.vocabularies",
+    "loading.draft",
     "models.openvino.conversion",
 )
 

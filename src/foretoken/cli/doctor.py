@@ -40,20 +40,20 @@ def doctor(
     ] = None,
     cache: Annotated[
         bool,
-        typer.Option("--cache", help="List converted models with their cards, and measured costs."),
+        typer.Option("--cache", help="List converted models, and measured costs."),
     ] = False,
     clear_cache: Annotated[
         bool,
         typer.Option(
             "--clear-cache",
-            help="Remove converted models, cards and measured costs. All but cards are made again.",
+            help="Remove converted models and measured costs. They are made again.",
         ),
     ] = False,
     held_out: Annotated[
         Path | None,
         typer.Option(
             help="Measure on this text how rounding to --dtype changes the model (default: the "
-            "shipped target), and keep a card of it. Give text it was not trained on."
+            "shipped target). Give text it was not trained on."
         ),
     ] = None,
     speed: Annotated[
@@ -104,11 +104,11 @@ def _everything() -> dict[str, Any]:
 
     from foretoken.loading.memory import free_bytes
     from foretoken.loading.runtimes import openvino
-    from foretoken.models.families import families
+    from foretoken.models.families import FAMILIES, build
     from foretoken.storage.cache import versions
 
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    checked = bar(families(), "checking")
+    checked = bar(FAMILIES, "checking")
     return {
         "versions": {"python": platform.python_version()} | versions(*PACKAGES),
         "openvino": openvino(),
@@ -116,7 +116,7 @@ def _everything() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
         "processor": _processor(),
-        "families": [{"name": name, **_family(build())} for name, build in checked],
+        "families": [{"name": name, **_family(build(name))} for name in checked],
     }
 
 
@@ -211,9 +211,11 @@ def _show_speeds(console: Console, document: dict[str, Any]) -> None:
 
 def _placed(model: str, origin: option.Origin, placing: option.Placing) -> dict[str, Any]:
     from foretoken.loading.memory import usable
+    from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
     from foretoken.loading.sources import source
 
+    LoadOptions(**vars(placing))
     placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
     placed = place(source(model, origin.revision, origin.trust_remote_code), placement)
     return {"model": model, "runtime": placed.model.runtime, "why": placed.why}
@@ -233,10 +235,7 @@ def _cached() -> dict[str, Any]:
     from foretoken.costing import stored
     from foretoken.models.openvino import store
 
-    rows = [
-        {**asdict(entry), "folder": str(entry.folder), "card": store.card(entry.folder.name)}
-        for entry in store.entries()
-    ]
+    rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.entries()]
     costs = [{**asdict(each), "doubt": each.doubt > 1} for each in stored.entries()]
     return {"folder": _folder(), "models": rows, "costs": costs}
 
@@ -247,7 +246,6 @@ def _show_cached(console: Console, document: dict[str, Any]) -> None:
             f"{_date(row['made'])}  {row['bytes'] / 1e6:6.0f} MB  {row['dtype']:8}  {row['name']}"
         )
         console.print(line, soft_wrap=True)
-        card.show(console, row["card"])
     total = sum(row["bytes"] for row in document["models"]) / 1e6
     console.print(f"{total:.0f} MB in {document['folder']}", soft_wrap=True)
     for each in document["costs"]:

@@ -17,6 +17,7 @@ from foretoken.cli import option, prompts, sheet
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, page
 from foretoken.errors import InputError
+from foretoken.loading.options import smaller
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement.measure import Prompt
@@ -81,7 +82,8 @@ def measure(
     if prompt_file is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     lines = prompts.first(prompt_file, limit)
-    drafts = [*(draft or []), *(_own_drafts(target, loading) if own else [])] or [None]
+    copies = [f"self:{kind}" for kind in smaller(loading.dtype)]
+    drafts = [*(draft or []), *([*copies, "lookup"] if own else [])] or [None]
     if len(drafts) > 1 and (out is not None or rows is not None):
         flag = "--out" if out is not None else "--rows"
         raise InputError(f"{flag} is for one draft; measure each by itself and compare the files")
@@ -124,19 +126,6 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     from foretoken.lab.measurement.result import load  # late: torch takes seconds to import
 
     return [(str(file), load(file)) for file in files]
-
-
-def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
-    """Name the drafts that a target has without a second model."""
-    from foretoken.loading.load import asset  # late: torch takes seconds to import
-    from foretoken.loading.pending import kinds
-    from foretoken.loading.runtimes import Placement
-    from foretoken.loading.sources import source
-    from foretoken.loading.target import ModelFacts
-
-    read = source(target or asset("target"), loading.revision, loading.trust_remote_code)
-    facts = ModelFacts(read, Placement(loading.dtype, runtime=loading.runtime))
-    return [*kinds(loading.dtype, facts.layers), "lookup"]
 
 
 def run(

@@ -264,7 +264,7 @@ Target = Annotated[
 Draft = Annotated[
     str | None,
     Option(
-        help="Draft: a folder or hub id, self, self:int8, self:LAYERS, lookup, heads:FILE, "
+        help="Draft: a folder or hub id, self, self:int8, lookup, heads:FILE, "
         "ngram:FILE, copy, uniform or none. Default: with --target, self or lookup, as measured "
         "costs say; else the one that ships."
     ),
@@ -335,8 +335,8 @@ def require_file(out: Path, flag: str = "--out") -> None:
 # Replicas, and packages that only some commands need
 
 
-def _scale(text: str) -> Any:
-    return Option(help=text, rich_help_panel="Replicas")
+def _scale(text: str, least: int | None = None) -> Any:
+    return Option(help=text, rich_help_panel="Replicas", min=least)
 
 
 @dataclass(frozen=True)
@@ -344,10 +344,10 @@ class Cluster:
     """Number of engines, and the Ray cluster they run on."""
 
     replicas: Annotated[
-        int | None, _scale("Run this many engines, each in a process that Ray places.")
+        int | None, _scale("Run this many engines, each in a process that Ray places.", 1)
     ] = None
     threads: Annotated[
-        int | None, _scale("Threads per replica. Default: an equal share of the processors.")
+        int | None, _scale("Threads per replica. Default: an equal share of the processors.", 1)
     ] = None
     ray: Annotated[
         str | None,
@@ -363,10 +363,7 @@ class Cluster:
         return self.ray or "local"
 
     def require(self) -> None:
-        """Raise InputError for values that are wrong whatever the cluster."""
-        for name, value in (("replicas", self.replicas), ("threads", self.threads)):
-            if value is not None and value < 1:
-                raise InputError(f"--{name} is {value}; give a whole number from 1")
+        """Raise InputError for threads of no replica."""
         if self.threads is not None and not self.used:
             raise InputError("--threads is for replicas; give --replicas, or set OMP_NUM_THREADS")
 

@@ -183,18 +183,13 @@ class Rendering:
 
 
 @dataclass(frozen=True)
-class Roles:
-    """Options that make messages of prompts."""
+class Messages(Rendering):
+    """The same, and options that make messages of prompts."""
 
     chat: Annotated[
         bool, _messages("Send each prompt as a user's message, for an assistant's reply.", "--chat")
     ] = False
     system: Annotated[str | None, _messages("System message before each prompt.")] = None
-
-
-@dataclass(frozen=True)
-class Messages(Rendering, Roles):
-    """All of them; `--help` shows the roles first."""
 
     def require_used(self, lines: list[Line]) -> None:
         """Raise InputError for options that no line has a use for."""

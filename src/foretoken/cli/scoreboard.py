@@ -358,7 +358,7 @@ def _precision(spec: Speculator, loading: option.PairLoading) -> dict[str, str]:
     """Return the target's dtypes by part; the cache has that of the computation by default."""
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
-    dtypes = {"weights": loading.dtype, "cache": loading.kv_dtype or cache, "activations": computed}
+    dtypes = {"weights": loading.dtype, "cache": cache, "activations": computed}
     drafted = None if spec.drafter.model is None else spec.drafter.model.computed
     return dtypes if drafted is None else dtypes | {"draft": drafted}
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.stock.packed import alike, sketch
+from foretoken.models.stock.sizes import alike, sketch
 from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.heads", 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import cast
 
@@ -21,8 +21,8 @@ from foretoken.costing.gamma import MAX_GAMMA, Past, prices_of, rate
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
 from foretoken.errors import ForetokenError
-from foretoken.loading.options import ROUNDED
-from foretoken.loading.pending import ModelDraft, OwnCopy
+from foretoken.loading.draft import own_copy
+from foretoken.loading.options import ROUNDED, smaller
 from foretoken.loading.target import LoadedTarget
 from foretoken.speculator import Speculator
 from foretoken.storage.cache import remember, remembered
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 FILE = "drafts.json"
 LEAST = 1.05  # predicted tokens a second over plain decoding for which a copy is kept in memory
 QUICK = 1e-3  # seconds of a plain step below which what lies outside the models outweighs guesses
-KINDS = ("int4", "int8")
-SMALL = 2_000_000  # parameters of a draft from which on its weights are worth rounding
 FASTER = 1.02  # predicted tokens a second for which a draft is rounded
 DEARER, BEST = 1.3, 0.99  # a draft in int8 against one in int4: its time at least, its alpha
 
@@ -43,15 +41,9 @@ def chosen(looking: Speculator, target: LoadedTarget) -> Speculator:
     front where a text repeats. The choice is logged."""
     if looking.target.runtime != "openvino":  # no other shares its rows
         return looking
-    name = stored.key(looking.target, looking.drafter, FILE)
-    remembered_kind = remembered(FILE).get(name) if name else None
-    kind = remembered_kind if remembered_kind in (*KINDS, "") else None
-    if kind is None:
-        best = _fastest(looking, target)
-        if name:
-            remember(FILE, name, best.draft_name.partition(":")[2])
-    else:
-        best = (_drafting(target, kind) if kind else None) or looking
+    drafting = cache(partial(_drafting, target))
+    kind = _kept(looking, lambda: _fastest(looking, drafting))
+    best = (drafting(kind) if kind else None) or looking
     log.info(
         "no draft was given: %s guesses%s",
         best.draft_name,
@@ -60,37 +52,37 @@ def chosen(looking: Speculator, target: LoadedTarget) -> Speculator:
     return best
 
 
-def rounded(spec: Speculator, draft: ModelDraft) -> Speculator:
-    """Return `spec`, or the same with its draft in eight or four bits. The choice is logged, where
-    it is another."""
-    if spec.target.runtime != "openvino" or draft.facts.parameters < SMALL:
+def rounded(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> Speculator:
+    """Return `spec`, whose draft is in `dtype`, or the same with its draft in eight or four bits.
+    The choice is logged, where it is another."""
+    made = cache(make)
+    kind = _kept(spec, lambda: _quickest(spec, dtype, made))
+    if not kind:
         return spec
-    make = partial(draft.rounded, V=spec.target.vocab_size)
+    log.info("%s drafts in %s, which is faster; draft_dtype says otherwise", spec.draft_name, kind)
+    return replace(spec, drafter=made(kind))
+
+
+def _kept(spec: Speculator, measure: Callable[[], str]) -> str:
+    """Return the rounding that was chosen for this pair, "" for none; `measure` it where there is
+    none yet, and keep it."""
     name = stored.key(spec.target, spec.drafter, FILE)
-    remembered_kind = remembered(FILE).get(name) if name else None
-    if remembered_kind in (*ROUNDED, ""):
-        kind = cast(str, remembered_kind)
-        best = replace(spec, drafter=make(kind)) if kind else spec
-    else:
-        best, kind = _quickest(spec, draft.placement.dtype, make)
-        if name:
-            remember(FILE, name, kind)
-    if kind:
-        log.info(
-            "%s drafts in %s, which is faster; draft_dtype says otherwise", spec.draft_name, kind
-        )
-    return best
+    kind = remembered(FILE).get(name) if name else None
+    if kind in (*ROUNDED, ""):
+        return cast(str, kind)
+    kind = measure()
+    if name:
+        remember(FILE, name, kind)
+    return kind
 
 
-def _quickest(
-    spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
-) -> tuple[Speculator, str]:
-    """Return the fastest, and its precision if it is another one."""
-    best, kind, base = spec, "", spec.costing.step_costs(PLAIN)
+def _quickest(spec: Speculator, dtype: str, made: Callable[[str], LMDrafter]) -> str:
+    """Return the draft's fastest precision, "" where it has it."""
+    best, base = "", spec.costing.step_costs(PLAIN)
     most = _rate(base)
-    for fewer in ROUNDED[ROUNDED.index(dtype) + 1 if dtype in ROUNDED else 0 :]:
+    for fewer in smaller(dtype):
         try:
-            other = replace(spec, drafter=make(fewer))
+            other = replace(spec, drafter=made(fewer))
         except ForetokenError as error:
             log.info("%s cannot draft in %s: %s", spec.draft_name, fewer, error)
             break
@@ -102,20 +94,17 @@ def _quickest(
         tokens_per_second = _rate(replace(measured, prior=prior))
         if tokens_per_second < FASTER * most:  # four bits gain nothing where eight do not
             break
-        best, kind, most = other, fewer, tokens_per_second
-    return best, kind
+        best, most = fewer, tokens_per_second
+    return best
 
 
-def _fastest(looking: Speculator, target: LoadedTarget) -> Speculator:
-    """Return the fastest of look-up and the copies."""
+def _fastest(looking: Speculator, drafting: Callable[[str], Speculator | None]) -> str:
+    """Return the copy that is faster than look-up, "" where none is."""
     if looking.costing.step_costs(PLAIN).seconds(0) < QUICK:
-        return looking
-    best, most = looking, LEAST
-    bound = float("inf")
-    for kind in KINDS:
-        if bound <= most:
-            break
-        own = _drafting(target, kind)
+        return ""
+    best, most, bound = "", LEAST, float("inf")
+    for kind in reversed(ROUNDED):
+        own = drafting(kind) if bound > most else None
         if own is None:
             continue
         measured = own.costing.step_costs(PLAIN)
@@ -124,7 +113,7 @@ def _fastest(looking: Speculator, target: LoadedTarget) -> Speculator:
         dearer = tuple((n, DEARER * seconds) for n, seconds in measured.draft)
         bound = _gain(replace(measured, draft=dearer, prior=(1.0, BEST)))
         if gain > most:
-            best, most = own, gain
+            best, most = kind, gain
     return best
 
 
@@ -132,7 +121,7 @@ def _drafting(target: LoadedTarget, kind: str) -> Speculator | None:
     """Return the target with its copy; None where there can be none."""
     name = f"self:{kind}"
     try:
-        drafter = OwnCopy(name, kind, ()).attach(target)
+        drafter = own_copy(name, kind, target)
     except ForetokenError as error:
         log.info("%s cannot draft: %s", name, error)
         return None

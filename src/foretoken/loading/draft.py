@@ -1,14 +1,20 @@
 """Drafts by name: a model, n-grams, heads, a copy of the target, a look-up.
 
-A draft that does not fit the target is refused before the target runs.
+A draft that does not fit the target, or an option that it cannot honour, is refused before the
+target runs.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import torch
 
 from foretoken.drafters.base import Drafter, require_drafter, require_vocabulary
 from foretoken.drafters.cascade import CascadeDrafter
@@ -20,55 +26,111 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.hub import is_folder
-from foretoken.loading.options import LoadOptions
-from foretoken.loading.pending import (
-    DetachedHeads,
-    ModelDraft,
-    OwnCopy,
-    PendingDraft,
-    ReadyDraft,
-    own_copy,
-)
-from foretoken.loading.runtimes import Placement, place
-from foretoken.loading.sources import in_memory, read_of
+from foretoken.loading.options import ROUNDED, LoadOptions
+from foretoken.loading.runtimes import Placement, companion, place, require_shared
+from foretoken.loading.sources import Source, in_memory, read_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
-from foretoken.loading.target import KnownTarget, ModelFacts
-from foretoken.loading.vocabularies import ForeignDraft, dictionary_of
+from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
+from foretoken.models.base import OpenModel
+from foretoken.models.vocabularies.translated import TranslatedModel
+from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.speculator import Speculator
-from foretoken.text.decoding import require_same_words
+from foretoken.text.decoding import other_words, require_same_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from foretoken.drafters.blockwise import Heads
+    from foretoken.drafters.heads import HeadsDrafter
+
+log = logging.getLogger(__name__)
 
 WORDS_MISSING = (
     "give tokenizer=, and the draft's folder, or same_tokenizer=True where equal ids are equal "
     "tokens in both"
 )
 SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
+SMALL = 2_000_000  # parameters of a draft from which on its weights are worth rounding
 
 
-def _ngram(file: str, target: KnownTarget, options: LoadOptions) -> ReadyDraft:
+@dataclass(frozen=True, slots=True)
+class PendingDraft:
+    """A draft that fits its target."""
+
+    attach: Callable[[LoadedTarget], Drafter]  # makes the drafter, once the target runs
+    # loads it in another precision, where none was asked for and another may be faster
+    rounded: Callable[[str], LMDrafter] | None = None
+
+
+def own_copy(name: str, dtype: str, target: LoadedTarget) -> LMDrafter:
+    """Return the target with its weights in `dtype`, as a drafter over the target's rows. Raises
+    InputError where that would be the target itself, and as `companion`."""
+    if dtype == target.model.computed:
+        raise InputError(
+            f"draft is {name!r}, but the target is in {dtype} itself; give a target of another "
+            "dtype, or another draft"
+        )
+    return LMDrafter(companion(target.read, target.model, dtype))
+
+
+def _own(kind: str, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
+    """Return what makes the copy that "self:KIND" names. Raises InputError for another kind and for
+    options that contradict it, RefusedError for a runtime that was asked for and shares no rows."""
+    name, dtype = f"self:{kind}" if kind else "self", options.draft_dtype
+    if kind and kind not in ROUNDED:
+        raise InputError(f"draft is {name!r:.60}; give self, self:int4 or self:int8")
+    if kind and dtype not in (None, kind):
+        raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
+    options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
+    runtime = "transformers" if options.exact_shapes else options.runtime
+    if runtime != "auto":
+        require_shared(runtime)
+    return partial(own_copy, name, kind or dtype or "int4")
+
+
+def _ngram(file: str, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
     mark = fingerprint(target.tokenizer.get_vocab()) if target.tokenizer else None
     table = NGram.load(file, vocab_size=target.facts.V, fingerprint=mark)
-    return ReadyDraft(f"ngram:{file}", NGramDrafter(table))
+    return lambda loaded: NGramDrafter(table)
 
 
-def _heads(file: str, target: KnownTarget, options: LoadOptions) -> DetachedHeads:
+def _heads(file: str, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
     from foretoken.drafters.blockwise import Heads  # late: takes seconds
 
     heads, name = Heads.load(file), f"heads:{file}"
     heads.require_shape(name, target.facts.structure)
-    return DetachedHeads(name, heads)
+    if options.exact_shapes:
+        raise RefusedError(
+            "exact_shapes=True shows no hidden states, which heads read; give another draft"
+        )
+    return partial(_with_heads, name, heads)
+
+
+def _with_heads(name: str, heads: Heads, target: LoadedTarget) -> HeadsDrafter:
+    """Return the drafter on the target's output layer, which is read anew where torch's weights are
+    gone."""
+    from foretoken.drafters.blockwise import ends_of
+    from foretoken.drafters.heads import HeadsDrafter  # late: takes seconds
+
+    network = getattr(target.model, "model", None)
+    if network is None:
+        read = target.read
+        loaded = isinstance(read, Source)
+        network = read.network(torch.float32, target.model.device) if loaded else read
+    heads.require_target(name, network)
+    output, embeddings = ends_of(network)
+    heads.to(embeddings.weight.device, embeddings.weight.dtype)
+    return HeadsDrafter(cast(OpenModel, target.model), heads, output, embeddings)
 
 
 # Drafts by name; names that end in ":" are followed by a file, or by a kind of copy
-NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], PendingDraft]] = {
-    "self": lambda kind, target, options: OwnCopy("self", options.draft_dtype, ()),
-    "self:": lambda kind, target, options: own_copy(kind, target.facts, options.draft_dtype),
-    "none": lambda file, target, options: ReadyDraft("none", NoDrafter()),
-    "lookup": lambda file, target, options: ReadyDraft("lookup", LookupDrafter()),
-    "copy": lambda file, target, options: ReadyDraft("copy", CopyDrafter()),
-    "uniform": lambda file, target, options: ReadyDraft("uniform", UniformDrafter(target.facts.V)),
+NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter]]] = {
+    "self": _own,
+    "self:": _own,
+    "none": lambda file, target, options: lambda loaded: NoDrafter(),
+    "lookup": lambda file, target, options: lambda loaded: LookupDrafter(),
+    "copy": lambda file, target, options: lambda loaded: CopyDrafter(),
+    "uniform": lambda file, target, options: lambda loaded: UniformDrafter(target.facts.V),
     "ngram:": _ngram,
     "heads:": _heads,
 }
@@ -83,24 +145,35 @@ def draft_of(
     """Return the draft that fits the target; it is loaded where it is a model. Raises InputError
     for an unknown one, RefusedError for one that does not fit."""
     if isinstance(draft, str) and (named := _named(draft, target, options)) is not None:
-        return named
+        return PendingDraft(named)
     if isinstance(draft, str | Path) or in_memory(draft):
         return _model_draft(draft, target, options, placement)
     name = name_of(draft)
     if isinstance(draft, Speculator):
-        own = draft.target.encoder_decoder, draft.target.vocab_size, draft.tokenizer
-        _require_fit(draft.target_name, *own, target)
+        _require_kind(draft.target_name, draft.target.encoder_decoder, target)
+        own = draft.target_name, draft.target.vocab_size, draft.tokenizer
+        require_same_words(*own, target.facts.V, target.tokenizer)
         draft = CascadeDrafter(draft.target, draft.drafter)
     drafter = require_drafter(draft)
     require_vocabulary(drafter, target.facts.V, "the target")
-    return ReadyDraft(name, drafter)
+    _refuse_model_options(name, options)
+    return PendingDraft(lambda loaded: drafter)
 
 
-def _named(draft: str, target: KnownTarget, options: LoadOptions) -> PendingDraft | None:
-    """Return the draft of that name; None for the name of a model. Raises InputError, with all
-    names, for one that was mistyped."""
+def _refuse_model_options(name: str, options: LoadOptions) -> None:
+    because = f"{name} is no model that is loaded"
+    options.refuse("same_tokenizer", "draft_dtype", because=because)
+
+
+def _named(
+    draft: str, target: KnownTarget, options: LoadOptions
+) -> Callable[[LoadedTarget], Drafter] | None:
+    """Return what makes the draft of that name; None for the name of a model. Raises InputError,
+    with all names, for one that was mistyped."""
     name, colon, file = draft.partition(":")
     if name + colon in NAMES:
+        if name != "self":
+            _refuse_model_options(draft, options)
         return NAMES[name + colon](file, target, options)
     if is_folder(draft) or (not colon and "/" in draft):
         return None
@@ -120,57 +193,56 @@ def _model_draft(
     target: KnownTarget,
     options: LoadOptions,
     placement: Placement,
-) -> ModelDraft | ForeignDraft:
+) -> PendingDraft:
     origin = options.draft_revision, options.trust_remote_code
     facts = ModelFacts(read_of(draft, *origin), placement)
     name, tokenizer = name_of(draft), tokenizer_of(draft, *origin)
-    same = options.same_tokenizer
+    same, loaded, V = options.same_tokenizer, not in_memory(draft), target.facts.V
+    if not loaded:
+        options.refuse("draft_dtype", because=f"{name} is no model that is loaded")
     if not facts.encoder_decoder and not same:
-        there = target.name, target.tokenizer, target.facts.V
-        dictionary = dictionary_of((name, tokenizer, facts.V), there)
+        dictionary = _dictionary(name, tokenizer, facts.V, target)
         if dictionary is not None:
-            model = place(facts.read, placement).model
-            return ForeignDraft(name, model, dictionary, loaded=not in_memory(draft))
-    if same and None in (tokenizer, target.tokenizer):
-        _require_kind(name, facts.encoder_decoder, target)
-        _require_ids(name, facts.V, target, tokenizer or target.tokenizer)
-    else:
-        remedy = WORDS_MISSING if in_memory(draft) else None
-        _require_fit(name, facts.encoder_decoder, facts.V, tokenizer, target, remedy)
-    drafter = LMDrafter(place(facts.read, placement).model, target.facts.V)
-    return ModelDraft(name, facts, placement, drafter)
+            model = TranslatedModel(place(facts.read, placement).model, dictionary, V)
+            return PendingDraft(lambda target: LMDrafter(model))
+    _require_kind(name, facts.encoder_decoder, target)
+    if not same or None not in (tokenizer, target.tokenizer):
+        remedy = None if loaded else WORDS_MISSING
+        require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
+    drafter = LMDrafter(place(facts.read, placement).model, V)
+    free = loaded and options.draft_dtype is None and not options.exact_shapes
+    if not free or drafter.runtime != "openvino" or facts.parameters < SMALL:
+        return PendingDraft(lambda target: drafter)
+
+    def rounded(dtype: str) -> LMDrafter:
+        return LMDrafter(place(facts.read, replace(placement, dtype=dtype)).model, V)
+
+    return PendingDraft(lambda target: drafter, rounded)
 
 
-def _require_fit(
-    name: str,
-    encoder_decoder: bool,
-    V: int,
-    own: PreTrainedTokenizerBase | None,
-    target: KnownTarget,
-    remedy: str | None = None,
-) -> None:
-    """RefusedError for a draft of another kind or vocabulary than the target's. `remedy`: without
-    two tokenizers."""
-    _require_kind(name, encoder_decoder, target)
-    require_same_words(name, V, own, target.facts.V, target.tokenizer, remedy)
+def _dictionary(
+    name: str, tokenizer: PreTrainedTokenizerBase | None, V: int, target: KnownTarget
+) -> Dictionary | None:
+    """Return the words of a draft and its target; None where ids mean the same, or without two
+    tokenizers to compare. RefusedError where they share no word, and as `Words.of`."""
+    own = target.tokenizer
+    if tokenizer is None or own is None or not other_words(tokenizer, own):
+        return None
+    ours, theirs = Words.of(target.name, own, target.facts.V), Words.of(name, tokenizer, V)
+    dictionary = Dictionary(ours, theirs)
+    dictionary.require(name, target.name)
+    log.info(
+        "%s has another tokenizer: %d of its %d words are the target's too",
+        name,
+        dictionary.words,
+        len(theirs.spelled),
+    )
+    return dictionary
 
 
 def _require_kind(name: str, encoder_decoder: bool, target: KnownTarget) -> None:
     if encoder_decoder and not target.facts.encoder_decoder:
         raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
-
-
-def _require_ids(
-    name: str, V: int, target: KnownTarget, tokenizer: PreTrainedTokenizerBase | None
-) -> None:
-    """RefusedError where one of both lacks ids of the tokenizer that they are said to share."""
-    last = max(tokenizer.get_vocab().values(), default=-1) if tokenizer else -1
-    for model, rows in ((name, V), (target.name, target.facts.V)):
-        if rows <= last:
-            raise RefusedError(
-                f"same_tokenizer is True, but the tokenizer has ids up to {last}, and {model} has "
-                f"{rows} output rows; give a draft of the target's tokenizer, or leave it out"
-            )
 
 
 def name_of(source: object) -> str:

@@ -16,7 +16,6 @@ from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import draft_of, name_of
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
-from foretoken.loading.pending import ModelDraft, PendingDraft
 from foretoken.loading.runtimes import Placement, place, place_exact
 from foretoken.loading.sources import read_of, unwrapped
 from foretoken.loading.sources import tokenizer as tokenizer_of
@@ -26,7 +25,6 @@ from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
@@ -40,12 +38,11 @@ def load(
     """Load a target and a draft, ready to generate.
 
     A draft's precision never changes the output's distribution, only which text a seed gives. A
-    decoder-only draft with another tokenizer is translated; how it drafts best is tried here, which
-    takes seconds. With exact_shapes each sequence runs by itself, in forwards of one width
-    (docs/exact.md says what that costs). generation_config="ignore" passes over entries of the
-    model's generation config that would change the distribution, which are refused otherwise. Its
-    sampling settings are never followed: a warning names them once, at the first text that is
-    sampled otherwise.
+    decoder-only draft with another tokenizer is translated. With exact_shapes each sequence runs by
+    itself, in forwards of one width (docs/exact.md says what that costs).
+    generation_config="ignore" passes over entries of the model's generation config that would
+    change the distribution, which are refused otherwise. Its sampling settings are never followed:
+    a warning names them once, at the first text that is sampled otherwise.
 
     Args:
         target: A local folder, a hub id or a model in memory, which is used as it is, in its own
@@ -53,8 +50,8 @@ def load(
             model inside). None is the default pair, which ships with the package.
         draft: A folder, an id or a model in memory; "none", "lookup", "copy", "uniform",
             "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8", the target with
-            rounded weights, or "self:0-3,8", the target with these layers alone, which share the
-            target's keys and values and need OpenVINO; any Drafter; or a Speculator from `load`, a
+            rounded weights, which shares the target's keys and values and needs OpenVINO; any
+            Drafter; or a Speculator from `load`, a
             cascade: its target drafts here and is itself accelerated by its draft
             (docs/drafters.md). None is the shipped draft for the shipped target, else the fastest
             of "lookup", "self:int4" and "self:int8" by costs measured here once (logged at INFO).
@@ -80,19 +77,22 @@ def load(
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
-    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
+    placement = Placement(asked.dtype, device, asked.runtime)
     known = _known(target, asked, placement)
+    given = "lookup" if draft is None else draft
     # The draft first: what does not fit is refused before the target is loaded or converted
-    pending = _pending(draft, known, asked, device)
-    loaded = _loaded(known, asked, placement)
-    name = "lookup" if draft is None else name_of(draft)
-    spec = loaded.speculator(pending.attach(loaded), name)
+    with log_if_slow(log, "loading %s", name_of(given)):
+        drafts_in = Placement(asked.draft_dtype or asked.dtype, device, asked.runtime)
+        pending = draft_of(given, known, asked, drafts_in)
+    with log_if_slow(log, "loading %s", known.name):
+        running = (place_exact if asked.exact_shapes else place)(known.facts.read, placement).model
+    loaded = LoadedTarget(known, running)
+    spec = loaded.speculator(pending.attach(loaded), name_of(given))
     if draft is None:
         return chosen(spec, loaded)
-    free = asked.draft_dtype is None and not ships and not asked.exact_shapes
-    if free and isinstance(pending, ModelDraft) and pending.loaded:
-        return rounded(spec, pending)
-    return spec
+    if pending.rounded is None or ships:
+        return spec
+    return rounded(spec, asked.dtype, pending.rounded)
 
 
 def _known(
@@ -111,31 +111,6 @@ def _known(
     else:
         tokenizer = tokenizer_of(asked.tokenizer, None, asked.trust_remote_code, required=True)
     return KnownTarget(name_of(target), facts, settings, tokenizer)
-
-
-def _pending(
-    draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
-    target: KnownTarget,
-    asked: LoadOptions,
-    device: torch.device,
-) -> PendingDraft:
-    """Load the draft; without one it looks up."""
-    if draft is None:
-        asked.refuse("same_tokenizer", "draft_dtype", because="there is no draft")
-        draft = "lookup"
-    placement = Placement(asked.draft_dtype or asked.dtype, device, asked.runtime)
-    with log_if_slow(log, "loading %s", name_of(draft)):
-        pending = draft_of(draft, target, asked, placement)
-    pending.require(asked)
-    return pending
-
-
-def _loaded(target: KnownTarget, asked: LoadOptions, placement: Placement) -> LoadedTarget:
-    """Load the target on its runtime."""
-    read = target.facts.read
-    with log_if_slow(log, "loading %s", target.name):
-        running = (place_exact if asked.exact_shapes else place)(read, placement).model
-    return LoadedTarget(target, running)
 
 
 def asset(name: str) -> Path:

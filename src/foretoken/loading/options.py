@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
-KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
 RUNTIMES = ("auto", "transformers", "openvino", "graphs")
-SPREAD = (  # of tensor_parallel, which version 0.1.0 had
-    "is gone: a target runs in one process; load it in int8 or int4 if it does not fit, and serve "
-    "it by --replicas if one is too slow"
-)
-NO_MODEL = "is no model that is loaded"  # of drafts that have no options of a model
 
 
 def one_of(values: tuple[str, ...]) -> Choice:
@@ -37,14 +31,9 @@ def as_given(name: str, value: Any) -> Any:
     return value
 
 
-def as_device(name: str, value: Any) -> Any:
-    if value is None:
-        raise InputError("device is None; give 'cpu' or 'cuda'")
-    return value
-
-
-def gone(name: str, value: Any) -> Any:
-    raise InputError(f"{name} {SPREAD}")
+def smaller(dtype: str) -> tuple[str, ...]:
+    """Return the roundings that take fewer bytes than weights in `dtype`."""
+    return ROUNDED[ROUNDED.index(dtype) + 1 if dtype in ROUNDED else 0 :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +53,7 @@ class LoadOptions:
         "Loading",
         group="placing",
     )
-    device: str = option("cpu", as_device, "Device: cpu, cuda, ...", "Loading", group="placing")
+    device: str = option("cpu", as_given, "Device: cpu, cuda, ...", "Loading", group="placing")
     runtime: str = option(
         "auto",
         one_of(RUNTIMES),
@@ -97,13 +86,6 @@ class LoadOptions:
         flag="--ignore-generation-config",
         group="reading",
     )
-    kv_dtype: str | None = option(
-        None,
-        one_of(KV_DTYPES),
-        "Precision of the KV cache: int8, which makes the target another model.",
-        "Loading",
-        group="target",
-    )
     draft_dtype: str | None = option(
         None,
         one_of(DTYPES),
@@ -127,9 +109,6 @@ class LoadOptions:
         "Equal ids are equal tokens in target and draft, where tokenizers cannot be compared.",
         None,
     )
-    tensor_parallel: None = option(
-        None, gone, "No longer an option; anything but None is an error.", None
-    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -150,11 +129,10 @@ class LoadOptions:
                 f"exact_shapes=True runs on torch, and was not shown to be exact on {self.runtime};"
                 " give runtime='transformers'"
             )
-        for name in ("dtype", "kv_dtype"):
-            if (value := getattr(self, name)) in ROUNDED:
-                raise RefusedError(
-                    f"exact_shapes=True runs on torch, which has no {name}={value!r}; leave it out"
-                )
+        if self.dtype in ROUNDED:
+            raise RefusedError(
+                f"exact_shapes=True runs on torch, which has no dtype={self.dtype!r}; leave it out"
+            )
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -167,12 +145,10 @@ class LoadKeywords(TypedDict, total=False):
     trust_remote_code: bool
     tokenizer: str | Path | PreTrainedTokenizerBase | None
     generation_config: str | None
-    kv_dtype: str | None
     draft_dtype: str | None
     draft_revision: str | None
     exact_shapes: bool
     same_tokenizer: bool
-    tensor_parallel: None
 
 
 OPTIONS = declared(LoadOptions)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,14 +17,14 @@ import torch
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.generation_config import read_settings
 from foretoken.loading.hub import is_folder
-from foretoken.loading.options import OPTIONS, ROUNDED
+from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from foretoken.models.openvino.conversion import Way
+    from foretoken.models.openvino.conversion import Conversion, Way
     from foretoken.models.stock.selfcheck import Form
 
 log = logging.getLogger(__name__)
@@ -41,17 +40,11 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The runtime, device and precision that a model is to have. InputError for an unknown one."""
+    """The runtime, device and precision that a model is to have, as `LoadOptions` has them."""
 
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
     runtime: str = "auto"
-    kv_dtype: str | None = None  # of keys and values; None: that of the arithmetic
-
-    def __post_init__(self) -> None:
-        for name in ("runtime", "dtype", "kv_dtype"):
-            if (value := getattr(self, name)) is not None:
-                OPTIONS[name].check(name, value)
 
 
 def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
@@ -62,37 +55,30 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     """
     loaded = isinstance(source, Source)
     device = placement.device if loaded else source.device
-    plain = placement.runtime == "auto" and not placement.kv_dtype
-    if not loaded and plain and device.type != "cuda":
-        return Placed(_torch(source, placement.dtype, device)[0], "it was in memory")
+    if not loaded and placement.runtime == "auto" and device.type != "cuda":
+        return Placed(_torch(source, placement.dtype, device), "it was in memory")
     dtype = dtype_of(source, placement)
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype not in ROUNDED else "openvino"
     fast = fast if placement.runtime == "auto" else placement.runtime
+    if dtype in ROUNDED and fast != "openvino":
+        raise RefusedError(f"dtype={dtype!r} runs on OpenVINO only; leave runtime at 'auto'")
     if fast != "transformers":
         try:
-            if fast == "openvino":
-                model = _openvino(source, dtype, device, placement.kv_dtype)
-            else:
-                model = _graphs(source, dtype, device)
-            return Placed(model, "it passed the self-check")
+            on_fast = _openvino if fast == "openvino" else _graphs
+            return Placed(on_fast(source, dtype, device), "it passed the self-check")
         except RefusedError as error:
-            if placement.runtime == fast or dtype in ROUNDED or placement.kv_dtype:
+            if placement.runtime == fast or dtype in ROUNDED:
                 raise RefusedError(f"{error}{_remedy(placement, dtype)}") from error.__cause__
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
-    for name, value in (("dtype", dtype), ("kv_dtype", placement.kv_dtype)):
-        if value in ROUNDED:
-            raise RefusedError(f"{name}={value!r} runs on OpenVINO only; leave runtime at 'auto'")
-    model, packed = _torch(source, dtype, placement.device)
-    return Placed(model, "; ".join([reason, *packed]))
+    return Placed(_torch(source, dtype, placement.device), reason)
 
 
 def _remedy(placement: Placement, dtype: str) -> str:
     """Say what to give instead where a model cannot run as it was asked to."""
     changes = ["give dtype='float32'"] if dtype in ROUNDED else []
-    changes += ["leave kv_dtype out"] if placement.kv_dtype else []
     if placement.runtime != "auto":
         changes.insert(0, f"leave runtime at 'auto' (not {placement.runtime!r})")
     return "; " + ", ".join(changes)
@@ -114,38 +100,33 @@ def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Place
     of the text. Raises RefusedError for a model that cannot run so."""
     from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
 
-    network, packed = _network(source, dtype_of(source, placement), placement.device, ON_A_GRID)
-    return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
+    network = _network(source, dtype_of(source, placement), placement.device, ON_A_GRID)
+    return Placed(steady(ExactModel(network)), "it was asked for")
 
 
-def _torch(
-    source: Source | PreTrainedModel, dtype: str, device: torch.device
-) -> tuple[Model, list[str]]:
-    """Return the model on torch over a ragged cache, and the outcome of packing."""
+def _torch(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
     from foretoken.models.stock.selfcheck import ON_TORCH  # late: takes seconds
 
-    network, packed = _network(source, dtype, device, ON_TORCH)
-    return ON_TORCH.run(network), packed
+    return ON_TORCH.run(_network(source, dtype, device, ON_TORCH))
+
+
+def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
+    from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
+
+    return rehearsed(GraphModel(_network(source, dtype, device, ON_GRAPHS)))
 
 
 def _network(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
-) -> tuple[PreTrainedModel, list[str]]:
-    """Return a network whose family passes the self-check in that form; if loaded here, it is
-    packed."""
-    from foretoken.models.stock.packed import pack  # late: takes seconds
-    from foretoken.models.stock.selfcheck import self_check
+) -> PreTrainedModel:
+    """Return a network whose family passes the self-check in that form."""
+    from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
 
-    if not isinstance(source, Source):
-        self_check(source, form)
-        require_precision(source)
-        return source, []
-    self_check(source.empty, form)
-    network = source.network(getattr(torch, dtype), device)
+    loaded = isinstance(source, Source)
+    self_check(source.empty if loaded else source, form)
+    network = source.network(getattr(torch, dtype), device) if loaded else source
     require_precision(network)
-    packing = pack(network)
-    packed = f"{packing.layers} layers packed" if packing.layers else f"unpacked: {packing.reason}"
-    return network, [packed]
+    return network
 
 
 def require_precision(network: PreTrainedModel) -> None:
@@ -177,40 +158,24 @@ def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
 
 
-def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
-    if dtype in ROUNDED:
-        raise RefusedError(f"graphs have no {dtype}; give runtime='openvino', or another dtype")
-    from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
-    from foretoken.models.stock.selfcheck import self_check
-
+def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
     loaded = isinstance(source, Source)
-    self_check(source.empty if loaded else source, ON_GRAPHS)
-    network = source.network(getattr(torch, dtype), device) if loaded else source
-    return rehearsed(GraphModel(network))
-
-
-def _openvino(
-    source: Source | PreTrainedModel, dtype: str, device: torch.device, cache: str | None
-) -> Model:
-    conversion = _library()
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
-    if not isinstance(source, Source):
-        way = _way(source)
-        try:
-            return way.run(copy.deepcopy(source).float().cpu(), cache)
-        except Exception as error:  # a forward may raise anything
-            name = type(source).__name__
-            kind = kind_of(error)
-            raise RefusedError(f"{name} cannot be converted: its code raised {kind}") from error
-    if dtype not in conversion.DTYPES:
+    conversion = _conversion(source, dtype if loaded else "float32", device)
+    kept = conversion.kept() if loaded and is_folder(source.path) else None
+    return kept or conversion.model(_way(source.empty if loaded else source))
+
+
+def _conversion(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Conversion:
+    library = _library()
+    if dtype not in library.DTYPES:
         raise RefusedError(f"OpenVINO has no {dtype}")
-    graph = conversion.kept(source, dtype, cache) if is_folder(source.path) else None
-    if graph is not None:
-        return graph
-    way = _way(source.empty)
-    load, more = _weights(source, dtype, device), partial(_kept_beside, source)
-    return conversion.Conversion(source, dtype, load, more).model(way, cache)
+    if not isinstance(source, Source):
+        return library.Conversion(None, dtype, partial(copy.deepcopy, source))
+    loaded_in = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    load = partial(source.network, loaded_in, device)
+    return library.Conversion(source, dtype, load, lambda: {"settings": _settings(source.empty)})
 
 
 def require_shared(runtime: str) -> None:
@@ -222,33 +187,12 @@ def require_shared(runtime: str) -> None:
         )
 
 
-def companion(
-    source: Source | PreTrainedModel, target: Model, dtype: str, layers: tuple[int, ...]
-) -> Model:
-    """Return a copy of `target`, made from the same source, that drafts over the target's own rows:
-    with weights rounded to `dtype`, or with these layers alone where there are some.
-
-    Raises RefusedError where the target shares no rows.
-    """
+def companion(source: Source | PreTrainedModel, target: Model, dtype: str) -> Model:
+    """Return a copy of `target`, made from the same source with weights rounded to `dtype`, that
+    drafts over the target's own rows. Raises RefusedError where the target shares no rows."""
     require_shared(target.runtime)
-    conversion = _library()
-    if dtype not in conversion.DTYPES:
-        raise RefusedError(f"OpenVINO has no {dtype}")
     host: Any = target  # one of that library's models
-    if not isinstance(source, Source):
-        in_memory = partial(copy.deepcopy, source)
-        return conversion.Conversion(None, dtype, in_memory, dict, layers).companion(host)
-    load, more = _weights(source, dtype, target.device), partial(_kept_beside, source)
-    return conversion.Conversion(source, dtype, load, more, layers).companion(host)
-
-
-def _weights(source: Source, dtype: str, device: torch.device) -> Callable[[], PreTrainedModel]:
-    return partial(source.network, torch.bfloat16 if dtype == "bfloat16" else torch.float32, device)
-
-
-def _kept_beside(source: Source) -> dict[str, Any]:
-    """Return facts that a conversion keeps beside the export's."""
-    return {"settings": _settings(source.empty)}
+    return _conversion(source, dtype, target.device).companion(host)
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:

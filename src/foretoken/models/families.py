@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import transformers
@@ -45,11 +44,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "BART": ("BartConfig", "BartForConditionalGeneration", BART),
     "Marian": ("MarianConfig", "MarianMTModel", BART | {"decoder_vocab_size": 64}),
 }
-
-
-def families() -> list[tuple[str, Callable[[], PreTrainedModel]]]:
-    """Names, and how to build a tiny random model of each."""
-    return [(name, lambda name=name: build(name)) for name in FAMILIES]
 
 
 def build(name: str) -> PreTrainedModel:

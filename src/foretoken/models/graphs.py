@@ -21,10 +21,9 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Blocks, counts_of
 from foretoken.models.rows import BEYOND, check_lengths, check_room, padded, staying
-from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.attention import Forward, Needed, Read
 from foretoken.models.stock.cache import BUCKET, RaggedCache, given, ragged_cache
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.stock.needed import Needed, Read
 from foretoken.models.stock.selfcheck import Form
 from foretoken.models.stock.sizes import no_logits
 from foretoken.transfer import sent

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,82 @@ def most_slots(lengths: list[int], unit: int) -> int:
 def roomy(rows: int) -> int:
     """So many, and half as many that may join them."""
     return rows + rows // 2
+
+
+class Places:
+    """Rows of their own lengths in arrays: each has a place, of which slots 0 .. length-1 are its
+    own. One that leaves leaves a gap, for the next that joins or, before a pass, for the last: the
+    others stay where they are."""
+
+    unit = 64  # slots; a capacity that is chosen here is a multiple of this
+    spare = 2  # part of the slots that are added beside those that are needed
+    lengths: list[int]
+    places: list[int]
+    rows: int  # for which there is room
+    capacity: int  # slots
+
+    def parts(self) -> list[Any]:
+        """The arrays: each has those of all `arrays`, and can `fit`, `put` and give a `row`, once
+        it `is_initialized`."""
+        raise NotImplementedError
+
+    def reserve(self, rows: int, slots: int) -> None:
+        """Room for so many, and for some more where there was too little."""
+        if rows <= self.rows and slots <= self.capacity:
+            return
+        # of many that have left, some room
+        rows = max(rows, roomy(self.rows)) if rows > self.rows else min(self.rows, roomy(rows))
+        if slots > self.capacity:
+            slots = self._whole(max(slots, self.capacity + self.capacity // self.spare))
+        self.grow(rows, max(slots, self.capacity))
+
+    def trim(self, rows: int, slots: int) -> None:
+        """Give up slots where these are less than half."""
+        if 2 * slots + self.unit < self.capacity:
+            self.grow(min(self.rows, roomy(rows)), self._whole(slots))
+
+    def grow(self, rows: int, capacity: int) -> None:
+        """Make new arrays, with the rows in their places."""
+        for part in self.filled():
+            part.fit(part.arrays, rows, capacity, room(self.places))
+        self.rows, self.capacity = rows, capacity
+
+    def join(self, other: Any) -> None:
+        """The rows of `other`, which is fresh, join behind these."""
+        B, places = len(self.places), joined(self.places, len(other.places))
+        self.reserve(room(places), max(other.lengths, default=0))
+        for own, theirs in zip(self.parts(), other.parts(), strict=True):
+            if theirs.is_initialized and not own.is_initialized:
+                own.fit(theirs.arrays, self.rows, self.capacity, room(self.places))
+            for b, n in enumerate(other.lengths if own.is_initialized else []):
+                own.put(places[B + b], theirs.row(other.places[b], n) if n else own.row(0, 0))
+        self.places, self.lengths = places, self.lengths + other.lengths
+
+    def select(self, rows: list[int]) -> None:
+        """Row b becomes what row rows[b] was. Only what is repeated is copied."""
+        places, lengths = [self.places[b] for b in rows], [self.lengths[b] for b in rows]
+        self.places, self.lengths = self.copied(places, lengths, repeated(places)), lengths
+
+    def close(self, lengths: list[int] | None = None) -> None:
+        """The last rows move into the gaps, with these `lengths` if they are not their own: a pass
+        takes the first places."""
+        lengths = self.lengths if lengths is None else lengths
+        self.places = self.copied(self.places, lengths, beyond(self.places))
+
+    def copied(self, places: list[int], lengths: list[int], rows: list[int]) -> list[int]:
+        """The places, where these `rows` have been copied to free ones."""
+        new = moved(places, rows)
+        self.reserve(room(new), 0)
+        for part in self.filled():
+            for b in rows:
+                part.put(new[b], part.row(places[b], lengths[b]))
+        return new
+
+    def filled(self) -> list[Any]:
+        return [part for part in self.parts() if part.is_initialized]
+
+    def _whole(self, slots: int) -> int:
+        return -(-max(slots, 1) // self.unit) * self.unit
 
 
 @dataclass(slots=True)

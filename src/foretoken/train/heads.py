@@ -22,7 +22,7 @@ from foretoken.drafters.blockwise import Heads, ends_of
 from foretoken.errors import InputError
 from foretoken.loading.load import load
 from foretoken.models.rows import padded
-from foretoken.models.stock.needed import Read
+from foretoken.models.stock.attention import Read
 from foretoken.train import examples
 from foretoken.train.examples import Examples
 from foretoken.train.loop import (

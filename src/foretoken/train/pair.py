@@ -22,9 +22,8 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading import sources
 from foretoken.loading.load import asset, load
-from foretoken.models.stock.packed import sketch
 from foretoken.models.stock.selfcheck import on_torch, self_check
-from foretoken.models.stock.sizes import output_rows
+from foretoken.models.stock.sizes import output_rows, sketch
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
 

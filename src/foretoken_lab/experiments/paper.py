@@ -94,7 +94,6 @@ TABLE_5 = (
     Lenient("T5-base", (0.68, 0.80, 0.83, 0.90)),
 )
 LENIENT_C = 0.015  # appendix A.5, T5-small
-LENIENT_SPEEDS = (2.5, 3.1, 3.6, 5.0)  # its text, at temperature 1
 GREEDY_LENIENT_GAMMA = 8
 GREEDY_LENIENT_ALPHAS = (0.75, 0.75, 0.80, 0.87)
 GREEDY_LENIENT_SPEEDS = (3.3, 3.3, 3.9, 4.9)

@@ -134,19 +134,19 @@ def test_a_disk_that_fills_leaves_whole_lines_and_is_named(tmp_path, full_disk) 
     with (
         full_disk(1000),
         pytest.raises(OSError, match="out.jsonl cannot be written: .*make room"),
-        Results(path) as out,
+        Results.opened(path) as out,
     ):
         out.write((1, 0), "", {"text": text})
         out.write((2, 0), "", {"text": text})
     assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
-    with Results(path) as out:
+    with Results.opened(path) as out:
         assert out.done == {(1, 0): ""}
         out.write((2, 0), "", {"text": text})
     assert path.read_bytes().count(b"\n") == 2
 
 
 def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
-    with Results(tmp_path / "out.jsonl") as out:
+    with Results.opened(tmp_path / "out.jsonl") as out:
         out.write((1, 0), "", {"text": "a"})
 
         class Full:
@@ -160,16 +160,16 @@ def test_a_disk_without_room_leaves_whole_lines(tmp_path) -> None:
             def __getattr__(self, name: str):
                 return getattr(self.file, name)
 
-        out._out = Full(out._out)
+        out.out = Full(out.out)
         with pytest.raises(OSError, match="out.jsonl cannot be written: .*No space left"):
             out.write((2, 0), "", {"text": "b"})
         assert out.done == {(1, 0): ""}
-    with Results(tmp_path / "out.jsonl") as out:
+    with Results.opened(tmp_path / "out.jsonl") as out:
         assert out.done == {(1, 0): ""}
         with pytest.raises(ValueError, match="not JSON compliant"):
             out.write((3, 0), "", {"text": float("nan")})
     (tmp_path / "other").write_text("hello\n")
-    with pytest.raises(InputError, match="line 1 is no result"), Results(tmp_path / "other"):
+    with pytest.raises(InputError, match="line 1 is no result"), Results.opened(tmp_path / "other"):
         pass
 
 
@@ -189,10 +189,10 @@ def test_results_of_something_else_are_not_gone_on_with(run, pair, tmp_path) -> 
 
 def test_one_process_at_a_time_writes_a_file(tmp_path) -> None:
     pytest.importorskip("fcntl")
-    with Results(tmp_path / "out.jsonl"):
+    with Results.opened(tmp_path / "out.jsonl"):
         with pytest.raises(InputError, match="another process writes"):
-            Results(tmp_path / "out.jsonl").__enter__()
-    with Results(tmp_path / "out.jsonl"):
+            Results.opened(tmp_path / "out.jsonl").__enter__()
+    with Results.opened(tmp_path / "out.jsonl"):
         pass
 
 
@@ -204,11 +204,11 @@ def test_what_is_no_file_is_refused(tmp_path) -> None:
         (tmp_path / "nowhere" / "out.jsonl", "there is no folder"),
     ):
         with pytest.raises(InputError, match=message):
-            Results(path).__enter__()
+            Results.opened(path).__enter__()
 
 
 def test_a_new_file_without_results_does_not_stay(tmp_path) -> None:
     path = tmp_path / "out.jsonl"
-    with Results(path):
+    with Results.opened(path):
         assert path.exists()
     assert not path.exists()

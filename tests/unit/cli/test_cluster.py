@@ -14,8 +14,8 @@ from foretoken.errors import InputError
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("serve", "--replicas", "0"), "--replicas is 0"),
-        (("serve", "--replicas", "2", "--threads", "0"), "--threads is 0"),
+        (("serve", "--replicas", "0"), "--replicas': it must be 1 or more"),
+        (("serve", "--replicas", "2", "--threads", "0"), "--threads': it must be 1 or more"),
         (("serve", "--threads", "2"), "--threads is for replicas; give --replicas"),
     ],
 )

@@ -76,6 +76,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         # at their own number of steps these take hours; the tutorial's have a smaller one
         r"(train (?:lm|seq2seq|distill|heads) (?!.*--steps).*)": r"\1 --steps 4",
+        r"--requests \d+": "--requests 50",  # of thousands, a minute each
         r"--out DIR\b": "--out made",
         r"\b(DIR2|DRAFT)\b|(?<= )D(?= )": draft,
         r"\b(DIR|TARGET)\b|(?<= )T(?= )": target,

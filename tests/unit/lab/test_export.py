@@ -41,7 +41,7 @@ def test_facts_are_those_of_the_kind_of_draft():
         assert exported.steps == ["target"]
 
 
-@pytest.mark.parametrize("draft", ["self", "self:0-3", "heads:h", "ngram:n", "copy", "uniform"])
+@pytest.mark.parametrize("draft", ["self", "self:int8", "heads:h", "ngram:n", "copy", "uniform"])
 def test_drafts_of_this_package_are_refused(draft: str):
     with pytest.raises(ForetokenError, match=f"draft {draft} .*: no other system has it; give"):
         export(SYSTEM, replace(SETTING, draft=draft))

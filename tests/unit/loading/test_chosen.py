@@ -13,6 +13,7 @@ from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.loading import chosen
+from foretoken.loading import draft as drafts
 from tiny import byte_level, folder, llama
 
 # Seconds by the draft: of look-up, which costs nothing, and of copies that take these of a pass
@@ -108,7 +109,7 @@ def test_a_draft_is_rounded_where_that_is_faster(
 
     kept: dict[str, str] = {}
     monkeypatch.setattr(PairCosts, "step_costs", step_costs)
-    monkeypatch.setattr(chosen, "SMALL", 1000)
+    monkeypatch.setattr(drafts, "SMALL", 1000)
     monkeypatch.setattr(chosen, "remembered", lambda file: kept)
     monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
     caplog.set_level(logging.INFO, "foretoken.loading.chosen")
@@ -119,7 +120,7 @@ def test_a_draft_is_rounded_where_that_is_faster(
         assert list(kept.values()) == ["" if best == "float32" else best]
     chosen_draft = foretoken.load(target, draft, draft_dtype="float32").drafter
     assert isinstance(chosen_draft, LMDrafter) and chosen_draft.model.computed == "float32"
-    monkeypatch.setattr(chosen, "SMALL", 10**9)
+    monkeypatch.setattr(drafts, "SMALL", 10**9)
     small = foretoken.load(target, draft).drafter
     assert isinstance(small, LMDrafter) and small.model.computed == "float32"
 

@@ -152,11 +152,8 @@ def test_models_in_memory_padded_otherwise_are_taken_at_the_callers_word(V):
     assert any(token >= 57 for c in sampled for token in c.tokens)
 
 
-def test_what_is_said_of_a_tokenizer_must_be_possible(pair, bare):
-    """Also of one tokenizer at hand; where there are two they are compared all the same."""
-    says = "the tokenizer has ids up to 319, and LlamaForCausalLM has 300 output rows"
-    refused(RefusedError, says, pair[0], llama(300), same_tokenizer=True)
-    refused(RefusedError, says, llama(300), pair[1], same_tokenizer=True)
+def test_two_tokenizers_are_compared_whatever_is_said_of_them(pair, bare):
+    """One at hand is taken at the caller's word."""
     assert foretoken.load(pair[0], llama(320), same_tokenizer=True)
     assert foretoken.load(bare, llama(320), same_tokenizer=True)
     assert foretoken.load(*pair, same_tokenizer=True)

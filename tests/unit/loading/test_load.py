@@ -360,8 +360,3 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkey
 def test_the_missing_default_pair_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(import_module("foretoken.loading.load"), "files", lambda package: tmp_path)
     refused(InputError, "the default pair is missing at .*target; install the package again")
-
-
-def test_tensor_parallelism_is_gone():
-    with pytest.raises(InputError, match="tensor_parallel is gone: a target runs in one process"):
-        foretoken.load(tensor_parallel=2)  # pyright: ignore[reportArgumentType]

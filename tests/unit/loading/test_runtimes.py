@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from foretoken import RefusedError, load
-from foretoken.errors import InputError
 from foretoken.loading import runtimes
 from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
@@ -191,10 +190,11 @@ def test_a_family_that_fails_its_check_stays_on_torch(
 ) -> None:
     path = saved(tmp_path / "m", seed=5)
 
-    def wrong(network: PreTrainedModel) -> object:
+    def wrong(way: conversion.Way, network: PreTrainedModel) -> object:
         raise RefusedError("llama is not exact over it")
 
-    broken = [conversion.Way(name, wrong) for name in ("one", "another")]
+    monkeypatch.setattr(conversion.Way, "export", wrong)
+    broken = [conversion.Way(name) for name in ("one", "another")]
     monkeypatch.setattr(conversion, "ways", lambda network: broken)
     placed = at(path)
     assert placed.model.runtime == "transformers"
@@ -219,18 +219,6 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     spec = load(path, "none")
     assert spec.target.runtime == "openvino" and store.entries() == []
     assert spec.generate([5, 6], max_new_tokens=8)[0].tokens == stock(path, [5, 6], 8)
-
-
-@pytest.mark.parametrize(
-    ("placement", "says"),
-    [
-        ({"runtime": "fast"}, "runtime is 'fast'; give one of auto"),
-        ({"dtype": "half"}, "dtype is 'half'; give one of float32"),
-    ],
-)
-def test_options_that_there_are_not(placement: dict[str, str], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        Placement(**placement)
 
 
 def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> None:

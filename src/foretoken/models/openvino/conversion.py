@@ -38,7 +38,6 @@ from foretoken.storage.cache import versions
 CACHE_FORMAT = 1
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
-CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,35 +47,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def compiled(exported: Exported, dtype: str = "float32", cache: str | None = None) -> Model:
-    """The graphs, ready to run on this machine's CPU. cache: the dtype of keys and values, by
-    itself that of the arithmetic; RefusedError where it is given and there are no pages."""
-    facts = exported.facts
-    if cache is not None and facts["form"] != "paged":
-        raise RefusedError(
-            f"kv_dtype={cache!r} needs a cache in pages, which this model has not; leave it out"
-        )
-    ready = _compiled(exported, dtype, cache and CACHED[cache])
-    facts = facts | {"computed": dtype if dtype in ROUNDED else arithmetic(ready["decoder"])}
-    if cache is not None and "identity" in facts:
-        facts["identity"] += f" with keys and values in {cache}"
+def compiled(exported: Exported, dtype: str = "float32") -> Model:
+    """The graphs, ready to run on this machine's CPU."""
+    ready = _compiled(exported, dtype)
+    computed = dtype if dtype in ROUNDED else arithmetic(ready["decoder"])
+    facts = exported.facts | {"computed": computed}
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts)
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
 
 
 def _compiled(
-    exported: Exported, dtype: str, cache: str | None = None, kind: str | None = None
+    exported: Exported, dtype: str, kind: str | None = None
 ) -> dict[str, ov.CompiledModel]:
-    """cache: the element type of keys and values in pages, by itself that of the arithmetic; kind:
-    that of the arithmetic, by itself what `settings` says."""
+    """kind: the element type of the arithmetic, by itself what `settings` says."""
     options, graphs = settings(dtype), dict(exported.graphs)
     options |= {"INFERENCE_PRECISION_HINT": kind} if kind else {}
     if exported.facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])
-        options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
-        # by channel the tokens of a page would share scales, draft tokens that are rejected too
-        options |= {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if cache == CACHED["int8"] else {}
+        options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
     return {
         name: core().compile_model(widened_in_products(graph), "CPU", options)
         for name, graph in graphs.items()
@@ -117,7 +106,16 @@ class Way:
     """A way to run a model on OpenVINO."""
 
     name: str
-    export: Callable[[PreTrainedModel], Exported]
+
+    def export(self, network: PreTrainedModel) -> Exported:
+        if self is PAGED:  # late, as they import what builds networks, which takes seconds
+            from foretoken.models.openvino.export_paged import export_paged as export
+        else:
+            from foretoken.models.openvino.export_explicit import export_explicit as export
+
+        exported = export(network)
+        graphs = {name: joined(graph) for name, graph in exported.graphs.items()}
+        return Exported(graphs, exported.facts)
 
     @property
     def form(self) -> Form:
@@ -126,30 +124,13 @@ class Way:
 
         return Form(f"OpenVINO, {self.name}", self.run, switches=self is PAGED)
 
-    def run(self, network: PreTrainedModel, cache: str | None = None) -> Model:
+    def run(self, network: PreTrainedModel) -> Model:
         """A model in memory, in float32; the graphs share its weights."""
-        return compiled(self.export(network), cache=cache)
+        return compiled(self.export(network))
 
 
-def _export_paged(network: PreTrainedModel) -> Exported:
-    from foretoken.models.openvino.export_paged import export_paged  # late: takes seconds
-
-    return _joined(export_paged(network))
-
-
-def _export_explicit(network: PreTrainedModel) -> Exported:
-    from foretoken.models.openvino.export_explicit import export_explicit  # late: as above
-
-    return _joined(export_explicit(network))
-
-
-def _joined(exported: Exported) -> Exported:
-    graphs = {name: joined(graph) for name, graph in exported.graphs.items()}
-    return Exported(graphs, exported.facts)
-
-
-PAGED = Way("paged attention", _export_paged)
-EXPLICIT = Way("explicit cache", _export_explicit)
+PAGED = Way("paged attention")
+EXPLICIT = Way("explicit cache")
 WAYS = (PAGED, EXPLICIT)  # the faster first
 
 
@@ -180,68 +161,76 @@ class Conversion:
     """A model to convert: where it is, in which precision, and how it is loaded.
 
     source: None for a model in memory, of which nothing is kept. more: facts to keep beside the
-    export's. some: layers, where it is not to have all.
+    export's.
     """
 
     source: Convertible | None
     dtype: str
     network: Callable[[], PreTrainedModel]
-    more: Callable[[], dict[str, Any]]
-    some: tuple[int, ...] = ()
+    more: Callable[[], dict[str, Any]] = dict
 
-    def model(self, way: Way, cache: str | None = None) -> Model:
+    @property
+    def name(self) -> str:
+        return "the model in memory" if self.source is None else self.source.name
+
+    def model(self, way: Way) -> Model:
         """Return the model on OpenVINO. It is loaded only if no conversion of the same files, code
         and versions is kept on disk."""
+        return self._ready(self.exported(way))
+
+    def kept(self) -> Model | None:
+        """Return the model from its kept conversion; None where none is kept."""
         assert self.source is not None
-        return _ready(self.source, self.exported(way), self.dtype, cache)
+        for way in WAYS:
+            if exported := store.find(name_of(self.source, way, self.dtype)):
+                return self._ready(exported)
+        return None
+
+    def _ready(self, exported: Exported) -> Model:
+        try:
+            return compiled(exported, self.dtype)
+        except RuntimeError as error:  # the library's
+            raise RefusedError(f"{self.name} cannot be compiled: {one_line(error)}") from None
 
     def companion(self, target: PagedModel | ExplicitModel) -> Model:
-        """Return a copy of `target` with rounded weights or with `some` of its layers alone, over
-        its rows.
-
-        Raises RefusedError where the copy cannot be made, or would keep its cache in another form.
-        """
+        """Return a copy of `target` in this precision, over its rows. Raises RefusedError where it
+        cannot be made, or would keep its cache in another form."""
         exported = self.exported(PAGED if isinstance(target, PagedModel) else EXPLICIT)
         decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)
         # over keys and values in bfloat16 there is only that arithmetic
-        kind = "bf16" if "bf16" in target.kind or target.computed == "bfloat16" else "f32"
+        kind = "bf16" if target.computed == "bfloat16" else "f32"
         try:
-            graph = _compiled(decoder, self.dtype, target.kind, kind)["decoder"]
+            graph = _compiled(decoder, self.dtype, kind)["decoder"]
         except RuntimeError as error:  # the library's
             raise RefusedError(
                 f"the copy of the target in {self.dtype} cannot be compiled: {one_line(error)}; "
                 "give draft='lookup', or a model"
             ) from None
-        return target.companion(graph, exported.facts | {"computed": self.dtype}, self.some)
+        return target.companion(graph, exported.facts | {"computed": self.dtype})
 
     def exported(self, way: Way) -> Exported:
         """Return the graphs as they are kept, or make and keep them now."""
         if self.source is None:
-            return self._made(way, "the target")
-        key = name_of(self.source, way, self.dtype, self.some)
+            return self._made(way)
+        key = name_of(self.source, way, self.dtype)
         return store.find(key) or self._kept(self.source, way, key)
 
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
-        form = " ".join([self.dtype, *map(str, self.some)])
-        log.info("converting %s to %s for OpenVINO", source.name, form)
+        log.info("converting %s to %s for OpenVINO", source.name, self.dtype)
         start = time.perf_counter()
-        exported = self._made(way, source.name)
+        exported = self._made(way)
         exported.facts.update(self.more(), identity=key)  # costs are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
-        stored = store.find(key) if store.keep(key, exported, name, form) else None
+        stored = store.find(key) if store.keep(key, exported, name, self.dtype) else None
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
         if stored is None:
             where = store.folder() or "a cache folder"
             log.warning("it could not be kept in %s and is made again each time", where)
         return stored or exported  # from disk, so that torch's weights can be freed
 
-    def _made(self, way: Way, name: str) -> Exported:
+    def _made(self, way: Way) -> Exported:
         loaded = self.network().float()
         try:
-            if self.some:
-                from foretoken.models.openvino.thinned import thinned  # late: takes seconds
-
-                loaded = thinned(loaded, self.some)
             exported = way.export(loaded)
             smaller = ROUNDED.get(self.dtype, halved)
             graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}
@@ -249,8 +238,8 @@ class Conversion:
         except (RefusedError, MemoryError):
             raise
         except Exception as error:  # a tracer raises anything
-            kind = kind_of(error)
-            raise RefusedError(f"{name} cannot be converted: its code raised {kind}") from error
+            problem = f"{self.name} cannot be converted: its code raised {kind_of(error)}"
+            raise RefusedError(problem) from error
 
 
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
@@ -262,28 +251,13 @@ def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     return next((facts for facts in stored if facts is not None), None)
 
 
-def kept(source: Convertible, dtype: str, cache: str | None = None) -> Model | None:
-    """The model from its kept conversion; None where none is kept."""
-    for way in WAYS:
-        if exported := store.find(name_of(source, way, dtype)):
-            return _ready(source, exported, dtype, cache)
-    return None
-
-
-def name_of(source: Convertible, way: Way, dtype: str, some: tuple[int, ...] = ()) -> str:
+def name_of(source: Convertible, way: Way, dtype: str) -> str:
     """The key under which a conversion is kept."""
     files = source.files()
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
     content = f"{source.name} {source.commit}" if files is None else store.digest(files)
-    return fingerprint(content, way.name, dtype, *map(str, some), *source.code())
-
-
-def _ready(source: Convertible, exported: Exported, dtype: str, cache: str | None) -> Model:
-    try:
-        return compiled(exported, dtype, cache)
-    except RuntimeError as error:  # the library's
-        raise RefusedError(f"{source.name} cannot be compiled: {one_line(error)}") from None
+    return fingerprint(content, way.name, dtype, *source.code())
 
 
 def fingerprint(content: str, *choices: str) -> str:

@@ -26,9 +26,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
-from foretoken.models.stock.attention import RUNNING, Forward
+from foretoken.models.stock.attention import RUNNING, Forward, KeptPositions
 from foretoken.models.stock.cache import admit, given, growing_cache
-from foretoken.models.stock.needed import KeptPositions
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,

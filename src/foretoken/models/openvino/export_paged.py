@@ -23,12 +23,9 @@ from transformers.integrations.moe import ExpertsInterface
 
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
-from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.attention import Forward, KeptPositions, separate
 from foretoken.models.stock.cache import KEEPS_TOKENS, given, growing_cache
-from foretoken.models.stock.longrope import switch_of
-from foretoken.models.stock.needed import KeptPositions
-from foretoken.models.stock.sizes import context_limit, output_rows, positions
-from foretoken.models.stock.twin import separate
+from foretoken.models.stock.sizes import context_limit, output_rows, positions, switch_of
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
@@ -55,11 +52,12 @@ def export_paged(model: PreTrainedModel) -> Exported:
         inputs = (ids, PAST + torch.arange(2)[None], torch.ones(1, PAST + 2).long(), needed, *past)
         graph = traced(Traced(running, len(layers)), inputs)
     keep_state(graph, past)
+    config = model.config.get_text_config(decoder=True)
     facts = {
         "form": "paged",
         "vocab_size": output_rows(model),
-        "context": context_limit(model.config.get_text_config(decoder=True)),
-        "longest": positions(model) if switch_of(model) else None,  # where it is another
+        "context": context_limit(config),
+        "longest": positions(config) if switch_of(model) else None,  # where it is another
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "windows": [getattr(layer, "sliding_window", None) or 0 for layer in layers],
     }

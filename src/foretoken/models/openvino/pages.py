@@ -1,9 +1,9 @@
 """Keys and values in pages, which several graphs may read and rows share, and the flat passes of a
 graph over them: the new tokens of all rows one behind another, whatever their lengths.
 
-Which pages hold which beginnings of texts is kept in a tree of whole pages, found by their very
-tokens: nothing is taken for another text's because two hashes happen to agree. A page that is
-written anew must be forgotten first. Knows no models; which rows there are, its caller knows.
+Which pages hold which beginnings of texts is known by whole pages, found by their very tokens:
+nothing is taken for another text's because two hashes happen to agree. A page that is written anew
+must be forgotten first. Knows no models; which rows there are, its caller knows.
 """
 
 from __future__ import annotations
@@ -26,67 +26,58 @@ from foretoken.models.rows import Padding
 Key = tuple[int, ...]  # the tokens of a page
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    """A page behind the pages of its ancestors."""
-
-    page: int
-    depth: int = 0
-    key: Key = ()
-    parent: _Node | None = None
-    below: dict[Key, _Node] = field(default_factory=dict)
-
-
 class Prefixes:
-    """Beginnings of texts, apart by salt: what one salt's texts have read serves no other's."""
+    """Beginnings of texts, apart by salt: what one salt's texts have read serves no other's. A salt
+    is no int, as pages are."""
 
     def __init__(self) -> None:
-        self._roots: dict[Hashable, _Node] = {}
-        self._nodes: dict[int, _Node] = {}  # by page
+        # pages by the one before them, a salt for the first, and their tokens; and the other way
+        self._pages: dict[tuple[Hashable, Key], int] = {}
+        self._places: dict[int, tuple[Hashable, Key]] = {}
+        self._behind: dict[int, set[int]] = {}  # the pages behind each one
 
     def find(self, tokens: list[int], size: int, salt: Hashable) -> list[int]:
         """The pages, of `size` tokens each, that hold the longest known beginning."""
-        node, pages = self._roots.get(salt), list[int]()
+        pages: list[int] = []
+        before: Hashable = salt
         for key in _keys(tokens, size):
-            node = None if node is None else node.below.get(key)
-            if node is None:
+            page = self._pages.get((before, key))
+            if page is None:
                 break
-            pages.append(node.page)
+            pages.append(page)
+            before = page
         return pages
 
     def note(self, tokens: list[int], pages: list[int], size: int, salt: Hashable) -> None:
         """These pages hold this text, of which whole pages count. Where other pages hold the same,
         those stay known."""
-        if len(tokens) < size:
-            return
-        node = self._roots.setdefault(salt, _Node(-1))
+        before: Hashable = salt
         for key, page in zip(_keys(tokens, size), pages, strict=False):
-            child = node.below.get(key)
-            if child is None:
-                if page in self._nodes:  # of another text, though it is the same page
+            known = self._pages.get((before, key))
+            if known is None:
+                if page in self._places:  # of another text, though it is the same page
                     return
-                child = _Node(page, node.depth + 1, key, node)
-                node.below[key] = self._nodes[page] = child
-            node = child
+                self._pages[before, key], self._places[page] = page, (before, key)
+                if isinstance(before, int):
+                    self._behind.setdefault(before, set()).add(page)
+                known = page
+            before = known
 
     def forget(self, page: int) -> None:
         """The page is about to be written to; what stands behind it cannot be found any more."""
-        node = self._nodes.get(page)
-        if node is None:
-            return
-        if node.parent is not None:
-            node.parent.below.pop(node.key, None)
-            if node.depth == 1 and not node.parent.below:  # else every salt ever seen would stay
-                self._roots = {salt: root for salt, root in self._roots.items() if root.below}
-        behind = [node]
+        before, _ = self._places.get(page, (None, ()))
+        if isinstance(before, int):
+            self._behind[before].discard(page)
+        behind = [page]
         while behind:
-            node = behind.pop()
-            self._nodes.pop(node.page, None)
-            behind += node.below.values()
+            page = behind.pop()
+            if page in self._places:
+                del self._pages[self._places.pop(page)]
+            behind += self._behind.pop(page, ())
 
     def __contains__(self, page: object) -> bool:
         """Tell whether a page holds part of a text that can be found."""
-        return page in self._nodes
+        return page in self._places
 
 
 def _keys(tokens: list[int], size: int) -> Iterator[Key]:
@@ -140,9 +131,7 @@ class Pool:
     left: list[float] = field(default_factory=list)
     clock: int = 0
     tensors: dict[str, ov.Tensor] = field(default_factory=dict)  # over the arrays
-    readers: list[tuple[ReferenceType[ov.InferRequest], dict[str, str]]] = field(
-        default_factory=list
-    )
+    readers: list[ReferenceType[ov.InferRequest]] = field(default_factory=list)
 
     @property
     def page(self) -> int:
@@ -153,13 +142,11 @@ class Pool:
     def page_bytes(self) -> int:
         return sum(layer.bytes for layer in self.layers.values())
 
-    def bind(self, request: ov.InferRequest, names: dict[str, str]) -> None:
-        """Let a graph read and write these pages, as long as its request lives. names: its inputs,
-        by the pool's names."""
-        self.readers.append((ref(request), names))
-        for name, own in names.items():
-            if name in self.tensors:
-                request.set_tensor(own, self.tensors[name])
+    def bind(self, request: ov.InferRequest) -> None:
+        """Let a graph read and write these pages, as long as its request lives."""
+        self.readers.append(ref(request))
+        for name, tensor in self.tensors.items():
+            request.set_tensor(name, tensor)
 
     def take(self) -> int:
         if not self.free:
@@ -237,9 +224,9 @@ class Pool:
         array, bigger = blank([self.goal, *layer.shape], layer.kind)
         if self.size:
             array[: self.size] = self.arrays[name]
-        for reader, names in self.readers:
-            if name in names and (request := reader()) is not None:
-                request.set_tensor(names[name], bigger)
+        for reader in self.readers:
+            if (request := reader()) is not None:
+                request.set_tensor(name, bigger)
         self.tensors[name] = bigger
         self.arrays[name] = array
 

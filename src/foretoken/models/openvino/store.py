@@ -21,7 +21,7 @@ import openvino as ov
 
 from foretoken.models.openvino.tracing import Exported, core
 from foretoken.storage.cache import cache_folder, owned, remember, remembered
-from foretoken.storage.files import parse_json, write
+from foretoken.storage.files import parse_json
 
 FACTS = "facts.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
@@ -137,37 +137,7 @@ def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
     for entry in entries():
         if (entry.name, entry.dtype) == (name, dtype) and entry.folder.name != key:
             shutil.rmtree(entry.folder, ignore_errors=True)
-            _card(home, entry.folder.name).unlink(missing_ok=True)
     return True
-
-
-def keep_card(key: str, card: str) -> bool:
-    """Write what is to be known of the conversion under `key` beside it, for `card`; False where
-    the conversion is not kept, or the card cannot be."""
-    home = folder()
-    try:
-        if home is None or facts(key) is None:
-            return False
-        write(_card(home, key), card.encode(), mode=0o600)
-    except OSError:
-        return False
-    return True
-
-
-def card(key: str) -> str | None:
-    """Return the card that `keep_card` wrote; None where there is none, or somebody else's."""
-    home = folder()
-    try:
-        if home is None or not owned(home, _card(home, key)):
-            return None
-        return _card(home, key).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-
-
-def _card(home: Path, key: str) -> Path:
-    """Beside the conversion's folder, whose files are sealed."""
-    return home / f"{key}.md"
 
 
 def _sweep(home: Path) -> None:

@@ -1,33 +1,122 @@
 """Attention of transformers' own models over a ragged cache, without a change to their code.
 
 The causal mask is built from each row's own offset, and so are T5's relative bias and Bart's
-positions. `Forward` has a twin of the model that attends so: the model itself stays stock.
+positions. `Forward` has a twin of the model that attends so, a second module tree over the same
+weights, whose output layer is applied only to the positions that are needed: a prefill never makes
+rows as wide as the vocabulary. The model itself stays stock, in every thread, and wherever a Ctrl-C
+comes.
+
+Long rope (Phi-3, Phi-4-mini, PhiMoE) reads texts of up to N tokens with one set of rotary factors,
+longer ones with another, all of their tokens. transformers' `generate` reads a text again when it
+outgrows N. Here a row says for itself which set it is read with, so that rows of both kinds share a
+pass: `BEYOND` is added to the position ids of a long one.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from foretoken.errors import RefusedError
+from foretoken.models.rows import BEYOND
 from foretoken.models.stock.cache import RaggedCache
-from foretoken.models.stock.longrope import give_both
-from foretoken.models.stock.needed import HeadHook
-from foretoken.models.stock.twin import twin
+from foretoken.models.stock.sizes import is_long, switch_of
+from foretoken.transfer import sent
 
 ATTENTION = "_attn_implementation_internal"  # where a config holds the name of its attention
 EXPERTS = "_experts_implementation_internal"
 PAD = "pad_token_id"  # None: else models look for padding, and the host waits for a device
 SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
+
+
+class HeadHook(Protocol):
+    """Decides which positions enter the output layer."""
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
+
+
+class Needed:
+    """The last need[b] of counts[b] tokens, of blocks padded on the right to one width, which
+    stand in `places`."""
+
+    def __init__(
+        self, counts: list[int], need: list[int], places: list[int], device: torch.device
+    ) -> None:
+        assert all(n <= x for n, x in zip(need, counts, strict=True)), "more than a block has"
+        self.most = max(need)
+        starts = [x - n if n else None for n, x in zip(need, counts, strict=True)]
+        firsts = {start for start in starts if start is not None} or {0}
+        self.first = firsts.pop()
+        self.even = not firsts and places == list(range(len(places)))
+        self.hidden: Tensor | None = None  # what the output layer read: these positions only
+        self.padding: Tensor | None = None  # [B, max(need), 1], True there; None: there is none
+        if min(need) < self.most:
+            missing = torch.arange(self.most) >= torch.tensor(need)[:, None]
+            self.padding = sent(missing[..., None], device)
+        if not self.even:
+            last = max(counts) - 1
+            tokens = [[min((s or 0) + i, last) for i in range(self.most)] for s in starts]
+            self.rows = sent(torch.tensor(places), device)[:, None]
+            self.tokens = sent(torch.tensor(tokens, dtype=torch.long), device)  # of none too
+
+    def of(self, x: Tensor) -> Tensor:
+        """`[B, width, n]`, by place -> `[B, max(need), n]`, by row; one that needs fewer is padded
+        with zeros, as its others may be invalid, which is no mate's concern."""
+        if self.even:
+            some = x[:, self.first : self.first + self.most]
+        else:
+            some = x[self.rows, self.tokens]
+        return some if self.padding is None else some.masked_fill(self.padding, 0)
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.hidden = self.of(args[0])
+        return self.hidden, *args[1:]
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """A model's logits as `[B, max(need), V]`, also where its head is no layer with a hook."""
+        return self.of(logits) if self.hidden is None else logits
+
+
+class KeptPositions:
+    """Lets hidden states at flat places of a block through, `[1, N, H]`, in a form for tracing."""
+
+    def __init__(self, places: Tensor) -> None:
+        self.places = places
+        self.hidden = torch.empty(0)
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        rows = args[0].reshape(-1, args[0].shape[-1])
+        self.hidden = rows.index_select(0, self.places)[None]
+        return self.hidden, *args[1:]
+
+
+class Read:
+    """Lets everything through and notes it."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.empty(0)
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> None:
+        self.hidden: Tensor = args[0]
 
 
 class Running(NamedTuple):
@@ -244,3 +333,113 @@ class OwnPositions(nn.Module):
             return self.table(*args, **kwargs)
         places = cache.positions + getattr(self.table, "offset", 0)
         return F.embedding(places.clamp(max=len(self.table.weight) - 1), self.table.weight)
+
+
+def give_both(model: PreTrainedModel) -> None:
+    """Let the rotary parts of a twin serve rows on either side of its switch."""
+    length = switch_of(model)
+    if length is None:
+        return
+    for part in list(model.modules()):
+        for name, child in list(part.named_children()):
+            config = getattr(child, "config", None)
+            if isinstance(config, PreTrainedConfig) and hasattr(child, "rope_type"):
+                if is_long(config):
+                    setattr(part, name, BothFactors(child, length))
+
+
+class BothFactors(nn.Module):
+    """Rotary embeddings by the short factors, and by the long ones where `BEYOND` is added to the
+    positions. `rotary` is transformers' part, which takes the set that its longest text needs."""
+
+    def __init__(self, rotary: nn.Module, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.short, self.long = (_settled(rotary, at) for at in (0, length))
+        self.embed: Any = inspect.unwrap(type(rotary).forward)  # without the search for the longest
+        self.eval()
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        long = position_ids >= BEYOND
+        near = position_ids.clamp(max=self.length - 1)
+        # one more position, as some families look for the longest themselves
+        far = torch.where(long, position_ids - BEYOND, 0)
+        far = torch.cat([far, torch.full_like(far[:, :1], self.length)], 1)
+        short, beyond = self.embed(self.short, x, near), self.embed(self.long, x, far)
+        cos, sin = (
+            torch.where(long[..., None], b[:, :-1], s) for s, b in zip(short, beyond, strict=True)
+        )
+        return cos, sin
+
+
+def _settled(rotary: nn.Module, position: int) -> nn.Module:
+    """A copy with the factors of a text that ends at this position."""
+    settled = copy.deepcopy(rotary)
+    device = next(settled.buffers()).device
+    settled(torch.zeros(1, device=device), torch.tensor([[position]], device=device))
+    return settled
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """`model` as it stands, in evaluation mode, over its very weights and hooks.
+
+    Later changes of the weights show in the twin, other changes do not: each run makes a new one.
+    Buffers that some forwards recompute, such as rotary frequencies, are the twin's own. Raises
+    RefusedError where a part's forward was replaced by an unknown function.
+    """
+    parts = list(model.modules())
+    twins = [type(part).__new__(type(part)) for part in parts]
+    remade: dict[int, Any] = {id(part): copied for part, copied in zip(parts, twins, strict=True)}
+    for part, copied in zip(parts, twins, strict=True):
+        attributes = _attributes(part).items()
+        vars(copied).update({name: _twin_of(value, remade) for name, value in attributes})
+    return cast(PreTrainedModel, twins[0])
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    """A part's attributes for its twin. A compiled forward would run the original tree: the one it
+    was compiled from is taken."""
+    own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _buffers(part)}
+    if "forward" in own:
+        own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
+        if not isinstance(own["forward"], MethodType | partial):
+            raise RefusedError(
+                f"the forward of {type(part).__name__} was replaced by {own['forward']!r:.60}, "
+                "which may do anything; give the model as transformers makes it"
+            )
+    return own
+
+
+def separate(model: nn.Module) -> None:
+    """Let parts of a twin share no computed buffer: a forward may have put one in another's place,
+    and what is shared cannot be traced."""
+    for part in model.modules():
+        part._buffers = _buffers(part)
+
+
+def _buffers(part: nn.Module) -> dict[str, Any]:
+    """The same buffers, but copies of those that are computed and not saved."""
+    computed = part._non_persistent_buffers_set
+    return {
+        name: x.clone() if x is not None and name in computed and x.is_floating_point() else x
+        for name, x in part._buffers.items()
+    }
+
+
+def _twin_of(value: Any, remade: dict[int, Any]) -> Any:
+    """The same value for the twin: modules become the twin's, configurations copies. `remade`: what
+    has been made already, by the id of its original."""
+    if isinstance(value, nn.Module):
+        return remade.get(id(value), value)
+    if isinstance(value, PreTrainedConfig):
+        return copy.deepcopy(value, remade)
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, _twin_of(value.__self__, remade))
+    if isinstance(value, partial):
+        arguments = [_twin_of(part, remade) for part in (value.func, *value.args)]
+        return partial(*arguments, **{k: _twin_of(v, remade) for k, v in value.keywords.items()})
+    if isinstance(value, dict) and any(isinstance(part, nn.Module) for part in value.values()):
+        return {name: _twin_of(part, remade) for name, part in value.items()}
+    if isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value):
+        return type(value)(_twin_of(part, remade) for part in value)
+    return value

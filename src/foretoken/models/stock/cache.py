@@ -1,10 +1,8 @@
 """Keys and values of rows of different lengths, as a transformers cache.
 
-A row of a `RaggedCache` has a place in every layer's arrays, of which slots 0 .. length-1 are its
-own; new tokens are written behind them, and rollback is a smaller length: what stands behind it is
-hidden and written over later. A row that leaves leaves a gap, for the next that joins or, before a
-pass, for the last: the others stay where they are. It does not know tokens, vocabularies or which
-positions are scored.
+A row has the same place in every layer's arrays; new tokens are written behind its own, and
+rollback is a smaller length: what stands behind it is hidden and written over later. It does not
+know tokens, vocabularies or which positions are scored.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Tree
-from foretoken.models.rows import beyond, by_place, joined, moved, repeated, room, roomy
+from foretoken.models.rows import Places, by_place, roomy
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
-BUCKET = 64  # slots; capacity is a multiple of this
+BUCKET = Places.unit
 KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
 KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
 INSTEAD = "use transformers' own generate for such a model, or draft with another"
@@ -66,7 +64,7 @@ class RaggedLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class RaggedCache(DynamicCache):
+class RaggedCache(Places, DynamicCache):
     """Rows with their own lengths. `prepare` before a forward, `advance` behind it. A forward sees
     rows by place; `order` says which they are."""
 
@@ -119,30 +117,6 @@ class RaggedCache(DynamicCache):
             self.tree = Tree(depths, mask)
             self.positions = depths.gather(1, self.slots)
 
-    def reserve(self, rows: int, slots: int) -> None:
-        """Room for so many, and for half as many more where there was too little."""
-        if rows <= self.rows and slots <= self.capacity:
-            return
-        if rows > self.rows:
-            rows = max(rows, roomy(self.rows))
-        else:  # of many that have left, some room
-            rows = min(self.rows, roomy(rows))
-        if slots > self.capacity:
-            slots = max(slots, self.capacity + self.capacity // 2)
-            slots = -(-slots // BUCKET) * BUCKET
-        self.grow(rows, max(slots, self.capacity))
-
-    def trim(self, rows: int, slots: int) -> None:
-        """Give up slots where these are less than half."""
-        if 2 * slots + BUCKET < self.capacity:
-            self.grow(min(self.rows, roomy(rows)), -(-slots // BUCKET) * BUCKET)
-
-    def grow(self, rows: int, capacity: int) -> None:
-        """Make new arrays, with the rows in their places."""
-        for layer in self.filled():
-            layer.fit(layer.arrays, rows, capacity, room(self.places))
-        self.rows, self.capacity = rows, capacity
-
     def advance(self, tokens: list[int]) -> None:
         """From now on each row holds this many of the block's tokens."""
         self.lengths = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
@@ -161,39 +135,17 @@ class RaggedCache(DynamicCache):
             return x
         return x[sent(torch.tensor(self.order), x.device)]
 
-    def join(self, other: RaggedCache) -> None:
-        """The rows of `other`, which is fresh, join behind these."""
-        B, places = len(self.places), joined(self.places, len(other.places))
-        self.reserve(room(places), max(other.lengths, default=0))
-        for own_layer, other_layer in zip(self.kept(), other.kept(), strict=True):
-            if other_layer.is_initialized and not own_layer.is_initialized:
-                own_layer.fit(other_layer.arrays, self.rows, self.capacity, room(self.places))
-            for b, n in enumerate(other.lengths if own_layer.is_initialized else []):
-                own_layer.put(
-                    places[B + b], other_layer.row(other.places[b], n) if n else own_layer.row(0, 0)
-                )
-        self.places, self.lengths = places, self.lengths + other.lengths
+    def join(self, other: Any) -> None:
+        super().join(other)
         self.long = self.long + other.long
 
     def select(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was. Only what is repeated is copied."""
-        places, lengths = [self.places[b] for b in rows], [self.lengths[b] for b in rows]
         self.long = [self.long[b] for b in rows]
-        self.places, self.lengths = self.copied(places, lengths, repeated(places)), lengths
+        super().select(rows)
 
-    def close(self) -> None:
-        """The last rows move into the gaps: a forward takes the first places."""
-        self.places = self.copied(self.places, self.lengths, beyond(self.places))
+    def close(self, lengths: list[int] | None = None) -> None:
+        super().close(lengths)
         self.order = by_place(self.places)
-
-    def copied(self, places: list[int], lengths: list[int], rows: list[int]) -> list[int]:
-        """The places, where these `rows` have been copied to free ones."""
-        new = moved(places, rows)
-        self.reserve(room(new), 0)
-        for layer in self.filled():
-            for b in rows:
-                layer.put(new[b], layer.row(places[b], lengths[b]))
-        return new
 
     def keep(self, slots: list[list[int]]) -> None:
         """Row b keeps these of its slots, which ascend, and closes the gaps."""
@@ -214,12 +166,9 @@ class RaggedCache(DynamicCache):
         arrays = [x for layer in self.filled() for x in layer.arrays]
         return sum(x.shape[1] * x.shape[3] * x.itemsize for x in arrays)
 
-    def kept(self) -> list[RaggedLayer]:
+    def parts(self) -> list[RaggedLayer]:
         """The layers that keep tokens."""
         return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
-
-    def filled(self) -> list[RaggedLayer]:
-        return [layer for layer in self.kept() if layer.is_initialized]
 
     # What transformers calls during a forward.
 

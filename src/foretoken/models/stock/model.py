@@ -32,7 +32,7 @@ from foretoken.models.rows import (
     padded,
     staying,
 )
-from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
     BUCKET,
     INSTEAD,
@@ -42,8 +42,6 @@ from foretoken.models.stock.cache import (
     given,
     ragged_cache,
 )
-from foretoken.models.stock.longrope import switch_of
-from foretoken.models.stock.needed import Needed
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
@@ -51,6 +49,7 @@ from foretoken.models.stock.sizes import (
     no_logits,
     output_rows,
     positions,
+    switch_of,
 )
 from foretoken.transfer import sent
 
@@ -68,8 +67,9 @@ class StockModel(ABC):
         self.device = model.device
         self.computed = str(model.dtype).removeprefix("torch.")
         self.takes_tensors = self.device.type != "cpu"
-        self.context: int | None = context_limit(model.config.get_text_config(decoder=True))
-        self.longest = self.context if switch_of(model) is None else positions(model)
+        config = model.config.get_text_config(decoder=True)
+        self.context: int | None = context_limit(config)
+        self.longest = self.context if switch_of(model) is None else positions(config)
         self._beyond = False
         self.vocab_size = output_rows(model)
         self.running = Forward(model)

@@ -31,9 +31,8 @@ from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Model, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
-from foretoken.models.stock.longrope import switch_of
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.sizes import context_limit
+from foretoken.models.stock.sizes import context_limit, switch_of
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again

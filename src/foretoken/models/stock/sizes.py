@@ -1,8 +1,9 @@
 """Sizes of a transformers network: how long its rows may be and how many ids it knows, as its
-configuration and its layers say. Does not run it."""
+configuration and its layers say; and a sketch of its weights. Does not run it."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from foretoken.errors import RefusedError
 
 
-def positions(model: PreTrainedModel) -> int | None:
-    """Positions that the decoder's configuration speaks of; None: no limit."""
-    limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+def positions(config: PreTrainedConfig) -> int | None:
+    """Positions that a stack's configuration speaks of; None: no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
@@ -23,16 +24,48 @@ def context_limit(config: PreTrainedConfig) -> int | None:
 
     Rotary frequencies that change with the longest text in a batch (dynamic, longrope) would make
     rows depend on each other and on what is cached: such a stack ends where they would change,
-    unless a longer text is read again (`longrope`).
+    unless a longer text is read again (`switch_of`).
     """
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit <= 0:
+    limit = positions(config)
+    if limit is None:
         return None
     rope = getattr(config, "rope_parameters", None) or {}
     for kind in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if kind.get("rope_type") in ("dynamic", "longrope"):
             limit = min(limit, kind.get("original_max_position_embeddings") or limit)
     return limit
+
+
+def switch_of(model: PreTrainedModel) -> int | None:
+    """N, for a model whose `generate` reads a longer text again; else None.
+
+    Families with long rope whose `generate` keeps the short factors of what it has read are not
+    among them: there a text of more than N tokens depends on how long its prompt was.
+    """
+    config = model.config.get_text_config(decoder=True)
+    length = getattr(config, "original_max_position_embeddings", None)
+    limit = getattr(config, "max_position_embeddings", None)
+    if not (is_long(config) and isinstance(length, int) and isinstance(limit, int)):
+        return None
+    return length if length < limit and _reads_again(model) else None
+
+
+def _reads_again(model: PreTrainedModel) -> bool:
+    """Tell whether `generate` reads all of a text that gets to the length at which the factors
+    change.
+
+    What prepares its passes then drops the cache and asks for the whole text; Phi-4-multimodal's
+    only drops the cache, and its `generate` goes on from the last token alone.
+    """
+    prepares = getattr(type(model), "prepare_inputs_for_generation", None)
+    code = getattr(inspect.unwrap(prepares) if prepares else None, "__code__", None)
+    if code is None or "original_max_position_embeddings" not in code.co_names:
+        return False
+    return "next_sequence_length" in code.co_consts
+
+
+def is_long(config: PreTrainedConfig) -> bool:
+    return (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope"
 
 
 def encoder_limit(model: PreTrainedModel) -> int | None:
@@ -62,3 +95,25 @@ def output_rows(model: PreTrainedModel) -> int:
 def no_logits(model: PreTrainedModel, rows: int) -> Tensor:
     """`[rows, 0, V]`."""
     return torch.zeros(rows, 0, output_rows(model), dtype=model.dtype, device=model.device)
+
+
+PER_WEIGHT = 16  # values of every weight, evenly spaced
+ROUNDING = 2**-7  # relative: one model in float32, bfloat16 and float16 differs by less
+
+
+@torch.no_grad()
+def sketch(model: PreTrainedModel) -> Tensor:
+    """Values of all weights in the order of the modules, `[N]`, float32 on the CPU: they tell
+    models apart whatever their precision."""
+    weights = (weight for part in model.modules() for weight in part.parameters(recurse=False))
+    return torch.cat([_sample(weight) for weight in weights]).cpu()
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two sketches are of one model."""
+    return a.shape == b.shape and torch.allclose(a, b, rtol=ROUNDING, atol=1e-6)
+
+
+def _sample(weight: Tensor) -> Tensor:
+    steps = torch.arange(PER_WEIGHT, device=weight.device)
+    return weight.flatten()[steps * (weight.numel() - 1) // (PER_WEIGHT - 1)].float()

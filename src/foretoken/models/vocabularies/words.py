@@ -7,12 +7,9 @@ over the text so far. It decides how well a draft understands what it reads.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
-from itertools import islice, takewhile
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from foretoken.errors import RefusedError
@@ -55,8 +52,6 @@ class Words:
         # SentencePiece puts a space before a text
         self.spaced = encode is not None and self.text(encode("a")[:1]).startswith(b" ")
         self.tokens = lru_cache(KEPT)(self._tokens)
-        self.longer = lru_cache(KEPT)(self._longer)
-        self._sorted = sorted((word, token) for token, word in self.spelled.items())
 
     @classmethod
     def of(cls, name: str, tokenizer: PreTrainedTokenizerBase, V: int) -> Words:
@@ -73,9 +68,7 @@ class Words:
         silent |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         spell = _of_bytes if "ByteLevel" in str(backend.decoder) else _of_text
         spelled: dict[int, bytes] = {}
-        fallback: dict[
-            int, bytes
-        ] = {}  # single bytes, which no text is spelled with if it need not
+        fallback: dict[int, bytes] = {}  # single bytes, which spell a text only where they must
         for word, i in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
             if i < V and i not in silent:
                 by_byte = spell is _of_text and BYTE.fullmatch(word)
@@ -124,13 +117,6 @@ class Words:
             if tokens[: len(head)] == head and self.text(tokens[len(head) :]) == text:
                 return tokens[len(head) :]
         return self._cut(text)
-
-    def _longer(self, token: int) -> list[int]:
-        """The tokens that begin as this one does, and go on."""
-        word = self.spelled[token]
-        first = bisect_right(self._sorted, word, key=itemgetter(0))
-        longer = takewhile(lambda each: each[0].startswith(word), islice(self._sorted, first, None))
-        return [each[1] for each in longer]
 
     def _cut(self, text: bytes) -> tuple[int, ...]:
         tokens: list[int] = []

@@ -95,8 +95,8 @@ def test_rows_that_stay_are_not_copied(t5: ExplicitModel, monkeypatch: pytest.Mo
         Slots, "put", lambda self, place, row: put.append(place) or write(self, place, row)
     )
     t5.start([[1, 2, 3], [4], [5], [6, 7]], [[8]] * 4)
-    assert t5.rows is not None
-    pair = t5.rows.own.pair
+    assert t5.caches
+    pair = t5.caches[0].arrays
     t5.start([[9]], [[3, 4]])
     t5.score([[1]] * 5, [1] * 5)
     assert put == [4, 4]  # its own tokens and its source
@@ -105,7 +105,7 @@ def test_rows_that_stay_are_not_copied(t5: ExplicitModel, monkeypatch: pytest.Mo
     t5.permute([3, 2, 1, 0])
     t5.start([[9]], [[3, 4]])
     t5.score([[1]] * 5, [1] * 5)
-    assert put[2:] == [5, 5, 1, 1, 3, 3] and t5.rows.own.pair is pair
+    assert put[2:] == [5, 5, 1, 1, 3, 3] and t5.caches[0].arrays is pair
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -115,8 +115,8 @@ def test_what_a_broken_text_left_harms_no_other(joins: bool) -> None:
     rows.start([30, 9, 5])
     rows.score(4)
     held: Any = rows.runner
-    for x in (*held.rows.own.pair, *held.rows.cross.pair):
-        x[:, held.rows.places[0]] = float("nan")
+    for x in (*held.caches[0].arrays, *held.caches[1].arrays):
+        x[:, held.caches[0].places[0]] = float("nan")
     rows.leave([0])
     if joins:
         rows.start([2])
@@ -134,19 +134,19 @@ def test_slots_that_no_row_needs_any_more_are_given_up() -> None:
     for width in (0, 5, BUCKET, 3):
         rows.score(width)
     held: Any = rows.runner
-    assert held.rows.own.capacity <= 2 * BUCKET and rows.worst / rows.spread < 1e-5
+    assert held.caches[0].capacity <= 2 * BUCKET and rows.worst / rows.spread < 1e-5
     rows.runner.set_lengths([0, 0])
     rows.texts = [[], []]
     rows.score(3)
-    assert held.rows.own.capacity == BUCKET and rows.worst / rows.spread < 1e-5
+    assert held.caches[0].capacity == BUCKET and rows.worst / rows.spread < 1e-5
 
 
 def test_arrays_stay_within_what_memory_says(t5: ExplicitModel) -> None:
     """While rows join, grow, and all but one leave: of rows that are there, and slots."""
 
     def taken() -> int:
-        assert t5.rows is not None and t5.rows.cross is not None
-        arrays = [*t5.rows.own.pair, *t5.rows.cross.pair]
+        assert len(t5.caches) == 2
+        arrays = [*t5.caches[0].arrays, *t5.caches[1].arrays]
         return sum(x[:, : len(t5.lengths)].nbytes for x in arrays)
 
     t5.start([[1] * 100, [2] * 3], [[3] * 5, [4] * 90])
@@ -170,7 +170,7 @@ def test_sources_longer_and_shorter_than_those_present() -> None:
     rows.score(4)
     assert list(map(len, rows.sources)) == [3, 1, 7] and rows.worst / rows.spread < 1e-5
     runner: Any = rows.runner
-    assert runner.rows.cross.capacity == 7  # the slots of a long source go with it
+    assert runner.caches[1].capacity == 7  # the slots of a long source go with it
 
 
 def test_its_encoder_runs_when_rows_join_and_never_again(t5: ExplicitModel) -> None:

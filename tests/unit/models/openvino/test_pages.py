@@ -75,4 +75,4 @@ def test_a_salt_whose_pages_are_gone_takes_no_memory() -> None:
         prefixes.note([1, i, 2, 2], [0, 1], SIZE, f"user {i}")
         prefixes.note([1], [2], SIZE, f"nothing whole {i}")
         prefixes.forget(0)
-    assert not prefixes._roots and not prefixes._nodes
+    assert not prefixes._pages and not prefixes._places and not prefixes._behind

@@ -52,19 +52,6 @@ def test_a_new_conversion_of_a_model_takes_the_place_of_the_old() -> None:
     assert {entry.folder.name for entry in store.entries()} == {"b", "c"}
 
 
-def test_a_card_is_kept_beside_its_conversion_and_leaves_with_it() -> None:
-    assert not store.keep_card("a", "nothing is kept under a") and store.card("a") is None
-    store.keep("a", exported(1.0), "m", "int4")
-    assert store.card("a") is None
-    assert store.keep_card("a", "# größer") and store.keep_card("a", "# größer\n")
-    assert store.card("a") == "# größer\n" and store.find("a") is not None
-    (entry,) = store.entries()
-    store.keep("b", exported(2.0), "m", "int4")
-    assert store.card("a") is None and not entry.folder.with_name("a.md").exists()
-    store.keep_card("b", "# b")
-    assert store.clear() == 1 and store.card("b") is None
-
-
 @pytest.mark.parametrize("damage", ["facts.json", "decoder.xml", "decoder.bin"])
 def test_a_damaged_one_is_as_none(damage: str) -> None:
     store.keep("k", exported(), "m", "float32")

@@ -70,7 +70,7 @@ def test_a_decoder_may_be_deeper_or_shallower_than_its_encoder(name: str, layers
     rows.start([3])
     rows.score(3)
     assert rows.worst < 1e-6
-    assert len(rows.runner.cache.self_attention_cache.kept()) == layers
+    assert len(rows.runner.cache.self_attention_cache.parts()) == layers
 
 
 @pytest.mark.parametrize("joins", [False, True])

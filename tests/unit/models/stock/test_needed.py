@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.models.stock.needed import Needed
+from foretoken.models.stock.attention import Needed
 
 CPU = torch.device("cpu")
 X = torch.arange(8).reshape(2, 4, 1)  # two blocks of width 4

@@ -9,14 +9,18 @@ import torch
 import transformers
 from transformers import LlamaConfig, PreTrainedConfig
 
+import tiny
 from foretoken.models.families import build
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.sizes import (
+    PER_WEIGHT,
+    alike,
     context_limit,
     encoder_limit,
     encoder_rows,
     no_logits,
     output_rows,
+    sketch,
 )
 
 
@@ -62,3 +66,18 @@ def test_encoders_and_output_layers() -> None:
     assert encoder_limit(bart) == 40
     logits = no_logits(bart.bfloat16(), 3)
     assert logits.shape == (3, 0, 64) and logits.dtype == torch.bfloat16
+
+
+def test_a_few_values_of_every_weight():
+    network = tiny.llama()
+    values, weights = sketch(network), list(network.parameters())
+    assert values.shape == (PER_WEIGHT * len(weights),) and values.dtype == torch.float32
+    first = weights[0].detach().flatten()
+    assert values[[0, PER_WEIGHT - 1]].tolist() == first[[0, -1]].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_same_target_in_another_precision(dtype):
+    network = tiny.llama()
+    assert alike(sketch(network), sketch(tiny.llama().to(dtype)))
+    assert not alike(sketch(network), sketch(tiny.llama(seed=1).to(dtype)))

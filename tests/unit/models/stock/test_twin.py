@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 import pairs
 from foretoken.errors import RefusedError
 from foretoken.models.families import build
+from foretoken.models.stock.attention import twin
 from foretoken.models.stock.selfcheck import on_torch, stir
-from foretoken.models.stock.twin import twin
 
 
 def lively(name: str) -> PreTrainedModel:

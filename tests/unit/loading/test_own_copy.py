@@ -12,7 +12,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.certificate.identity import replay
-from foretoken.loading.pending import OwnCopy, kinds
+from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
 from foretoken.models.openvino.companion import Companion
 from foretoken.sampling.params import SamplingParams
@@ -33,9 +33,8 @@ def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("own") / "t5", model, byte_level())
 
 
-DRAFTS = ("self", "self:int4", "self:int8", "self:0")
-CASES = [("target", draft) for draft in DRAFTS] + [("seq2seq", "self:0")]
-CASES += [pytest.param("seq2seq", draft, marks=pytest.mark.prove) for draft in DRAFTS[:3]]
+CASES = [("target", "self"), ("target", "self:int8")]
+CASES += [pytest.param("seq2seq", draft, marks=pytest.mark.prove) for _, draft in CASES]
 
 
 @pytest.mark.parametrize(("kind", "draft"), CASES)
@@ -56,31 +55,27 @@ def test_greedy_text_is_the_targets(kind, draft, request):
 
 def test_a_rounded_copy_is_nearly_the_target(target):
     alpha = {}
-    for draft in ("self:int8", "self:int4", "self:0"):
+    for draft in ("self:int8", "self:int4"):
         (completion,) = foretoken.load(target, draft).generate(
             [3, 4, 5], max_new_tokens=64, gamma=2, temperature=1.0, ignore_eos=True
         )
         alpha[draft] = completion.stats.alpha
-    assert (
-        1 > alpha["self:int8"] > alpha["self:int4"] > alpha["self:0"] and alpha["self:int8"] > 0.9
-    )
+    assert 1 > alpha["self:int8"] > alpha["self:int4"] > 0.3 and alpha["self:int8"] > 0.9
 
 
 def test_the_target_may_be_rounded_itself(target):
     spec = foretoken.load(target, "self", dtype="int8")
     assert spec.target.computed == "int8" and spec.drafter.model.computed == "int4"
     assert len(spec.generate([3, 4], max_new_tokens=8, gamma=2, temperature=1.0)[0].tokens) == 8
-    spec = foretoken.load(target, "self:0", dtype="bfloat16")
-    assert len(spec.generate([3, 4], max_new_tokens=8, gamma=2, temperature=1.0)[0].tokens) == 8
-    spec = foretoken.load(target, "self:0", draft_dtype="int4")
-    assert spec.drafter.model.computed == "int4"
+    spec = foretoken.load(target, "self", draft_dtype="int8")
+    assert spec.drafter.model.computed == "int8"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_copies_have_the_arithmetic_of_the_target(target, dtype):
     plain = foretoken.load(target, "none", dtype=dtype)
-    for draft, draft_dtype in (("self", None), ("self:int8", None), ("self:0", "bfloat16")):
-        spec = foretoken.load(target, draft, dtype=dtype, draft_dtype=draft_dtype)
+    for draft in ("self", "self:int8"):
+        spec = foretoken.load(target, draft, dtype=dtype)
         assert spec.target.computed == plain.target.computed
         (completion,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
         assert completion.stats.drafted and len(completion.tokens) == 12
@@ -126,6 +121,22 @@ def test_beams_are_plain(target):
     assert beams[0][0].stats.draft_runtime == "none"
 
 
+@pytest.mark.parametrize("draft", ["lookup", "self:int4"])
+def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
+    """Padding rounds otherwise, so with a fixed gamma there is none."""
+    spec = foretoken.load(target, draft, dtype="int8")
+
+    def texts(gamma: int | None) -> list[list[int]]:
+        completions = spec.generate(
+            ["It was", "the day"], max_new_tokens=40, temperature=1.0, seed=3, gamma=gamma
+        )
+        return [each.tokens for each in completions]
+
+    first = {gamma: texts(gamma) for gamma in (0, 3)}
+    texts(None)
+    assert {gamma: texts(gamma) for gamma in (3, 0)} == first
+
+
 def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
     with pytest.raises(kind, match=says) as error:
         foretoken.load(*args, **options)
@@ -135,12 +146,7 @@ def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
 @pytest.mark.parametrize(
     ("draft", "options", "says"),
     [
-        ("self:2", {}, "some of the target's 2 layers, 0 to 1"),
-        ("self:0-1", {}, "some of the target's 2 layers"),
-        ("self:1,0", {}, "in order"),
-        ("self:0-999999999999", {}, "some of the target's 2 layers"),
-        ("self:0,", {}, "give self, self:int4, self:int8, or self: with numbers"),
-        ("self:int3", {}, "'self:int3'; give self, self:int4"),
+        ("self:0-1", {}, "'self:0-1'; give self, self:int4 or self:int8"),
         ("self:int4", {"draft_dtype": "int8"}, "draft_dtype 'int8'; leave one of them out"),
         ("self", {"dtype": "int4"}, "the target is in int4 itself; give a target of another"),
         ("selff", {}, "did you mean 'self'"),
@@ -164,12 +170,6 @@ def test_what_shares_no_rows(target, options, says):
         refused(RefusedError, "transformers does not share", llama(), "self")
 
 
-def test_a_copy_is_rounded_once():
-    copy = OwnCopy("self:0", None, (0,))
-    assert copy.rounded("int8").dtype == "int8" and copy.rounded(None) is copy
-
-
-def test_kinds_that_may_pay():
-    assert kinds("float32", 6) == ["self:int8", "self:int4", "self:0,2,4,5"]
-    assert kinds("int8", 3) == ["self:int4", "self:0,2"]
-    assert kinds("int4", 2) == []
+def test_roundings_that_are_smaller():
+    assert smaller("bfloat16") == ("int8", "int4")
+    assert smaller("int8") == ("int4",) and smaller("int4") == ()
