@@ -143,9 +143,9 @@ def _answer(
     broken = reasons & {"interrupted", "error"}
     comparison = None
     if compare and not broken:
-        from foretoken.lab.bench import race  # late: torch
+        from foretoken.lab.bench import compare as measured  # late: torch
 
-        comparison = race.compare(spec, ready[0], seed=seed, **tasks[0].given, **speculation)
+        comparison = measured(spec, ready[0], seed=seed, **tasks[0].given, **speculation)
     if as_json:
         document = answer.document(spec, answers, speculation, comparison)
         print(json.dumps(document, allow_nan=False))
