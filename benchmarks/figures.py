@@ -1,5 +1,5 @@
 """Every table of docs/performance.md that `foretoken bench` makes: builds the pairs, runs the
-benches one after the other, writes their JSON and plots to benchmarks/results/NAME.
+benches one after the other, writes their JSON to benchmarks/results/NAME.
 
 The machine must be idle. About an hour and a half; a bench that has a result is skipped.
 
@@ -49,8 +49,7 @@ ALL = ("transformers", "openvino-genai", "llama.cpp")
 
 class Bench(NamedTuple):
     """Options of `foretoken bench`. No pair: the one that ships, on texts. `batch`: as its
-    `--batch`, on as many prompts as there are; transformers draft tokens at `assisted` of them
-    only, as it does that for one text after another."""
+    `--batch`, on as many prompts as there are."""
 
     pair: str
     draft: str
@@ -62,10 +61,9 @@ class Bench(NamedTuple):
     tokens: int = 96
     rounds: int = 5
     batch: str = ""
-    assisted: str = ""
 
 
-BATCHED = {"prompts": BATCH, "tokens": 32, "rounds": 3, "batch": "1,2,4,8,16", "assisted": "8"}
+BATCHED = {"prompts": BATCH, "tokens": 32, "rounds": 3, "batch": "1,2,4,8,16"}
 
 RUNS = {
     "default-greedy": Bench("", "", GREEDY, "float32", "2,3,4,5", (), 16),
@@ -110,7 +108,7 @@ def bench(name: str, folder: Path, out: Path) -> None:
     command += [*run.distribution.split(), "--dtype", run.dtype, "--gamma", run.gammas]
     command += ["--repeats", str(run.rounds), "--max-new-tokens", str(run.tokens)]
     if run.batch:
-        command += ["--batch", run.batch, "--assisted", run.assisted]
+        command += ["--batch", run.batch]
     if run.pair:
         place = built(run.pair, folder)
         command += ["--target", place / "target", "--draft", place / f"draft-{run.draft}"]

@@ -7,8 +7,8 @@ throughput within 15 % at 1 and 2 replicas.
     OMP_NUM_THREADS=1 python benchmarks/fleet.py ONE.json TWO.json --load 0.5 --load 0.8
 
 The files are of `foretoken measure --rows 8 --out`, made on this machine with one thread: for one
-replica, and with `--beside 1` for two, which share it. A load is a share of the capacity that is
-simulated.
+replica, and beside another such measurement for two, which share it. A load is a share of the
+capacity that is simulated.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ def main() -> None:
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error("set OMP_NUM_THREADS=1: a replica has one thread")
     results: list[dict[str, Any]] = []
-    for path in arguments.measurements:
+    for replicas, path in enumerate(arguments.measurements, 1):
         measurement = load(path)
-        fleet = PaperFleet(
-            1 + require(measurement, str(path)).beside, arguments.requests, seed=arguments.seed
-        )
+        require(measurement, str(path))
+        fleet = PaperFleet(replicas, arguments.requests, seed=arguments.seed)
         for share in arguments.load or [0.5, 0.8]:
             results.append(compared(measurement, str(path), fleet, share))
             print(line(results[-1]), file=sys.stderr)

@@ -13,18 +13,17 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 HEAD = "| | ms a token (quartiles) | first token, ms | tokens a call | speed-up | of the formula |"
 
-RATES = (
-    "| at once | | tokens/s (quartiles) | over plain | rows a call | padding | foretoken over it |"
-)
+RATES = "| at once | | tokens/s (quartiles) | over plain | rows a call | padding |"
 
 
 def main() -> None:
     for name in sys.argv[1:]:
         bench = json.loads((RESULTS / name / "bench.json").read_text())
         if "batches" in bench:
-            print(f"**{name}**, {bench['date']}\n\n{RATES}\n|---|---|---|---|---|---|---|")
+            print(f"**{name}**, {bench['date']}\n\n{RATES}\n|---|---|---|---|---|---|")
             for at in bench["batches"]:
                 print("\n".join(rates(at["batch"], figure) for figure in at["figures"]))
+                print("".join(map(against, at.get("duels", []))))
             print()
             continue
         print(f"**{name}**, {bench['date']}\n\n{HEAD}\n|---|---|---|---|---|---|")
@@ -62,7 +61,6 @@ def rates(texts: int, figure: dict[str, Any]) -> str:
         f"{rate['median']:.1f} ({rate['q1']:.1f}-{rate['q3']:.1f})",
         f"{figure['speedup']:.2f}x",
         *("" if share is None else f"{share:.0%}" for share in shares),
-        ", ".join(f"{own} {ratio:.2f}x" for own, ratio in figure["ahead"].items()),
     ]
     return f"| {' | '.join(cells)} |"
 

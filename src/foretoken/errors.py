@@ -195,7 +195,48 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+KINDS = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dataclass_type": "an object",
+    "finite_number": "a finite number",
+    "literal_error": "one of {expected}",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "below {lt}",
+    "less_than_equal": "{le} or less",
+    "none_required": "null",
+}
+SIZES = {
+    "string_too_short": "it is too short, {min_length} characters at least",
+    "string_too_long": "it is too long, {max_length} characters at most",
+    "too_short": "it is too short, {min_length} at least",
+    "too_long": "it is too long, {max_length} at most",
+    "string_pattern_mismatch": "it has characters that it may not have",
+    "missing": "it is missing",
+    "extra_forbidden": "it is unknown",
+    "json_invalid": "it is no JSON: {error}",
+}
+
+
 def mismatch(error: Mapping[str, Any]) -> str:
-    """Describe an invalid value in pydantic's words, from one of the errors that it lists."""
-    message = str(error["msg"]).removeprefix("Value error, ").partition(", unable to")[0]
-    return message[:1].lower() + message[1:]
+    """Describe an invalid value, from one of the errors that pydantic lists."""
+    kind, context = str(error["type"]), dict(error.get("ctx") or {})
+    if kind in SIZES:
+        return SIZES[kind].format(**context)
+    if kind in KINDS:
+        return f"it must be {KINDS[kind].format(**context)}"
+    if kind == "value_error":  # of a check of ours
+        return str(error["msg"]).removeprefix("Value error, ")
+    return "it is not what it must be"

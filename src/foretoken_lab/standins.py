@@ -144,7 +144,7 @@ def distill(data: Path, out: Path, name: str, **options: object) -> None:
 
 def tables(out: Path, data: Path) -> None:
     """A unigram and a bigram table."""
-    source = {"from_text": data, "tokenizer": out / "target" / "model"}
+    source = {"data": data, "tokenizer": out / "target" / "model"}
     for order, name in ((1, "unigram"), (2, "bigram")):
         table = out / f"{name}.safetensors"
         if not table.exists():

@@ -31,8 +31,8 @@ from transformers import (
 from foretoken.errors import InputError
 from foretoken.loading import sources
 from foretoken.models.rows import padded
-from foretoken.train import corpus, examples
-from foretoken.train.examples import Example, ExampleLine
+from foretoken.train import corpus
+from foretoken.train.corpus import Example, ExampleLine
 from foretoken.train.loop import (
     Loop,
     TrainingRecipe,
@@ -199,7 +199,7 @@ def train_seq2seq(
     lines = _pairs(data)
     folder_of_run(out)
     tokenizer = _pair_tokenizer(out, tokenizer_folder or init, lines, config.vocab_size)
-    lessons = examples.read(data, tokenizer, length, encoder_decoder=True)
+    lessons = corpus.read(data, tokenizer, length, encoder_decoder=True)
     torch.manual_seed(recipe.seed)
     dropout = config.dropout_rate
     if init is None:
@@ -325,7 +325,7 @@ def pairs_loss(model: T5ForConditionalGeneration, pairs: list[Example], tokens: 
 
 
 def _pairs(data: Path) -> list[ExampleLine]:
-    lines = examples.lines(data)
+    lines = corpus.lines(data)
     for number, line in lines.items():
         if not line.target:
             raise InputError(f"{data}, line {number}: there is no target; give source and target")

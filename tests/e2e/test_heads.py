@@ -17,7 +17,7 @@ from foretoken.models.families import FAMILIES
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from foretoken.train.heads import distance
-from foretoken.train.texts import LessonText
+from foretoken.train.pair import LessonText
 from pairs import PROMPTS, assert_greedy, speculator, stock, target
 
 LIMIT = 24

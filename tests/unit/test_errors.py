@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from foretoken.errors import (
     ControlError,
@@ -62,17 +62,39 @@ def test_a_librarys_message_is_one_short_line():
 
 
 class Shape(BaseModel):
-    count: Annotated[int, Field(ge=1)] = 1
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: Annotated[str, Field(min_length=2, max_length=3)] = "ab"
+    count: Annotated[int, Field(ge=1, le=5)] = 1
+    share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+    on: bool = True
+    kind: Literal["a", "b"] = "a"
+    many: Annotated[list[int], Field(min_length=1)] = [1]
+    more: dict[str, int] = {}
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("values", "said"),
     [
-        ("x", "input should be a valid integer"),
-        (0, "input should be greater than or equal to 1"),
+        ({"text": 3}, "it must be text"),
+        ({"text": "a"}, "it is too short, 2 characters at least"),
+        ({"text": "abcd"}, "it is too long, 3 characters at most"),
+        ({"count": 1.5}, "it must be a whole number"),
+        ({"count": 0}, "it must be 1 or more"),
+        ({"count": 6}, "it must be 5 or less"),
+        ({"share": "x"}, "it must be a number"),
+        ({"share": 0.0}, "it must be above 0.0"),
+        ({"share": 1.0}, "it must be below 1.0"),
+        ({"share": float("nan")}, "it must be a finite number"),
+        ({"on": 1}, "it must be true or false"),
+        ({"kind": "c"}, "it must be one of 'a' or 'b'"),
+        ({"many": []}, "it is too short, 1 at least"),
+        ({"many": 1}, "it must be a list"),
+        ({"more": []}, "it must be an object"),
+        ({"other": 1}, "it is unknown"),
     ],
 )
-def test_an_invalid_value_is_described_in_a_line(value: Any, said: str) -> None:
+def test_what_is_wrong_with_a_value_is_said_in_our_words(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        Shape.model_validate({"count": value})
+        Shape.model_validate(values)
     assert mismatch(dict(caught.value.errors()[0])) == said

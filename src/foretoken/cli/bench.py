@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, suppress
-from dataclasses import replace
-from importlib.util import find_spec
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 from typer import Option
 
-from foretoken.cli import option, scoreboard
+from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import page
-from foretoken.cli.scoreboard import BenchOptions
+from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
+from foretoken.loading.options import ROUNDED
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench.race import Contestant, Peer, RaceTask, Round
+    from foretoken.lab.bench import Key, Peer, Race, RaceTask, Turn
+    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """Options that all contestants share."""
+
+    max_new_tokens: int
+    repeats: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    rule: str
+    loading: option.PairLoading
+
+    @property
+    def params(self) -> SamplingParams:
+        from foretoken.sampling.params import SamplingParams  # late: NumPy
+
+        return SamplingParams(self.temperature, self.top_k, self.top_p)
 
 
 @command
@@ -49,59 +72,47 @@ def bench(
         str | None,
         Option(help="Measure tokens per second with this many texts at once, as in 1,2,4,8,16."),
     ] = None,
-    assisted: Annotated[
-        str | None,
-        Option(
-            help="Sizes of --batch at which transformers speculates too, one text after another. "
-            "Default: all."
-        ),
-    ] = None,
     vs: Annotated[
         list[str] | None,
         Option(help="Race against transformers, openvino-genai or llama.cpp; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None,
-        Option(help="Folder for bench.json and plots. Ctrl-C keeps the rounds that are done."),
+        Option(help="Folder for bench.json. Ctrl-C keeps the rounds that are done."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
     """Time plain decoding, several gammas, automatic gamma and other libraries in turns."""
     gammas = sorted({0, *_numbers("gamma", gamma)})
-    batches = _numbers("batch", batch) if batch else []
-    helped = _numbers("assisted", assisted) if assisted else batches
+    sizes = _numbers("batch", batch) if batch else []
     options = BenchOptions(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
     lines = prompt_files.read(None, prompts)
-    _require_batches(batches, helped, vs or [])
-    _require(options, gammas, vs or [], out)
+    _require(options, gammas, sizes, vs or [])
     loading.require(target)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
     quiet()
     with ExitStack() as stack:
         spec, tasks = _load(options, target, draft, lines)
-        peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(batches))
-        contestants = _contestants(spec, peers, gammas, batched=bool(batches), rule=rule)
+        peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(sizes))
         reading = contention.read()
-        if batches:
-            rounds = _race_batches(contestants, tasks, repeats, unable, batches, helped)
-        else:
-            rounds = {1: _race(contestants, tasks, repeats, unable)}
-        if not any(rounds.values()):
-            Console(stderr=True).print("interrupted before the first round was done")
-            raise typer.Exit(130)
+        races = _race(_contestants(spec, peers, gammas, rule), tasks, repeats, sizes, unable)
         share = contention.share([contention.taken(reading)])
-        setting = scoreboard.BenchSetting(spec, peers, options, len(lines), unable, share)
-        result = (
-            scoreboard.batches(setting, batches, rounds)
-            if batches
-            else scoreboard.one_by_one(setting, rounds[1])
-        )
+    if not races:
+        Console(stderr=True).print("interrupted before the first round was done")
+        raise typer.Exit(130)
+    document = _document(spec, peers, options, len(lines), races) | {
+        "unable": unable,
+        "others": share,
+        "interrupted": len(races) < len(sizes) or len(races[-1].rounds) < repeats,
+    }
     if out:
-        result.save(out)
+        (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     if as_json:
-        print(json.dumps(result.document, allow_nan=False))
+        print(json.dumps(document, allow_nan=False))
     else:
-        result.show(page())
-    if result.document["interrupted"]:
+        _show(document, page())
+    if document["interrupted"]:
         raise typer.Exit(130)
 
 
@@ -113,7 +124,7 @@ def _numbers(name: str, text: str) -> list[int]:
         raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
-def _require(options: BenchOptions, gammas: list[int], vs: list[str], out: Path | None) -> None:
+def _require(options: BenchOptions, gammas: list[int], sizes: list[int], vs: list[str]) -> None:
     """Raise InputError for mistakes, before models load."""
     from foretoken.options import keys_of, require
 
@@ -130,30 +141,17 @@ def _require(options: BenchOptions, gammas: list[int], vs: list[str], out: Path 
         )
     if len(set(vs)) != len(vs):
         raise InputError(f"--vs names a peer twice: {', '.join(vs)}; give each once")
-    if out and not find_spec("matplotlib"):
-        raise InputError("--out draws; give it matplotlib: pip install 'foretoken[plot]'")
-    if vs:
-        from foretoken.lab.bench.race import command  # late: torch takes seconds to import
-
-        for name in vs:
-            command(name)
-    if out:
-        out.mkdir(parents=True, exist_ok=True)
-
-
-def _require_batches(batches: list[int], helped: list[int], vs: list[str]) -> None:
-    """Raise InputError for invalid batch sizes, and for peers that take one text at a time."""
-    if not set(helped) <= set(batches):
-        raise InputError(f"--assisted is {helped}; give some of --batch, which is {batches}")
-    if not batches:
+    if not (vs or sizes):
         return
-    from foretoken.lab.bench.race import ALONE  # late: torch takes seconds to import
+    from foretoken.lab.bench import ALONE, command  # late: torch takes seconds to import
     from foretoken.speculator import BATCH
 
-    if not 1 <= batches[0] <= batches[-1] <= BATCH:
-        raise InputError(f"batch is {batches}; give numbers from 1 to {BATCH}")
-    for name in ALONE.intersection(vs):
-        raise InputError(f"--vs {name} runs one text at a time; leave it or --batch out")
+    for name in vs:
+        if sizes and name in ALONE:
+            raise InputError(f"--vs {name} runs one text at a time; leave it or --batch out")
+        command(name)
+    if sizes and not 1 <= sizes[0] <= sizes[-1] <= BATCH:
+        raise InputError(f"batch is {sizes}; give numbers from 1 to {BATCH}")
 
 
 def _load(
@@ -161,7 +159,7 @@ def _load(
 ) -> tuple[Speculator, list[RaceTask]]:
     """Load the pair, without tokens that end a text, and make the tasks of the first round."""
     from foretoken.generation_config import Ends
-    from foretoken.lab.bench.race import RaceTask
+    from foretoken.lab.bench import RaceTask
 
     spec = options.loading.load(target, draft)
     if spec.controls:
@@ -197,7 +195,7 @@ def _peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers, each with the same pair in its process, or with the target alone where the draft
     is none that they can read; and why others cannot load it."""
-    from foretoken.lab.bench.race import Peer, Unable
+    from foretoken.lab.bench import Peer, Unable
 
     pair = spec.target_name, spec.draft_name if _readable(spec) else None
     dtypes = loading.dtype, loading.draft_dtype
@@ -223,76 +221,211 @@ def _readable(spec: Speculator) -> bool:
 
 
 def _contestants(
-    spec: Speculator, peers: list[Peer], gammas: list[int], rule: str, *, batched: bool
-) -> list[Contestant]:
+    spec: Speculator, peers: list[Peer], gammas: list[int], rule: str
+) -> dict[Key, Turn]:
     from foretoken.drafters.none import NoDrafter
-    from foretoken.lab.bench.race import Guest, OneByOne, OwnContestant
+    from foretoken.lab.bench import OWN, own
 
-    gammas_run = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
-    runners = [OwnContestant(spec, gamma, rule) for gamma in gammas_run]
-    guests = [Guest(peer, g) for peer in peers for g in (gammas if _readable(spec) else [0])]
-    contestants: list[Contestant] = [*runners, *guests]
-    return contestants if batched else [OneByOne(one) for one in contestants]
-
-
-def _race_batches(
-    contestants: list[Contestant],
-    tasks: list[RaceTask],
-    repeats: int,
-    unable: dict[str, str],
-    batches: list[int],
-    helped: list[int],
-) -> dict[int, list[Round]]:
-    """Race with each number of texts at once, until Ctrl-C. transformers speculates only at the
-    sizes in `helped`."""
-    from foretoken.lab.bench.figures import of_batch
-
-    by_batch: dict[int, list[Round]] = {}
-    for texts in batches:
-        some = [
-            one
-            for one in contestants
-            if one.key[0] not in unable
-            and (texts in helped or one.key[0] != "transformers" or not one.key[1])
-        ]
-        rounds = _race(some, of_batch(tasks, texts), repeats, unable, f"batch {texts}, ")
-        by_batch |= {texts: rounds} if rounds else {}
-        if len(rounds) < repeats:
-            break
-    return by_batch
+    ours = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
+    theirs = gammas if _readable(spec) else [0]
+    turns: dict[Key, Turn] = {(OWN, g): partial(own, spec, gamma=g, rule=rule) for g in ours}
+    return turns | {(peer.name, g): partial(peer.run, gamma=g) for peer in peers for g in theirs}
 
 
 def _race(
-    contestants: list[Contestant],
+    contestants: dict[Key, Turn],
     tasks: list[RaceTask],
     repeats: int,
+    sizes: list[int],
     unable: dict[str, str],
-    where: str = "",
-) -> list[Round]:
-    """Run all rounds, or those before Ctrl-C, with progress on standard error.
+) -> list[Race]:
+    """Race one text after another, or with each number of texts at once, until Ctrl-C, with
+    progress on standard error. Peers that fail join the `unable`."""
+    from foretoken.lab.bench import of_batch, race
 
-    Peers that fail join the `unable`, and their runs are left out.
-    """
-    from foretoken.lab.bench.figures import label
-    from foretoken.lab.bench.race import Key, race
-
-    def of_round(i: int) -> list[RaceTask]:
-        return [replace(task, seed=task.seed + i * len(tasks)) for task in tasks]
-
-    rounds: list[Round] = []
+    races: list[Race] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(f"{where}warming up", total=(repeats + 1) * len(contestants))
+        for texts in sizes or [0]:
+            some = {key: turn for key, turn in contestants.items() if key[0] not in unable}
+            where = f"batch {texts}, " if texts else ""
+            bar = progress.add_task(where, total=(repeats + 1) * len(some))
 
-        def report(key: Key) -> None:
-            done = int(progress.tasks[bar].completed) // len(contestants)
-            phase = f"round {done} of {repeats}" if done else "warming up"
-            description = f"{where}{phase}: {key[0]}, {label(key[1])}"
-            progress.update(bar, advance=1, description=description)
+            def report(text: str, bar: Any = bar, where: str = where) -> None:
+                progress.update(bar, advance=1, description=where + text)
 
-        def fail(key: Key, reason: str) -> None:
-            unable[key[0]] = f"{where}{label(key[1])}: {reason}"
+            given = of_batch(tasks, texts) if texts else tasks
+            done = race(some, given, repeats, together=bool(texts), report=report)
+            unable |= {name: where + why for name, why in done.unable.items()}
+            progress.remove_task(bar)
+            races += [done] if done.rounds else []
+            if len(done.rounds) < repeats:
+                break
+    return races
 
-        with suppress(KeyboardInterrupt):
-            for done in race(contestants, of_round, repeats, report, fail):
-                rounds.append(done)
-    return [{key: runs for key, runs in done.items() if key[0] not in unable} for done in rounds]
+
+def _document(
+    spec: Speculator, peers: list[Peer], options: BenchOptions, prompts: int, races: list[Race]
+) -> dict[str, Any]:
+    """Return the document: one race's figures, or those of each number of texts at once."""
+    from foretoken.lab.machine import describe
+
+    computed, loading = spec.target.computed, options.loading
+    cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
+    drafted = None if spec.drafter.model is None else spec.drafter.model.computed
+    asked = asdict(options)
+    raced = {name for race in races for turns in race.rounds for name, _ in turns}
+    parts = [_part(race, greedy=options.temperature == 0) for race in races]
+    return {
+        "date": date.today().isoformat(),
+        "machine": asdict(describe(spec.target.device)),
+        "target": spec.target_name,
+        "draft": spec.draft_name,
+        "runtime": spec.target.runtime,
+        "draft_runtime": spec.drafter.runtime,
+        "asked": asked | asked.pop("loading") | {"prompts": prompts},
+        "precision": {
+            "weights": loading.dtype,
+            "cache": cache,
+            "activations": computed,
+            "draft": drafted,
+        },
+        "peers": {peer.name: peer.about for peer in peers if peer.name in raced},
+        **({"batches": parts} if races[0].together else parts[0]),
+    }
+
+
+def _part(race: Race, *, greedy: bool) -> dict[str, Any]:
+    """Return the figures of a race, and its ratios."""
+    from foretoken.lab.bench import AUTOMATIC, OWN, label
+
+    fixed, contestants = race.best(OWN), list(race.rounds[0])
+    rows: list[dict[str, Any]] = []
+    for key in contestants:
+        row = race.figures(key, greedy=greedy)
+        over = row.speedup / row.predicted.predicted if row.predicted else None
+        rows.append({**asdict(row), "variant": label(row.gamma), "measured_over_predicted": over})
+    peers = dict.fromkeys(name for name, _ in contestants if name != OWN)
+    automatic = AUTOMATIC in contestants
+    return {
+        "batch": len(race.rounds[0][fixed]) if race.together else None,
+        "rounds": len(race.rounds),
+        "figures": rows,
+        "best_gamma": fixed[1],
+        "automatic_over_best": race.faster(AUTOMATIC, fixed) if automatic else None,
+        "duels": [asdict(race.duel(name)) for name in peers],
+    }
+
+
+ONE_BY_ONE = {  # the columns of the table, and what they mean
+    "ms/token": "behind the first tokens: the median over rounds, and its quartiles",
+    "quartiles": "",
+    "a call": "tokens a row gains in a target call",
+    "alpha": "mean of sum min(p, q) over the draft tokens judged",
+    "formula": "speed-up by Theorem 3.8 from alpha and the measured costs of both models",
+    "speed-up": "over foretoken's plain decoding of the same round",
+    "same": "tokens until one differs from plain greedy text; at: the place",
+    "at": "",
+}
+TOGETHER = {
+    "tokens/s": "of all texts, prompts included: the median over rounds, and its quartiles",
+    "quartiles": "",
+    "a call": ONE_BY_ONE["a call"],
+    "rows": "that such a call advances, as a share of the texts",
+    "padding": "positions computed for no row, as a share of all in these calls",
+    "speed-up": ONE_BY_ONE["speed-up"],
+    "same": ONE_BY_ONE["same"],
+    "at": "",
+}
+
+
+def _cells(row: dict[str, Any], *, together: bool) -> list[str]:
+    """Return the cells of a row of figures, in the order of the columns."""
+    spread = row["tokens_per_second"] if together else row["seconds_per_token"]
+    show = _rate if together else milliseconds
+    predicted, agreement = row["predicted"] or {}, row["agreement"] or {}
+    place = agreement.get("first_difference")
+    alone = (_number(predicted.get("alpha")), _number(predicted.get("predicted")))
+    shares = (_percent(row["occupancy"]), _percent(row["padding"]))
+    return [
+        show(spread["median"]),
+        f"{show(spread['q1'])}-{show(spread['q3'])}",
+        _number(row["tokens_per_call"]),
+        *(shares if together else alone),
+        f"{row['speedup']:.2f}x",
+        _percent(agreement.get("share")),
+        "" if place is None else str(place),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _show(document: dict[str, Any], console: Console) -> None:
+    """Print the contestants, a table for each race, the ratios and a legend of the columns."""
+    asked, peers = document["asked"], document["peers"]
+    prose(
+        console,
+        f"{document['target']} on {document['runtime']}, {document['draft']} on "
+        f"{document['draft_runtime']}: {asked['prompts']} prompts, {asked['max_new_tokens']} "
+        f"tokens each, temperature {asked['temperature']:g}, rounds: "
+        f"{document.get('rounds', asked['repeats'])}",
+    )
+    ours = {
+        "version": document["machine"]["versions"]["foretoken"],
+        "precision": document["precision"],
+    }
+    for name, about in {"foretoken": ours, **peers}.items():
+        kinds = ", ".join(f"{part} {kind}" for part, kind in about["precision"].items() if kind)
+        note = f" ({about['note']})" if about.get("note") else ""
+        prose(console, f"{name} {about['version']}{note}: {kinds}")
+    for name, why in document["unable"].items():
+        prose(console, f"{name} cannot run this pair: {why}")
+    together = "batches" in document
+    columns = TOGETHER if together else ONE_BY_ONE
+    for part in document.get("batches", [document]):
+        console.print()
+        title = f"{part['batch']} at once" if part["batch"] else ""
+        console.print(_table(title, columns, part["figures"], together=together))
+        _ratios(part, console)
+    console.print()
+    labelled(console, [(name, meaning) for name, meaning in columns.items() if meaning], 10)
+    if warning := contention.remark(document["others"]):
+        prose(console, warning, bold=warning)
+
+
+def _table(
+    title: str, columns: dict[str, str], rows: list[dict[str, Any]], *, together: bool
+) -> Table:
+    view, name = table(title, *columns, gap=0), ""
+    for row in rows:
+        if row["name"] != name:
+            name = row["name"]
+            view.add_row(name, style="bold")
+        view.add_row(row["variant"], *_cells(row, together=together))
+    return view
+
+
+def _ratios(part: dict[str, Any], console: Console) -> None:
+    """Print how automatic gamma and this package compare."""
+    if part["automatic_over_best"] is not None:
+        best, over = part["best_gamma"], part["automatic_over_best"]
+        prose(console, f"automatic gamma: {over:.2f} of the speed of the best fixed one, {best}")
+    for duel in part["duels"]:
+        best = f"{duel['best']:.2f}x"
+        automatic = duel["automatic"]
+        prose(
+            console,
+            f"against {duel['name']}: plain {duel['plain']:.2f}x, gamma {duel['gamma']} against "
+            f"its gamma {duel['peer_gamma']} {best}"
+            + ("" if automatic is None else f", automatic {automatic:.2f}x"),
+            bold=best,
+        )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -17,14 +14,12 @@ from typer import Option
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar, labelled, page, prose
+from foretoken.cli.render import bar, labelled, page, prose, table
 from foretoken.errors import InputError
 
 if TYPE_CHECKING:
     from foretoken.lab.certificate.certify import Certificate
-    from foretoken.lab.certificate.odds import Test
     from foretoken.options import Prompt
-    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
 PROMPTS = [
@@ -106,31 +101,17 @@ def certify(
     spec = loading.load(target, draft)
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
-        chosen = _prompts(spec, lines)
-        _announce(spec, chosen, plan)
-        certificate = issue(spec, chosen, plan, bar)
+        certificate = issue(spec, _prompts(spec, lines), plan, bar)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if as_json:
-        print(json.dumps(_document(spec, plan, certificate), allow_nan=False))
+        from pydantic_core import to_json  # late: `--help` does without
+
+        print(to_json(_document(spec, plan, certificate), inf_nan_mode="null").decode())
     else:
         _show(spec, plan, certificate, page())
     if certificate.verdict != "lossless":
         raise typer.Exit(1 if certificate.verdict == "not lossless" else VOID)
-
-
-def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
-    """Tell how many tests there are, and how long they will take."""
-    from foretoken.lab.certificate.certify import SAMPLED, count, expected
-
-    seconds = expected(spec, prompts, plan)
-    long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    texts = len(plan.distributions) * plan.texts * min(len(prompts), SAMPLED)
-    print(
-        f"up to {count(prompts, plan)} tests of {texts:,} speculative texts and "
-        f"{2 * texts:,} plain ones take about {long}, as fast as this machine is now",
-        file=sys.stderr,
-    )
 
 
 def _prompts(spec: Speculator, lines: list[prompt_files.Line]) -> list[Prompt]:
@@ -143,10 +124,11 @@ def _prompts(spec: Speculator, lines: list[prompt_files.Line]) -> list[Prompt]:
 
 def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str, Any]:
     from foretoken.lab.certificate.certify import FALSE_ALARM
-    from foretoken.lab.certificate.odds import POWER
+    from foretoken.lab.estimate import POWER
 
     settings = asdict(plan)
-    del settings["distributions"]
+    names = ("temperature", "top_k", "top_p", "min_p")
+    laws = [{name: each[name] for name in names} for each in settings.pop("distributions")]
     return {
         "verdict": certificate.verdict,
         "faults": certificate.faults,
@@ -155,29 +137,13 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
         "target": spec.target_name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
-        "plan": settings | {"laws": [_distribution(each) for each in plan.distributions]},
-        **_finite(asdict(certificate)),
+        "plan": settings | {"laws": laws},
+        **asdict(certificate),
     }
-
-
-def _distribution(distribution: SamplingParams) -> dict[str, Any]:
-    """Return the sampling params of a certified distribution."""
-    return {
-        name: getattr(distribution, name) for name in ("temperature", "top_k", "top_p", "min_p")
-    }
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON lacks, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Console) -> None:
-    from foretoken.lab.certificate.odds import POWER
+    from foretoken.lab.estimate import POWER
 
     prose(
         console,
@@ -186,12 +152,16 @@ def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Consol
         f"{certificate.prompts} prompts, seed {plan.seed}",
     )
     console.print()
-    labelled(
-        console, [_passes(certificate), *_greedy(certificate), *_draft_tokens(certificate)], LABEL
-    )
+    labelled(console, _facts(certificate), LABEL)
     console.print()
-    for line in _tests(certificate):
-        console.print(line, markup=False)
+    for distribution, tests in groupby(certificate.tests, lambda test: test.name.split(": ")[0]):
+        view = table(distribution, "of", "p-value", "catches")
+        for test in tests:
+            name, caught = test.name.partition(": ")[2], test.catches
+            caught = "" if caught is None else f"{caught:.3f}"
+            view.add_row(name, f"{test.n} {test.of}", f"{test.p_value:.1e}", caught)
+        console.print(view)
+        console.print()
     prose(
         console,
         f"catches: the least total variation that a test finds with a chance of {POWER:.0%}",
@@ -205,84 +175,39 @@ def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Consol
         prose(console, line)
 
 
-def _passes(certificate: Certificate) -> tuple[str, str]:
-    s = certificate.shapes
-    return (
-        "passes",
-        f"a block's logits are within {s.noise:.1e} of single tokens' at {s.positions} places "
-        f"(rounding explains {s.allowed:.1e}), their distributions within total variation "
-        f"{s.variation:.1e}",
-    )
-
-
-def _greedy(certificate: Certificate) -> list[tuple[str, str]]:
-    identity = certificate.identity
-    gammas = " and ".join(map(str, identity.gammas))
-    result = (
-        "identical" if not identity.differences else f"{len(identity.differences)} texts differ"
-    )
+def _facts(certificate: Certificate) -> list[tuple[str, str]]:
+    """Tell of the passes, of greedy texts, each with its difference, and of the draft tokens."""
+    s, identity, lies = certificate.shapes, certificate.identity, certificate.lies
+    different = len(identity.differences)
     return [
         (
+            "passes",
+            f"a block's logits are within {s.noise:.1e} of single tokens' at {s.positions} places "
+            f"(rounding explains {s.allowed:.1e}), their distributions within total variation "
+            f"{s.variation:.1e}",
+        ),
+        (
             "greedy",
-            f"{identity.texts} texts of {identity.tokens} tokens, gamma {gammas}, "
-            f"against plain: {result}",
+            f"{identity.texts} texts of {identity.tokens} tokens, gamma "
+            f"{' and '.join(map(str, identity.gammas))}, against plain: "
+            + (f"{different} texts differ" if different else "identical"),
         ),
         *(
             (
                 "",
                 f"prompt {d.prompt}, gamma {d.gamma}, token {d.place}: {d.plain} became "
-                f"{d.speculative}; {_gap(d.gap)}, noise {d.noise:.1e}: {d.verdict}",
+                f"{d.speculative}; gap of the logits {d.gap}, noise {d.noise:.1e}: {d.verdict}",
             )
             for d in identity.differences
         ),
-    ]
-
-
-def _gap(gap: float | None) -> str:
-    return "one text had ended" if gap is None else f"logits {gap:.1e} apart"
-
-
-def _draft_tokens(certificate: Certificate) -> list[tuple[str, str]]:
-    count = certificate.guesses - certificate.certain
-    lies, result = certificate.lies, "all as said"
-    if lies:
-        result = f"{len(lies)} did not follow what was reported"
-    return [
         (
             "drafts",
-            f"{count} tokens drawn from a q, {certificate.certain} said to be certain: {result}",
+            f"{certificate.guesses - certificate.certain} tokens drawn from a q, "
+            f"{certificate.certain} said to be certain: "
+            + (f"{len(lies)} did not follow what was reported" if lies else "all as said"),
         ),
         *(("", lie) for lie in lies[:3]),
     ]
-
-
-def _tests(certificate: Certificate) -> list[str]:
-    """Return a line per test, grouped by distribution; of single prompts only the oddest."""
-    lines: list[str] = []
-    for distribution, tests in groupby(
-        _oddest(certificate.tests), lambda test: test.name.split(": ")[0]
-    ):
-        lines += [""] * bool(lines)
-        lines.append(f"{distribution:<36}{'of':>15}{'p-value':>10}{'catches':>10}")
-        lines += [_line(f"  {test.name.partition(': ')[2]}", test) for test in tests]
-    return lines
-
-
-def _oddest(tests: list[Test]) -> list[Test]:
-    """Keep of each run of tests of single prompts the one with the smallest p-value."""
-    oddest: list[Test] = []
-    for single, run in groupby(tests, lambda test: ", prompt " in test.name):
-        if single:
-            odd = min(run, key=lambda test: test.p_value)
-            oddest.append(replace(odd, name=odd.name.replace(", prompt ", ", oddest: prompt ")))
-        else:
-            oddest += run
-    return oddest
-
-
-def _line(name: str, test: Test) -> str:
-    caught = "" if test.catches is None else f"{test.catches:.3f}"
-    return f"{name:<36}{f'{test.n} {test.of}':>15}{test.p_value:>10.1e}{caught:>10}".rstrip()
 
 
 def _verdict(certificate: Certificate) -> list[str]:

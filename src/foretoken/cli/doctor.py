@@ -3,6 +3,7 @@ families that pass the self-check."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from dataclasses import asdict
@@ -14,12 +15,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from foretoken.cli import card, option
+from foretoken.cli import option
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, milliseconds, table
 from foretoken.costing import contention
-from foretoken.errors import InputError
+from foretoken.errors import InputError, RefusedError
+from foretoken.storage.files import read_text
 
+EXACT = "float32"
 SAYS = (
     "a pass of linear layers alone over so many tokens, on OpenVINO; -: time or memory did not "
     "suffice. Precisions below float32 make another model of a target; a draft's never changes the "
@@ -40,7 +43,7 @@ def doctor(
     ] = None,
     cache: Annotated[
         bool,
-        typer.Option("--cache", help="List converted models, and measured costs."),
+        typer.Option("--cache", help="List converted models and measured costs."),
     ] = False,
     clear_cache: Annotated[
         bool,
@@ -75,9 +78,6 @@ def doctor(
         raise InputError(f"--speed is of this machine; give it or {model!r:.60}, not both")
     quiet()
     console = Console(highlight=False)
-    if held_out is not None:
-        card.make(console, model, origin, placing, held_out, as_json=as_json)
-        return
     reading = contention.read()
     if clear_cache:
         document, show = _cleared(), _show_cleared
@@ -85,6 +85,8 @@ def doctor(
         document, show = _cached(), _show_cached
     elif speed:
         document, show = _speeds(), _show_speeds
+    elif held_out is not None:
+        document, show = _rounded(model, origin, placing, held_out), _show_rounded
     elif model is not None:
         document, show = _placed(model, origin, placing), _show_placed
     else:
@@ -122,7 +124,6 @@ def _everything() -> dict[str, Any]:
 
 def _family(network: Any) -> dict[str, Any]:
     """Return the first backend that passes the self-check, and why none before it did."""
-    from foretoken.errors import RefusedError
     from foretoken.loading.runtimes import forms
     from foretoken.models.stock.selfcheck import check
 
@@ -169,12 +170,10 @@ def _processor() -> dict[str, Any]:
 
 
 def _show_processor(console: Console, document: dict[str, Any]) -> None:
-    abilities, cache = document["abilities"], document["cache_bytes"]
+    abilities = document["abilities"]
     parts = [f"{document['name']}, {document['threads']} threads"]
-    parts += [f"{document['cores']} cores"] if document["cores"] else []
     parts += [", ".join(abilities)] if abilities else []
     parts += [f"no {', no '.join(document['lacks'])}"] if document["lacks"] else []
-    parts += [f"{cache / 2**20:.0f} MiB of cache"] if cache else []
     rate = f"{document['bytes_per_second'] / 1e9:.1f} GB/s"
     console.print(f"processor: {'; '.join(parts)}", soft_wrap=True)
     console.print(f"memory: {rate}, reading {document['read_bytes'] / 2**20:.0f} MiB")
@@ -223,6 +222,60 @@ def _placed(model: str, origin: option.Origin, placing: option.Placing) -> dict[
 
 def _show_placed(console: Console, document: dict[str, Any]) -> None:
     console.print("{model} runs on {runtime}: {why}".format(**document), soft_wrap=True)
+
+
+def _rounded(
+    model: str | None, origin: option.Origin, placing: option.Placing, held_out: Path
+) -> dict[str, Any]:
+    """Measure on a text how rounding changes a model. Raises InputError and RefusedError for one
+    that cannot be rounded or read."""
+    from foretoken.loading.load import load
+    from foretoken.loading.options import ROUNDED
+
+    if placing.dtype not in ROUNDED:
+        raise InputError(
+            f"--dtype is {placing.dtype}, which rounds no weights; give {' or '.join(ROUNDED)}"
+        )
+    content = read_text(held_out, "held-out text")
+    # the distribution as it is, without bans and penalties
+    options: dict[str, Any] = {**vars(origin), **vars(placing), "generation_config": "ignore"}
+    as_it_was: dict[str, Any] = options | {"dtype": EXACT}
+    exact = load(model, "none", **as_it_was)
+    if exact.tokenizer is None:
+        raise RefusedError(f"{model} has no tokenizer, so no bits per byte; save one in its folder")
+    from foretoken.lab.rounding import pieces, rounding
+
+    texts = pieces(content, exact.tokenizer)
+    rounded = load(model, "none", **options)
+    return {
+        "model": rounded.target_name,
+        "dtype": placing.dtype,
+        "held_out": held_out.name,
+        "held_out_sha256": hashlib.sha256(content.encode()).hexdigest(),
+        **asdict(rounding(exact.target, rounded.target, texts)),
+    }
+
+
+def _show_rounded(console: Console, document: dict[str, Any]) -> None:
+    console.print(
+        f"{document['model']} in {document['dtype']}, on {document['tokens']} tokens of "
+        f"{document['held_out']} (sha256 {document['held_out_sha256'][:12]}); ± is 95 %, over "
+        "pieces of the text",
+        soft_wrap=True,
+        markup=False,
+    )
+
+    def told(name: str, form: str) -> str:
+        part = document[name]
+        return f"{part['value']:{form}} ± {(part['high'] - part['low']) / 2:{form.lstrip('+')}}"
+
+    bits, rounded = (document[name]["value"] for name in ("bits_per_byte", "rounded_bits_per_byte"))
+    more = told("more_bits_per_byte", "+.4f")
+    view = table("", EXACT, document["dtype"])
+    view.add_row("bits per byte", f"{bits:.3f}", f"{rounded:.3f} ({more})")
+    view.add_row(f"likeliest token is {EXACT}'s", "", told("same", ".1%"))
+    view.add_row("sum min(p, q) at temperature 1", "", told("overlap", ".4f"))
+    console.print(view)
 
 
 def _folder() -> str:

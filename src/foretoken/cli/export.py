@@ -1,38 +1,49 @@
-"""`foretoken export`: the same target, draft and gamma for another system."""
+"""`foretoken export`: the same target, draft and gamma for another system, and how that differs.
+
+The facts about a system, with their sources, and its commands are data (systems.toml).
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from dataclasses import asdict
+import tomllib
+from dataclasses import asdict, dataclass
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.render import page, prose
-from foretoken.errors import InputError, shown
-from foretoken.lab.export import (
-    LLAMA_CPP,
-    OPENVINO_GENAI,
-    SGLANG,
-    VLLM,
-    Export,
-    ExportSetting,
-    Fact,
-    System,
-)
-from foretoken.lab.export import export as make
+from foretoken.errors import InputError, RefusedError, shown
 
-SYSTEMS: dict[str, System] = {
-    "vllm": VLLM,
-    "sglang": SGLANG,
-    "llama.cpp": LLAMA_CPP,
-    "openvino-genai": OPENVINO_GENAI,
-}
+SYSTEMS = ("vllm", "sglang", "llama.cpp", "openvino-genai")
+OURS = ("self", "heads", "ngram", "copy", "uniform")  # drafts, by the word before their colon
+VLLM_NGRAM = 8  # tokens of a match at most that vLLM is told: it wants a number, ours matches any
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSetting:
+    """A plan in the terms of this package: models as folders or hub ids, draft tokens per target
+    call, and the temperature that requests will have."""
+
+    target: str
+    draft: str  # "none" for plain decoding
+    gamma: int
+    temperature: float = 0.0
+    revision: str | None = None  # of either model
+    encoder_decoder: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Kind of draft: "plain", "lookup" or "model"."""
+        if self.draft == "none" or not self.gamma:
+            return "plain"
+        return "lookup" if self.draft == "lookup" else "model"
 
 
 @command
@@ -63,26 +74,48 @@ def export(
             "give files of measurements, or --target, --draft, --gamma and --temperature; not both"
         )
     setting = _planned(files) if files else _setting(target, draft, gamma, temperature)
-    exported = make(SYSTEMS[system], setting)
+    text = (resources("foretoken.cli") / "systems.toml").read_text(encoding="utf-8")
+    known = tomllib.loads(text)[system]
+    _require(known, setting)
+    document = {
+        "system": known["name"],
+        "version": known["version"],
+        "flags": known["flags"],
+        "setting": asdict(setting),
+        "steps": steps(known, setting),
+        "law": facts(known["law"], setting) if setting.gamma else [],
+        "lacks": facts(known["lacks"], setting),
+    }
     if as_json:
-        print(json.dumps(_document(exported, setting), allow_nan=False))
-    else:
-        for line in exported.steps:
-            print(line)
-        _show(exported, setting, page(sys.stderr))  # not into a script that the rest is written to
+        print(json.dumps(document, allow_nan=False))
+        return
+    for line in document["steps"]:
+        print(line)
+    _show(document, setting)
 
 
 def _planned(files: list[Path]) -> ExportSetting:
     from foretoken.cli.measure import saved  # late: torch takes seconds to import
-    from foretoken.lab.measurement.plan import plan, setting
+    from foretoken.lab.measurement.plan import plan
 
     planned = plan(saved(files))
-    return setting(planned.first.measurement, planned.gamma)
+    measured = planned.first.measurement
+    return ExportSetting(
+        measured.target.name,
+        measured.draft.name,
+        planned.gamma,
+        measured.options.temperature,
+        measured.options.revision or measured.options.draft_revision,
+        measured.target.encoder_decoder,
+    )
 
 
 def _setting(
     target: str | None, draft: str | None, gamma: int | None, temperature: float
 ) -> ExportSetting:
+    from foretoken.sampling.params import SamplingParams  # late: NumPy
+
+    SamplingParams(temperature)  # raises InputError
     if target is None:
         import foretoken
 
@@ -95,8 +128,11 @@ def _setting(
             "gamma is chosen before every step here, other systems take one number; give --gamma, "
             "as foretoken measure picks it"
         )
-    if draft == "none" and gamma:
-        raise InputError(f"gamma is {gamma} with --draft none; leave --gamma out, or name a draft")
+    if (gamma or 0) < 0 or (draft == "none" and gamma):
+        raise InputError(
+            f"gamma is {gamma} with --draft {draft}; give 1 or more with a draft, or leave it out "
+            "with --draft none"
+        )
     return ExportSetting(
         target, draft, gamma or 0, temperature, encoder_decoder=_encodes(Path(target))
     )
@@ -111,34 +147,83 @@ def _encodes(folder: Path) -> bool:
         return False
 
 
-def _document(exported: Export, setting: ExportSetting) -> dict[str, Any]:
-    return {
-        "system": exported.system.name,
-        "version": exported.system.version,
-        "flags": exported.system.flags,
-        "setting": asdict(setting),
-        "steps": exported.steps,
-        "law": [{"text": fact.text, "source": fact.source} for fact in exported.distribution],
-        "lacks": [{"text": fact.text, "source": fact.source} for fact in exported.lacks],
+def _require(known: dict[str, Any], setting: ExportSetting) -> None:
+    """RefusedError for a target, a draft or a temperature that the system does not have."""
+    if setting.encoder_decoder:
+        raise RefusedError(
+            f"{setting.target} is an encoder-decoder, and {known['name']} {known['version']} has "
+            "no speculation for one; export a decoder"
+        )
+    if setting.gamma and setting.draft.partition(":")[0] in OURS:
+        raise RefusedError(
+            f"draft {setting.draft} exists in foretoken only; give the folder of a model, lookup "
+            "or none"
+        )
+    if setting.revision is not None:
+        raise RefusedError(
+            f"revision {setting.revision} of a model on the hub is not passed on; give the folder "
+            "of that revision"
+        )
+    if known.get("greedy") and setting.temperature and setting.gamma:
+        raise RefusedError(
+            f"temperature is {setting.temperature:g}: above 0 {known['name']}'s speculative "
+            "sampling does not keep the target's law; give --temperature 0, or --draft none"
+        )
+
+
+def steps(known: dict[str, Any], setting: ExportSetting) -> list[str]:
+    """Return shell commands, or lines of Python for OpenVINO GenAI."""
+    at = f"do_sample=True, temperature={setting.temperature:g}, top_k=0"
+    values = {
+        "target": shlex.quote(setting.target),
+        "draft": shlex.quote(setting.draft),
+        "gamma": setting.gamma,
+        "verified": setting.gamma + 1,  # the last token counts among those that are verified
+        "temperature": f"{setting.temperature:g}",
+        "sampling": at if setting.temperature else "do_sample=False",
+        "config": shlex.quote(json.dumps(vllm_config(setting))),
     }
+    return [line.format(**values) for line in known["steps"][setting.kind]]
 
 
-def _show(exported: Export, setting: ExportSetting, console: Console) -> None:
-    system = exported.system
-    console.print()
+def vllm_config(setting: ExportSetting) -> dict[str, Any]:
+    """Return vLLM's --speculative-config for a draft model or look-up."""
+    if setting.kind == "lookup":
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": setting.gamma,
+            "prompt_lookup_max": VLLM_NGRAM,
+            "prompt_lookup_min": 1,
+        }
+    config: dict[str, Any] = {
+        "method": "draft_model",
+        "model": setting.draft,
+        "num_speculative_tokens": setting.gamma,
+    }
+    if setting.temperature:
+        config["draft_sample_method"] = "probabilistic"
+    return config
+
+
+def facts(known: list[dict[str, str]], setting: ExportSetting) -> list[dict[str, str]]:
+    """Return the facts about drafts of this kind, or of all, each with its source."""
+    concern = [fact for fact in known if fact.get("kind") in (None, setting.kind)]
+    return [{"text": fact["text"], "source": fact["source"]} for fact in concern]
+
+
+def _show(document: dict[str, Any], setting: ExportSetting) -> None:
+    """Print the facts on standard error: not into a script that the steps are written to."""
+    console = page(sys.stderr)
     mode = f"draft {setting.draft}, gamma {setting.gamma}" if setting.gamma else "plain decoding"
-    head = f"{system.name} {system.version}"
-    prose(console, f"{head}, for {setting.target} with {mode}; its options: {system.flags}", head)
-    for title, facts in (
-        ("Its verification and the target's distribution:", exported.distribution),
-        ("Differences, and options it lacks:", exported.lacks),
+    head = f"{document['system']} {document['version']}"
+    told = f"{head}, for {setting.target} with {mode}; its options: {document['flags']}"
+    prose(console, told, head)
+    for title, found in (
+        ("Its verification and the target's distribution:", document["law"]),
+        ("Differences, and options it lacks:", document["lacks"]),
     ):
-        if facts:
+        if found:
             console.print()
             prose(console, title, title)
-        for fact in facts:
-            _tell(fact, console)
-
-
-def _tell(fact: Fact, console: Console) -> None:
-    prose(console, f"- {fact.text} [{fact.source}]")
+        for fact in found:
+            prose(console, f"- {fact['text']} [{fact['source']}]")

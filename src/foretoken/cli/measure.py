@@ -4,26 +4,34 @@ draft and gamma are predicted to be fastest."""
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from typer import Argument, Option
 
-from foretoken.cli import option, prompts, sheet
+from foretoken.cli import option, prompts
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar, page
+from foretoken.cli.render import bar, labelled, milliseconds, page, prose, table
+from foretoken.costing.contention import remark
 from foretoken.errors import InputError
-from foretoken.loading.options import smaller
 
 if TYPE_CHECKING:
-    from foretoken.lab.measurement.measure import Prompt
-    from foretoken.lab.measurement.plan import Plan
-    from foretoken.lab.measurement.result import Measurement, MeasureOptions
-    from foretoken.speculator import Speculator
+    from foretoken.lab.estimate import Estimate, Spread
+    from foretoken.lab.measurement.plan import GammaPrediction, Plan
+    from foretoken.lab.measurement.result import Footprint, Measurement
+
+LABEL = 28  # letters of the column of labels
+LEGEND = [
+    ("c", "time of a draft token over that of a target pass"),
+    ("v", "time of a target pass over gamma + 1 tokens over that of one over 1"),
+    ("tokens", "a target call"),
+]
 
 
 @command
@@ -41,15 +49,11 @@ def measure(
     draft: Annotated[
         list[str] | None,
         Option(
-            help="Folder, hub id, heads:FILE, ngram:FILE, lookup, copy or uniform. Repeat it to "
-            "compare drafts. Default: the one that ships with the target.",
+            help="Folder, hub id, self:int4, self:int8, heads:FILE, ngram:FILE, lookup, copy or "
+            "uniform. Repeat it to compare drafts. Default: the one that ships with the target.",
             show_default=False,
         ),
     ] = None,
-    own: Annotated[
-        bool,
-        Option("--self", help="Also measure lookup and copies of the target: no second model."),
-    ] = False,
     gamma: option.Gamma = 4,
     temperature: option.Temperature = 0.0,
     top_k: option.TopK = 0,
@@ -62,60 +66,48 @@ def measure(
         int | None,
         Option(help="Also measure a batch of this many requests, for foretoken-lab simulate."),
     ] = None,
-    beside: Annotated[
-        int, Option(help="Run this many other engines meanwhile, as replicas on one machine do.")
-    ] = 0,
     out: Annotated[
         Path | None,
-        Option(help="Save the measurement of one draft as JSON. The same command resumes it."),
+        Option(help="Save the measurement of one draft as JSON."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
     """Measure drafts with a target, and pick the draft and gamma that are fastest here.
 
-    One draft: alpha, acceptance by position, c, v(n), overhead, memory and speed-up. Several
+    One draft: alpha, acceptance by position, c, v(n), overhead and speed-up. Several
     drafts, or files: a comparison. Both end with the command to use, or with "do not speculate".
     """
     if files:
-        _require_alone(context)
+        sources = {each: context.get_parameter_source(each) for each in context.params}
+        given = {
+            name for name, source in sources.items() if source and source.name == "COMMANDLINE"
+        }
+        if given - {"files", "as_json"}:
+            raise InputError("give files of measurements, or options to measure with, not both")
         return _report(saved(files), as_json=as_json)
     if prompt_file is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     lines = prompts.first(prompt_file, limit)
-    copies = [f"self:{kind}" for kind in smaller(loading.dtype)]
-    drafts = [*(draft or []), *([*copies, "lookup"] if own else [])] or [None]
+    drafts = draft or [None]
     if len(drafts) > 1 and (out is not None or rows is not None):
         flag = "--out" if out is not None else "--rows"
         raise InputError(f"{flag} is for one draft; measure each by itself and compare the files")
     if out is not None:
         option.require_folder(out)
     parameters = {**context.params, "prompts": prompt_file}
-    measured = [
-        (each or "", run(lines, {**parameters, "draft": each}, loading, out)) for each in drafts
-    ]
+    measured = [(each or "", run(lines, {**parameters, "draft": each}, loading)) for each in drafts]
     if len(measured) > 1:
         return _report(measured, as_json=as_json)
     measurement = measured[0][1]
+    if out is not None:
+        measurement.save(out)
     if as_json:
         print(json.dumps(_document(measurement), allow_nan=False))
         return
-    sheet.show(measurement, page())
-    sheet.advise(_plan(measured), page())
+    show(measurement, page())
+    _advise(_plan(measured), page())
     if out is not None:
         print(f"{out}: compare with `foretoken measure {out} OTHER`")
-
-
-def _require_alone(context: typer.Context) -> None:
-    """Raise InputError for options of measuring that the user gave beside files."""
-    for parameter in context.command.params:
-        if parameter.name in ("files", "as_json") or parameter.name is None:
-            continue
-        source = context.get_parameter_source(parameter.name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise InputError(
-                f"{parameter.opts[0]} is for measuring; give files of measurements or options to "
-                "measure with, not both"
-            )
 
 
 def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
@@ -129,10 +121,7 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
 
 
 def run(
-    lines: list[prompts.Line],
-    parameters: dict[str, Any],
-    loading: option.PairLoading,
-    out: Path | None,
+    lines: list[prompts.Line], parameters: dict[str, Any], loading: option.PairLoading
 ) -> Measurement:
     """Load a pair and measure it, with a bar on standard error.
 
@@ -150,56 +139,29 @@ def run(
     options = MeasureOptions(**values, prompts_sha256=digest([line.prompt for line in lines]))
     spec = loading.load(options.target, options.draft)
     texts = [prompts.for_model(line, spec) for line in lines]
-    rows, beside = parameters["rows"], parameters["beside"]
-    if out is not None:
-        return _resumed(spec, texts, options, rows, beside, out)
     track = partial(bar, text="measuring")
-    return measure(spec, texts, options, rows=rows, beside=beside, track=track)
+    return measure(spec, texts, options, rows=parameters["rows"], track=track)
 
 
 def _require(parameters: dict[str, Any], count: int) -> None:
     """Raise InputError for values with which nothing can be measured."""
-    from foretoken.lab import limits
     from foretoken.options import keys_of
     from foretoken.sampling.params import SamplingParams
 
     SamplingParams(*(parameters[name] for name in ("temperature", "top_k", "top_p", "min_p")))
-    limits.require(parameters["gamma"], parameters["max_new_tokens"], count, parameters["draft"])
     keys_of(parameters["seed"], [1])
-    rows, beside = parameters["rows"], parameters["beside"]
-    if rows is not None and rows < 1:
-        raise InputError(f"rows is {rows}; give the requests that run at a time, 1 or more")
-    if beside and rows is None:
-        raise InputError("--beside is for a batch; give --rows too, or leave it out")
-    if not 0 <= beside <= 64:
-        raise InputError(f"beside is {beside}; give the other engines on the machine, 0 to 64")
-
-
-def _resumed(
-    spec: Speculator,
-    texts: list[Prompt],
-    options: MeasureOptions,
-    rows: int | None,
-    beside: int,
-    out: Path,
-) -> Measurement:
-    """Measure the prompts that an earlier run did not, and save the result."""
-    from foretoken.lab.machine import describe
-    from foretoken.lab.measurement.measure import measure
-    from foretoken.lab.measurement.result import PartialMeasurement
-
-    part = PartialMeasurement(out, options, describe(spec.target.device))
-    if part.done:
-        print(f"{len(part.done)} of {len(texts)} prompts are done already", file=sys.stderr)
-    how = {"done": part.done, "keep": part.add, "track": partial(bar, text="measuring")}
-    try:
-        measurement = measure(spec, texts, options, rows=rows, beside=beside, **how)
-    except KeyboardInterrupt:
-        print("interrupted; the same command picks up", part.path, file=sys.stderr)
-        raise typer.Exit(130) from None
-    measurement.save(out)
-    part.remove()
-    return measurement
+    for name, least, why in (
+        ("gamma", 1, " to measure a draft"),
+        ("max_new_tokens", 2, ""),
+        ("rows", 1, ": the requests that run at a time"),
+    ):
+        value = parameters[name]
+        if value is not None and value < least:
+            raise InputError(f"{name} is {value}; give {least} or more{why}")
+    if count < 2:
+        raise InputError(f"{count} prompt; give 2 or more, intervals are over prompts")
+    if parameters["draft"] == "none":
+        raise InputError("draft is none; give one that guesses")
 
 
 def _report(measurements: list[tuple[str, Measurement]], *, as_json: bool) -> None:
@@ -208,7 +170,7 @@ def _report(measurements: list[tuple[str, Measurement]], *, as_json: bool) -> No
     if as_json:
         print(json.dumps(_plan_document(plan), allow_nan=False))
     else:
-        sheet.compare(plan, page())
+        _compare(plan, page())
 
 
 def _plan(measurements: list[tuple[str, Measurement]]) -> Plan:
@@ -226,8 +188,6 @@ def _document(measurement: Measurement) -> dict[str, Any]:
         "c": measurement.c,
         "c_hat": measurement.c_hat,
         "v": measurement.v,
-        "bandwidth_bytes_per_second": measurement.bandwidth,
-        "floor_seconds": measurement.floor_seconds,
         "measured_over_formula": measurement.speedup.value / formula(measurement),
         "predictions": [asdict(prediction) for prediction in predictions(measurement)],
     }
@@ -240,7 +200,6 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
         "draft": plan.first.draft if plan.gamma else None,
         "gamma": plan.gamma,
         "command": plan.command,
-        "vllm_speculative_config": plan.vllm,
         "candidates": [
             {
                 "draft": candidate.draft,
@@ -252,3 +211,176 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
             for candidate in plan.candidates
         ],
     }
+
+
+def show(measurement: Measurement, console: Console) -> None:
+    """Print a measurement."""
+    from foretoken.lab.measurement.plan import formula, predictions
+
+    predicted, gamma = predictions(measurement), measurement.options.gamma
+    _head(measurement, console)
+    console.print()
+    labelled(console, [*_agreement(measurement, predicted), *_costs(measurement)], LABEL)
+    console.print()
+    prose(
+        console,
+        "acceptance of the last of gamma draft tokens, where it was judged, a target pass over "
+        f"gamma + 1 tokens behind {measurement.context:.0f} others, and what follows",
+    )
+    console.print(_gammas(measurement, predicted))
+    console.print()
+    gain, expected = measurement.speedup, formula(measurement)
+    prose(
+        console,
+        f"gamma {gamma} measured: {gain.value:.2f}x plain decoding {_interval(gain)}, "
+        f"{gain.value / expected:.2f} of the {expected:.2f}x that follows from acceptance and "
+        "costs; other gammas are predicted in this proportion, and draft tokens beyond "
+        f"{gamma} are taken as accepted with alpha",
+        bold=f"{gain.value:.2f}x",
+    )
+    if warning := remark(measurement.others):
+        prose(console, warning, bold=warning)
+    console.print()
+
+
+def _head(measurement: Measurement, console: Console) -> None:
+    """Print which models were measured, and how."""
+    options, machine = measurement.options, measurement.machine
+    how = f"temperature {options.temperature:g}" if options.temperature else "greedy"
+    for name, neutral in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
+        if getattr(options, name) != neutral:
+            how += f", {name.replace('_', '-')} {getattr(options, name):g}"
+    models = ("target", measurement.target), ("draft", measurement.draft)
+    labelled(console, [(role, _model(model)) for role, model in models], 8)
+    prose(
+        console,
+        f"{len(measurement.prompts)} prompts, {measurement.tokens:.0f} new tokens each, {how}, "
+        f"gamma {options.gamma}; {machine.cpu}, cores: {machine.cores}",
+    )
+    prose(console, "intervals are 95 %, Student t over prompts")
+
+
+def _model(model: Footprint) -> str:
+    count = model.parameters
+    size = f", {count / 1e6:.3g}M parameters in {model.dtype}" if count else ""
+    return f"{model.name}: {model.runtime}{size}"
+
+
+def _agreement(m: Measurement, predicted: list[GammaPrediction]) -> list[tuple[str, str]]:
+    from foretoken.theory import expected_tokens
+
+    gamma = m.options.gamma
+    places = sum(len(prompt.overlaps) for prompt in m.prompts)
+    judged = sum(position.judged for position in m.positions)
+    loop = "no draft token was judged"
+    if m.alpha_in_loop is not None:
+        loop = f"{_estimate(m.alpha_in_loop)}, mean over {judged} draft tokens judged"
+    silent = f"; no draft token, so 0, at {m.silent:.0%}" if m.silent else ""
+    tokens, equation = predicted[gamma].tokens_per_call, expected_tokens(m.alpha.value, gamma)
+    return [
+        (
+            "alpha on the target's text",
+            f"{_estimate(m.alpha)}, mean of sum min(p, q) over {places} tokens{silent}; D_LK "
+            f"{1 - m.alpha.value:.3f}",
+        ),
+        ("alpha in the loop", loop),
+        (
+            "tokens a target call",
+            f"{_estimate(m.tokens_per_call)}; {tokens:.2f} expected from acceptance by position, "
+            f"{equation:.2f} from alpha (equation 1)",
+        ),
+    ]
+
+
+def _costs(m: Measurement) -> list[tuple[str, str]]:
+    other = f"plain {_time(m.plain_overhead)}, gamma {m.options.gamma} {_time(m.loop_overhead)}"
+    lines = [("other work of a step", other)]
+    if m.c_hat is not None:
+        lines.insert(0, ("c_hat", f"{m.c_hat:.4f} of the operations a token"))
+    if m.draft_seconds is not None:
+        times = f"a draft token {_time(m.draft_seconds)}, a target pass {_time(m.plain_pass)}"
+        lines.insert(0, ("c", f"{m.c:.4f}: {times} (in the runs; medians, quartiles)"))
+    return lines
+
+
+def _gammas(m: Measurement, predicted: list[GammaPrediction]) -> Table:
+    """Make a table with a row for each gamma."""
+    fastest = max(predicted, key=lambda row: row.speedup.value)
+    view = table("gamma", "accepted", "ms", "quartiles", "v", "tokens", "speed-up", "", left=0)
+    rates = [p.kept / p.judged if p.judged else None for p in m.positions]
+    for row, seconds, v in zip(predicted, m.passes, m.v, strict=True):
+        rate = rates[row.gamma - 1] if 0 < row.gamma <= len(rates) else None
+        marks = ["run"] * (row.gamma == m.options.gamma) + ["best"] * (row is fastest)
+        view.add_row(
+            str(row.gamma),
+            "" if rate is None else f"{rate:.3f}",
+            milliseconds(seconds.median),
+            f"{milliseconds(seconds.q1)}-{milliseconds(seconds.q3)}",
+            f"{v:.2f}",
+            f"{row.tokens_per_call:.2f}",
+            f"{row.speedup.value:.2f} ± {row.speedup.error:.2f}",
+            ", ".join(marks),
+            style="bold" if marks else None,
+        )
+    return view
+
+
+def _compare(plan: Plan, console: Console) -> None:
+    """Print a row for each measurement, the fastest first, and the advice."""
+    first = plan.first.measurement
+    view = table("draft", "alpha", "c", "gamma", "v", "tokens", "speed-up")
+    for candidate in plan.candidates:
+        m, best = candidate.measurement, candidate.best
+        view.add_row(
+            escape(candidate.draft),
+            f"{m.alpha.value:.3f} ± {m.alpha.error:.3f}",
+            "" if m.c is None else f"{m.c:.4f}",
+            str(best.gamma),
+            f"{m.v[best.gamma]:.2f}",
+            f"{best.tokens_per_call:.2f}",
+            f"{best.speedup.value:.2f}x ± {best.speedup.error:.2f}",
+            style="bold" if candidate is plan.first and plan.gamma else None,
+        )
+    console.print(view)
+    console.print()
+    labelled(console, LEGEND, 10)
+    prose(
+        console,
+        f"speed-up over plain decoding of {first.target.name} for texts of {first.tokens:.0f} new "
+        "tokens, as measured with one gamma; for others in proportion to what follows from the "
+        "acceptance and costs. Draft tokens beyond the gamma that was measured are taken as "
+        "accepted with alpha; ± is 95 %",
+    )
+    console.print()
+    _advise(plan, console)
+    for candidate in plan.candidates:
+        if warning := remark(candidate.measurement.others):
+            prose(console, f"{candidate.draft}: {warning}", bold=warning)
+
+
+def _advise(plan: Plan, console: Console) -> None:
+    """Print the draft and gamma to use, and the command that does."""
+    best = plan.first.best
+    gain = f"{best.speedup.value:.2f}x ± {best.speedup.error:.2f}"
+    if plan.gamma:
+        advice, reason = f"speculate with {plan.first.draft}, gamma {best.gamma}", gain
+        if best.speedup.low <= 1:
+            reason += "; the interval holds 1, so measure on more prompts"
+    else:
+        advice = "do not speculate"
+        reason = f"the best draft is predicted to give {gain}, at gamma {best.gamma}"
+    prose(console, f"{advice}: {reason}", bold="speculate" if plan.gamma else advice)
+    console.print()
+    console.print(plan.command, soft_wrap=True, markup=False)
+
+
+def _estimate(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} {_interval(estimate)}"
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"({estimate.low:.3f} to {estimate.high:.3f})"
+
+
+def _time(spread: Spread) -> str:
+    return f"{spread.median * 1e3:.3f} ms ({spread.q1 * 1e3:.3f} to {spread.q3 * 1e3:.3f})"

@@ -31,9 +31,6 @@ from foretoken.errors import InputError
 from foretoken.storage import files
 
 if TYPE_CHECKING:
-    from foretoken.drafters.ngram import NGram
-    from foretoken.speculator import Speculator
-    from foretoken.train.heads import Measured
     from foretoken.train.loop import TrainingRecipe
 
 
@@ -102,7 +99,7 @@ def distill(
     loss: Annotated[
         str,
         Option(
-            help="kl, rkl (reverse KL), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
+            help="kl, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
             "distributions are far apart, then tv."
         ),
     ] = "lk",
@@ -123,9 +120,9 @@ def distill(
     the draft. OUT/model gets the weights with the best alpha on held-out prompts, continued by the
     target: use it as --draft. The same command resumes a run that was killed.
     """
+    from foretoken.train.corpus import read
     from foretoken.train.distill import Distillation
     from foretoken.train.distill import distill as teach
-    from foretoken.train.examples import read
     from foretoken.train.pair import pair
 
     quiet()
@@ -209,26 +206,22 @@ def heads(
     with _resumable("interrupted; the same command goes on"):
         with progress_bar("training", training.steps) as bar:
             summary = train_heads(teacher, out, heads, recipe, partial(_report_heads, bar))
-    measured = zip(summary["alpha"], summary["agreement"], strict=True)
     lines = [
         size(out, summary),
         *(
-            f"head {k}: alpha {alpha:.3f} on held-out prompts; its likeliest token is the target's "
-            f"at {agreement:.0%} of places"
-            for k, (alpha, agreement) in enumerate(measured, 1)
+            f"head {k}: alpha {alpha:.3f} on held-out prompts"
+            for k, alpha in enumerate(summary["alpha"], 1)
         ),
     ]
     show(summary, lines, use(target, f"heads:{out}", reading), as_json=as_json)
 
 
-def _report_heads(bar: Report, step: int, loss: float, measured: Measured | None) -> None:
+def _report_heads(bar: Report, step: int, loss: float, alpha: list[float] | None) -> None:
     """Report the loss, with a line where the heads were measured."""
-    line = None
-    if measured is not None:
-        alpha = " ".join(f"{x:.3f}" for x in measured.alpha)
-        agreement = " ".join(f"{x:.3f}" for x in measured.agreement)
-        line = f"step {step}: alpha by head {alpha}; its argmax the target's {agreement}"
-    bar(step, f"loss {loss:.3f}", line)
+    told = None
+    if alpha is not None:
+        told = f"step {step}: alpha by head {' '.join(f'{x:.3f}' for x in alpha)}"
+    bar(step, f"loss {loss:.3f}", told)
 
 
 @app.command()
@@ -244,13 +237,24 @@ def samples(
 ) -> None:
     """Write texts sampled from a target, to train a draft on with `foretoken-lab train lm`."""
     from foretoken.text.decoding import decode
+    from foretoken.train import corpus
+    from foretoken.train.pair import samples as sampled
 
     option.require_file(out)
     quiet()
-    spec = _load(loading, target)
+    # without the sampling params that its config suggests
+    spec = replace(loading.load(target, "none"), suggested={})
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its samples have no text")
-    texts = _sample(spec, tokens, data, temperature, seed)
+    prompts = corpus.encode(corpus.read_texts(data), spec.tokenizer)
+    options = {"prompts": prompts, "temperature": temperature, "seed": seed}
+    sequences = sampled(spec, tokens, **options)  # a mistake is told before the bar
+    texts: list[list[int]] = []
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("sampling", total=tokens)
+        for sequence in sequences:
+            texts.append(sequence)
+            progress.advance(bar, len(sequence))
     files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
     print(f"{out}: {sum(map(len, texts))} tokens")
     if target is not None:
@@ -260,117 +264,32 @@ def samples(
 @app.command()
 @command
 def ngram(
-    loading: option.Loading,
+    origin: option.Origin,
     out: Annotated[Path, Option(help="File to write, a .safetensors.")],
-    order: Annotated[int, Option(help="Length of the n-grams; 1: unigrams, 2: bigrams, ...")] = 3,
     data: Annotated[
-        Path | None,
-        Option(
-            "--data",
-            "--from-text",
-            help="Count this text: a file, a folder, or the targets of pairs (.jsonl, .tsv). With "
-            "--target, cut prompts from it.",
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        Option("--target", "--from-samples", help="Count texts sampled from this target."),
-    ] = None,
-    tokens: Annotated[int | None, Option(help="Tokens to sample. Default: 100,000.")] = None,
-    temperature: Annotated[
-        float | None, Option(help="Sampling temperature; 0 is greedy. Default: 1.")
-    ] = None,
-    seed: option.Seed = 0,
+        Path, Option(help="Text: a file, a folder, or the targets of pairs (.jsonl, .tsv).")
+    ],
+    tokenizer: Annotated[str, Option(help="The target, or the folder or hub id of its tokenizer.")],
+    order: Annotated[int, Option(help="Length of the n-grams; 1: unigrams, 2: bigrams, ...")] = 3,
     as_json: option.Json = False,
 ) -> None:
-    """Fit an n-gram table to text or to a target's samples; use it as --draft ngram:FILE.
+    """Fit an n-gram table to text; use it as --draft ngram:FILE.
 
-    Text needs --tokenizer, the target's. The table is fitted to all of the text; the bits per
-    token of held-out text are measured with a table of the rest.
+    For a target's own text, give what `foretoken train samples` wrote.
     """
-    if order < 1:  # before anything is sampled
-        raise InputError(f"order is {order}; give 1 (unigram) or more")
-    if target is None and (tokens is not None or temperature is not None):
-        raise InputError("--tokens and --temperature are of samples; give --target too")
+    from foretoken.loading import sources
+    from foretoken.train.ngram import fit_from_text
+
     option.require_file(out)
     quiet()
-    if target is not None:
-        spec = _load(loading, target)
-        at = 1.0 if temperature is None else temperature
-        texts = _sample(spec, 100_000 if tokens is None else tokens, data, at, seed)
-        table, bits = _fit_samples(spec, texts, order)
-    elif data is not None and loading.tokenizer is not None:
-        table, bits = _fit_text(data, loading, order)
-    else:
-        raise InputError("give --target TARGET, or --data with --tokenizer FOLDER")
+    read = sources.tokenizer(tokenizer, origin.revision, origin.trust_remote_code, required=True)
+    assert read is not None  # required
+    table = fit_from_text(data, read, order)
     table.save(out)
-    options = replace(loading, tokenizer=None) if target is None else loading
-    usage = use(target or target_of(loading.tokenizer), f"ngram:{out}", options)
-    _show_table(table, bits, out, usage, as_json=as_json)
-
-
-def _show_table(
-    table: NGram, bits: float | None, out: Path, usage: list[object], *, as_json: bool
-) -> None:
     count = out.stat().st_size
     lines = [f"{out}: order {table.order}, vocabulary {table.vocab_size}, {count / 1e6:.1f} MB"]
-    if bits is not None:
-        lines.append(f"held-out text: {bits:.2f} bits a token")
-    summary = {
-        "order": table.order,
-        "vocab_size": table.vocab_size,
-        "bytes": count,
-        "held_out_bits_per_token": bits,
-    }
-    show(summary, lines, usage, as_json=as_json)
-
-
-def _load(loading: option.Loading, target: str | None) -> Speculator:
-    """Load a target alone, ignoring the sampling params that its config suggests."""
-    return replace(loading.load(target, "none"), suggested={})
-
-
-def _fit_text(path: Path, loading: option.Loading, order: int) -> tuple[NGram, float | None]:
-    from foretoken.loading import sources
-    from foretoken.train.ngram import fit_from_text, held_out_bits_of_text
-
-    assert loading.tokenizer is not None
-    origin = loading.revision, loading.trust_remote_code
-    tokenizer = sources.tokenizer(loading.tokenizer, *origin, required=True)
-    assert tokenizer is not None  # required
-    return fit_from_text(path, tokenizer, order), held_out_bits_of_text(path, tokenizer, order)
-
-
-def _fit_samples(
-    spec: Speculator, texts: list[list[int]], order: int
-) -> tuple[NGram, float | None]:
-    from foretoken.drafters.ngram import fingerprint
-    from foretoken.train.ngram import fit, held_out_bits
-
-    mark = fingerprint(spec.tokenizer.get_vocab()) if spec.tokenizer else None
-    V = spec.target.vocab_size
-    return fit(texts, V, order, fingerprint=mark), held_out_bits(texts, V, order)
-
-
-def _sample(
-    spec: Speculator, tokens: int, text: Path | None, temperature: float, seed: int
-) -> list[list[int]]:
-    from foretoken.train import corpus, examples
-
-    prompts = None
-    if text is not None:
-        if spec.tokenizer is None:
-            raise InputError("the target has no tokenizer, so no prompts can be cut from text")
-        prompts = corpus.encode(corpus.read_texts(text), spec.tokenizer)
-    options = {"prompts": prompts, "temperature": temperature, "seed": seed}
-    sequences = examples.samples(spec, tokens, **options)  # a mistake is told before the bar
-    texts: list[list[int]] = []
-    with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task("sampling", total=tokens)
-        for sequence in sequences:
-            texts.append(sequence)
-            progress.advance(bar, len(sequence))
-    return texts
+    summary = {"order": table.order, "vocab_size": table.vocab_size, "bytes": count}
+    show(summary, lines, use(target_of(tokenizer), f"ngram:{out}", origin), as_json=as_json)
 
 
 @contextmanager

@@ -1,17 +1,14 @@
-"""The machine that the clock ran on: a description, its memory bandwidth, peak memory, and what its
-processor can do.
+"""The machine that the clock ran on: a description, its memory bandwidth, and what its processor
+can do.
 
 Times of different machines do not compare, so every saved measurement names its own. Linux tells
-cores, the last cache and instructions in files; elsewhere only the name and the number of cores are
-known.
+instructions in a file; elsewhere only the name and the number of cores are known.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -49,7 +46,8 @@ class Machine:
 def describe(device: torch.device) -> Machine:
     """The machine that this process runs on."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return Machine(_cpu(), cores(), torch.get_num_threads(), gpu, versions())
+    cpu = _info().get("model name") or platform.processor() or platform.machine()
+    return Machine(cpu, cores(), torch.get_num_threads(), gpu, versions())
 
 
 def cores() -> int:
@@ -70,17 +68,7 @@ def bandwidth(device: torch.device) -> tuple[Spread, int]:
         seconds = [_read_seconds(numbers) for _ in range(1 + READS)][1:]  # the first is a warm-up
     finally:
         torch.set_num_threads(threads)
-    read = spread(seconds)
-    assert read is not None
-    return read, numbers.numel() * 4
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held, on the device if it has its own."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
+    return spread(seconds), numbers.numel() * 4
 
 
 def _read_seconds(numbers: torch.Tensor) -> float:
@@ -89,13 +77,14 @@ def _read_seconds(numbers: torch.Tensor) -> float:
     return perf_counter() - start
 
 
-def _cpu() -> str:
+def _info(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Read what Linux tells of the first processor; nothing elsewhere."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first = path.read_text().partition("\n\n")[0]
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 # By what computes: the kernel's name of a flag, and the maker's
@@ -116,17 +105,14 @@ FLAGS = {
 }
 # That the reader looks for: named also where they are missing
 SOUGHT = ("AVX512-BF16", "AVX512-VNNI", "AMX")
-CPUS = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """None: the system does not say."""
+    """Its name, the threads that this process may use, and what it can do; None: not known."""
 
     name: str
-    threads: int  # that this process may use
-    cores: int | None  # that they are of
-    cache_bytes: int | None  # of the last cache
+    threads: int
     abilities: list[str] | None
 
     @property
@@ -136,40 +122,11 @@ class Processor:
         return [name for name in SOUGHT if name not in abilities] if "AVX2" in abilities else []
 
 
-def processor(info: Path = Path("/proc/cpuinfo"), cpus: Path = CPUS) -> Processor:
+def processor(info: Path = Path("/proc/cpuinfo")) -> Processor:
     """The processor that this process runs on."""
-    facts = describe(torch.device("cpu"))
-    return Processor(facts.cpu, facts.cores, _cores(cpus), _cache(cpus), _abilities(info))
-
-
-def _abilities(info: Path) -> list[str] | None:
-    try:
-        lines = info.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            flags = set(value.split())
-            return [name for flag, name in FLAGS.items() if flag in flags]
-    return None
-
-
-def _cores(cpus: Path) -> int | None:
-    """Cores, of which each may run several threads, that this process may use."""
-    try:
-        own = sorted(os.sched_getaffinity(0))
-        return len({(cpus / f"cpu{i}/topology/thread_siblings_list").read_text() for i in own})
-    except (AttributeError, OSError):
-        return None
-
-
-def _cache(cpus: Path) -> int | None:
-    """Bytes of the largest cache of one of the processors that this process may use."""
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    try:
-        cpu = min(os.sched_getaffinity(0))
-        sizes = [f.read_text().strip() for f in (cpus / f"cpu{cpu}/cache").glob("index*/size")]
-        return max(int(size[:-1]) * units[size[-1]] for size in sizes)
-    except (AttributeError, OSError, ValueError, KeyError, IndexError):
-        return None
+    facts, told = describe(torch.device("cpu")), _info(info)
+    flags = told.get("flags") or told.get("Features")
+    abilities = None
+    if flags:
+        abilities = [name for flag, name in FLAGS.items() if flag in flags.split()]
+    return Processor(facts.cpu, facts.cores, abilities)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,15 +49,6 @@ class Rounding:
     more_bits_per_byte: Estimate  # the difference, piece by piece
     same: Estimate  # share of positions at which both have the same likeliest token
     overlap: Estimate  # mean of sum min(p, q) at temperature 1
-
-
-class _Sums(NamedTuple):
-    """Over the positions of a piece."""
-
-    bits: float
-    rounded_bits: float
-    same: int
-    overlap: float
 
 
 def pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[RoundedPiece]:
@@ -96,24 +88,26 @@ def rounding(model: Model, rounded: Model, held_out: Sequence[RoundedPiece]) -> 
     with leased(model) as one, leased(rounded) as other:
         one.expect(1)
         other.expect(1)
-        sums = [_sums(model, rounded, piece.ids) for piece in held_out]
+        sums = np.array([_sums(model, rounded, piece.ids) for piece in held_out])
+    bits, rounded_bits, same, shared = sums.T.tolist()
     tokens = [len(piece.ids) - 1 for piece in held_out]
     sizes = [piece.bytes for piece in held_out]
     return Rounding(
         tokens=sum(tokens),
         bytes=sum(sizes),
-        bits_per_byte=_known(ratio([s.bits for s in sums], sizes, 0)),
-        rounded_bits_per_byte=_known(ratio([s.rounded_bits for s in sums], sizes, 0)),
-        more_bits_per_byte=_known(ratio([s.rounded_bits - s.bits for s in sums], sizes)),
-        same=_known(ratio([s.same for s in sums], tokens, 0, 1)),
-        overlap=_known(ratio([s.overlap for s in sums], tokens, 0, 1)),
+        bits_per_byte=_share(bits, sizes, 0),
+        rounded_bits_per_byte=_share(rounded_bits, sizes, 0),
+        more_bits_per_byte=_share((sums[:, 1] - sums[:, 0]).tolist(), sizes),
+        same=_share(same, tokens, 0, 1),
+        overlap=_share(shared, tokens, 0, 1),
     )
 
 
-def _sums(model: Model, rounded: Model, ids: list[int]) -> _Sums:
+def _sums(model: Model, rounded: Model, ids: list[int]) -> list[float]:
+    """Return the bits of both, the equal likeliest tokens and sum min(p, q), of a piece."""
     models = (model, rounded)
     window = min([WINDOW, *(each.context for each in models if each.context)])
-    sums = [0.0, 0.0, 0, 0.0]
+    sums = [0.0] * 4
     for start in range(0, len(ids) - 1, window):
         for each in models:
             each.start([[]])
@@ -129,7 +123,7 @@ def _sums(model: Model, rounded: Model, ids: list[int]) -> _Sums:
             sums[3] += float(overlap(*distributions, following[None]).sum())
         for each in models:
             each.leave([0])
-    return _Sums(sums[0], sums[1], int(sums[2]), sums[3])
+    return sums
 
 
 def _logits(model: Model, block: list[int], at: int) -> Tensor:
@@ -145,6 +139,7 @@ def _bits(logits: Tensor, following: Tensor) -> float:
     return float(nats.double().sum()) / log(2)
 
 
-def _known(estimate: Estimate | None) -> Estimate:
+def _share(tops: list[float], bottoms: list[int], *ends: float) -> Estimate:
+    estimate = ratio(tops, bottoms, *ends)
     assert estimate is not None  # two pieces or more, each with a byte
     return estimate

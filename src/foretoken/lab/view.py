@@ -2,8 +2,8 @@
 
 Figure 1 of the paper is one line per target run, each token coloured by its fate: in the terminal,
 between marks where there are no colours, and as HTML. Figure 5 is a block for each call, as a
-picture (SVG, which needs matplotlib: the extra `plot`) and as a Chrome trace. Times are those that
-the completion's own records hold.
+picture (SVG, which needs matplotlib: the extra `plot`). Times are those that the completion's own
+records hold.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.text import Text
 
-from foretoken.storage import files
 from foretoken.text import decoding
 
 if TYPE_CHECKING:
@@ -167,7 +165,6 @@ COLOURS: dict[Part, str] = {  # the paper's; a prefill is its model's, paler
     "target": "#6b4596",
 }
 HEIGHTS = {"target": 0.7, "draft": 0.45}  # so that colours are not all that tells the models apart
-THREADS = {"target": 1, "draft": 2}  # a Chrome trace's
 
 
 class ModelCall(NamedTuple):
@@ -208,37 +205,6 @@ def _prefill(stats: Stats) -> list[ModelCall]:
     return calls
 
 
-def chrome(completion: Completion) -> dict[str, Any]:
-    """The same as a document of Chrome's Trace Event Format, for Perfetto or chrome://tracing: a
-    thread for each model, microseconds."""
-    headers: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": model}}
-        for model, tid in THREADS.items()
-    ]
-    events = [
-        {
-            "ph": "X",
-            "name": call.part,
-            "pid": 1,
-            "tid": THREADS[call.part.split()[0]],
-            "ts": call.at * 1e6,
-            "dur": call.seconds * 1e6,
-            "args": _facts(completion, call),
-        }
-        for call in timeline(completion)
-    ]
-    return {"displayTimeUnit": "ms", "traceEvents": headers + events}
-
-
-def _facts(completion: Completion, call: ModelCall) -> dict[str, int]:
-    """Return the counts of a call's step."""
-    if not call.step:
-        return {}
-    step = completion.steps[call.step - 1]
-    counts = {"drafted": step.drafted, "accepted": step.accepted, "tokens": len(step.kept)}
-    return {"step": call.step} | counts
-
-
 def svg(rows: dict[str, Completion]) -> str:
     """The picture: a row for each completion under its name, on one axis of time."""
     from matplotlib import rc_context  # late: a second; what is no picture does without
@@ -270,8 +236,3 @@ def blocks(figure: Figure, rows: dict[str, list[ModelCall]]) -> None:
     parts = {call.part for calls in rows.values() for call in calls}
     names = [Patch(color=colour, label=part) for part, colour in COLOURS.items() if part in parts]
     figure.legend(handles=names, loc="outside upper center", ncols=len(names), frameon=False)
-
-
-def draw(rows: dict[str, Completion], path: Path) -> None:
-    """Write the picture; OSError, naming the file, where that fails."""
-    files.write(path, svg(rows).encode())

@@ -2,14 +2,13 @@
 train distill`.
 
 Both distributions are compared at every position of texts by the data, the target or the draft
-itself (see `texts`), at the temperature of later use, by one of six distances (paper, section 3.6:
+itself (see `pair`), at the temperature of later use, by one of four distances (paper, section 3.6:
 custom-made approximation models). alpha on held-out prompts, over the target's own text, decides
 which weights are kept (DistillSpec, arXiv 2310.08461).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import nan
@@ -25,7 +24,7 @@ from foretoken.errors import InputError, NumericsError
 from foretoken.lab.agreement import overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.train.examples import Examples
+from foretoken.train.corpus import Examples
 from foretoken.train.loop import (
     Loop,
     TrainingRecipe,
@@ -33,8 +32,7 @@ from foretoken.train.loop import (
     require_positive,
     require_share,
 )
-from foretoken.train.pair import Pair, fingerprint
-from foretoken.train.texts import Authors, LessonText, logits
+from foretoken.train.pair import Authors, LessonText, Pair, fingerprint, logits
 
 LEAST = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
 
@@ -51,18 +49,6 @@ def log_distribution(logits: Tensor, temperature: float) -> Tensor:
 def forward_kl(p: Tensor, q: Tensor) -> Tensor:
     """sum p log(p / q): covers all of the target's support (Hinton et al., arXiv 1503.02531)."""
     return (p.exp() * (p - q)).sum(-1)
-
-
-def reverse_kl(p: Tensor, q: Tensor) -> Tensor:
-    """sum q log(q / p): seeks the target's modes (Gu et al., arXiv 2306.08543)."""
-    return (q.exp() * (q - p)).sum(-1)
-
-
-def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2: symmetric, at most log 2 (Agarwal et al.,
-    arXiv 2306.13649)."""
-    m = torch.logaddexp(p, q) - math.log(2)
-    return (forward_kl(p, m) + forward_kl(q, m)) / 2
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
@@ -89,8 +75,6 @@ def lk(p: Tensor, q: Tensor) -> Tensor:
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": forward_kl,
-    "rkl": reverse_kl,
-    "jsd": jensen_shannon,
     "tv": total_variation,
     "nla": log_alpha,
     "lk": lk,

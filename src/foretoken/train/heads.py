@@ -23,8 +23,8 @@ from foretoken.errors import InputError
 from foretoken.loading.load import load
 from foretoken.models.rows import padded
 from foretoken.models.stock.attention import Read
-from foretoken.train import examples
-from foretoken.train.examples import Examples
+from foretoken.train import corpus
+from foretoken.train.corpus import Examples
 from foretoken.train.loop import (
     Loop,
     TrainingRecipe,
@@ -32,21 +32,13 @@ from foretoken.train.loop import (
     require_positive,
     require_share,
 )
-from foretoken.train.pair import Pair
-from foretoken.train.texts import Authors, LessonText, scores
+from foretoken.train.pair import Authors, LessonText, Pair, scores
 
 HELD_OUT = 32  # prompts that heads are measured on
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """For each head, on the target's own text behind held-out prompts, at temperature 1."""
-
-    alpha: list[float]  # mean of sum min(p, q): how likely its draft token is kept (Corollary 3.6)
-    agreement: list[float]  # how often its likeliest token is the target's
-
-
-Report = Callable[[int, float, Measured | None], None]  # step, loss; measured where it is saved
+# step, loss, and each head's alpha where it is measured
+Report = Callable[[int, float, list[float] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +70,7 @@ class Teacher:
         # its texts follow its own distribution, at temperature 1
         spec = replace(spec, suggested={})
         encoder_decoder = spec.target.encoder_decoder
-        texts = examples.read(data, tokenizer, length, encoder_decoder=encoder_decoder)
+        texts = corpus.read(data, tokenizer, length, encoder_decoder=encoder_decoder)
         pair = Pair(network, network, spec, spec)  # without a draft that could write
         return cls(network, texts, Authors(pair, 1.0, length, target_generated=target_generated))
 
@@ -109,7 +101,7 @@ def train_heads(
     for loss in loop.losses(loss_at):
         measured = measure(heads, target, exam, recipe.batch) if loop.due else None
         if measured:
-            loop.save(loss=loss, **{f"alpha_{k}": x for k, x in enumerate(measured.alpha, 1)})
+            loop.save(loss=loss, **{f"alpha_{k}": x for k, x in enumerate(measured, 1)})
         report(loop.step, loss, measured)
     measured = measured or measure(heads, target, exam, recipe.batch)
     heads.float().save(out)
@@ -117,8 +109,7 @@ def train_heads(
         "heads": count,
         "parameters": sum(weight.numel() for weight in heads.parameters()),
         "steps": loop.step,
-        "alpha": measured.alpha,
-        "agreement": measured.agreement,
+        "alpha": measured,
         "seconds": loop.seconds,
     }
 
@@ -156,18 +147,18 @@ def distance(heads: Heads, target: PreTrainedModel, texts: list[LessonText]) -> 
 
 
 @torch.no_grad()
-def measure(heads: Heads, target: PreTrainedModel, texts: list[LessonText], batch: int) -> Measured:
-    """Measure how well each head predicts `texts`, `batch` of them at a time."""
-    alpha, agreement, places = ([0.0] * heads.count for _ in range(3))
+def measure(
+    heads: Heads, target: PreTrainedModel, texts: list[LessonText], batch: int
+) -> list[float]:
+    """Return alpha of each head, the mean of sum min(p, q) (Corollary 3.6), on `texts`, `batch` of
+    them at a time."""
+    alpha, places = [0.0] * heads.count, [0] * heads.count
     for at in range(0, len(texts), batch):
-        for k, (teacher, student) in enumerate(
-            distributions(heads, target, texts[at : at + batch])
-        ):
+        some = distributions(heads, target, texts[at : at + batch])
+        for k, (teacher, student) in enumerate(some):
             alpha[k] += float(torch.minimum(teacher.softmax(-1), student.softmax(-1)).sum())
-            agreement[k] += int((teacher.argmax(-1) == student.argmax(-1)).sum())
             places[k] += len(teacher)
-    sums = (alpha, agreement)
-    return Measured(*([x / max(1, n) for x, n in zip(sum_, places, strict=True)] for sum_ in sums))
+    return [total / max(1, n) for total, n in zip(alpha, places, strict=True)]
 
 
 def distributions(

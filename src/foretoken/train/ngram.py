@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken.drafters.ngram import Level, NGram, fingerprint
 from foretoken.errors import InputError
-from foretoken.train import corpus, examples
-from foretoken.train.examples import PAIRS
+from foretoken.train import corpus
+from foretoken.train.corpus import PAIRS
 
 Ids = np.ndarray | Iterable[Sequence[int] | np.ndarray]
 
@@ -53,86 +53,28 @@ def fit(
     return NGram(unigram.astype(np.float32), levels[1:], fingerprint)
 
 
-def fit_from_text(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, order: int, vocab_size: int | None = None
-) -> NGram:
+def fit_from_text(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> NGram:
     """Fit to a .txt or .txt.gz file, or a folder of them, or to the targets in a .jsonl or .tsv
-    file of pairs; V is the tokenizer's unless given."""
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"there is no {path}; give a text file or a folder of them")
+    file of pairs."""
     vocabulary = tokenizer.get_vocab()
-    V = vocab_size or max(vocabulary.values()) + 1  # ids may have gaps
+    V, mark = max(vocabulary.values()) + 1, fingerprint(vocabulary)  # ids may have gaps
     if path.suffix in PAIRS:
-        targets = _targets(path, tokenizer, order)
-        return fit(targets, V, order, fingerprint=fingerprint(vocabulary))
+        return fit(_targets(path, tokenizer, order), V, order, fingerprint=mark)
     ids = corpus.encode(corpus.read_texts(path), tokenizer)
-    end = int(ids[0])  # encode begins with the end-of-text token
-    return fit(ids, V, order, separator=end, fingerprint=fingerprint(vocabulary))
-
-
-def held_out_bits_of_text(
-    path: Path, tokenizer: PreTrainedTokenizerBase, order: int
-) -> float | None:
-    """Bits a token on the texts or targets that are held out, of a table of the others; None
-    without held-out text."""
-    if path.suffix in PAIRS:
-        V = max(tokenizer.get_vocab().values()) + 1
-        start = len(_start(tokenizer, order))
-        return held_out_bits(_targets(path, tokenizer, order), V, order, start)
-    train, held_out = corpus.split(corpus.read_texts(path))
-    if not any(held_out):
-        return None
-    ids, unseen = corpus.encode(train, tokenizer), corpus.encode(held_out, tokenizer)
-    end = int(ids[0])
-    table = fit(ids, max(tokenizer.get_vocab().values()) + 1, order, separator=end)
-    return bits_per_token(table, unseen, separator=end)
-
-
-def held_out_bits(
-    sequences: Sequence[Sequence[int]], V: int, order: int, given: int = 0
-) -> float | None:
-    """The same of sequences, as `corpus.hold_out` divides them, without their first `given`
-    tokens."""
-    train, unseen = corpus.hold_out(sequences)
-    if not (any(train) and any(unseen)):
-        return None
-    return bits_per_token(fit(train, V, order), unseen, given=given)
+    # encode begins with the end-of-text token
+    return fit(ids, V, order, separator=int(ids[0]), fingerprint=mark)
 
 
 def _targets(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> list[list[int]]:
     """The targets of pairs, from a decoder's start to the end that the tokenizer puts there."""
-    targets = [line.target for line in examples.lines(path).values() if line.target]
+    targets = [line.target for line in corpus.lines(path).values() if line.target]
     if not targets:
         raise InputError(f"{path} has no targets; give pairs, or text in a .txt file")
     ids = tokenizer(text_target=targets, verbose=False).input_ids
-    return [[*_start(tokenizer, order), *row] for row in ids]
-
-
-def _start(tokenizer: PreTrainedTokenizerBase, order: int) -> list[int]:
-    """Where a decoder of T5's kind begins: a padding token, for a table that looks back at it."""
+    # where a decoder of T5's kind begins, for a table that looks back at it
     padding = cast(int | None, tokenizer.pad_token_id)
-    return [] if order == 1 or padding is None else [padding]
-
-
-def bits_per_token(
-    table: NGram, ids: Ids, *, separator: int | None = None, given: int = 0
-) -> float:
-    """Mean -log2 of the table's distribution at every id, given those before it; `ids` as for
-    `fit`, the first `given` of every sequence not counted."""
-    parts = _parts(ids)
-    tokens, room = _flatten(parts, separator, table.vocab_size)
-    counted = np.concatenate([np.arange(len(part)) >= given for part in parts])
-    p, node = table.unigram[tokens].astype(np.float64), tokens
-    for k, level in enumerate(table.levels, 2):
-        at = np.flatnonzero((room >= k) & (node >= 0))
-        context, token = node[at], tokens[at + k - 1]
-        node = np.full(len(tokens), -1)
-        node[at] = _numbers(level, context, token, table.vocab_size)
-        weight = np.where(node[at] >= 0, level.weights[node[at]] if len(level.weights) else 0, 0)
-        p[at + k - 1] = weight + level.backoff[context] * p[at + k - 1]
-    with np.errstate(divide="ignore"):
-        return float(-np.log2(p[counted]).mean())
+    start = [] if order == 1 or padding is None else [padding]
+    return [[*start, *row] for row in ids]
 
 
 def _flatten(ids: Ids, separator: int | None, V: int) -> tuple[np.ndarray, np.ndarray]:
@@ -204,12 +146,3 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
     y = n1 / (n1 + 2 * n2)
     D = [1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3]
     return np.array([0, *np.clip(D, 0.1, [1, 2, 3])])
-
-
-def _numbers(level: Level, context: np.ndarray, token: np.ndarray, V: int) -> np.ndarray:
-    """The numbers of these k-grams in the level, -1 for those that it lacks."""
-    grams = context * V + token
-    spans = np.diff(level.starts.astype(np.int64))
-    keys = np.repeat(np.arange(len(spans)), spans) * V + level.tokens
-    numbers = np.searchsorted(keys, grams)
-    return np.where(np.append(keys, -1)[numbers] == grams, numbers, -1)

@@ -1,8 +1,12 @@
-"""A target and the draft to be taught: both networks, and a speculator of the pair and of the
-draft alone.
+"""A target and the draft to be taught, and the texts that it is taught on.
 
 The draft is a folder's, or a fresh one: the target's own architecture with some fields of its
 config changed, so that its vocabulary is the target's.
+
+On-policy texts are written by the draft itself, as it is at that step; off-policy ones by the
+target (by speculative decoding with that draft, so in its own distribution), or they are the data's
+(Agarwal et al., arXiv 2306.13649; Zhou et al., DistillSpec, arXiv 2310.08461). A batch depends on
+the seed, the step and the draft alone.
 """
 
 from __future__ import annotations
@@ -11,10 +15,13 @@ import copy
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.drafters.lm import LMDrafter
@@ -22,10 +29,15 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading import sources
 from foretoken.loading.load import asset, load
+from foretoken.models.rows import padded
 from foretoken.models.stock.selfcheck import on_torch, self_check
 from foretoken.models.stock.sizes import output_rows, sketch
-from foretoken.speculator import Speculator
+from foretoken.options import Seed
+from foretoken.request import Request, uninterrupted
+from foretoken.sampling.params import SamplingParams
+from foretoken.speculator import BATCH, Speculator
 from foretoken.text.decoding import require_same_words
+from foretoken.train.corpus import PROMPT, Example
 
 CPU = torch.device("cpu")
 Shape = dict[str, Any]  # sizes in a config
@@ -175,3 +187,174 @@ def _read_draft(
             f"{draft} has {rows} output rows, the target {V}; give a draft that has no more"
         )
     return source.network(torch.float32, CPU)
+
+
+GAMMA = 4  # fixed: one chosen by the clock would give a resumed run other texts
+Author = Literal["draft", "target", "data"]
+
+
+@dataclass(frozen=True, slots=True)
+class LessonText:
+    """A request, and the new tokens behind it."""
+
+    request: Request
+    new: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Authors:
+    """Makes batches. Texts in neither share are the data's where they hold a reference, else the
+    target's."""
+
+    pair: Pair
+    temperature: float
+    length: int  # new tokens at most
+    on_policy: float = 0.0  # the share of texts that the draft writes
+    target_generated: float = 0.0  # the share that the target writes
+
+    def batch(
+        self, examples: Sequence[Example], size: int, seed: int, step: int
+    ) -> list[LessonText]:
+        """`size` texts, drawn with replacement."""
+        random = np.random.default_rng((seed, step))
+        picked = [examples[i] for i in random.integers(len(examples), size=size).tolist()]
+        shares = random.random(size).tolist()
+        keys = [(seed, step * size + i) for i in range(size)]
+        requests = self.requests(picked, keys)
+        new = [
+            [int(token) for token in example.reference][: request.limit]
+            for example, request in zip(picked, requests, strict=True)
+        ]
+        authors = [self._author(share, text) for share, text in zip(shares, new, strict=True)]
+        for author in ("draft", "target"):
+            rows = [i for i in range(size) if authors[i] == author]
+            written = self._written(author, [picked[i] for i in rows], [keys[i] for i in rows])
+            for i, text in zip(rows, written, strict=True):
+                new[i] = text
+        return [LessonText(r, text) for r, text in zip(requests, new, strict=True)]
+
+    def _author(self, share: float, reference: list[int]) -> Author:
+        """Whose text it is, by a number in [0, 1)."""
+        if share < self.on_policy:
+            return "draft"
+        off_policy = share < self.on_policy + self.target_generated
+        return "target" if off_policy or not reference else "data"
+
+    def exam(self, examples: Sequence[Example], count: int, seed: int) -> list[LessonText]:
+        """The target's own continuation of up to `count` examples, evenly spread, without a draft:
+        the prefixes on which alpha is measured (C57: paper, section 4)."""
+        picked = examples[:: max(1, len(examples) // count)][:count]
+        keys = [(seed, 2**62 + i) for i in range(len(picked))]
+        written = self._written("target", picked, keys, gamma=0)
+        requests = self.requests(picked, keys)
+        return [LessonText(r, text) for r, text in zip(requests, written, strict=True)]
+
+    def longest(self, examples: Sequence[Example]) -> int:
+        """The most tokens that a text may have, the decoder's prompt included."""
+        sampled = self.on_policy + self.target_generated > 0  # such texts may reach the limit
+        return max(
+            len(r.prompt) + (r.limit if sampled else min(r.limit, len(e.reference) or r.limit))
+            for e, r in zip(examples, self.requests(examples), strict=True)
+        )
+
+    def requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
+        """Return the requests of the examples; raises InputError for a prompt that the target
+        cannot hold."""
+        prompts = [[int(token) for token in e.prompt] for e in examples]
+        return self.pair.together.inputs.requests(list(prompts), self._sampling, keys)
+
+    def _written(
+        self,
+        author: Author,
+        examples: Sequence[Example],
+        keys: list[tuple[int, int]],
+        gamma: int = GAMMA,
+    ) -> list[list[int]]:
+        if not examples:
+            return []
+        spec = self.pair.alone if author == "draft" else self.pair.together
+        prompts = [[int(token) for token in e.prompt] for e in examples]
+        texts = spec.generate(list(prompts), self._sampling, gamma=gamma, seed=keys)
+        return [text.tokens for text in uninterrupted(texts)]
+
+    @property
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, max_new_tokens=self.length)
+
+
+def logits(network: PreTrainedModel, texts: list[LessonText]) -> Tensor:
+    """At the new tokens of all texts, in order, without forced ones, `[N, V]`."""
+    ids = padded([[*t.request.prompt, *t.new[:-1]] for t in texts], network.device)
+    return scores(network, texts, ids)[_judged(texts, ids.shape[1]).to(network.device)]
+
+
+def scores(network: PreTrainedModel, texts: list[LessonText], ids: Tensor) -> Tensor:
+    """Logits behind each of the texts' `ids [B, T]`, `[B, T, V]`."""
+    device = network.device
+    sources = [t.request.source for t in texts if t.request.source is not None]
+    if not sources:
+        return network(input_ids=ids, use_cache=False).logits
+    source_ids = padded(sources, device)
+    lengths = torch.tensor([len(s) for s in sources], device=device)
+    mask = torch.arange(source_ids.shape[1], device=device) < lengths[:, None]
+    return network(
+        input_ids=source_ids, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False
+    ).logits
+
+
+def _judged(texts: list[LessonText], width: int) -> Tensor:
+    """Where a new token is predicted that is not forced, `[B, width]`."""
+    mask = torch.zeros(len(texts), width, dtype=torch.bool)
+    for b, text in enumerate(texts):
+        first = len(text.request.prompt) - 1
+        mask[b, first : first + len(text.new)] = True
+        for place in text.request.forced:
+            if 0 <= place < len(text.new):
+                mask[b, first + place] = False
+    return mask
+
+
+LENGTH = 240  # tokens of a sample, behind its prompt
+
+
+def samples(
+    spec: Speculator, tokens: int, *, prompts: np.ndarray, temperature: float, seed: int
+) -> Iterator[list[int]]:
+    """Sequences that the target writes, `tokens` in all or a few more, without their prompts, which
+    are cut from `prompts`.
+
+    Raises InputError for less than a token, RefusedError for a target that cannot be sampled.
+    """
+    if spec.target.encoder_decoder:
+        raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
+    if tokens < 1:
+        raise InputError(f"tokens is {tokens}; give 1 or more")
+    if len(prompts) <= PROMPT:
+        raise InputError(f"the text gives {len(prompts)} tokens; give more than {PROMPT}")
+    SamplingParams(temperature)  # raises for one that is invalid, before the work
+    context = spec.target.context or PROMPT + LENGTH
+    if context <= PROMPT:
+        raise RefusedError(f"the target's context of {context} leaves no room to sample in")
+    return _sampled(spec, tokens, min(LENGTH, context - PROMPT), prompts, temperature, seed)
+
+
+def _sampled(
+    spec: Speculator,
+    tokens: int,
+    length: int,
+    prompts: np.ndarray,
+    temperature: float,
+    seed: int,
+) -> Iterator[list[int]]:
+    random = np.random.default_rng(seed)
+    written = 0
+    while written < tokens:
+        rows = min(BATCH, -(-(tokens - written) // length))
+        starts = random.integers(0, max(1, len(prompts) - PROMPT), size=rows).tolist()
+        batch = [[int(token) for token in prompts[at : at + PROMPT]] for at in starts]
+        keys = [(seed, written + b) for b in range(rows)]
+        options = {"temperature": temperature, "gamma": 0, "seed": keys}
+        texts = spec.generate(list(batch), max_new_tokens=length, **options)
+        for completion in uninterrupted(texts):
+            written += len(completion.tokens)
+            yield completion.tokens

@@ -10,7 +10,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.estimate import Estimate, ratio
-from foretoken.lab.measurement.footprint import of_drafter
+from foretoken.lab.measurement.measure import of_drafter
 from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab.experiments import paper

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from foretoken import theory
-from foretoken.lab.bench.race import compare
+from foretoken.lab.bench import compare
 from foretoken.lab.estimate import Estimate, ratio
 from foretoken_lab.experiments import acceptance, paper
 from foretoken_lab.experiments.experiment import (

@@ -66,10 +66,9 @@ def test_a_line_of_texts_at_once():
         "speedup": 0.75,
         "occupancy": None,
         "padding": None,
-        "ahead": {"plain": 1.333, "automatic": 1.5},
     }
-    line = "| 8 | a peer, plain | 60.0 (55.5-61.0) | 0.75x |  |  | plain 1.33x, automatic 1.50x |"
+    line = "| 8 | a peer, plain | 60.0 (55.5-61.0) | 0.75x |  |  |"
     rates = benchmark("tables").rates
     assert rates(8, figure) == line
-    own = {"name": "foretoken", "occupancy": 0.94, "padding": 0.0, "ahead": {}}
-    assert rates(8, figure | own).endswith("| 0.75x | 94% | 0% |  |")
+    own = {"name": "foretoken", "occupancy": 0.94, "padding": 0.0}
+    assert rates(8, figure | own).endswith("| 0.75x | 94% | 0% |")

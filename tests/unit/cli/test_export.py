@@ -1,14 +1,29 @@
-"""`foretoken export` as a user meets it; the commands are tested in tests/unit/lab/export."""
+"""`foretoken export` as a user meets it: commands, facts and refusals, system by system."""
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from console import Run, mistake
+from foretoken.cli.export import SYSTEMS
 from measurements import document
 
 GIVEN = ("--target", "a/t", "--draft", "b/d", "--gamma", 4)
+LOOKUP = (*GIVEN, "--draft", "lookup")
+PLAIN = ("--target", "a/t", "--draft", "none")
+SAMPLED = (*GIVEN, "--temperature", 0.7)
+
+
+def steps(console: Run, *arguments: object) -> list[str]:
+    result = console("export", *arguments)
+    assert result.code == 0
+    return result.out.splitlines()
 
 
 def test_a_command_and_what_is_to_be_known_of_it(console: Run):
@@ -21,7 +36,7 @@ def test_a_command_and_what_is_to_be_known_of_it(console: Run):
     assert report["system"] == "SGLang" and "STANDALONE" in report["steps"][0]
     assert {"text", "source"} == set(report["law"][0])
     shipped = console("export", "llama.cpp", "--gamma", 2)
-    assert "--model-draft assets-draft-with-tokenizer.gguf" in shipped.out
+    assert "--model-draft draft.gguf" in shipped.out
 
 
 def test_a_plan_is_exported(console: Run, tmp_path: Path):
@@ -34,6 +49,105 @@ def test_a_plan_is_exported(console: Run, tmp_path: Path):
     assert "for target with draft b/d" in result.err
 
 
+def test_vllm(console: Run):
+    (line,) = steps(console, "vllm", *SAMPLED)
+    *command, config = shlex.split(line)
+    assert command == ["vllm", "serve", "a/t", "--speculative-config"]
+    assert json.loads(config) == {
+        "method": "draft_model",
+        "model": "b/d",
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
+    }
+    assert '"method": "ngram"' in steps(console, "vllm", *LOOKUP)[0]
+    assert steps(console, "vllm", *PLAIN) == ["vllm serve a/t"]
+
+
+@pytest.mark.parametrize("of", ["revision", "draft_revision"])
+def test_a_revision_is_refused(console: Run, tmp_path: Path, of: str):
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **{of: "v1"})))
+    mistake(console("export", "vllm", path), "revision v1 of a model on the hub is not passed on")
+
+
+def test_sglang(console: Run):
+    start = "python -m sglang.launch_server --model-path a/t"
+    assert steps(console, "sglang", *GIVEN) == [
+        f"{start} --speculative-algorithm STANDALONE --speculative-draft-model-path b/d "
+        "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"
+    ]
+    assert steps(console, "sglang", *LOOKUP) == [
+        f"{start} --speculative-algorithm NGRAM --speculative-num-draft-tokens 5"
+    ]
+    assert steps(console, "sglang", *PLAIN) == [start]
+
+
+def test_llama_cpp(console: Run):
+    target, draft, server = steps(console, "llama.cpp", *SAMPLED)
+    assert target == "python convert_hf_to_gguf.py a/t --outtype f32 --outfile target.gguf"
+    assert draft == "python convert_hf_to_gguf.py b/d --outtype f32 --outfile draft.gguf"
+    assert server == (
+        "llama-server --model target.gguf --model-draft draft.gguf --spec-type draft-simple "
+        "--spec-draft-n-max 4 --temp 0.7 --top-k 0 --top-p 1 --min-p 0"
+    )
+    assert "--spec-ngram-simple-size-m 4" in steps(console, "llama.cpp", *LOOKUP)[-1]
+    assert len(steps(console, "llama.cpp", *PLAIN)) == 2
+
+
+def test_openvino_genai(console: Run):
+    script = steps(console, "openvino-genai", *GIVEN)
+    ast.parse("\n".join(script))
+    assert script[1].startswith("# optimum-cli export openvino ")
+    assert script[1].endswith(" --model b/d draft-openvino")
+    exactly = '"CPU", INFERENCE_PRECISION_HINT="f32"'
+    assert f'draft_model=genai.draft_model("draft-openvino", {exactly})' in script[3]
+    assert "do_sample=False, num_assistant_tokens=4)" in script[4]
+    looked = steps(console, "openvino-genai", *LOOKUP)
+    assert "prompt_lookup=True" in looked[2] and "max_ngram_size=3" in looked[3]
+    plain = steps(console, "openvino-genai", *PLAIN, "--temperature", 0.7)
+    assert "do_sample=True, temperature=0.7, top_k=0)" in plain[3]
+    told = "temperature is 0.7: above 0 OpenVINO GenAI's speculative sampling does not keep"
+    mistake(console("export", "openvino-genai", *SAMPLED), told)
+
+
+def test_names_are_quoted(console: Run):
+    for system in SYSTEMS:
+        lines = steps(console, system, "--target", "a t", "--draft", "b'd", "--gamma", 2)
+        words = [word for line in lines for word in shlex.split(line.removeprefix("# "))]
+        assert "a t" in words and any("b'd" in word for word in words)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_facts_are_those_of_the_kind_of_draft_and_name_their_sources(console: Run, system: str):
+    def told(*setting: object) -> dict[str, Any]:
+        return json.loads(console("export", system, *setting, "--json").out)
+
+    model, lookup, plain = told(*GIVEN), told(*LOOKUP), told(*PLAIN)
+    for each in (model, lookup):
+        assert each["law"] and each["lacks"]
+        for fact in (*each["law"], *each["lacks"]):
+            assert "/" in fact["source"] and not fact["text"].endswith(".")
+    assert model["lacks"] != lookup["lacks"]
+    shared = [fact for fact in model["lacks"] if fact in lookup["lacks"]]
+    assert plain["law"] == [] and plain["lacks"] == shared  # where none is verified
+
+
+def test_what_was_seen_in_other_systems_is_told(console: Run):
+    def told(system: str) -> str:
+        return console("export", system, *GIVEN).err
+
+    assert "BPE pre-tokenizer was not recognized" in told("llama.cpp")
+    assert "--spec-draft-sampling probabilistic" in told("llama.cpp")
+    assert "on CPU, XPU and ROCm every text is greedy" in told("sglang")
+    assert "drafts with a vocabulary of another size are refused" in told("vllm")
+
+
+@pytest.mark.parametrize("draft", ["self", "self:0-3", "heads:h", "ngram:n", "copy", "uniform"])
+def test_drafts_of_this_package_are_refused(console: Run, draft: str):
+    told = f"draft {draft} exists in foretoken only; give the folder of a model"
+    mistake(console("export", "vllm", *GIVEN, "--draft", draft), told)
+
+
 def test_mistakes_are_one_line(console: Run, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"is_encoder_decoder": true}')
     for arguments, message in (
@@ -42,6 +156,8 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
         (("vllm", "--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken measure picks"),
         (("vllm", "--target", tmp_path, "--draft", "b/d", "--gamma", 1), "an encoder-decoder"),
         (("vllm", "--target", "a/t", "--draft", "none", "--gamma", 3), "gamma is 3 with --draft"),
+        (("vllm", *GIVEN, "--gamma", -1), "gamma is -1 with --draft b/d; give 1 or more"),
+        (("vllm", *GIVEN, "--temperature", "nan"), "temperature is nan"),
         (("vllm", "m.json", *GIVEN), "not both"),
         (("vllm", tmp_path / "m.json"), "there is no"),
     ):

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from console import Run, mistake
-from foretoken.lab import machine
-from foretoken.lab.bench import race
+from foretoken.lab import bench, machine
 from foretoken.loading import hub
 from foretoken.loading import load as loading
 from foretoken.loading.options import OPTIONS
@@ -28,7 +27,7 @@ FEW = ("--limit", 2, "--gamma", 2)
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
     monkeypatch.setattr(machine, "READ_BYTES", 2**20)
-    monkeypatch.setattr(race, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(bench, "REST_SECONDS", 0.0)
     return console
 
 
@@ -58,8 +57,8 @@ def test_commands_with_a_pair_take_all(run, command):
 
 
 def test_other_commands_take_what_they_can_honour(run):
-    for name in ("samples", "ngram"):
-        assert options(run, "train", name) == READING | PLACING
+    assert options(run, "train", "samples") == READING | PLACING
+    assert options(run, "train", "ngram") == {"--revision", "--trust-remote-code", "--tokenizer"}
     assert options(run, "train", "heads") == READING
     assert options(run, "train", "distill") == READING | {"--draft-revision"}
     assert options(run, "doctor") == PLACING | {"--revision", "--trust-remote-code"}
@@ -73,19 +72,17 @@ def commands(base: Path, tmp_path: Path) -> dict[str, tuple[object, ...]]:
     of_text = ("--target", base / "target", "--data", base / "a.txt")
     steps = (*of_text, "--length", 6, "--steps", 1, "--batch", 1)
     fresh = ("--shape", "num_hidden_layers=1", "--held-out", 1)
-    counted = ("--from-samples", base / "target", "--tokens", 20)
     return {
         "generate": ("generate", "It was", *pair, *SHORT),
         "measure": ("measure", *pair, *file, *SHORT, *FEW),
         "bench": ("bench", *pair, *file, *SHORT, "--gamma", 2, "--repeats", 1, "--json"),
         "samples": ("train", "samples", *of_text, "--tokens", 20, "--out", tmp_path / "s.txt"),
-        "ngram": ("train", "ngram", *counted, "--out", tmp_path / "n"),
         "heads": ("train", "heads", *steps, "--heads", 1, "--out", tmp_path / "h"),
         "distill": ("train", "distill", *steps, *fresh, "--out", tmp_path / "d"),
     }
 
 
-NAMES = ("generate", "measure", "bench", "samples", "ngram", "heads", "distill")
+NAMES = ("generate", "measure", "bench", "samples", "heads", "distill")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,7 +96,7 @@ def test_a_setting_is_refused_with_a_remedy_that_the_command_has(run, base, comm
     again = f"--tokenizer {base / 'words'} --ignore-generation-config"
     if name == "measure":  # what was measured so is generated so
         assert again in " ".join(result.out.split())
-    elif name in ("ngram", "heads", "distill"):
+    elif name in ("heads", "distill"):
         assert again in result.out
 
 
@@ -140,7 +137,7 @@ def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
 
 def test_options_without_a_model_to_load(run, base, tmp_path):
     mistake(run("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
-    mistake(run("measure", tmp_path / "m.json", "--dtype", "int8"), "--dtype is for measuring")
+    mistake(run("measure", tmp_path / "m.json", "--dtype", "int8"), "or options to measure with")
     result = run("doctor", base / "draft", "--runtime", "transformers", "--json")
     assert json.loads(result.out)["why"].startswith("it was asked for")
 

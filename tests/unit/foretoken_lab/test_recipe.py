@@ -75,7 +75,7 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
         (('file = "', 'files = "'), "prompts.files is no key"),
         (
             ('draft = "', 'paper = "T5-smal"\ndraft = "'),
-            "'T5-smal': input should be 'Unigram'",
+            "'T5-smal': it must be one of 'Unigram'",
         ),
         (('title = "Mine"', 'title = "Mine"\ngammas = [2, 3, 2]'), "gammas has 2 twice"),
         (('title = "Mine"', 'title = "Mine"\ntemperatures = [0, 0.0]'), "has 0.0 twice"),
@@ -83,22 +83,22 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
         (('title = "Mine"', 'title = "Mine"\ngammas = [2, -1]'), "gammas.1 is -1: "),
         (
             ('title = "Mine"', 'title = "Mine"\ntask = "translate"'),
-            "input should be 'text'",
+            "it must be one of 'text'",
         ),
         (('title = "Mine"', 'title = "Mine"\nlenience = [0]'), "lenience.0 is 0: "),
         (('title = "Mine"', 'title = "Mine"\ntokens = "many"'), "tokens is 'many': "),
         (
             ('title = "Mine"', 'title = "Mine"\npaper = "EnDee"'),
-            "input should be 'GPT-like'",
+            "it must be one of 'GPT-like'",
         ),
         (
             ('title = "Mine"', 'title = "Mine"\nexperiments = ["walltme"]'),
-            "experiments.0 is 'walltme': input should be 'acceptance', 'walltime'",
+            "experiments.0 is 'walltme': it must be one of 'acceptance', 'walltime'",
         ),
         (('name = "mine"\n', ""), "name is missing; give it"),
         (('label = "small"', 'label = "small"\norder = 2'), "small has a draft and an order"),
-        (('label = "small"', 'label = "sm\\nall"'), "string should match pattern"),
-        (('label = "small"', "label = 3"), "drafts.0.label is 3: input should be a valid string"),
+        (('label = "small"', 'label = "sm\\nall"'), "it has characters that it may not have"),
+        (('label = "small"', "label = 3"), "drafts.0.label is 3: it must be text"),
         (
             ("[[drafts]]", '[[drafts]]\nlabel = "small"\n[[drafts]]'),
             "labels has small twice",

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from foretoken.errors import InputError
-from foretoken.train import corpus, examples
+from foretoken.train import corpus
 from foretoken_lab import standins
 
 KEYS = ("en", "de")
@@ -70,7 +70,7 @@ def test_translation_leaves_out_unlike_pairs_and_test_sources(tmp_path, ran):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     names = [str(tmp_path / f"{name}.jsonl") for name in ("train", "test")]
     standins.translation(names[:1], tmp_path / "out", names[1:], distill_steps=7)
-    (kept,) = examples.lines(tmp_path / "out" / "pairs.jsonl").values()
+    (kept,) = corpus.lines(tmp_path / "out" / "pairs.jsonl").values()
     assert (kept.source, kept.target) == rows[0]
     trained = [line for line in ran if line[:3] == ["foretoken-lab", "train", "seq2seq"]]
     taught = [line for line in ran if line[:3] == ["foretoken", "train", "distill"]]

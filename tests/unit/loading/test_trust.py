@@ -12,7 +12,7 @@ import pytest
 import foretoken
 from console import mistake
 from foretoken.errors import InputError
-from foretoken.lab.measurement.footprint import of_model
+from foretoken.lab.measurement.measure import of_model
 from foretoken.models.table import TableModel
 from foretoken.train import corpus
 from tiny import TEXT, byte_level, folder, llama
@@ -82,7 +82,7 @@ def test_trainers(console, model, mark, tmp_path):
     with pytest.raises(InputError, match="holds no tokenizer that can be read"):
         corpus.read_tokenizer(model)
     text = ("--data", tmp_path / "text", "--out")
-    table = ("--from-text", tmp_path / "text", "--tokenizer", model, "--out", tmp_path / "n")
+    table = ("--data", tmp_path / "text", "--tokenizer", model, "--out", tmp_path / "n")
     draft = ("--shape", "num_hidden_layers=1")
     for args in (
         ("ngram", *table),

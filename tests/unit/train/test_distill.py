@@ -15,11 +15,10 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, probabilities
+from foretoken.train.corpus import Example, Examples
 from foretoken.train.distill import LOSSES, Distillation, alpha, distill
-from foretoken.train.examples import Example, Examples
 from foretoken.train.loop import TrainingRecipe
-from foretoken.train.pair import Pair, fresh, joined
-from foretoken.train.texts import Authors, LessonText, logits
+from foretoken.train.pair import Authors, LessonText, Pair, fresh, joined, logits
 from pairs import random, relative
 from tiny import llama, t5
 
@@ -178,7 +177,7 @@ def test_alpha_is_the_overlap_of_the_distributions_along_the_target_s_text():
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ({"loss": "mse"}, "loss is 'mse'; give one of kl, rkl, jsd, tv, nla, lk"),
+        ({"loss": "mse"}, "loss is 'mse'; give one of kl, tv, nla, lk"),
         ({"temperature": -1.0}, "temperature is -1.0; give 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"on_policy": 1.5}, "on_policy is 1.5; give a share"),

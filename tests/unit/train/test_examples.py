@@ -10,10 +10,12 @@ import pytest
 from foretoken import load
 from foretoken.errors import InputError, RefusedError
 from foretoken.train import corpus
-from foretoken.train.examples import PROMPT, completed, read, samples
+from foretoken.train.corpus import PROMPT, read
+from foretoken.train.pair import samples
 from tiny import TEXT, byte_level, llama, t5
 
-OPTIONS = {"prompts": None, "temperature": 1.0, "seed": 3}
+IDS = np.arange(40, dtype=np.uint16)
+OPTIONS = {"prompts": IDS, "temperature": 1.0, "seed": 3}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,7 @@ def test_prompts_are_cut_from_the_ids(spec, monkeypatch):
 
     original = type(spec).generate
     monkeypatch.setattr(type(spec), "generate", generate)
-    ids = np.arange(40, dtype=np.uint16)
-    list(samples(spec, 1, **{**OPTIONS, "prompts": ids}))
+    list(samples(spec, 1, **OPTIONS))
     assert seen and all(p == list(range(p[0], p[0] + PROMPT)) for p in seen)
 
 
@@ -61,7 +62,7 @@ def test_an_interruption_is_raised_again(spec, monkeypatch):
     object.__setattr__(completion, "finish_reason", "interrupted")
     monkeypatch.setattr(type(spec), "generate", lambda *args, **options: [completion])
     with pytest.raises(KeyboardInterrupt):
-        completed(spec, [[1]])
+        list(samples(spec, 1, **OPTIONS))
 
 
 LENGTH = 8
@@ -134,10 +135,10 @@ def test_a_digest_tells_data_apart(tmp_path):
 @pytest.mark.parametrize(
     "row, said",
     [
-        ("no json", "line 2: invalid JSON"),
-        ('{"target": "a"}', "line 2: field required"),
-        ('{"source": "a", "other": 1}', "line 2: extra inputs are not permitted"),
-        ('{"source": 3}', "line 2: input should be a valid string"),
+        ("no json", "line 2: it is no JSON"),
+        ('{"target": "a"}', "line 2: it is missing"),
+        ('{"source": "a", "other": 1}', "line 2: it is unknown"),
+        ('{"source": 3}', "line 2: it must be text"),
         ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give text"),
     ],
 )

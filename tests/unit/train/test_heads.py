@@ -15,7 +15,7 @@ import tiny
 from foretoken import cli, load
 from foretoken.drafters.blockwise import Heads
 from foretoken.errors import InputError
-from foretoken.train.heads import Measured, Teacher, distributions, measure, train_heads
+from foretoken.train.heads import Teacher, distributions, measure, train_heads
 from foretoken.train.loop import TrainingRecipe
 
 RECIPE = TrainingRecipe(steps=9, batch=2, learning_rate=0.01, warmup=2, save_every=2)
@@ -38,7 +38,7 @@ def teacher(text: Path, network=None, length: int = 8, share: float = 0.0) -> Te
 def train(text: Path, out: Path, *, kill_at: int | None = None, count: int = 3, **of):
     steps: list[int] = []
 
-    def report(step: int, loss: float, found: Measured | None) -> None:
+    def report(step: int, loss: float, found: list[float] | None) -> None:
         steps.append(step)
         assert loss > 0 and (found is None) == bool(step % 2 and step != 9)
         if step == kill_at:
@@ -154,10 +154,10 @@ def test_each_head_is_taught_the_distribution_of_its_own_place(text):
 
 def test_heads_learn_what_the_target_says(text, tmp_path):
     """On a short text over and over each head comes close to the target's own distribution."""
-    seen: list[Measured] = []
+    seen: list[list[float]] = []
     recipe = TrainingRecipe(120, 4, 0.02, warmup=5, save_every=60)
 
-    def report(step: int, loss: float, found: Measured | None) -> None:
+    def report(step: int, loss: float, found: list[float] | None) -> None:
         seen.extend([found] if found else [])
 
     target = tiny.llama()
@@ -166,9 +166,8 @@ def test_heads_learn_what_the_target_says(text, tmp_path):
     texts = source.authors.batch(source.texts.train, 8, 0, 0)
     fresh = measure(Heads.fresh(target, 2), target, texts, 8)
     taught = measure(Heads.load(tmp_path / "heads"), target, texts, 8)
-    assert min(taught.alpha) > max(fresh.alpha) + 0.1, (taught, fresh)
-    assert min(taught.agreement) > 0.2 > max(fresh.agreement), (taught, fresh)
-    assert len(seen) == 2 and all(0 <= x <= 1 for x in (*seen[1].alpha, *seen[1].agreement))
+    assert min(taught) > max(fresh) + 0.1, (taught, fresh)
+    assert len(seen) == 2 and all(0 <= x <= 1 for x in seen[1])
 
 
 def test_an_encoder_decoder_learns_from_its_own_answers(text, tmp_path):
@@ -195,7 +194,7 @@ def test_the_command(text, tmp_path):
     shown = CliRunner().invoke(cli.app, [str(word) for word in asked]).stdout.splitlines()
     assert shown[0].startswith(f"{out}: {summary['parameters']} parameters, 2 steps in ")
     for line, alpha in zip(shown[1:3], (first, second), strict=True):
-        assert f"alpha {alpha:.3f} on held-out prompts; its likeliest token is the target's" in line
+        assert f"alpha {alpha:.3f} on held-out prompts" in line
     assert shown[3:] == [f"use it: foretoken generate --target {folder} --draft heads:{out} PROMPT"]
     assert "step 2: alpha by head 0." in done.stderr
     spec = load(folder, f"heads:{out}", runtime="transformers")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretoken.drafters.base import Draft, Drafter, DrafterBase
 from foretoken.lab.certificate.identity import replay
-from foretoken.lab.certificate.odds import (
+from foretoken.lab.estimate import (
     Test,
     Uniforms,
     balanced,

@@ -15,21 +15,22 @@ from datetime import UTC, datetime
 from math import exp, log
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any
 
 import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.costing import contention
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
-from foretoken.errors import InputError
+from foretoken.errors import ForetokenError, InputError
 from foretoken.lab.agreement import overlaps
-from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread, wilson
-from foretoken.lab.limits import require
-from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
+from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread
+from foretoken.lab.machine import Machine, describe
 from foretoken.lab.measurement import serving
-from foretoken.lab.measurement.footprint import of_drafter, of_model
 from foretoken.lab.measurement.result import (
+    Footprint,
     MeasuredRun,
     Measurement,
     MeasureOptions,
@@ -39,6 +40,7 @@ from foretoken.lab.measurement.result import (
 )
 from foretoken.lease import leased
 from foretoken.loading.options import ROUNDED
+from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
@@ -104,20 +106,15 @@ def measure(
     options: MeasureOptions,
     *,
     rows: int | None = None,
-    beside: int = 0,
-    done: Sequence[Observed] = (),
-    keep: Callable[[Observed], Any] = lambda observed: None,
     track: Track = lambda numbers: numbers,
 ) -> Measurement:
-    """Measure `spec`, loaded as `options` say, on `prompts`.
+    """Measure `spec`, loaded as `options` say, on two prompts or more.
 
-    rows: measure what a batch of so many costs too; beside: with as many other engines at work;
-    done: the first prompts, measured before; keep: called with each of the others; track: an
-    iterable around their numbers, for a progress bar.
+    rows: measure what a batch of so many costs too; track: an iterable around the prompts' numbers,
+    for a progress bar.
     Raises InputError for prompts that the models cannot continue, KeyboardInterrupt where a run was
     interrupted.
     """
-    require(options.gamma, options.max_new_tokens, len(prompts), options.draft)
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("the drafter guesses nothing; give another to measure")
     if rows is not None:
@@ -126,16 +123,16 @@ def measure(
     requests = spec.inputs.requests(list(prompts), options.sampling_params, options.seed)
     for gamma in (0, options.gamma):
         _run(spec, prompts[0], replace(options, max_new_tokens=WARM_UP), 0, gamma)
-    observed = list(done)
     repeats = -(-REPEATS // len(prompts))
-    for i in track(range(len(observed), len(prompts))):
-        observed.append(_observe(spec, prompts[i], requests[i], options, i, repeats))
-        keep(observed[-1])
+    observed = [
+        _observe(spec, prompts[i], requests[i], options, i, repeats)
+        for i in track(range(len(prompts)))
+    ]
     measured = _summary(spec, options, observed, machine)
     if rows is None:
         return measured
     reading = contention.read()
-    costs = serving.serving(spec, prompts, options, rows, beside)
+    costs = serving.serving(spec, prompts, options, rows)
     spans = [*(one.taken for one in observed), contention.taken(reading)]
     return replace(measured, serving=costs, others=contention.share(spans))
 
@@ -204,8 +201,6 @@ def _step(step: StepRecord) -> Step:
 def _summary(
     spec: Speculator, options: MeasureOptions, observed: list[Observed], machine: Machine
 ) -> Measurement:
-    peak = peak_bytes(spec.target.device)  # before the large read
-    read, read_bytes = bandwidth(spec.target.device)
     loops = [one.loop for one in observed]
     steps = [step for loop in loops for step in loop.steps]
     betas = [[0.0 if b is None else b for b in one.overlaps] for one in observed]
@@ -213,6 +208,7 @@ def _summary(
     trust = options.trust_remote_code
     target_loading = options.dtype, options.revision
     draft_loading = _draft_dtype(spec, options), options.draft_revision
+    drafted = [step.draft_seconds / step.drafted for step in steps if step.drafted]
     return Measurement(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         options=options,
@@ -225,15 +221,12 @@ def _summary(
         positions=[_position(steps, i) for i in range(1, options.gamma + 1)],
         tokens=fmean(len(one.overlaps) for one in observed),
         tokens_per_call=_tokens_per_call(loops, options.gamma),
-        draft_seconds=spread([s.draft_seconds / s.drafted for s in steps if s.drafted]),
+        draft_seconds=spread(drafted) if drafted else None,
         context=median(one.context for one in observed),
         passes=_passes(observed),
         plain_overhead=_overhead([one.plain for one in observed]),
         loop_overhead=_overhead(loops),
         speedup=_speedup(observed),
-        read_bytes=read_bytes,
-        read=read,
-        peak_bytes=peak,
         prompts=observed,
         others=contention.share(one.taken for one in observed),
     )
@@ -257,30 +250,24 @@ def _position(steps: list[Step], i: int) -> Position:
     judged = sum(step.judged >= i for step in steps_at)
     kept = sum(step.accepted >= i for step in steps_at)
     offered = sum(step.drafted >= i for step in room) / len(room) if room else 0.0
-    return Position(len(steps_at), judged, kept, wilson(kept, judged), offered)
+    return Position(len(steps_at), judged, kept, offered)
 
 
 def _passes(observed: list[Observed]) -> list[Spread]:
     """Return forwards over 1, 2, .. tokens, as far as all prompts left room."""
     by_size = zip(*(one.passes for one in observed), strict=False)
-    return [_timed([seconds for times in same for seconds in times]) for same in by_size]
+    return [spread([seconds for times in same for seconds in times]) for same in by_size]
 
 
 def _overhead(runs: list[MeasuredRun]) -> Spread:
     """Return the seconds of a step outside draft and score, a mean per run."""
-    return _timed(
+    return spread(
         [
             (run.seconds - sum(s.draft_seconds + s.score_seconds for s in run.steps))
             / len(run.steps)
             for run in runs
         ]
     )
-
-
-def _timed(seconds: list[float]) -> Spread:
-    times = spread(seconds)
-    assert times is not None
-    return times
 
 
 def _tokens_per_call(loops: list[MeasuredRun], gamma: int) -> Estimate:
@@ -299,3 +286,79 @@ def _speedup(observed: list[Observed]) -> Estimate:
 def _known(estimate: Estimate | None) -> Estimate:
     assert estimate is not None  # two prompts or more, each with a token
     return estimate
+
+
+PYTHON = "python"  # the runtime of a drafter without a model
+
+
+def of_model(
+    model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
+) -> Footprint:
+    """Return the sizes of a model that was loaded with these options. They are counted from the
+    shapes of its parameters, not measured: the same on every runtime."""
+    network = _network(model, name, revision, trust)
+    facts = (name, model.runtime, dtype, model.encoder_decoder)
+    if network is None:
+        return Footprint(*facts, None, None)
+    numbers = sum(weight.numel() for weight in network.parameters())
+    return Footprint(*facts, numbers, 2 * _products(network))
+
+
+def of_drafter(
+    drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
+) -> Footprint:
+    """Return the sizes of a drafter; one without a model has no products."""
+    if drafter.model is not None:
+        return of_model(drafter.model, name, dtype, revision, trust=trust)
+    return Footprint(name, PYTHON, "", False, None, 0)
+
+
+def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
+    """Return the network, or one without weights; None where transformers cannot build it."""
+    network = getattr(model, "model", None)
+    if isinstance(network, PreTrainedModel):
+        return network
+    if getattr(model, "runtime", None) == "table":
+        return None
+    try:
+        return source(name, revision, trust).empty
+    except ForetokenError:  # the figures are then unknown
+        return None
+
+
+def _products(network: PreTrainedModel) -> int:
+    """Count the weights that are multiplied with one token of a decoder's text.
+
+    Without embeddings, unless they are the output layer too, and with the share of experts that a
+    token goes through. Cross-attention's keys and values, made once per source, are counted.
+    """
+    head = network.get_output_embeddings()
+    skipped = {id(weight) for weight in _embeddings(network)} | _encoder(network)
+    skipped -= {id(head.weight)} if isinstance(head, nn.Linear) else set()
+    share = _experts_share(network.config)
+    total = 0.0
+    for name, weight in network.named_parameters():
+        if weight.ndim >= 2 and id(weight) not in skipped:
+            total += weight.numel() * (share if ".experts." in name else 1.0)
+    return round(total)
+
+
+def _embeddings(network: PreTrainedModel) -> list[Tensor]:
+    return [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
+
+
+def _encoder(network: PreTrainedModel) -> set[int]:
+    """Ids of the encoder's weights, which run once per source."""
+    if not network.config.is_encoder_decoder:
+        return set()
+    return {id(weight) for weight in network.get_encoder().parameters()}
+
+
+def _experts_share(config: PreTrainedConfig) -> float:
+    config = config.get_text_config(decoder=True)
+    used = getattr(config, "num_experts_per_tok", None)
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        experts = getattr(config, name, None)
+        if used and experts:
+            return used / experts
+    return 1.0

@@ -9,20 +9,17 @@ pass grows with gamma. Compares measurements of one target on one machine.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from math import hypot, sqrt
+from math import hypot
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate
-from foretoken.lab.export import VLLM, ExportSetting, require, vllm_config
 from foretoken.lab.measurement.result import Measurement, MeasureOptions
-
-LEAST = 1e-9  # seconds of a pass at the low end of its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,8 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class GammaPrediction:
-    """A prediction for one gamma; its interval follows from the 95 % intervals measured."""
+    """A prediction for one gamma; its interval follows from those of the measured speed-up and
+    alpha, 95 % each and independent."""
 
     gamma: int
     tokens_per_call: float  # of a long text
@@ -90,19 +88,26 @@ class GammaPrediction:
 
 def predictions(measured: Measurement) -> list[GammaPrediction]:
     """Predict gamma 0, 1, .. as far as passes were measured; keep the measured speed-up."""
-    basis = _basis(measured)
-    shares = _shares(measured, basis)
-    ends = [(_shares(measured, a), _shares(measured, b)) for a, b in _ends(measured, basis)]
-    return [
-        GammaPrediction(
-            gamma,
-            sum(basis.survival(gamma)),
-            _scaled(measured.speedup, share, [(a[gamma] - b[gamma]) / 2 for a, b in ends]),
+    basis, clock = _basis(measured), measured.speedup
+    error = measured.alpha.error
+    around = [_shares(measured, _moved(basis, sign * error)) for sign in (-1, 1)]
+    table = [GammaPrediction(0, 1.0, Estimate(1.0, 1.0, 1.0))]  # plain decoding
+    for gamma, share in list(enumerate(_shares(measured, basis)))[1:]:
+        by_alpha = clock.value * (around[1][gamma] - around[0][gamma]) / 2
+        value = clock.value * share
+        below, above = (
+            hypot(share * (end - clock.value), by_alpha) for end in (clock.low, clock.high)
         )
-        if gamma  # 0 is plain decoding
-        else GammaPrediction(0, 1.0, Estimate(1.0, 1.0, 1.0))
-        for gamma, share in enumerate(shares)
-    ]
+        speedup = Estimate(value, max(0.0, value - below), value + above)
+        table.append(GammaPrediction(gamma, sum(basis.survival(gamma)), speedup))
+    return table
+
+
+def _moved(basis: Basis, error: float) -> Basis:
+    """The basis with another alpha; what was kept moves in proportion."""
+    share = 1 + error / basis.alpha if basis.alpha else 1.0
+    kept = tuple(min(1.0, max(0.0, rate * share)) for rate in basis.kept)
+    return replace(basis, alpha=min(1.0, max(0.0, basis.alpha + error)), kept=kept)
 
 
 def formula(measured: Measurement) -> float:
@@ -114,14 +119,6 @@ def _shares(measured: Measurement, basis: Basis) -> list[float]:
     """Return speed-ups at gamma 0, 1, .. over the measured gamma's, by the formula."""
     speedups = basis.speedups(_length(measured))
     return [one / speedups[measured.options.gamma] for one in speedups]
-
-
-def _scaled(clock: Estimate, share: float, halves: list[float]) -> Estimate:
-    """Multiply the measured speed-up by a share, whose half intervals are independent."""
-    value = clock.value * share
-    error = clock.value * sqrt(sum(half * half for half in halves))
-    below, above = (share * (end - clock.value) for end in (clock.low, clock.high))
-    return Estimate(value, max(0.0, value - hypot(below, error)), value + hypot(above, error))
 
 
 def _length(measured: Measurement) -> int:
@@ -138,18 +135,15 @@ def _gains(survival: list[float]) -> np.ndarray:
     return -np.diff([*survival, 0.0])
 
 
-def _rising(seconds: list[float]) -> list[float]:
-    """Lower times to those of larger passes: where they exceed them, the machine was busy."""
-    return np.minimum.accumulate(seconds[::-1])[::-1].tolist()
-
-
-def _passes(measured: Measurement, alone: list[float]) -> tuple[float, ...]:
+def _passes(measured: Measurement) -> tuple[float, ...]:
     """Return the seconds of the target's pass in a step with 0, 1, .. guesses.
 
-    With 0 it is as in the plain runs; else the time `alone`, times the median slow-down of passes
+    With 0 it is as in the plain runs; else the time alone, times the median slow-down of passes
     beside a draft in the runs.
     """
-    alone = _rising(alone)
+    times = [each.median for each in measured.passes]
+    # where they exceed those of larger passes, the machine was busy
+    alone = np.minimum.accumulate(times[::-1])[::-1].tolist()
     steps = [step for one in measured.prompts for step in one.loop.steps if step.drafted]
     slower = [step.score_seconds / alone[step.drafted] for step in steps]
     beside = median(slower) if slower else 1.0
@@ -164,51 +158,14 @@ def _basis(measured: Measurement) -> Basis:
         kept=tuple(p.kept / p.asked if p.asked else alpha for p in measured.positions),
         offered=tuple(p.offered for p in measured.positions),
         guess=measured.draft_seconds.median if measured.draft_seconds else 0.0,
-        passes=_passes(measured, [p.median for p in measured.passes]),
+        passes=_passes(measured),
         plain=measured.plain_overhead.median,
         loop=measured.loop_overhead.median,
     )
 
 
-def _ends(measured: Measurement, basis: Basis) -> list[tuple[Basis, Basis]]:
-    """Return the basis at both ends of each uncertain number's interval, others unchanged."""
-
-    def around(make: Callable[[float], Basis], error: float) -> tuple[Basis, Basis]:
-        return make(error), make(-error)
-
-    def alpha(error: float) -> Basis:
-        share = 1 + error / basis.alpha if basis.alpha else 1.0
-        shares_kept = tuple(min(1.0, max(0.0, rate * share)) for rate in basis.kept)
-        return replace(basis, alpha=min(1.0, max(0.0, basis.alpha + error)), kept=shares_kept)
-
-    def guess(error: float) -> Basis:
-        return replace(basis, guess=max(0.0, basis.guess + error))
-
-    def plain_pass(error: float) -> Basis:
-        return replace(basis, passes=(basis.passes[0] + error, *basis.passes[1:]))
-
-    def grown(n: int) -> tuple[Basis, Basis]:
-        def to(seconds: float) -> Basis:
-            times = [p.median for p in measured.passes]
-            moved = _passes(measured, [*times[:n], max(LEAST, seconds), *times[n + 1 :]])
-            return replace(basis, passes=(basis.passes[0], *moved[1:]))
-
-        own = measured.passes[n]
-        return to(own.median + own.error), to(own.median - own.error)
-
-    spread = measured.draft_seconds.error if measured.draft_seconds else 0.0
-    return [
-        around(alpha, measured.alpha.error),
-        around(guess, spread),
-        around(plain_pass, measured.plain_pass.error),
-        *(grown(n) for n in range(1, len(measured.passes))),
-    ]
-
-
 # "prompts" is the file's name: its text may not differ
 MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
-# Options that a `Setting` has, or that are of the measurement alone
-TOLD = ("temperature", "gamma", "revision", "draft_revision", "max_new_tokens", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +200,6 @@ class Plan:
         """Shell command that generates with this draft and gamma."""
         return command(self.first.measurement.options, self.gamma)
 
-    @property
-    def vllm(self) -> dict[str, Any] | None:
-        """vLLM's --speculative-config for it; None: plain decoding, or vLLM has no such draft."""
-        return speculative_config(self.first.measurement, self.gamma) if self.gamma else None
-
 
 def plan(measurements: Sequence[tuple[str, Measurement]]) -> Plan:
     """Make a plan from measurements and their names, which errors use.
@@ -278,30 +230,6 @@ def flags(options: Any, apart: tuple[str, ...] = ()) -> list[str]:
             flags.append(f"--{field.name.replace('_', '-')}")
             flags += [] if value is True else [str(value)]
     return flags
-
-
-def setting(measured: Measurement, gamma: int) -> ExportSetting:
-    """Return the target, draft and gamma of a measurement for an export."""
-    return ExportSetting(
-        measured.target.name,
-        measured.draft.name,
-        gamma,
-        measured.options.temperature,
-        measured.options.revision,
-        measured.options.draft_revision,
-        measured.target.encoder_decoder,
-        " ".join(flags(measured.options, apart=TOLD)),
-    )
-
-
-def speculative_config(measured: Measurement, gamma: int) -> dict[str, Any] | None:
-    """Return vLLM's keys for the draft of a measurement; None if vLLM has no such draft."""
-    settings = setting(measured, gamma)
-    try:
-        require(VLLM, settings)
-        return vllm_config(settings)
-    except RefusedError:
-        return None
 
 
 def _require_same(name: str, one: Measurement, other_name: str, other: Measurement) -> None:

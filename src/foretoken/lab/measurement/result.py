@@ -1,8 +1,7 @@
-"""Results of `foretoken measure`: their dataclasses, the JSON file, and a measurement under way.
+"""Results of `foretoken measure`: their dataclasses, and the JSON file.
 
-A file holds all that a plan needs, so that plans are made without the models. A measurement under
-way has a line for every prompt measured, beside the file to be written: after a kill the same
-options resume it; other options, another machine or another version start afresh. Knows no models.
+A file holds all that a plan needs, so that plans are made without the models; what versions before
+wrote beside it is passed over. Knows no models.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from foretoken.costing.costs import Costs, Table, at
 from foretoken.errors import InputError, mismatch
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
-from foretoken.lab.measurement.footprint import Footprint
 from foretoken.loading.options import OPTIONS
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
@@ -70,6 +68,18 @@ class MeasureOptions:
         return replace(self.sampling, max_new_tokens=self.max_new_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """A model, or a drafter without one, and its sizes; None where they are unknown."""
+
+    name: str
+    runtime: str
+    dtype: str  # of the weights
+    encoder_decoder: bool
+    parameters: int | None
+    operations: int | None  # of the matrix products, per token (section 3.4)
+
+
 class Step(NamedTuple):
     """A step of a row: counts and seconds."""
 
@@ -113,7 +123,6 @@ class Position:
     asked: int  # steps that kept all draft tokens before it and had room for it
     judged: int  # of these, steps with such a draft token
     kept: int
-    rate: Estimate | None  # kept / judged, Wilson
     offered: float  # share of steps with room for it in which the drafter went so far
 
 
@@ -130,7 +139,6 @@ class Serving:
     # what drafts and passes take among so many rows at work, relative to `costs`
     drafts: Table = ((1, 1.0),)
     passes: Table = ((1, 1.0),)
-    beside: int = 0  # other engines that worked on the machine meanwhile
     context: int | None = None  # tokens of a text at most; None: no limit, or an older file's
 
     def drafting(self, draft_tokens: list[int]) -> float:
@@ -172,9 +180,6 @@ class Measurement:
     plain_overhead: Spread  # seconds of a step that are neither draft nor score
     loop_overhead: Spread
     speedup: Estimate  # measured: seconds of the plain over the speculative runs
-    read_bytes: int
-    read: Spread  # of read_bytes from memory
-    peak_bytes: int
     prompts: list[Observed]
     others: float | None = None  # share of the processors that others took; None: not known
     serving: Serving | None = None  # what a batch costs; None: not measured
@@ -184,9 +189,7 @@ class Measurement:
     @property
     def plain_pass(self) -> Spread:
         """Seconds of the target's forward over one token, in the plain runs."""
-        times = spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
-        assert times is not None
-        return times
+        return spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
 
     @property
     def c(self) -> float | None:
@@ -204,17 +207,6 @@ class Measurement:
     def v(self) -> list[float]:
         """v(1), v(2), ..: seconds of a pass over those of a pass over one token."""
         return [p.median / self.passes[0].median for p in self.passes]
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second read from memory."""
-        return self.read_bytes / self.read.median
-
-    @property
-    def floor_seconds(self) -> float | None:
-        """Lower bound of a forward: the time to read its weights once."""
-        read = self.target.pass_bytes
-        return None if read is None else read / self.bandwidth
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all; OSError where it cannot be written."""
@@ -258,38 +250,3 @@ def parse(document: Any, kind: type[Any], name: str) -> Any:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
-
-
-class PartialMeasurement:
-    """The file `<out>.part.jsonl`: a head, then the measured prompts in order, also in `done`."""
-
-    def __init__(self, out: Path, options: MeasureOptions, machine: Machine) -> None:
-        self.path = out.with_name(out.name + ".part.jsonl")
-        head = {"version": VERSION, "options": asdict(options), "machine": asdict(machine)}
-        self.head = json.dumps(head)
-        self.done = self._read()
-        lines = [self.head, *(json.dumps(asdict(one)) for one in self.done)]
-        files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
-
-    def add(self, observed: Observed) -> None:
-        """Append the measurement of the next prompt."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(observed)) + "\n")
-
-    def remove(self) -> None:
-        """Remove the file, after the measurement is saved."""
-        self.path.unlink(missing_ok=True)
-
-    def _read(self) -> list[Observed]:
-        """Read the usable lines; drop a last line that was cut off."""
-        try:
-            head, *lines = self.path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):
-            return []
-        observed: list[Observed] = []
-        for line in lines if head == self.head else []:
-            try:
-                observed.append(parse(files.parse_json(line), Observed, str(self.path)))
-            except (ValueError, InputError):
-                break
-        return observed

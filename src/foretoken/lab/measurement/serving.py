@@ -1,21 +1,18 @@
 """Costs of serving a batch on this machine: steps of one row and of many, prefill, and the engine's
-own work; also while other engines share the machine. `foretoken-lab simulate` needs them.
+own work. `foretoken-lab simulate` needs them.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
-from multiprocessing.connection import Connection
+from itertools import chain
 from statistics import fmean, median
 from time import perf_counter
 
 from foretoken.costing.costs import TICK, Table, at
 from foretoken.engine.batch import threads
-from foretoken.errors import ForetokenError, RefusedError, one_line
+from foretoken.errors import RefusedError
 from foretoken.lab.measurement.result import MeasureOptions, Serving
 from foretoken.lease import leased
 from foretoken.models.base import longest
@@ -24,61 +21,6 @@ from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
-
-
-@contextmanager
-def beside(
-    engines: int, options: MeasureOptions, prompts: Sequence[Prompt], rows: int
-) -> Iterator[None]:
-    """Run other engines with the same pair, each in a process of its own, during the block.
-
-    rows: requests at a time in each. Raises RefusedError where an engine cannot work.
-    """
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    pipes = [context.Pipe(duplex=False) for _ in range(engines)]
-    workers = [
-        context.Process(target=_work, args=(theirs, options, list(prompts), rows), daemon=True)
-        for _, theirs in pipes
-    ]
-    try:
-        for worker, (_, theirs) in zip(workers, pipes, strict=True):
-            worker.start()
-            theirs.close()  # so that its end is seen here
-        for ours, _ in pipes:
-            _require_begun(ours)
-        yield
-    finally:
-        for worker in workers:
-            if worker.pid is not None:
-                worker.terminate()
-                worker.join()
-
-
-def _require_begun(pipe: Connection) -> None:
-    try:
-        problem = pipe.recv()
-    except EOFError:
-        problem = "its process has ended"
-    if problem:
-        raise RefusedError(f"an engine beside the measured one cannot work: {problem}")
-
-
-def _work(pipe: Connection, options: MeasureOptions, prompts: list[Prompt], rows: int) -> None:
-    """Generate texts until terminated; send "" after the first `rows`, or the error."""
-    from foretoken import Engine, load  # late: torch, in the process that needs it
-
-    sampling_params = replace(options.sampling_params, ignore_eos=True)
-    try:
-        with Engine(load(options.target, options.draft, **options.loading), rows) as engine:
-            for number in count():
-                engine.add(prompts[number % len(prompts)], sampling_params, seed=(number, 1))
-                while engine.running + engine.waiting >= rows:
-                    engine.step()
-                if number == rows:
-                    pipe.send("")
-    except ForetokenError as error:
-        pipe.send(one_line(error))
-
 
 SIZES = (1, 16, 64, 128, 256, 512)  # tokens of a prompt that is read in one pass
 REPEATS = 5  # of each; the first two are not timed: a pass of another size is slower
@@ -99,24 +41,15 @@ def serving(
     prompts: Sequence[Prompt],
     options: MeasureOptions,
     rows: int,
-    engines: int = 0,
 ) -> Serving:
-    """Measure the costs, in some seconds, on requests like `prompts`; the models must be idle.
-
-    engines: other engines at work meanwhile.
-    """
+    """Measure the costs, in some seconds, on requests like `prompts`; the models must be idle."""
     sampling_params = options.sampling_params
     requests = spec.inputs.requests(list(prompts), sampling_params, 0)
-    costs = spec.costing.step_costs(
-        requests[0].params, rows
-    )  # alone: the policy of a replica has these
+    costs = spec.costing.step_costs(requests[0].params, rows)
     ids = list(chain.from_iterable(request.prompt for request in requests))
-    with beside(engines, options, prompts, rows):
-        reading, draft_reading = _reading(spec, ids)
-        works = [_at_work(spec, prompts, sampling_params, n, rows) for n in sorted({1, rows})]
-    measured = Serving(
-        rows, costs, reading, draft_reading, around=((1, 0.0),), joining=0.0, beside=engines
-    )
+    reading, draft_reading = _reading(spec, ids)
+    works = [_at_work(spec, prompts, sampling_params, n, rows) for n in sorted({1, rows})]
+    measured = Serving(rows, costs, reading, draft_reading, around=((1, 0.0),), joining=0.0)
 
     def table(quantity: Callable[[_Work], float]) -> Table:
         return tuple((work.count, quantity(work)) for work in works)

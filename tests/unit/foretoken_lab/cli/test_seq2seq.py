@@ -45,9 +45,9 @@ def test_a_model_is_trained_and_used_and_a_draft_for_it(run, product, pairs, tmp
     used = product("generate", "the day 3", "--target", model, "--draft", draft, "--gamma", 2)
     assert used.code == 0
     table = tmp_path / "table.safetensors"
-    counted = ("--from-text", pairs, "--tokenizer", model, "--order", 2, "--out", table)
+    counted = ("--data", pairs, "--tokenizer", model, "--order", 2, "--out", table)
     document = json.loads(product("train", "ngram", *counted, "--json").out)
-    assert 0 < document["held_out_bits_per_token"] < 8
+    assert document["order"] == 2 and document["bytes"] == table.stat().st_size
     options = ("--target", model, "--draft", f"ngram:{table}", "--gamma", 2)
     assert product("generate", "the day 3", *options).out == used.out
 

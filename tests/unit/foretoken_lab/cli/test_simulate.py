@@ -42,17 +42,11 @@ def test_mistakes_are_one_line(console: Run, file: Path, tmp_path: Path):
     plain = tmp_path / "plain.json"
     plain.write_text(json.dumps(document([0.5], 0.1)))
     for arguments, message in (
-        (
-            ("--measurement", file, "--rate", 0),
-            "'--rate': input should be greater than or",
-        ),
-        (
-            ("--measurement", file, "--rate", "inf"),
-            "'--rate': input should be less than or",
-        ),
+        (("--measurement", file, "--rate", 0), "'--rate': it must be 1e-06 or more, not '0'"),
+        (("--measurement", file, "--rate", "inf"), "'--rate': it must be 1000000000.0 or less"),
         (
             ("--measurement", file, "--rate", 1, "--replicas", 0),
-            "'--replicas': input should be greater than or equal to 1, not '0'",
+            "'--replicas': it must be 1 or more, not '0'",
         ),
         (("--measurement", plain, "--rate", 1), "measure again with foretoken measure --rows 16"),
         (("--measurement", tmp_path / "none", "--rate", 1), "there is no"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
 from foretoken.generation_config import Ends
-from foretoken.lab import machine
 from foretoken.lab.measurement.measure import PASSES, digest, measure
 from foretoken.lab.measurement.plan import predictions
-from foretoken.lab.measurement.result import Measurement, MeasureOptions, PartialMeasurement, load
+from foretoken.lab.measurement.result import Measurement, MeasureOptions, load
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 
@@ -27,11 +25,6 @@ V, TOKENS = 5, 12
 random = np.random.default_rng(3)
 P, Q = random.dirichlet(np.ones(V), V), random.dirichlet(np.ones(V), V)
 PROMPTS = [[i % V] for i in range(24)]
-
-
-@pytest.fixture(autouse=True)
-def small_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
 
 
 def options(prompts=PROMPTS, **settings) -> MeasureOptions:
@@ -56,9 +49,7 @@ def exact_alpha() -> float:
 
 @pytest.fixture(scope="module")
 def found() -> Measurement:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "READ_BYTES", 2**20)
-        return measure(pair(), PROMPTS, options())
+    return measure(pair(), PROMPTS, options())
 
 
 def test_alpha_holds_the_truth(found):
@@ -77,7 +68,7 @@ def test_counts_agree_with_one_another(found):
     assert first.asked == sum(step.gamma > 0 for step in steps)
     for before, one in zip(found.positions, others, strict=False):
         assert one.kept <= one.judged <= one.asked <= before.kept
-    assert all(p.offered == 1 and p.rate.low < p.rate.value < p.rate.high for p in found.positions)
+    assert all(p.offered == 1 for p in found.positions)
     assert found.tokens == TOKENS and found.silent == 0
     timed = sum(one.loop.tokens for one in found.prompts)  # behind the first steps
     assert sum(step.kept for step in steps) == timed < 24 * TOKENS
@@ -91,9 +82,7 @@ def test_costs(found):
     assert found.plain_pass.median == pytest.approx(np.median(plain))
     assert found.c == pytest.approx(found.draft_seconds.median / np.median(plain))
     assert found.draft_seconds.median > 0 and found.plain_overhead.median > 0
-    assert found.bandwidth == found.read_bytes / found.read.median > 0
-    assert found.peak_bytes > 10**7
-    assert found.c_hat is None and found.floor_seconds is None  # a table has no parameters
+    assert found.c_hat is None  # a table has no parameters
     assert found.speedup.low < found.speedup.value < found.speedup.high
     steps = [step for one in found.prompts for step in one.loop.steps if step.drafted]
     times = [step.draft_seconds / step.drafted for step in steps]
@@ -122,7 +111,7 @@ def test_a_perfect_and_a_useless_draft():
     )
     measurement = measure(useless, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
     assert measurement.alpha.value == 0 and measurement.tokens_per_call.value == 1
-    assert measurement.positions[1].rate is None and measurement.positions[1].asked == 0
+    assert measurement.positions[1].judged == measurement.positions[1].asked == 0
 
 
 def test_a_draft_that_is_silent_at_times():
@@ -158,15 +147,8 @@ def test_a_small_context():
 
 
 def test_what_cannot_be_measured():
-    for wrong, message in (
-        ({"gamma": 0}, "gamma is 0; give 1 or more"),
-        ({"max_new_tokens": 1}, "max_new_tokens is 1; give 2 or more"),
-        ({"temperature": -1.0}, "temperature is -1.0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            measure(pair(), PROMPTS, options(**wrong))
-    with pytest.raises(InputError, match="1 prompts?; give 2 or more"):
-        measure(pair(), PROMPTS[:1], options())
+    with pytest.raises(InputError, match="temperature is -1.0"):
+        measure(pair(), PROMPTS, options(temperature=-1.0))
     with pytest.raises(InputError, match="guesses nothing"):
         measure(pair(NoDrafter()), PROMPTS, options())
     with pytest.raises(InputError, match="prompt 1 holds the id 9"):
@@ -197,39 +179,13 @@ def test_a_file_is_read_as_it_was_written(found, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m.json"]
 
 
-def test_a_measurement_is_picked_up(found, tmp_path):
-    prompts, sampling_params, out = PROMPTS[:3], options(PROMPTS[:3]), tmp_path / "m.json"
-    part = PartialMeasurement(out, sampling_params, found.machine)
-    assert part.done == []
-    for one in found.prompts[:2]:
-        part.add(one)
-    with part.path.open("a") as file:
-        file.write('{"prompt_tokens": 1, "overl')  # killed while it was written
-    again = PartialMeasurement(out, sampling_params, found.machine)
-    assert again.done == found.prompts[:2]
-    new = []
-    whole = measure(pair(), prompts, sampling_params, done=again.done, keep=new.append)
-    assert whole.prompts[:2] == found.prompts[:2] and whole.prompts[2:] == new
-    assert new[0].overlaps == found.prompts[2].overlaps
-    assert len(Path(part.path).read_text().splitlines()) == 3  # what was cut is gone
-    other = PartialMeasurement(out, replace(sampling_params, seed=1), found.machine)
-    assert other.done == [] and len(other.path.read_text().splitlines()) == 1
-    other.remove()
-    assert list(tmp_path.iterdir()) == []
-    assert json.loads(json.dumps(asdict(whole)))["options"]["gamma"] == 3
-
-
 def test_what_other_processes_took_is_summed_over_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the prompts that were measured before an interruption, too."""
-    monkeypatch.setattr("foretoken.costing.contention.taken", lambda since: Taken(0.5, 1.0))
-    first = measure(pair(), PROMPTS[:2], options(PROMPTS[:2]))
-    assert first.others == 0.5
-    monkeypatch.setattr("foretoken.costing.contention.taken", lambda since: Taken(-0.1, 1.0))
-    both = measure(pair(), PROMPTS[:4], options(PROMPTS[:4]), done=first.prompts)
-    assert (
-        both.others == 0.2 and [one.taken.others for one in both.prompts] == [0.5] * 2 + [-0.1] * 2
-    )
+    spans = iter([Taken(0.5, 1.0)] * 2 + [Taken(-0.1, 1.0)] * 2)
+    monkeypatch.setattr("foretoken.costing.contention.taken", lambda since: next(spans))
+    both = measure(pair(), PROMPTS[:4], options(PROMPTS[:4]))
+    assert both.others == 0.2
+    assert [one.taken.others for one in both.prompts] == [0.5] * 2 + [-0.1] * 2
     both.save(tmp_path / "m.json")
     assert load(tmp_path / "m.json") == both

@@ -13,8 +13,6 @@ from foretoken.lab.measurement.plan import (
     best,
     plan,
     predictions,
-    setting,
-    speculative_config,
 )
 from foretoken.lab.measurement.result import Measurement, parse
 from measurements import document
@@ -30,7 +28,7 @@ def planned(*found: Measurement) -> Plan:
 
 def test_do_not_speculate():
     chosen = planned(measured([0.1], 0.5, speedup=0.73))
-    assert chosen.gamma == 0 and chosen.vllm is None
+    assert chosen.gamma == 0
     assert chosen.first.best.gamma == 1 and chosen.first.best.speedup.value < 1
     assert shlex.split(chosen.command)[-2:] == ["--gamma", "0"]
 
@@ -91,7 +89,6 @@ def test_a_command_loads_as_was_measured():
         assert arguments[arguments.index(f"--{name.replace('_', '-')}") + 1] == value
     assert {f"--{name.replace('_', '-')}" for name in on} <= {*arguments}
     assert "True" not in arguments and arguments.count("--gamma") == 1
-    assert speculative_config(measurement, 3)["revision"] == "v2"
 
 
 def test_how_drafts_were_read_may_differ_and_how_the_target_was_may_not():
@@ -99,27 +96,6 @@ def test_how_drafts_were_read_may_differ_and_how_the_target_was_may_not():
     for name, value in (("revision", "v1"), ("tokenizer", "w"), ("ignore_generation_config", True)):
         with pytest.raises(InputError, match=f"differ in options: {name} is"):
             planned(measured([0.8], 0.1), measured([0.8], 0.1, **{name: value}))
-
-
-def test_vllm():
-    assert speculative_config(measured([0.8], 0.1, draft="a/b"), 3) == {
-        "method": "draft_model",
-        "model": "a/b",
-        "num_speculative_tokens": 3,
-    }
-    assert speculative_config(measured([0.8], 0.1, draft="lookup"), 5) == {
-        "method": "ngram",
-        "num_speculative_tokens": 5,
-        "prompt_lookup_max": 8,
-        "prompt_lookup_min": 1,
-    }
-    table = document([0.8], 0.1, draft="ngram:file")
-    table["draft"]["runtime"] = "python"
-    assert speculative_config(parse(table, Measurement, ""), 3) is None
-    assert speculative_config(measured([0.8], 0.1, draft="self:int4"), 3) is None
-    translator = document([0.8], 0.1)
-    translator["target"]["encoder_decoder"] = True
-    assert speculative_config(parse(translator, Measurement, ""), 3) is None
 
 
 @pytest.mark.parametrize(
@@ -142,9 +118,3 @@ def test_what_is_not_alike_is_refused(where, key, value):
 
 def test_drafts_and_their_gammas_may_differ():
     assert planned(measured([0.8], 0.1), measured([0.8] * 7, 0.1, draft="b", seed=4)).gamma > 0
-
-
-def test_a_setting_names_what_other_systems_are_not_told():
-    options = {"top_k": 40, "dtype": "int8", "temperature": 0.7, "seed": 3}
-    assert setting(measured([0.8], 0.1, **options), 3).measured == "--top-k 40 --dtype int8"
-    assert setting(measured([0.8], 0.1), 3).measured == ""

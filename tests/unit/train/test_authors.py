@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.train.examples import Example
-from foretoken.train.pair import Pair, joined
-from foretoken.train.texts import Authors, LessonText, logits
+from foretoken.train.corpus import Example
+from foretoken.train.pair import Authors, LessonText, Pair, joined, logits
 from pairs import relative
 from tiny import llama, t5
 

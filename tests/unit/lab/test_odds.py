@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from foretoken.lab.certificate.odds import (
+from foretoken.lab.estimate import (
     POWER,
     balanced,
     binned,
