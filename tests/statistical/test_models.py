@@ -174,7 +174,7 @@ def test_every_case(name: str, kind: str, rule: str, params: SamplingParams) -> 
 
 def test_a_lying_drafter_is_seen() -> None:
     """Argmax guesses with a dense q; by chance it would be missed less than once in 1e20 times."""
-    texts = sampled("Llama", "liar", "speculative", 2, PLAIN, n=BATCH)
+    texts = sampled("Llama", "liar", "speculative", 2, PLAIN)
     assert p_value(texts, exact("Llama", PLAIN)) < 1e-20
 
 
