@@ -22,7 +22,7 @@ from foretoken.sampling.checks import Structured, as_ids
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.text import chat
-from foretoken.text.transcript import Transcript
+from foretoken.text.decoding import Transcript
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
 from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
-from foretoken.text.transcript import Transcript
+from foretoken.text.decoding import Transcript
 from oracle import random_model
 from tiny import byte_level
 

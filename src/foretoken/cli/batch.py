@@ -1,5 +1,5 @@
 """`foretoken generate --output`: the texts of a file's prompts, a line of JSON for each as it is
-done, by an engine in this process or by workers on Ray. After a kill the same command resumes.
+done. After a kill the same command resumes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
@@ -133,7 +132,7 @@ class Lines:
         return hashlib.sha256(settings.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def write(output: Path, lines: Lines, cluster: option.Cluster) -> int:
+def write(output: Path, lines: Lines) -> int:
     """Write the texts that the file lacks, with a bar on standard error; return how many failed."""
     lines.loading.require(lines.names[0])
     quiet()
@@ -148,9 +147,8 @@ def write(output: Path, lines: Lines, cluster: option.Cluster) -> int:
         if not missing:
             print(f"{output}: all {len(origins)} texts were there", file=sys.stderr)
             return 0
-        texts = on_ray(lines, missing, cluster) if cluster.used else here(lines, missing)
         try:
-            with closing(texts):
+            with closing(here(lines, missing)) as texts:
                 return _fill(results, lines, origins, bar(texts, "generating", len(missing)))
         except KeyboardInterrupt:
             print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
@@ -203,31 +201,3 @@ def here(lines: Lines, names: list[Name]) -> Completed:
             for event in engine.step():
                 if event.completion is not None:
                     yield running.pop(event.id), event.completion
-
-
-def on_ray(lines: Lines, names: list[Name], where: option.Cluster) -> Completed:
-    """Yield the same by workers on Ray; by default one worker with all threads."""
-    with option.needing("ray"):
-        from foretoken.cluster import session
-
-        session.prepare(where.address)  # before ray is imported
-        from foretoken.cluster import lines as cluster
-    session.join(where.address)
-    try:
-        count = where.replicas or 1
-        each = session.threads(count, where.threads)
-        session.require_memory(count, session.weights(*lines.names), 0)
-        workers = cluster.Workers(count, each, *lines.names, lines.loading.arguments, lines.engine)
-        asks = [
-            cluster.PromptTask(
-                partial(lines.template.prompt, lines.tasks[name[0]].line),
-                lines.params(name),
-                lines.key(name),
-                lines.speculation["gamma"],
-            )
-            for name in names
-        ]
-        for place, text in cluster.texts(asks, workers):
-            yield names[place], text
-    finally:
-        session.leave()

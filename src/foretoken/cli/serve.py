@@ -72,7 +72,7 @@ def serve(
         given["chat_template"] = read_text(server.chat_template, "a Jinja template")
     with option.needing("serve"):
         from foretoken.server.run import run
-    from foretoken.server.logs import Logs
+    from foretoken.server.options import Logs
     from foretoken.server.process.worker import Setup
 
     given["max_texts"] = min(given["max_texts"], keywords["max_rows"] + keywords["max_waiting"])

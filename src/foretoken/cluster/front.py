@@ -13,7 +13,6 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener
 from secrets import token_bytes
@@ -135,21 +134,15 @@ LATE = 15.0  # seconds beyond the patience, until Serve ends what does not end i
 LOOK = 0.5  # seconds between two looks at a server
 
 
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """The number of engines, and the threads of each."""
-
-    count: int
-    threads: int
-
-
-def application(setup: Setup, options: ServerOptions, replicas: Replicas) -> serve.Application:
+def application(
+    setup: Setup, options: ServerOptions, replicas: int, threads: int
+) -> serve.Application:
     """Return the application that Ray Serve runs: one process takes the requests, its replicas
-    write the texts."""
+    write the texts, each on so many threads."""
 
     def app() -> FastAPI:
         setup.logs.begin()
-        fleet = EngineFleet(setup, partial(placed, threads=replicas.threads), replicas.count)
+        fleet = EngineFleet(setup, partial(placed, threads=threads), replicas)
         server = make(fleet, options)
         server.state.fleet = fleet
         return server
@@ -166,12 +159,6 @@ def application(setup: Setup, options: ServerOptions, replicas: Replicas) -> ser
         def problem(self) -> str:
             """Why there will be no server; "" where there may be."""
             return self._fleet.problem
-
-        async def scale(self, count: int) -> None:
-            """So many replicas from now on; those that are too many end with their texts."""
-            if count < 1:
-                raise InputError(f"count is {count}; give a whole number from 1")
-            self._fleet.scale(count, options.drain)
 
         async def drain(self) -> None:
             """No new requests; until those that run have ended."""
@@ -204,7 +191,7 @@ def run(
         each = session.threads(replicas, threads)
         kv = setup.engine.get("kv_memory") or 0
         session.require_memory(replicas, session.weights(setup.target, setup.draft), kv)
-        app = application(setup, options, Replicas(replicas, each))
+        app = application(setup, options, replicas, each)
         with served(app, options.host, port) as front:
             log.info(
                 "http://%s:%s loads %s on %s replicas",

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from foretoken.inputs import transcript as read_text
 from foretoken.records import Begun, StepRecord
 from foretoken.request import Piece, Row
-from foretoken.text.decoding import continued
-from foretoken.text.transcript import Transcript
+from foretoken.text.decoding import Transcript, continued
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

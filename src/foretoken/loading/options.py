@@ -6,13 +6,13 @@ declarations. Imports no torch, so that a mistake on the command line is reporte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from foretoken.errors import InputError, RefusedError, about
+from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.checks import Choice, as_flag
-from foretoken.sampling.options import declared, option
+from foretoken.sampling.options import check, declared, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -111,12 +111,7 @@ class LoadOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, declaration in OPTIONS.items():
-            value = getattr(self, name)
-            if value is None and name in OPTIONAL:
-                continue
-            with about(name):
-                declaration.check(name, value)
+        check(self)
         if self.exact_shapes:
             self._require_torch()
 
@@ -157,4 +152,3 @@ class LoadKeywords(TypedDict, total=False):
 
 
 OPTIONS = declared(LoadOptions)
-OPTIONAL = {field.name for field in fields(LoadOptions) if field.default is None}

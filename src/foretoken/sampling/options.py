@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+from foretoken.errors import about
 from foretoken.sampling.checks import Check
 
 T = TypeVar("T")
@@ -90,6 +91,17 @@ def declared(kind: Any) -> dict[str, DeclaredOption]:
     """The options that a dataclass declares, by field, in their order."""
     members: tuple[Field[Any], ...] = fields(kind)
     return {each.name: each.metadata[DeclaredOption] for each in members}
+
+
+def check(options: Any) -> None:
+    """Check the fields of a dataclass of options, each by its declaration; None passes where it is
+    the default. Fields become what their checks return. Raises InputError, about the option."""
+    for member in fields(options):
+        value = getattr(options, member.name)
+        if value is not None or member.default is not None:
+            with about(member.name):
+                checked = member.metadata[DeclaredOption].check(member.name, value)
+            object.__setattr__(options, member.name, checked)
 
 
 def with_args(docstring: str, options: Mapping[str, DeclaredOption]) -> str:

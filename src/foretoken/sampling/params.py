@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypedDict, cast
 
-from foretoken.errors import InputError, RefusedError, about, shown
+from foretoken.errors import InputError, RefusedError, shown
 from foretoken.sampling.checks import (
     Biases,
     Check,
@@ -33,7 +33,7 @@ from foretoken.sampling.checks import (
     as_strings,
     as_structured,
 )
-from foretoken.sampling.options import ApiField, declared, option, with_args
+from foretoken.sampling.options import ApiField, check, declared, option, with_args
 
 GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
 MAX_NEW_TOKENS = 64
@@ -298,7 +298,6 @@ class SamplingParams:
         REPORTED,
         "As logprobs, for the prompt's tokens.",
         "Reported",
-        api=ApiField("prompt_logprobs", {"le": 20}),
         one_text=False,
     )
     processors: tuple[Any, ...] = option(
@@ -331,12 +330,7 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        for name, declaration in OPTIONS.items():
-            value = getattr(self, name)
-            if value is None and name in OPTIONAL:
-                continue
-            with about(name):
-                object.__setattr__(self, name, declaration.check(name, value))
+        check(self)
         _agree(self)
 
     def __repr__(self) -> str:
@@ -489,7 +483,6 @@ def _agree(params: SamplingParams) -> None:
 OPTIONS = declared(SamplingParams)
 SamplingParams.__doc__ = with_args(SamplingParams.__doc__ or "", OPTIONS)
 FIELDS = tuple(OPTIONS)
-OPTIONAL = {field.name for field in fields(SamplingParams) if field.default is None}
 WRITABLE = tuple(name for name, each in OPTIONS.items() if each.panel)  # as text: not code
 ELSEWHERE = {alias: name for name, each in OPTIONS.items() for alias in each.aliases}
 # How a value of each kind names ids

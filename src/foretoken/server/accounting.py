@@ -1,5 +1,5 @@
 """Accounts of every request: metrics for Prometheus, under our own names and vLLM's, and a line in
-the log. Neither holds a prompt or a text."""
+the log. Neither holds a prompt or a text. What is too large is not read to its end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 from uuid import uuid4
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.server.api import answers
-from foretoken.server.limits import header
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation
 
@@ -51,15 +52,27 @@ class Accounting:
     became of a stream whose first line has said 200.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, known: Callable[[str], bool]) -> None:
-        self.app, self.metrics, self.known = app, metrics, known
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, known: Callable[[str], bool], max_body: int
+    ) -> None:
+        self.app, self.metrics, self.known, self.max_body = app, metrics, known, max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, state = perf_counter(), scope["state"]
-        id = state["id"] = header(scope, b"x-request-id")[:128] or uuid4().hex
+        start, state, size = perf_counter(), scope["state"], 0
+        id = state["id"] = Headers(scope=scope).get("x-request-id", "")[:128] or uuid4().hex
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.max_body:
+                raise HTTPException(
+                    413, f"the body is larger than {self.max_body} bytes; send less"
+                )
+            return message
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -68,7 +81,7 @@ class Accounting:
             await send(message)
 
         try:
-            await self.app(scope, receive, named)
+            await self.app(scope, bounded, named)
         finally:
             self._account(scope, perf_counter() - start)
 

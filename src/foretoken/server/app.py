@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
+import hmac
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -11,36 +12,40 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from foretoken.server.accounting import Accounting, Metrics
 from foretoken.server.api import answers
 from foretoken.server.api.answers import Answer
 from foretoken.server.api.chat import Chat, ChatAnswer
-from foretoken.server.api.completions import Echo, Text, TextAnswer
-from foretoken.server.api.conversation import turns
-from foretoken.server.api.errors import ApiError, BadRequestError, api_error
+from foretoken.server.api.completions import Text, TextAnswer
+from foretoken.server.api.errors import (
+    DOCUMENTED,
+    ApiError,
+    BadRequestError,
+    api_error,
+    invalid,
+)
 from foretoken.server.api.responses import ResponseAnswer, Responses
-from foretoken.server.api.wire import ApiRequest, Detokenize, T, Tokenize, read
-from foretoken.server.document import STATES, errors, post
-from foretoken.server.limits import Gate, require
+from foretoken.server.api.wire import ApiRequest
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation, several
-from foretoken.server.process.messages import TokenLogprob
 
 VERSION = version("foretoken")
 PAGE = Path(__file__).parent / "page"
+STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
+Sent = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 log = logging.getLogger(__name__)
 
 
@@ -62,10 +67,11 @@ def make(engine: Engines, options: ServerOptions) -> FastAPI:
     )
     routes = Routes(engine, options)
     routes.route(app)
-    paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
-    app.add_middleware(Gate, options=options)
-    app.add_middleware(Accounting, metrics=routes.metrics, known=paths.__contains__)
-    if options.allowed_origin:  # around the gate: what browsers ask beforehand comes without a key
+    paths = app.openapi()["paths"]
+    app.add_middleware(
+        Accounting, metrics=routes.metrics, known=paths.__contains__, max_body=options.max_body
+    )
+    if options.allowed_origin:  # what browsers ask beforehand comes without a key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.allowed_origin,
@@ -73,6 +79,16 @@ def make(engine: Engines, options: ServerOptions) -> FastAPI:
             allow_methods=["GET", "POST"],
         )
     return app
+
+
+def salt(keys: tuple[str, ...], key: str) -> str | None:
+    """Return the cache salt of a client's key, so that clients never share cached prefixes; None
+    for an invalid key. Without any keys, everybody is served."""
+    if not keys:
+        return ""
+    token = key.encode("latin-1")  # as headers are read
+    same = [hmac.compare_digest(token, each.encode()) for each in keys]  # all, always
+    return hashlib.sha256(token).hexdigest() if any(same) else None
 
 
 class Routes:
@@ -85,66 +101,48 @@ class Routes:
 
     def route(self, app: FastAPI) -> None:
         """Every path, and what becomes of errors."""
-        app.post("/v1/chat/completions", **post(Chat, streams=True))(self.chat)
-        app.post("/v1/completions", **post(Text, streams=True))(self.completions)
-        app.post("/v1/responses", **post(Responses, streams=True))(self.responses)
-        app.post("/tokenize", **post(Tokenize))(self.tokenize)
-        app.post("/detokenize", **post(Detokenize))(self.detokenize)
-        app.get("/v1/models", responses=errors(401))(self.models)
-        app.get("/v1/models/{name:path}", responses=errors(401, 404))(self.model)
-        app.get("/v1/speculation", responses=errors(401, 500, 503))(self.speculation)
-        app.get("/health", responses=STATES)(self.health)
-        app.get("/ready", responses=STATES)(self.ready)
+        api = APIRouter(prefix="/v1", dependencies=[Depends(self.admit)], responses=DOCUMENTED)
+        api.post("/chat/completions", responses=STREAM)(self.chat)
+        api.post("/completions", responses=STREAM)(self.completions)
+        api.post("/responses", responses=STREAM)(self.responses)
+        api.get("/models")(self.models)
+        api.get("/models/{name:path}")(self.model)
+        api.get("/speculation")(self.speculation)
+        app.include_router(api)
+        app.get("/health", responses={503: {"description": "There is no engine now."}})(self.health)
+        app.get("/ready", responses={503: {"description": "There is no engine now."}})(self.ready)
         app.get("/version")(self.version)
         app.get("/metrics", response_class=PlainTextResponse)(self.numbers)
         app.get("/", include_in_schema=False)(self.page)
         app.mount("/page", StaticFiles(directory=PAGE), "page")
-        app.add_exception_handler(ApiError, _told)
-        app.add_exception_handler(RefusedRequest, _told)
-        app.add_exception_handler(UnavailableError, _told)
-        app.add_exception_handler(HTTPException, _missing)
-        app.add_exception_handler(ClientDisconnect, _gone_already)
+        for kind in (
+            ApiError,
+            RefusedRequest,
+            UnavailableError,
+            RequestValidationError,
+            HTTPException,
+        ):
+            app.add_exception_handler(kind, _told)
         app.add_exception_handler(Exception, _broken)
 
-    async def chat(self, request: Request) -> Response:
-        asked = await self._read(request, Chat)
+    async def admit(self, request: Request, sent: Sent) -> None:
+        """Refuse a client without a key that the server asks for."""
+        own_salt = salt(self.options.api_key, "" if sent is None else sent.credentials)
+        if own_salt is None:
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        request.state.salt = own_salt
+
+    async def chat(self, request: Request, asked: Chat) -> Response:
         generation = self._generation(request, asked)
         return await self._answer(request, ChatAnswer(asked, self.options.name, generation))
 
-    async def responses(self, request: Request) -> Response:
-        asked = await self._read(request, Responses)
+    async def responses(self, request: Request, asked: Responses) -> Response:
         generation = self._generation(request, asked)
         return await self._answer(request, ResponseAnswer(asked, self.options.name, generation))
 
-    async def completions(self, request: Request) -> Response:
-        asked = await self._read(request, Text)
+    async def completions(self, request: Request, asked: Text) -> Response:
         generation = self._generation(request, asked)
-        echoes = [await self._echo(asked, prompt) for prompt in asked.prompts]
-        answer = TextAnswer(asked, self.options.name, generation, echoes)
-        return await self._answer(request, answer)
-
-    async def tokenize(self, request: Request) -> dict[str, Any]:
-        body = await self._read(request, Tokenize)
-        if (body.prompt is None) == (body.messages is None):
-            raise BadRequestError("give prompt or messages, one of them", "prompt")
-        prompt, template = body.prompt, None
-        if body.messages is not None:
-            prompt, template = turns(body.messages, "messages"), self._template("messages")
-        answer = await self.engine.ask(
-            "tokenize",
-            prompt=prompt,
-            chat_template=template,
-            chat_template_kwargs=body.chat_template_kwargs,
-            texts=body.return_token_strs,
-        )
-        return answer | {
-            "count": len(answer["tokens"]),
-            "max_model_len": self._context,
-        }
-
-    async def detokenize(self, request: Request) -> dict[str, Any]:
-        body = await self._read(request, Detokenize)
-        return {"prompt": await self.engine.ask("detokenize", tokens=body.tokens)}
+        return await self._answer(request, TextAnswer(asked, self.options.name, generation))
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._model()]}
@@ -154,30 +152,30 @@ class Routes:
         return self._model()
 
     async def speculation(self) -> dict[str, Any]:
-        answer = await self.engine.ask("speculation")
-        info = self.engine.info
-        assert info is not None  # it has answered
+        engine = self.engine
+        info, rates = engine.info, engine.statistics.rates()
+        if info is None:
+            raise UnavailableError(f"there is no engine yet ({engine.state})", 2)
         names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
-        facts = {name: getattr(info, name) for name in (*names, "chat", "text")}
-        facts |= {"temperature": info.suggested["temperature"], "max_rows": info.max_rows}
-        if self.options.chat_template is not None:
-            facts["chat"] = True
-        answer["gamma"] = "automatic" if self.options.gamma is None else self.options.gamma
-        return (
-            facts
-            | answer
-            | {"active": facts["draft"] is not None and answer["active"] is not False}
-        )
+        return {
+            **{name: getattr(info, name) for name in (*names, "text", "max_rows", "c", "v")},
+            "chat": info.chat or self.options.chat_template is not None,
+            "temperature": info.suggested["temperature"],
+            **rates,
+            "predicted_speedup": engine.statistics.predicted(info.c, info.v),
+            "gamma": "automatic" if self.options.gamma is None else self.options.gamma,
+            "active": info.draft is not None and rates["active"] is not False,
+            "running": engine.running,
+            "waiting": engine.waiting,
+        }
 
     async def health(self) -> Response:
         """Answer 200 where there is an engine, or the first one loads; 503 while one that died is
         started again."""
-        good = self.engine.state in ("ready", "loading", "draining")
-        health = {
-            "status": self.engine.state,
-            "engine": None if self.engine.info is None else self.engine.info.pid,
-        }
-        health |= {"engines": self.engine.states}
+        engine = self.engine
+        good = engine.state in ("ready", "loading", "draining")
+        process = None if engine.info is None else engine.info.pid
+        health = {"status": engine.state, "engine": process, "engines": engine.states}
         return JSONResponse(health, 200 if good else 503)
 
     async def ready(self) -> Response:
@@ -195,39 +193,11 @@ class Routes:
     async def page(self) -> Response:
         return FileResponse(PAGE / "index.html")
 
-    async def _read(self, request: Request, kind: type[T]) -> T:
-        raw = await request.body()
-        try:
-            document = json.loads(raw, parse_constant=_refuse)
-            if b"\\u" in raw:  # halves of characters are no text
-                json.dumps(document, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            reason = str(error).encode(errors="replace").decode()
-            raise BadRequestError(f"the body is no JSON: {reason}"[:200]) from None
-        body = request.state.asked = read(kind, document)
-        model = getattr(body, "model", None)
-        if model is not None:
-            self._require_model(model)
-        return body
-
-    @property
-    def _suggested(self) -> dict[str, Any]:
-        """The generation config's values for what a request leaves out."""
-        return {} if self.engine.info is None else self.engine.info.suggested
-
-    @property
-    def _context(self) -> int | None:
-        return None if self.engine.info is None else self.engine.info.context
-
     def _require_model(self, name: str) -> None:
         served = self.options.name
         if name != served:
-            raise ApiError(
-                404,
-                f"the model {name[:80]!r} is not served here; {served!r} is",
-                "model",
-                "model_not_found",
-            )
+            message = f"the model {name[:80]!r} is not served here; {served!r} is"
+            raise ApiError(404, message, "model", "model_not_found")
 
     def _model(self) -> dict[str, Any]:
         return {
@@ -235,51 +205,40 @@ class Routes:
             "object": "model",
             "created": self.began,
             "owned_by": "foretoken",
-            "max_model_len": self._context,
+            "max_model_len": None if self.engine.info is None else self.engine.info.context,
         }
 
-    async def _echo(self, asked: Text, prompt: str | list[int]) -> Echo:
-        """Return what is told again of a prompt."""
-        if not asked.echo:
-            return Echo()
-        ask, first = self.engine.ask, list[TokenLogprob]()
-        text = prompt if isinstance(prompt, str) else await ask("detokenize", tokens=prompt)
-        if asked.logprobs is not None:
-            answer = await ask("tokenize", prompt=prompt, texts=True)
-            first = [
-                TokenLogprob(word, word.encode(), 0.0, [], 0, 0)
-                for word in answer["token_strs"][:1]
-            ]
-        return Echo(text, tuple(first))
-
-    def _template(self, field: str) -> str | None:
-        """Return the server's own chat template; None for the model's. BadRequestError where there
-        is neither."""
-        template, info = self.options.chat_template, self.engine.info
-        if template is None and info is not None and not info.chat:
+    def _generation(self, request: Request, asked: ApiRequest) -> Generation:
+        """Return the texts that are asked for, within the server's limits."""
+        if asked.model is not None:
+            self._require_model(asked.model)
+        prompts, n, options, info = asked.prompts, asked.candidates, self.options, self.engine.info
+        field = asked.param("prompt")
+        if asked.templated and options.chat_template is None and info and not info.chat:
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
                 "send a text to /v1/completions",
                 field,
             )
-        return template
-
-    def _generation(self, request: Request, asked: ApiRequest) -> Generation:
-        """Return the texts that are asked for, within the server's limits."""
-        prompts, n, options = asked.prompts, asked.candidates, self.options
-        first = asked.to_engine(prompts[0], self._suggested)
-        template = None if asked.template_field is None else self._template(asked.template_field)
-        name = asked.param("max_new_tokens") or "max_tokens"
-        require(options, len(prompts) * n, asked.max_new_tokens, name)
+        if len(prompts) * n > options.max_texts:
+            raise BadRequestError(
+                f"the request asks for {len(prompts) * n} texts, at most {options.max_texts} go",
+                "n",
+            )
+        if options.max_tokens is not None and (asked.max_new_tokens or 0) > options.max_tokens:
+            name = asked.param("max_new_tokens")
+            message = f"{name} is {asked.max_new_tokens}, this server writes at most "
+            raise BadRequestError(f"{message}{options.max_tokens}", name)
+        first = asked.to_engine(prompts[0], info.suggested if info else {})
         first = replace(
             first,
-            chat_template=template,
+            chat_template=options.chat_template if asked.templated else None,
             most_tokens=options.max_tokens,
             gamma=options.gamma if first.gamma is None else first.gamma,
             cache_salt=f"{request.state.salt}{first.cache_salt}",
         )
         generation = Generation(self.engine, several(first, prompts, n), n)
-        request.state.generation = generation
+        request.state.asked, request.state.generation = asked, generation
         return generation
 
     async def _answer(self, request: Request, answer: Answer[Any]) -> Response:
@@ -338,32 +297,21 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is no number")
-
-
 async def _told(request: Request, error: Exception) -> Response:
-    if isinstance(error, ApiError):
-        refusal = error
-    else:
-        refusal = api_error(error, getattr(request.state, "asked", None))
-    return JSONResponse(refusal.body, refusal.status, refusal.headers)
-
-
-async def _missing(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path = request.url.path[:200]
-    message = (
-        f"{path} does not take {request.method}"
-        if error.status_code == 405
-        else f"there is no {path}"
-    )
-    headers = dict(error.headers or {})
-    return JSONResponse(ApiError(error.status_code, message).body, error.status_code, headers)
-
-
-async def _gone_already(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # which nobody reads
+    """Answer a request that is not honoured."""
+    path, headers = request.url.path[:200], {}
+    match error:
+        case ApiError():
+            refusal = error
+        case RequestValidationError():
+            refusal = invalid(error.errors())
+        case HTTPException(status_code=status, detail=detail):
+            paths = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
+            refusal = ApiError(status, paths.get(status, detail))
+            headers = dict(error.headers or {})
+        case _:
+            refusal = api_error(error, getattr(request.state, "asked", None))
+    return JSONResponse(refusal.body, refusal.status, headers | refusal.headers)
 
 
 async def _broken(request: Request, error: Exception) -> Response:

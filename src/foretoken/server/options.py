@@ -1,17 +1,21 @@
 """Options of a server beside its engine, each declared once: its checks, the command line and the
-table in docs/serving.md follow.
+table in docs/serving.md follow; and what those of the log come to.
 
 Imports neither torch nor FastAPI.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import json
+import logging
+import sys
+from dataclasses import dataclass
+from time import time
 from typing import Any
 
-from foretoken.errors import InputError, about, shown
+from foretoken.errors import InputError, shown
 from foretoken.sampling.checks import Choice, Count, Number, as_strings
-from foretoken.sampling.options import declared, option
+from foretoken.sampling.options import check, declared, option
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -79,11 +83,7 @@ class ServerOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, declaration in OPTIONS.items():
-            value = getattr(self, name)
-            if value is not None or name not in OPTIONAL:
-                with about(name):
-                    object.__setattr__(self, name, declaration.check(name, value))
+        check(self)
 
     @property
     def name(self) -> str:
@@ -92,4 +92,32 @@ class ServerOptions:
 
 
 OPTIONS = declared(ServerOptions)
-OPTIONAL = {field.name for field in fields(ServerOptions) if field.default is None}
+
+
+LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Options of the log of both processes, on standard error: lines for people, or of JSON."""
+
+    kind: str = "text"  # or "json"
+    level: str = "info"
+
+    def begin(self) -> None:
+        """From now on, in this process."""
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(Json() if self.kind == "json" else logging.Formatter(LINE))
+        logging.basicConfig(level=self.level.upper(), handlers=[handler], force=True)
+
+
+class Json(logging.Formatter):
+    """Every record as a line of JSON; `told`, where a record has it, in place of its message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": time(), "level": record.levelname, "logger": record.name}
+        fields = getattr(record, "told", None)
+        line |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

@@ -5,12 +5,11 @@ Imports no torch, so that a mistake on the command line is reported without dela
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from foretoken.errors import about
 from foretoken.sampling.checks import Count, as_flag
-from foretoken.sampling.options import declared, option
+from foretoken.sampling.options import check, declared, option
 
 if TYPE_CHECKING:
     from foretoken.sampling.verify import Rule
@@ -52,11 +51,7 @@ class EngineOptions:
     lenience: float = option(1.0, as_given, "The lenience of requests that name none.", None)
 
     def __post_init__(self) -> None:
-        for name, declaration in OPTIONS.items():
-            value = getattr(self, name)
-            if value is not None or name not in OPTIONAL:
-                with about(name):
-                    object.__setattr__(self, name, declaration.check(name, value))
+        check(self)
         if self.rule != "block" or self.lenience != 1:
             from foretoken.options import require  # late: NumPy, which `--help` does without
 
@@ -81,4 +76,3 @@ class AllEngineKeywords(EngineKeywords, total=False):
 
 
 OPTIONS = declared(EngineOptions)
-OPTIONAL = {field.name for field in fields(EngineOptions) if field.default is None}

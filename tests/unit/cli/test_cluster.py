@@ -10,8 +10,6 @@ from console import Run, mistake
 from foretoken.cli.option import Cluster, needing
 from foretoken.errors import InputError
 
-FILE = ("--prompt-file", "no-such-file", "--output", "out.jsonl")
-
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -19,8 +17,6 @@ FILE = ("--prompt-file", "no-such-file", "--output", "out.jsonl")
         (("serve", "--replicas", "0"), "--replicas': it must be 1 or more"),
         (("serve", "--replicas", "2", "--threads", "0"), "--threads': it must be 1 or more"),
         (("serve", "--threads", "2"), "--threads is for replicas; give --replicas"),
-        (("generate", "hi", "--replicas", "2"), "--ray and --replicas are for files"),
-        (("generate", *FILE, "--replicas", "-1"), "--replicas': it must be 1 or more"),
     ],
 )
 def test_mistakes_are_told_at_once(console: Run, arguments: tuple[str, ...], said: str) -> None:

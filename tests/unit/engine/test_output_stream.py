@@ -7,7 +7,7 @@ from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import SamplingParams
-from foretoken.text.transcript import Transcript
+from foretoken.text.decoding import Transcript
 from tiny import byte_level
 
 

@@ -261,20 +261,11 @@ def test_a_model_in_memory_keeps_its_mode():
 # The generation config
 
 
-@pytest.mark.parametrize(
-    ("entry", "value"),
-    [
-        ("num_beams", 4),
-        ("penalty_alpha", 0.6),
-        ("forced_decoder_ids", [[1, 2]]),
-        ("guidance_scale", 1.5),
-        ("top_h", 0.4),
-    ],
-)
-def test_what_changes_the_distribution_and_is_not_followed_is_refused_by_name(entry, value):
+def test_what_changes_the_distribution_and_is_not_followed_is_refused_by_name():
+    """Which entries those are: tests/unit/test_generation_config.py."""
     target = llama(64)
-    setattr(target.generation_config, entry, value)
-    message = refused(RefusedError, f"sets {entry}=", target)
+    target.generation_config.num_beams = 4
+    message = refused(RefusedError, "sets num_beams=", target)
     assert "generation_config='ignore'" in message
     assert foretoken.load(target, generation_config="ignore").generate([1], max_new_tokens=2)
 

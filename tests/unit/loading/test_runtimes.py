@@ -85,61 +85,6 @@ def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> N
     assert tokens == stock(path, [5, 6, 7], 20)
 
 
-@pytest.mark.parametrize("place", ["weights/model.safetensors", "../beside.safetensors"])
-def test_weights_that_an_index_names_are_looked_at_wherever_they_stand(
-    tmp_path: Path, place: str
-) -> None:
-    def moved(seed: int) -> str:
-        path = saved(tmp_path / "m", seed)
-        file = tmp_path / "m" / place
-        file.parent.mkdir(exist_ok=True)
-        (tmp_path / "m" / "model.safetensors").rename(file)
-        names = [name for name, _ in build("Llama").named_parameters()]
-        index = {"metadata": {}, "weight_map": dict.fromkeys(names, place)}
-        (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
-        return path
-
-    load(moved(1), "none")
-    path = moved(2)
-    assert (tmp_path / "m" / place) in (source(path, None, False).files() or [])
-    tokens = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
-    assert tokens == stock(path, [5, 6, 7], 20)
-
-
-@pytest.mark.parametrize("name", ["sub/w.safetensors", "sub/w.safetensors.index.json"])
-def test_weights_that_the_config_names_are_looked_at(tmp_path: Path, name: str) -> None:
-    def moved(seed: int) -> str:
-        path = saved(tmp_path / "m", seed)
-        (tmp_path / "m" / "sub").mkdir(exist_ok=True)
-        (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "sub" / "w.safetensors")
-        names = [key for key, _ in build("Llama").named_parameters()]
-        index = {"metadata": {}, "weight_map": dict.fromkeys(names, "w.safetensors")}
-        (tmp_path / "m" / "sub" / "w.safetensors.index.json").write_text(json.dumps(index))
-        config = json.loads((tmp_path / "m" / "config.json").read_text())
-        (tmp_path / "m" / "config.json").write_text(
-            json.dumps(config | {"transformers_weights": name})
-        )
-        return path
-
-    for seed in (1, 2):
-        files = source(moved(seed), None, False).files() or []
-        assert tmp_path / "m" / "sub" / "w.safetensors" in files
-    if name.endswith(".safetensors"):
-        path = moved(1)
-        load(path, "none")
-        moved(2)
-        tokens = load(path, "none").generate([5, 6, 7], max_new_tokens=20)[0].tokens
-        assert tokens == stock(path, [5, 6, 7], 20)
-
-
-def test_an_adapter_is_not_converted(tmp_path: Path) -> None:
-    """Its base's weights stand elsewhere, and may change there."""
-    path = saved(tmp_path / "m")
-    (tmp_path / "m" / "adapter_config.json").write_text("{}")
-    with pytest.raises(RefusedError, match="holds an adapter"):
-        source(path, None, trust=False).files()
-
-
 def test_a_conversion_is_named_by_format_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     before = conversion.fingerprint("m", "paged", "float32")
     assert conversion.fingerprint("m", "paged", "float32") == before

@@ -37,6 +37,13 @@ def test_a_models_files(tmp_path):
     files = {file.resolve() for file in source(path, None, False).files() or ()}
     assert {tmp_path / "beside.safetensors", path / "own.py", path / "config.json"} <= files
     assert path / "model.safetensors" in files and path / "notes.txt" not in files
+    config = json.loads((path / "config.json").read_text())
+    for name in ("sub/w.safetensors", "sub/w.safetensors.index.json"):
+        (path / "sub").mkdir(exist_ok=True)
+        (path / name).write_text(json.dumps({"weight_map": {"a": "w.safetensors"}}))
+        (path / "config.json").write_text(json.dumps(config | {"transformers_weights": name}))
+        read = source(path, None, False).files() or ()
+        assert path / name in read and path / "sub" / "w.safetensors" in read
     (path / "model.safetensors.index.json").write_text("[")  # loading reports it
     assert path / "model.safetensors" in (source(path, None, False).files() or ())
     (path / "adapter_config.json").write_text("{}")

@@ -19,7 +19,6 @@ from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.params import (
     ELSEWHERE,
     FIELDS,
-    OPTIONAL,
     BeamControls,
     Controls,
     SamplingParams,
@@ -224,7 +223,6 @@ def test_every_field_is_checked_and_can_be_a_keyword():
     assert {*BeamControls.__annotations__} < FIELD_NAMES
     for name in BeamControls.__annotations__:
         assert BeamControls.__annotations__[name] == Controls.__annotations__[name]
-    assert {name for name in FIELDS if getattr(SamplingParams(), name) is None} == OPTIONAL
 
 
 def test_what_repr_shows():

@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.records import Stats, StepRecord
 from foretoken.server.accounting import Metrics, line
-from foretoken.server.logs import Json
+from foretoken.server.options import Json
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.generation import Generation
 from foretoken.server.process.messages import Done, GenerateRequest, StepOutput

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import RefusedError
-from foretoken.text.decoding import Stream, continued, decode, require_same_words
+from foretoken.text.decoding import Spelling, Stream, continued, decode, require_same_words
 from tiny import TEXT, byte_level, metaspace
 
 
@@ -193,3 +193,26 @@ def test_other_words(swap):
 def test_sizes_where_there_are_no_words():
     with pytest.raises(RefusedError, match="draft has 64 output rows and the target 65"):
         require_same_words("draft", 64, None, 65, byte_level())
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace])
+def test_bytes_concatenate_to_the_text(make) -> None:
+    tokenizer = make()
+    words = Spelling(tokenizer)
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
+    spelled = b"".join(words.word(token)[1] for token in ids)
+    assert spelled.decode().strip() == tokenizer.decode(ids).strip()
+
+
+def test_a_token_within_a_character_is_shown_as_a_replacement() -> None:
+    words = Spelling(byte_level())
+    cut = [token for token in range(320) if words.text(token) == "\ufffd"]
+    assert cut and all(len(words.word(token)[1]) >= 1 for token in cut)
+
+
+def test_ids_stand_for_themselves_without_a_tokenizer() -> None:
+    assert Spelling(None).word(7) == ("<7>", b"")
+
+
+def test_ids_of_padding_have_no_text() -> None:
+    assert Spelling(byte_level()).word(100_000) == ("", b"")

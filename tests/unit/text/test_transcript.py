@@ -10,8 +10,7 @@ from typing import NamedTuple
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.text.decoding import REPLACEMENT, continued
-from foretoken.text.transcript import Transcript
+from foretoken.text.decoding import REPLACEMENT, Transcript, continued
 from tiny import TEXT, byte_level, metaspace
 
 LETTERS = "aab\u00e9\U0001f600 \n"

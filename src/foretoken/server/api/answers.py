@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from time import time
+from typing import Any, ClassVar, Generic, TypeVar
 from uuid import uuid4
 
 from foretoken.records import StepRecord
 from foretoken.server.api.wire import ApiRequest
 from foretoken.server.process.generation import GeneratedText, Generation
-from foretoken.server.process.messages import StepOutput, TokenLogprob
+from foretoken.server.process.messages import Done, StepOutput, TokenLogprob
 
 Asked = TypeVar("Asked", bound=ApiRequest)
 DONE = "data: [DONE]\n\n"
@@ -46,28 +46,6 @@ class Answer(Generic[Asked]):
     def texts(self) -> list[GeneratedText]:
         return self.generation.texts
 
-    @property
-    def tells_usage(self) -> bool:
-        """True where a stream ends with the usage."""
-        options = self.asked.stream_options
-        return options is not None and options.include_usage
-
-    def usage(self) -> dict[str, Any]:
-        return usage(self.generation)
-
-    def usage_so_far(self) -> dict[str, Any]:
-        """Return the usage of a chunk, for those who ask for it with each."""
-        options = self.asked.stream_options
-        continuous = options is not None and options.continuous_usage_stats
-        return {"usage": self.usage()} if continuous else {}
-
-    def steps_of(self, part: StepOutput) -> dict[str, Any]:
-        """Return the steps of a chunk, for those who ask for them."""
-        if not self.asked.speculation.steps:
-            return {}
-        steps = [shown_step(step, part.words or {}) for step in part.steps]
-        return {"speculation": {"steps": steps}}
-
     def speculation(self, *, whole: bool = False) -> dict[str, Any]:
         """Return the rates of speculation, for those who ask for them; `whole`: with all steps."""
         if not self.asked.speculation.steps:
@@ -79,32 +57,76 @@ class Answer(Generic[Asked]):
             ]
         return {"speculation": report}
 
-    def metrics(self) -> dict[str, Any]:
-        """Return vLLM's metrics, for those who ask for them; null for several texts."""
-        detail = self.asked.speculation.metrics
-        if detail is None:
-            return {}
-        if len(self.texts) > 1:
-            return {"metrics": None}
-        steps = [step for step in self.texts[0].steps if step.drafted]
-        accepted, drafted = [s.accepted for s in steps], [s.drafted for s in steps]
-        widest = max(drafted, default=0)
-        counts: dict[str, Any] = {
-            "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
-            "draft_acceptance_rate": sum(accepted) / sum(drafted) if steps else None,
-            "acceptance_histogram": _histogram(accepted, widest),
-            "acceptance_histogram_by_draft_length": {
-                str(n): _histogram([k for k, d in zip(accepted, drafted, strict=True) if d == n], n)
-                for n in sorted(set(drafted))
-            },
-            "num_spec_steps": len(steps),
-            "num_accepted_draft_tokens": sum(accepted),
-            "num_draft_tokens": sum(drafted),
-            "num_spec_tokens": widest,
-        }
-        if detail == "detailed":
-            counts |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
-        return {"metrics": {"speculative_decoding": counts}}
+
+class ChoicesAnswer(Answer[Asked]):
+    """Answer of one choice or several: of a chat, or of continuations."""
+
+    prefix: ClassVar[str]  # of its id
+    kinds: ClassVar[tuple[str, str]]  # what it is called, and what a chunk of it
+
+    def choice(self, text: GeneratedText) -> dict[str, Any]:
+        """Return the fields of a whole text."""
+        raise NotImplementedError
+
+    def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
+        """Return the fields of what is said before the first step of a text."""
+        raise NotImplementedError
+
+    def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
+        """Return the fields of what a step adds to text i."""
+        raise NotImplementedError
+
+    @property
+    def kept(self) -> list[GeneratedText]:
+        """The texts that are told."""
+        return self.texts
+
+    def body(self) -> dict[str, Any]:
+        choices = [
+            self._choice(i, self.choice(text), text.tokens, text.done)
+            for i, text in enumerate(self.kept)
+        ]
+        answer = self._head(self.kinds[0]) | {"choices": choices, "usage": usage(self.generation)}
+        return answer | self.speculation(whole=True)
+
+    async def events(self) -> AsyncGenerator[str]:
+        head = self._head(self.kinds[1])
+        for i, text in enumerate(self.texts):
+            if (beginning := self.beginning(text)) is not None:
+                yield event(head | {"choices": [self._choice(i, beginning)]})
+        async for i, part in self.generation.parts():
+            if part.text or part.tokens or part.done is not None:
+                chunk: dict[str, Any] = {
+                    "choices": [self._choice(i, self.delta(i, part), part.tokens, part.done)]
+                }
+                if part.words is not None:  # for those who ask for the steps
+                    steps = [shown_step(step, part.words) for step in part.steps]
+                    chunk["speculation"] = {"steps": steps}
+                yield event(head | chunk)
+        options = self.asked.stream_options
+        if options is not None and options.include_usage:
+            last: dict[str, Any] = {"choices": [], "usage": usage(self.generation)}
+            yield event(head | last | self.speculation())
+        yield DONE
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        id, now = fresh(self.prefix), int(time())
+        return {"id": id, "object": kind, "created": now, "model": self.model}
+
+    def _choice(
+        self,
+        i: int,
+        content: dict[str, Any],
+        tokens: list[int] | None = None,
+        done: Done | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": i, "logprobs": None, **content}
+        choice["finish_reason"] = None if done is None else done.reason
+        if done is not None:
+            choice["stop_reason"] = done.stop
+        if self.asked.return_token_ids and tokens is not None:
+            choice["token_ids"] = tokens
+        return choice
 
 
 def usage(generation: Generation) -> dict[str, Any]:
@@ -140,7 +162,10 @@ def rates(texts: Sequence[GeneratedText]) -> dict[str, Any]:
         "drafted": sum(each.drafted for each in stats),
         "accepted": sum(each.accepted for each in stats),
         "tokens_per_call": written / calls if calls else None,
-        "acceptance_by_position": _by_position(steps),
+        "acceptance_by_position": [
+            sum(step.accepted > i for step in steps) / sum(step.drafted > i for step in steps)
+            for i in range(max((step.drafted for step in steps), default=0))
+        ],
         "seconds": max((each.seconds for each in stats), default=0.0),
         "target_runtime": stats[0].runtime if stats else None,
         "draft_runtime": stats[0].draft_runtime if stats else None,
@@ -174,44 +199,8 @@ def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-def _histogram(values: list[int], widest: int) -> list[int]:
-    """Count each number from 0 to `widest`."""
-    counts = Counter(values)
-    return [counts[n] for n in range(widest + 1)]
-
-
-def _by_position(steps: list[StepRecord]) -> list[float]:
-    """The share of draft tokens that was accepted, at each place."""
-    proposed: list[int] = []
-    accepted_at: list[int] = []
-    for step in steps:
-        accepted, drafted = step.accepted, step.drafted
-        for counts, n in ((proposed, drafted), (accepted_at, accepted)):
-            counts.extend([0] * (drafted - len(counts)))
-            for i in range(n):
-                counts[i] += 1
-    return [k / m for k, m in zip(accepted_at, proposed, strict=False)]
-
-
 def known(each: TokenLogprob) -> dict[str, Any]:
     """A token's logprob, as chat completions and responses tell it."""
-    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in each.top]
+    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p in each.top]
     entry = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
     return entry | {"top_logprobs": top}
-
-
-def read(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """Logprobs of a prompt in vLLM's form: at every place the token's own and the likeliest ones',
-    by their ids; null for the first token, of which nothing is known."""
-    entries: list[dict[str, Any] | None] = [None]
-    for each in prompt:
-        entry = {str(each.id): _ranked(each.logprob, each.rank, each.text)}
-        top = enumerate(each.top, 1)
-        entries.append(
-            entry | {str(id): _ranked(value, i, text) for i, (text, _, value, id) in top}
-        )
-    return entries
-
-
-def _ranked(logprob: float, rank: int, text: str) -> dict[str, Any]:
-    return {"logprob": logprob, "rank": rank, "decoded_token": text}

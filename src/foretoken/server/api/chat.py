@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from time import time
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from foretoken.server.api import answers
-from foretoken.server.api.conversation import functions, turns
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import (
     MOST_LOGPROBS,
+    ApiRequest,
+    Content,
     Flag,
     Predicting,
-    Sets,
+    Tool,
     Whole,
     Wire,
     small,
 )
 from foretoken.server.process.generation import GeneratedText
-from foretoken.server.process.messages import StepOutput
+from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
 class JsonSchema(Wire):
@@ -36,27 +35,41 @@ class ResponseFormat(Wire):
     json_schema: JsonSchema | None = None
 
 
+class Message(BaseModel, extra="allow"):
+    """A message; the chat template says which roles and other fields there are."""
+
+    role: str
+    content: Content | None = None
+
+
 class Chat(Predicting):
     """Request to complete a chat."""
 
-    messages: Annotated[list[dict[str, Any]], Sets("prompt")] = Field(min_length=1)
-    max_completion_tokens: Annotated[Whole | None, Sets("max_new_tokens")] = Field(None, ge=1)
-    max_tokens: Annotated[Whole | None, Sets("max_new_tokens")] = Field(None, ge=1)
-    top_logprobs: Annotated[Whole | None, Sets("logprobs")] = Field(None, ge=0, le=MOST_LOGPROBS)
-    logprobs: Annotated[Flag | None, Sets("logprobs")] = None
-    response_format: Annotated[ResponseFormat | None, Sets("structured")] = None
-    tools: Annotated[list[dict[str, Any]] | None, Sets("chat_template_kwargs")] = None
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: Whole | None = Field(None, ge=1)
+    max_tokens: Whole | None = Field(None, ge=1)
+    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    logprobs: Flag | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: Flag | None = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, Sets("chat_template_kwargs")] = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
 
-    template_field: ClassVar[str | None] = "messages"
+    templated: ClassVar[bool] = True
+    sets: ClassVar[dict[str, tuple[str, ...]]] = {
+        **ApiRequest.sets,
+        "prompt": ("messages",),
+        "max_new_tokens": ("max_completion_tokens", "max_tokens"),
+        "structured": ("response_format", "structured_outputs"),
+        "chat_template_kwargs": ("tools", "chat_template_kwargs"),
+    }
 
     @property
     def prompts(self) -> list[list[dict[str, Any]]]:
-        return [turns(self.messages, "messages")]
+        return [[message.model_dump(exclude_unset=True) for message in self.messages]]
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -69,9 +82,8 @@ class Chat(Predicting):
     @property
     def variables(self) -> dict[str, Any] | None:
         variables = dict(self.chat_template_kwargs or {})
-        tools = functions(self.tools or ())
-        if tools and self.tool_choice != "none":
-            variables["tools"] = tools
+        if self.tools and self.tool_choice != "none":
+            variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in self.tools]
         if self.continue_final_message:
             variables["continue_final_message"] = True
         elif not self.add_generation_prompt:
@@ -106,69 +118,23 @@ class Chat(Predicting):
         return {"json_schema": small(response_format.json_schema.json_schema, "response_format")}
 
 
-class ChatAnswer(answers.Answer[Chat]):
+class ChatAnswer(answers.ChoicesAnswer[Chat]):
     """Answer to a chat."""
 
-    def body(self) -> dict[str, Any]:
-        answer = self._head("chat.completion") | {
-            "choices": [self._choice(i, text) for i, text in enumerate(self.texts)],
-            "usage": self.usage(),
-        }
-        return answer | self._extra(whole=True)
+    prefix = "chatcmpl"
+    kinds = ("chat.completion", "chat.completion.chunk")
 
-    async def events(self) -> AsyncGenerator[str]:
-        head = self._head("chat.completion.chunk")
-        for i in range(len(self.texts)):
-            start = _delta(i, {"role": "assistant", "content": ""})
-            yield answers.event(head | {"choices": [start]})
-        async for i, part in self.generation.parts():
-            if part.text or part.tokens:
-                yield answers.event(head | self._chunk(i, part) | self.usage_so_far())
-            if part.done is not None:
-                end = _delta(i, {}, part.done.reason) | {"stop_reason": part.done.stop}
-                yield answers.event(head | {"choices": [end]})
-        if self.tells_usage:
-            last: dict[str, Any] = {"choices": [], "usage": self.usage()}
-            yield answers.event(head | last | self._extra())
-        yield answers.DONE
+    def choice(self, text: GeneratedText) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text.text, "refusal": None}
+        return {"message": message} | self._logprobs(text.logprobs)
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        id = answers.fresh("chatcmpl")
-        return {"id": id, "object": kind, "created": int(time()), "model": self.model}
+    def beginning(self, text: GeneratedText) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": ""}}
 
-    def _choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
-        assert text.done is not None
-        choice: dict[str, Any] = {
-            "index": i,
-            "message": {"role": "assistant", "content": text.text, "refusal": None},
-            "logprobs": _logprobs(text.logprobs) if self.asked.logprobs else None,
-            "finish_reason": text.done.reason,
-            "stop_reason": text.done.stop,
-        }
-        if self.asked.return_token_ids:
-            choice["token_ids"] = text.tokens
-        return choice
+    def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
+        return {"delta": {"content": part.text}} | self._logprobs(part.logprobs or [])
 
-    def _chunk(self, i: int, part: StepOutput) -> dict[str, Any]:
-        choice = _delta(i, {"content": part.text})
-        if self.asked.logprobs:
-            choice["logprobs"] = _logprobs(part.logprobs or [])
-        if self.asked.return_token_ids:
-            choice["token_ids"] = part.tokens
-        return {"choices": [choice]} | self.steps_of(part)
-
-    def _extra(self, *, whole: bool = False) -> dict[str, Any]:
-        """Fields that only those get who ask for them."""
-        extra = self.metrics() | self.speculation(whole=whole)
-        ending = self.texts[0].done
-        if self.asked.prompt_logprobs is not None and ending is not None:
-            extra["prompt_logprobs"] = answers.read(ending.prompt_logprobs or [])
-        return extra
-
-
-def _delta(i: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-    return {"index": i, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-
-def _logprobs(tokens: list[Any]) -> dict[str, Any]:
-    return {"content": [answers.known(each) for each in tokens], "refusal": None}
+    def _logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
+        if not self.asked.logprobs:
+            return {}
+        return {"logprobs": {"content": [answers.known(each) for each in tokens], "refusal": None}}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
+from foretoken.errors import mismatch
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 
 if TYPE_CHECKING:
-    from foretoken.server.api.wire import Wire
+    from foretoken.server.api.wire import ApiRequest
 
 STATUS = {"input": 400, "refused": 400, "length": 400, "busy": 429, "failed": 500, "dead": 503}
 CODES = {
@@ -16,15 +20,34 @@ CODES = {
     "failed": "engine_failed",
     "dead": "engine_stopped",
 }
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "server_error",
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+class ErrorFields(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Body of an answer that is an error."""
+
+    error: ErrorFields
+
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "model": ErrorBody,
+        "description": "The request is not honoured: 400, `param` names the field; 401, the API "
+        "key is missing or wrong; 404, another model or path than those that are served; 413, the "
+        "body is too large; 429, the queue is full, `Retry-After` says when to send it again.",
+    },
+    "5XX": {
+        "model": ErrorBody,
+        "description": "500, a step failed; 503, there is no engine now, `Retry-After` says when "
+        "to send the request again.",
+    },
 }
 
 
@@ -45,7 +68,9 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = TYPES.get(self.status, "server_error")
+        kind = TYPES.get(
+            self.status, "invalid_request_error" if self.status < 499 else "server_error"
+        )
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
@@ -61,7 +86,7 @@ class BadRequestError(ApiError):
         super().__init__(400, message, param)
 
 
-def api_error(error: Exception, asked: Wire | None = None) -> ApiError:
+def api_error(error: Exception, asked: ApiRequest | None = None) -> ApiError:
     """Return what the engine's refusal, or its absence, means to a client; `asked`: its request."""
     if isinstance(error, UnavailableError):
         return ApiError(503, error.message, code="unavailable", after=error.after)
@@ -69,3 +94,24 @@ def api_error(error: Exception, asked: Wire | None = None) -> ApiError:
     after = {"busy": 1, "dead": 5}.get(error.kind)
     param = None if asked is None or error.option is None else asked.param(error.option)
     return ApiError(STATUS[error.kind], error.message, param, CODES.get(error.kind), after)
+
+
+def invalid(problems: Sequence[Any]) -> BadRequestError:
+    """Return the error for what pydantic lists of a body, of which the first is told."""
+    first = problems[0]
+    context = first.get("ctx") or {}
+    if first["type"] == "json_invalid":
+        return BadRequestError(f"the body is no JSON: {context['error']}")
+    place = [*first["loc"][1:], *([context["field"]] if first["type"] == "unknown" else [])]
+    if not place:
+        return BadRequestError("send a JSON object, with Content-Type: application/json")
+    param = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if not _kind(part)
+    ).lstrip(".")
+    message = context["message"] if first["type"] == "unknown" else mismatch(first)
+    return BadRequestError(f"{param}: {message}", param)
+
+
+def _kind(part: int | str) -> bool:
+    """Tell whether a part of a place is pydantic's name for one kind of several."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "int", "bool"))

@@ -10,13 +10,33 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from foretoken.server.api import answers
-from foretoken.server.api.conversation import functions, turns
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import MOST_LOGPROBS, ApiRequest, Flag, Sets, Whole, Wire, small
+from foretoken.server.api.wire import (
+    MOST_LOGPROBS,
+    ApiRequest,
+    Content,
+    Flag,
+    Tool,
+    Whole,
+    Wire,
+    small,
+)
 
-KEYS = ("role", "content", "type", "id", "status")  # of a message; the last two say nothing new
-ROLES = ("system", "developer", "user", "assistant")
 LOGPROBS = "message.output_text.logprobs"
+
+
+class Item(Wire):
+    """A message of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    id: str | None = None
+    status: str | None = None
+
+
+def _items(content: Any) -> Any:
+    return [{"role": "user", "content": content}] if isinstance(content, str) else content
 
 
 class Format(Wire):
@@ -28,55 +48,39 @@ class Format(Wire):
 
 
 class TextOptions(Wire):
-    format: Annotated[Format, Sets("structured")] = Format()  # pyright: ignore[reportCallIssue]
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):  # 0 is as good as False to a Literal
-        raise ValueError("give false, or leave it out")
-    return value
+    format: Format = Format()  # pyright: ignore[reportCallIssue]
 
 
 class Responses(ApiRequest):
     """Request for a response."""
 
-    input: Annotated[str | list[dict[str, Any]], Sets("prompt")]
+    input: Annotated[list[Item], BeforeValidator(_items)] = Field(min_length=1)
     instructions: str | None = None
-    max_output_tokens: Annotated[Whole | None, Sets("max_new_tokens")] = Field(None, ge=1)
+    max_output_tokens: Whole | None = Field(None, ge=1)
     text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
-    top_logprobs: Annotated[Whole | None, Sets("logprobs")] = Field(None, ge=0, le=MOST_LOGPROBS)
-    tools: Annotated[list[dict[str, Any]] | None, Sets("chat_template_kwargs")] = None
+    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: Flag | None = None
     truncation: Literal["disabled"] | None = None
-    background: Annotated[Literal[False], BeforeValidator(_flag)] | None = None
+    background: Flag | None = None
 
-    template_field: ClassVar[str | None] = "input"
+    templated: ClassVar[bool] = True
+    sets: ClassVar[dict[str, tuple[str, ...]]] = {
+        **ApiRequest.sets,
+        "prompt": ("input",),
+        "max_new_tokens": ("max_output_tokens",),
+        "logprobs": ("top_logprobs",),
+        "structured": ("text.format", "structured_outputs"),
+        "chat_template_kwargs": ("tools",),
+    }
 
     @property
     def prompts(self) -> list[list[dict[str, Any]]]:
-        return [self.messages]
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        content = self.input
-        items: list[Any] = (
-            [{"role": "user", "content": content}] if isinstance(content, str) else content
-        )
-        kinds = [item.get("type", "message") for item in items if isinstance(item, dict)]
-        for i, kind in enumerate(kinds):
-            if kind != "message":
-                raise BadRequestError(
-                    f"input[{i}] is {str(kind)[:40]!r}; give messages", f"input[{i}].type"
-                )
-        for i, item in enumerate(items):
-            if unknown := [k for k in item if k not in KEYS] if isinstance(item, dict) else []:
-                message = f"input[{i}] holds {unknown[0][:40]!r}; known are {', '.join(KEYS)}"
-                raise BadRequestError(message, f"input[{i}].{unknown[0][:40]}")
-        plain = [{k: v for k, v in item.items() if k in ("role", "content")} for item in items]
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return [*system, *turns(plain, "input", ROLES)]
+        turns = [item.model_dump(include={"role", "content"}) for item in self.input]
+        return [[*system, *turns]]
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -89,18 +93,20 @@ class Responses(ApiRequest):
 
     @property
     def variables(self) -> dict[str, Any] | None:
-        tools = functions(self.tools or ())
-        return {"tools": tools} if tools and self.tool_choice != "none" else None
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return {"tools": [tool.model_dump(exclude_unset=True) for tool in self.tools]}
 
     def require(self) -> None:
         """Refuse, too, what the other endpoints take and a response has no place for."""
-        if self.n is not None and self.n > 1:
-            raise BadRequestError("n is for chat completions; a response is one text", "n")
-        for name in ("prompt_logprobs", "return_token_ids"):
-            if getattr(self, name):
-                raise BadRequestError(
-                    f"{name} is for completions; a response has no place for it", name
-                )
+        foreign = {
+            "n": (self.n or 1) > 1,
+            "return_token_ids": self.return_token_ids,
+            "background": self.background,
+        }
+        for name, asked in foreign.items():
+            if asked:
+                raise BadRequestError(f"a response has no {name}; leave it out", name)
         if self.structured_outputs and self.text is not None and self.text.format.type != "text":
             raise BadRequestError("text.format and structured_outputs are both given", "text")
         super().require()
@@ -167,7 +173,9 @@ class ResponseAnswer(answers.Answer[Responses]):
             "temperature": asked.temperature,
             "top_p": asked.top_p,
             "tool_choice": asked.tool_choice or "auto",
-            "tools": asked.tools or [],
+            "tools": [
+                {"type": "function", **tool.function.model_dump()} for tool in asked.tools or ()
+            ],
             "text": {"format": {"type": asked.text.format.type if asked.text else "text"}},
             "truncation": "disabled",
             "usage": None,
@@ -180,7 +188,7 @@ class ResponseAnswer(answers.Answer[Responses]):
         status = "incomplete" if cut else "completed"
         told = self.asked.reported is not None
         logprobs = [answers.known(each) for each in text.logprobs] if told else []
-        usage = self.usage()
+        usage = answers.usage(self.generation)
         response = head | {
             "status": status,
             "output": [_item(item, [_part(text.text, logprobs)], status)],
@@ -193,7 +201,7 @@ class ResponseAnswer(answers.Answer[Responses]):
                 "total_tokens": usage["total_tokens"],
             },
         }
-        return response | self.metrics() | self.speculation(whole=True)
+        return response | self.speculation(whole=True)
 
 
 def _item(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:

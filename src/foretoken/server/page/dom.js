@@ -1,4 +1,5 @@
-// Elements in a line. Text is always set as text, so that nothing that a model writes is markup.
+// Elements in a line. Text is always set as text, so that nothing that a model writes is markup. And
+// how the page is shown: the colours of tokens, and on narrow screens the two sides as drawers.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -30,4 +31,43 @@ export function paced(draw, seconds) {
       draw();
     }, seconds * 1000);
   };
+}
+
+const { body } = document;
+
+/** changed: called where another view is chosen. */
+export function followViews(fieldset, changed) {
+  const tell = () => {
+    body.dataset.view = fieldset.querySelector(":checked").value;
+    changed();
+  };
+  fieldset.addEventListener("change", tell);
+  tell();
+}
+
+const openers = [...document.querySelectorAll("button[aria-controls]")];
+
+/** Whether one was open. `giveBack`: the focus, to the button that opened it. */
+export function closeDrawer(giveBack = false) {
+  const opener = openers.find((button) => button.getAttribute("aria-expanded") === "true");
+  if (!opener) return false;
+  delete body.dataset.drawer;
+  opener.setAttribute("aria-expanded", "false");
+  if (giveBack) opener.focus();
+  return true;
+}
+
+export function followDrawers() {
+  for (const opener of openers) {
+    opener.addEventListener("click", () => {
+      const name = opener.getAttribute("aria-controls");
+      const opens = body.dataset.drawer !== name;
+      closeDrawer();
+      if (!opens) return;
+      body.dataset.drawer = name;
+      opener.setAttribute("aria-expanded", "true");
+      document.getElementById(name).focus();
+    });
+  }
+  document.querySelector("main").addEventListener("click", () => closeDrawer());
 }

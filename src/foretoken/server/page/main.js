@@ -1,13 +1,10 @@
 // The page, put together: conversations, the prompt, what the server says, what is drawn when.
 
-import { Conversation } from "./conversation.js";
-import { el, paced } from "./dom.js";
-import { List } from "./list.js";
-import { closeDrawer, followDrawers, followTheme, followViews } from "./look.js";
+import { Conversation, List } from "./conversation.js";
+import { closeDrawer, el, followDrawers, followViews, paced } from "./dom.js";
 import { described, drawPanel } from "./panel.js";
-import { Server, named } from "./server.js";
+import { Server, key, named } from "./server.js";
 import { Settings } from "./settings.js";
-import { key } from "./stream.js";
 
 const EXAMPLES = {
   chat: [
@@ -179,7 +176,6 @@ document.addEventListener("keydown", (event) => {
 });
 $("new").addEventListener("click", begin);
 
-followTheme($("theme"));
 followViews($("views"), drawTurns);
 followDrawers();
 begin();

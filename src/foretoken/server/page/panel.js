@@ -1,8 +1,8 @@
-// The measurements beside the text, and what the server says of itself.
+// The measurements beside the text, and two small charts of them, drawn by hand. Every bar has its
+// number next to it, so that neither colour nor length is needed to read them.
 
-import { acceptance, factors } from "./charts.js";
 import { el } from "./dom.js";
-import { UNKNOWN, count, duration, measures, rate, shown, speedup } from "./numbers.js";
+import { UNKNOWN, count, duration, measures, rate, shown, speedup } from "./run.js";
 
 const WHAT =
   "Predicted: by Theorem 3.8, for one text with as many guesses as the server has made, from the α, c and v below.";
@@ -19,19 +19,10 @@ export function drawPanel($, run, pairs, info) {
   const here = speedup(pairs);
   const rows = [
     ["Predicted", info?.predicted_speedup ?? null, "predicted"],
-    ["Measured by the server", info?.measured_speedup ?? null, "measured"],
     ["Measured on this page", here.factor, "measured"],
   ];
-  const notes = [info?.predicted_speedup ? WHAT : "", measuredOn(info), pageOn(here)].filter(Boolean);
+  const notes = [info?.predicted_speedup ? WHAT : "", pageOn(here)].filter(Boolean);
   $("speedups").replaceChildren(factors(rows), ...notes.map((note) => el("p", { class: "note" }, note)));
-}
-
-/** From how many texts the server's number is. */
-function measuredOn(info) {
-  const texts = info?.measured_texts;
-  if (!texts?.speculative) return "";
-  const guessed = count(texts.speculative, "text");
-  return `The server's: ${guessed} against ${shown(texts.plain)} asked for plainly, with the same settings.`;
 }
 
 function pageOn({ texts }) {
@@ -68,4 +59,60 @@ export function described(facts) {
     const told = el("dd", { class: known ? null : "none" }, known ? `${value}` : UNKNOWN);
     return el("div", {}, el("dt", {}, name), told);
   });
+}
+
+function bar(share, kind) {
+  const fill = el("span", { class: `fill ${kind}` });
+  fill.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
+  return el("span", { class: "bar", "aria-hidden": "true" }, fill);
+}
+
+/** positions: how many guesses were made and kept at each place of a block. */
+function acceptance(positions) {
+  if (!positions.length) return el("p", { class: "none" }, "No guesses yet.");
+  const rows = positions.map(({ made, kept }, i) => {
+    const number = el(
+      "td",
+      {},
+      shown((100 * kept) / made, 0, " %"),
+      el("small", {}, ` of ${shown(made)}`),
+    );
+    return el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, `${i + 1}`),
+      el("td", {}, bar(kept / made, "kept")),
+      number,
+    );
+  });
+  const caption = el(
+    "caption",
+    { class: "hidden" },
+    "Share of the guesses kept, by position in the block",
+  );
+  return el(
+    "table",
+    { class: rows.length > 6 ? "chart dense" : "chart" },
+    caption,
+    el("tbody", {}, ...rows),
+  );
+}
+
+/** speedups: names and factors, null where not measured; plain decoding is 1. */
+function factors(speedups) {
+  const most = Math.max(2, ...speedups.map(([, factor]) => factor ?? 0)) * 1.04;
+  const items = speedups.map(([name, factor, kind]) => {
+    const drawn = bar((factor ?? 0) / most, kind);
+    const one = el("span", { class: "one" });
+    one.style.left = `${100 / most}%`;
+    drawn.append(one);
+    const known = factor !== null;
+    const value = el(
+      "dd",
+      { class: known ? null : "none" },
+      known ? shown(factor, 2, "×") : UNKNOWN,
+    );
+    return el("div", {}, el("dt", {}, name), value, drawn);
+  });
+  return el("dl", { class: "factors" }, ...items);
 }

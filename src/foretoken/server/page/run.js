@@ -1,7 +1,8 @@
-// One text on its way: a request, the steps that come of it, and what they cost. A conversation's
-// turn has one, and a second one without guesses where the two are compared. Knows no page.
+// One text on its way: a request, the steps that come of it, and what they add up to and cost.
+// A conversation's turn has one, and a second one without guesses where the two are compared. Knows
+// no page.
 
-import { chunks } from "./stream.js";
+import { chunks } from "./server.js";
 
 export class Run {
   text = "";
@@ -50,4 +51,79 @@ export class Run {
     if (speculation?.target_calls !== undefined) this.totals = speculation;
     if (this.text || this.steps.length) this.state = "writing";
   }
+}
+
+/** Of a run, so far: tokens, calls, seconds, and how many guesses were kept at each position. */
+export function measures(run) {
+  const { steps, totals } = run;
+  const tokens = sum(steps, (step) => step.tokens.length);
+  const made = [];
+  const kept = [];
+  for (const step of steps) {
+    const accepted = step.tokens.filter((token) => token.source === "accepted").length;
+    for (let i = 0; i < accepted + step.rejected.length; i++) {
+      made[i] = (made[i] ?? 0) + 1;
+      kept[i] = (kept[i] ?? 0) + (i < accepted ? 1 : 0);
+    }
+  }
+  const overlaps = steps.flatMap((step) => step.overlaps ?? []);
+  const seconds = totals?.seconds ?? sum(steps, took);
+  return {
+    tokens,
+    seconds,
+    calls: steps.length,
+    perCall: steps.length ? tokens / steps.length : null,
+    perSecond: seconds ? tokens / seconds : null,
+    drafted: sum(made, (n) => n),
+    accepted: sum(kept, (n) => n),
+    positions: made.map((n, i) => ({ made: n, kept: kept[i] })),
+    alpha: overlaps.length ? sum(overlaps, (x) => x) / overlaps.length : null,
+    mates: Math.max(0, ...steps.map((step) => step.rows ?? 1)) - 1,
+  };
+}
+
+/** How much faster texts were with guesses than the same requests plainly, and how many they are.
+ * What was not decoded both ways says nothing: another text may be another kind of text. */
+export function speedup(pairs) {
+  const done = pairs.filter((pair) => pair.every(({ state, steps }) => state === "done" && steps.length));
+  const all = done.map((pair) => pair.map(measures));
+  const plainly = sum(all, ([guessed, plain]) => (guessed.tokens * plain.seconds) / plain.tokens);
+  const factor = all.length ? plainly / sum(all, ([guessed]) => guessed.seconds) : null;
+  return { factor, texts: all.length };
+}
+
+/** Seconds of a step. */
+export function took(step) {
+  return step.draft_seconds + step.target_seconds + step.verify_seconds;
+}
+
+export function sum(list, value) {
+  return list.reduce((total, item) => total + value(item), 0);
+}
+
+export const UNKNOWN = "not measured yet";
+
+/** `digits` behind the point, then the unit; what was not measured says so. */
+export function shown(value, digits = 0, unit = "") {
+  if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
+  const number = value.toLocaleString("en", {
+    minimumFractionDigits: digits,
+    maximumFractionDigits: digits,
+  });
+  return number + unit;
+}
+
+export function rate(perSecond) {
+  return shown(perSecond, perSecond < 100 ? 1 : 0, " tokens/s");
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return UNKNOWN;
+  if (seconds < 0.01) return shown(seconds * 1000, 1, " ms");
+  if (seconds < 1) return shown(seconds * 1000, 0, " ms");
+  return shown(seconds, seconds < 10 ? 2 : 1, " s");
+}
+
+export function count(n, noun) {
+  return `${shown(n)} ${noun}${n === 1 ? "" : "s"}`;
 }

@@ -3,7 +3,7 @@
 // only ever appended; the drawing is stretched to the width that there is.
 
 import { el, svg } from "./dom.js";
-import { count, duration, took } from "./numbers.js";
+import { count, duration, took } from "./run.js";
 import { told } from "./tokens.js";
 
 const LANES = { draft: [2, 12], target: [20, 12], plain: [42, 12] }; // top, height

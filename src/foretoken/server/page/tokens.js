@@ -2,7 +2,7 @@
 // in it one for every token. What a token looks like is the style sheet's.
 
 import { el } from "./dom.js";
-import { duration } from "./numbers.js";
+import { duration } from "./run.js";
 
 const NEAR = 8; // letters: a token that is spelled alike further on is another one
 

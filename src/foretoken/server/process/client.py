@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -20,19 +19,18 @@ from foretoken.server.process.messages import (
     Abort,
     Accepted,
     Add,
-    Ask,
     Failed,
     FromEngine,
     GenerateRequest,
     ModelInfo,
     Ready,
     Refusal,
-    Reply,
     StepOutput,
     StepOutputs,
     Stop,
     ToEngine,
 )
+from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Setup, work
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
@@ -59,7 +57,7 @@ class UnavailableError(Exception):
         self.message, self.after = message, after
 
 
-Told = Accepted | StepOutput | Reply | RefusedRequest | UnavailableError
+Told = Accepted | StepOutput | RefusedRequest | UnavailableError
 
 
 class Pipe(Protocol):
@@ -107,6 +105,7 @@ class EngineClient:
 
     def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawned) -> None:
         self.setup, self._begin = setup, begin
+        self.statistics = SpecDecodeStats()
         self.state: State = "loading"
         self.info: ModelInfo | None = None  # once it has been ready
         self.problem = ""  # why it failed
@@ -114,7 +113,7 @@ class EngineClient:
         self.preempted = 0  # of all engines
         self._preempted = 0  # of this one
         self._ids = count()
-        self._listeners: dict[int, Callable[[Told], None]] = {}  # of requests and questions
+        self._listeners: dict[int, Callable[[Told], None]] = {}
         self._prompts: dict[int, int] = {}  # tokens of each, where they are known
         self._stuck: set[int] = set()  # who has waited since the last step
         self._silent = 0.0  # seconds for which they have
@@ -126,7 +125,7 @@ class EngineClient:
 
     @property
     def open(self) -> int:
-        """Requests and questions without an end."""
+        """Requests without an end."""
         return len(self._listeners)
 
     @property
@@ -173,18 +172,6 @@ class EngineClient:
         self._send(Add(id, request))
         return partial(self._abort, id)
 
-    async def ask(self, name: str, **arguments: Any) -> Any:
-        """Return the answer to a question that takes no step. Raises RefusedRequest and
-        UnavailableError."""
-        self._require_ready()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        id = self._open(partial(_settle, answer))
-        try:
-            self._send(Ask(id, name, arguments))
-            return await answer
-        finally:
-            self._close(id)
-
     def _abort(self, id: int) -> None:
         if id in self._listeners:
             self._close(id)
@@ -220,8 +207,8 @@ class EngineClient:
         try:
             self._outgoing.put(ForkingPickler.dumps(message))
         except RecursionError:
-            id, problem = getattr(message, "id", -1), "the request is nested too deeply; flatten it"
-            self._deliver(Refusal(id, "input", problem, _deepest(message)))
+            problem = "the request is nested too deeply; flatten it"
+            self._deliver(Refusal(getattr(message, "id", -1), "input", problem))
 
     @staticmethod
     def _post(pipe: Pipe, outgoing: SimpleQueue[Any]) -> None:
@@ -257,7 +244,7 @@ class EngineClient:
                 self._stuck.clear()
                 for part in parts:
                     self._deliver(part)
-            case Accepted() | Reply() | Refusal():
+            case Accepted() | Refusal():
                 self._deliver(message)
             case Ready(info):
                 self.info, self._deaths = info, 0
@@ -270,7 +257,7 @@ class EngineClient:
             case None:
                 self._died()
 
-    def _deliver(self, message: Accepted | Reply | Refusal | StepOutput) -> None:
+    def _deliver(self, message: Accepted | Refusal | StepOutput) -> None:
         listener = self._listeners.get(message.id)
         if listener is None:  # nobody waits any more
             return
@@ -320,31 +307,3 @@ class EngineClient:
     def _restart(self) -> None:
         if self.state == "restarting":
             self.start()
-
-
-def _settle(answer: asyncio.Future[Any], message: Told) -> None:
-    if answer.done():  # nobody waits any more
-        return
-    if isinstance(message, Exception):
-        answer.set_exception(message)
-    else:
-        assert isinstance(message, Reply)
-        answer.set_result(message.value)
-
-
-def _deepest(message: ToEngine) -> str | None:
-    """The argument that is nested too deeply to be sent."""
-    values: dict[str, Any] = {}
-    if isinstance(message, Add):
-        values = {
-            each.name: getattr(message.request, each.name) for each in fields(GenerateRequest)
-        }
-        values |= values.pop("controls")
-    elif isinstance(message, Ask):
-        values = message.arguments
-    for name, value in values.items():
-        try:
-            ForkingPickler.dumps(value)
-        except RecursionError:
-            return name
-    return None

@@ -10,7 +10,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from foretoken.records import Begun, StepRecord
 from foretoken.server.process.client import (
@@ -28,7 +28,7 @@ from foretoken.server.process.messages import (
     StepOutput,
     is_chat,
 )
-from foretoken.server.process.statistics import together
+from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Setup
 
 MOVES = 3  # engines that a text may lose: one that ends them itself is not to end all
@@ -57,73 +57,34 @@ def digests(request: GenerateRequest) -> list[int]:
     return hashes
 
 
-class ReadPrefixes:
-    """Who has read what; what was asked for longest ago is forgotten."""
-
-    def __init__(self) -> None:
-        self._readers: OrderedDict[int, set[Hashable]] = OrderedDict()
-
-    def known(self, reader: Hashable, prompt: list[int]) -> int:
-        """Count the digests, from the first on, that this reader has read."""
-        for count, digest in enumerate(prompt):
-            if reader not in self._readers.get(digest, ()):
-                return count
-        return len(prompt)
-
-    def note(self, reader: Hashable, prompt: list[int]) -> None:
-        """This reader reads them now."""
-        for digest in prompt:
-            self._readers.setdefault(digest, set()).add(reader)
-            self._readers.move_to_end(digest)
-        while len(self._readers) > KEPT_DIGESTS:
-            self._readers.popitem(last=False)
-
-
 class EngineFleet:
     """`count` engines behind one client's face. The first is started alone: what steps cost is
     measured there, undisturbed, and the others are given it."""
 
     def __init__(self, setup: Setup, begin: Callable[[Setup], Child], count: int) -> None:
-        self.setup, self._begin = setup, begin
         self.problem = ""  # why it failed
         self.failed = lambda: None  # called where one of the first engines cannot be started
-        self._clients = [self._new_client() for _ in range(count)]
-        self._leaving: list[EngineClient] = []  # which take no more texts
-        self._gone = Counter[str]()  # what those did that have left
-        self._prefixes = ReadPrefixes()
+        self._clients = [EngineClient(setup, begin) for _ in range(count)]
+        for client in self._clients:
+            client.failed = partial(self._fail, client)
+        self.statistics = SpecDecodeStats()
+        # Digests of beginnings, by who has read them; what was asked for longest ago comes first
+        self._read: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
         self._end: State | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Start the engines; one of them is ready when `state` says so."""
         self._clients[0].start()
-        self._do(self._rest())
+        self._starting = asyncio.create_task(self._rest())
 
     async def stop(self, patience: float) -> None:
         """No new requests; those that run may end within so many seconds."""
         if self._end is not None:
             return
         self._end = "draining"
-        for task in self._tasks:
-            task.cancel()
-        clients = [*self._clients, *self._leaving]
-        await asyncio.gather(*(client.stop(patience) for client in clients))
+        self._starting.cancel()
+        await asyncio.gather(*(client.stop(patience) for client in self._clients))
         self._end = "stopped"
-
-    def scale(self, count: int, patience: float) -> None:
-        """So many engines from now on. Those that are too many take no more texts and end with
-        those they have; what is left of them after so many seconds goes on elsewhere."""
-        assert count > 0
-        while len(self._clients) < count:
-            self._clients.append(client := self._new_client())
-            client.start()
-        while len(self._clients) > count:
-            client = min(
-                reversed(self._clients), key=lambda client: (client.state == "ready", client.open)
-            )
-            self._clients.remove(client)
-            self._leaving.append(client)
-            self._do(self._drained(client, patience))
 
     @property
     def state(self) -> State:
@@ -138,7 +99,7 @@ class EngineFleet:
     @property
     def states(self) -> dict[str, int]:
         """The number of engines in each state."""
-        return dict(Counter(client.state for client in [*self._clients, *self._leaving]))
+        return dict(Counter(client.state for client in self._clients))
 
     @property
     def info(self) -> ModelInfo | None:
@@ -170,18 +131,6 @@ class EngineFleet:
         text.begin(self.ready_client(request))
         return text.end
 
-    async def ask(self, name: str, **arguments: Any) -> Any:
-        """An answer that takes no step; of the speculation, that of all engines together."""
-        if name == "speculation":
-            ready = [client for client in self._clients if client.state == "ready"]
-            outcomes = await asyncio.gather(
-                *(client.ask("statistics") for client in ready), return_exceptions=True
-            )
-            answers = [each for each in outcomes if not isinstance(each, BaseException)]
-            if answers:
-                return together(answers) | {"running": self.running, "waiting": self.waiting}
-        return await self.ready_client(GenerateRequest("")).ask(name, **arguments)
-
     def ready_client(self, request: GenerateRequest) -> EngineClient:
         """Return the engine for a request, which is noted to read it. Raises UnavailableError."""
         ready = [client for client in self._clients if client.state == "ready"]
@@ -190,7 +139,11 @@ class EngineFleet:
             raise UnavailableError(f"no engine is ready ({self.state}){problem}", 2)
         prefix = digests(request)
         client = self._nearest(ready, prefix)
-        self._prefixes.note(_name(client), prefix)
+        for digest in prefix:
+            self._read[_name(client), digest] = None
+            self._read.move_to_end((_name(client), digest))
+        while len(self._read) > KEPT_DIGESTS:
+            self._read.popitem(last=False)
         return client
 
     async def next_client(self, request: GenerateRequest) -> EngineClient:
@@ -210,11 +163,15 @@ class EngineFleet:
     def _nearest(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
         """Where most of a prompt has been read, if that is much of it and others have not far less
         to do; else where there is least to do."""
+
+        def read(client: EngineClient) -> int:
+            unread = (i for i, d in enumerate(prefix) if (_name(client), d) not in self._read)
+            return next(unread, len(prefix))
+
         least = min(ready, key=lambda client: client.open)
         near = [client for client in ready if client.open <= least.open + SLACK]
-        read = {id(client): self._prefixes.known(_name(client), prefix) for client in near}
-        best = max(near, key=lambda client: (read[id(client)], -client.open))
-        return best if read[id(best)] > SHARE * len(prefix) else least
+        best = max(near, key=lambda client: (read(client), -client.open))
+        return best if read(best) > SHARE * len(prefix) else least
 
     async def _rest(self) -> None:
         """Start the others once the first is ready."""
@@ -223,39 +180,21 @@ class EngineFleet:
             await asyncio.sleep(TICK)
         if first.state != "ready":  # it cannot be started, nor could they
             return
-        self.setup = replace(self.setup, costs=None if first.info is None else first.info.costs)
-        first.setup = self.setup
+        for client in self._clients:  # the first too, for when it is started again
+            client.setup = replace(client.setup, costs=first.info and first.info.costs)
         for client in others:
-            client.setup = self.setup
             client.start()
         while any(client.state == "loading" for client in self._clients):
             await asyncio.sleep(TICK)
         for client in self._clients:
             client.failed = lambda: None  # from now on the others go on without it
 
-    async def _drained(self, client: EngineClient, patience: float) -> None:
-        await client.stop(patience)
-        self._leaving.remove(client)
-        for name in ("preempted", "restarts"):
-            self._gone[name] += getattr(client, name)
-
-    def _new_client(self) -> EngineClient:
-        client = EngineClient(self.setup, self._begin)
-        client.failed = lambda: self._fail(client)
-        return client
-
     def _fail(self, client: EngineClient) -> None:
         self.problem = client.problem
         self.failed()
 
     def _sum(self, name: str) -> int:
-        clients = [*self._clients, *self._leaving]
-        return self._gone[name] + sum(getattr(client, name) for client in clients)
-
-    def _do(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return sum(getattr(client, name) for client in self._clients)
 
 
 class MovableText:

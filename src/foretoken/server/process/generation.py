@@ -33,6 +33,8 @@ class GeneratedText:
     steps: list[StepRecord] = field(default_factory=list[StepRecord])
     words: dict[int, str] = field(default_factory=dict[int, str])  # of tokens in `steps`
     done: Done | None = None
+    echo: str = ""  # the prompt's text, where it is told again
+    first: tuple[TokenLogprob, ...] = ()  # and its first token
 
     def add(self, part: StepOutput) -> None:
         self.text += part.text
@@ -96,8 +98,9 @@ class Generation:
 
     def _hear(self, i: int, message: Told) -> None:
         match message:
-            case Accepted(_, prompt_tokens):
-                self.texts[i].prompt_tokens = prompt_tokens
+            case Accepted(_, prompt_tokens, echo, first):
+                text = self.texts[i]
+                text.prompt_tokens, text.echo, text.first = prompt_tokens, echo, first
             case StepOutput():
                 self._outputs.put_nowait((i, message))
             case RefusedRequest() | UnavailableError():
@@ -110,6 +113,7 @@ class Generation:
 
     def _note(self, i: int, part: StepOutput) -> None:
         self.texts[i].add(part)
+        self._engine.statistics.note(part.steps, plain=self._requests[i].gamma == 0)
         if not part.tokens:
             return
         now = perf_counter()

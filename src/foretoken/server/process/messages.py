@@ -35,6 +35,7 @@ class GenerateRequest:
     most_tokens: int | None = None  # new ones where no max_new_tokens is set; None: the context
     begun: Begun | None = None  # what an engine that died has written
     show_steps: bool = False  # whether texts of the steps' tokens are told
+    echo: bool = False  # whether the prompt is told again
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +51,6 @@ class Abort:
     """A request that nobody waits for any more."""
 
     id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A question that no step answers: "tokenize", "detokenize", "speculation", and "statistics",
-    from which that of several engines is made."""
-
-    id: int
-    name: str
-    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +74,8 @@ class ModelInfo:
     suggested: dict[str, Any]  # temperature, top_p, top_k of the generation config, or None
     max_rows: int
     pid: int
+    c: float | None  # of one row, as they were measured when it was loaded; None: there is no draft
+    v: list[tuple[int, float]] | None
     costs: bytes  # of steps, pickled: for other engines, and read only where torch is
 
 
@@ -101,24 +94,8 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """Answer to an `Ask`."""
-
-    id: int
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """Word that the engine has a request: comes before anything else about it."""
-
-    id: int
-    prompt_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
-    """End of an `Add` or an `Ask` that is not honoured, or of a request that failed; `option`: the
+    """End of a request that is not honoured, or that failed; `option`: the
     argument of the engine that it is about, if one is."""
 
     id: int
@@ -129,14 +106,23 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob, id."""
+    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob."""
 
     text: str
     bytes: bytes
     logprob: float
-    top: list[tuple[str, bytes, float, int]]
+    top: list[tuple[str, bytes, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Word that the engine has a request: comes before anything else about it. `echo`: the prompt's
+    text, and `first` its first token, where it is told again."""
+
     id: int
-    rank: int
+    prompt_tokens: int
+    echo: str = ""
+    first: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,5 +159,5 @@ class StepOutputs:
     preempted: int
 
 
-ToEngine = Add | Abort | Ask | Stop
-FromEngine = Ready | Failed | Accepted | Reply | Refusal | StepOutputs
+ToEngine = Add | Abort | Stop
+FromEngine = Ready | Failed | Accepted | Refusal | StepOutputs

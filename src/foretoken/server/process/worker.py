@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
@@ -29,12 +28,11 @@ from foretoken.errors import (
     one_line,
 )
 from foretoken.sampling.checks import as_structured
-from foretoken.server.logs import Logs
+from foretoken.server.options import Logs
 from foretoken.server.process.messages import (
     Abort,
     Accepted,
     Add,
-    Ask,
     Done,
     Failed,
     FromEngine,
@@ -44,7 +42,6 @@ from foretoken.server.process.messages import (
     Prompt,
     Ready,
     Refusal,
-    Reply,
     StepOutput,
     StepOutputs,
     Stop,
@@ -52,12 +49,11 @@ from foretoken.server.process.messages import (
     is_chat,
 )
 from foretoken.serving.options import AllEngineKeywords
+from foretoken.text.decoding import Spelling, decode
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.sampling.logprobs import Logprobs
-    from foretoken.server.process.spelling import Spelling
-    from foretoken.server.process.statistics import RequestProfile, SpecDecodeStats
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
 
@@ -124,12 +120,11 @@ def measure(spec: Speculator, rows: int) -> None:
 
 @dataclass(slots=True)
 class EngineRequest:
-    """A request that the engine has."""
+    """A request that the engine has, and what is told of it once it is accepted."""
 
-    profile: RequestProfile
-    prompt_tokens: int
+    accepted: Accepted
     show_steps: bool
-    accepted: bool = False  # and told so
+    told: bool = False
 
 
 class Worker:
@@ -137,12 +132,9 @@ class Worker:
 
     def __init__(self, pipe: Connection, spec: Speculator, engine: Engine) -> None:
         from foretoken.server.process.sandbox import GrammarSandbox
-        from foretoken.server.process.spelling import Spelling
-        from foretoken.server.process.statistics import SpecDecodeStats
 
         self.pipe, self.spec, self.engine = pipe, spec, engine
-        self.spelling: Spelling = Spelling(spec.tokenizer)
-        self.statistics = SpecDecodeStats()
+        self.spelling = Spelling(spec.tokenizer)
         # By the pipe's ids, which are the engine's too; None while a request is checked
         self.requests: dict[int, EngineRequest | None] = {}
         self.sandbox = GrammarSandbox(spec.tokenizer)
@@ -190,8 +182,6 @@ class Worker:
                         self._add(id, request)
                 case Abort(id):
                     self._abort(id)
-                case Ask(id, name, arguments):
-                    self._answer(id, name, arguments)
                 case _:
                     return
 
@@ -203,12 +193,9 @@ class Worker:
             return not self.over
 
     def _add(self, id: int, request: GenerateRequest) -> None:
-        from foretoken.server.process.statistics import RequestProfile
-
         try:
             ids, limit, prediction = self._checked(request)
-            profile = RequestProfile.of(request, len(ids) + limit)
-            added = EngineRequest(profile, len(ids), request.show_steps)
+            added = EngineRequest(self._accepted(id, request, ids), request.show_steps)
             with self.awake:  # before its first event
                 if id not in self.requests:  # aborted meanwhile
                     return
@@ -233,7 +220,7 @@ class Worker:
             return
         with self.awake:
             if id in self.requests:
-                self._accept(id, added)
+                self._accept(added)
                 self.awake.notify()
             else:  # aborted meanwhile, or at its end already
                 self._drop(id)
@@ -246,16 +233,27 @@ class Worker:
         limit = self._limit(len(ids), controls.get("max_new_tokens"), request.most_tokens)
         if request.prediction is not None:
             with about("prediction"):
-                prediction = self._prediction(request.prediction)
+                self._require_short(request.prediction, "prediction")
+                prediction = list(self.spec.prediction(request.prediction))
         if structure := controls.get("structured"):
             with about("structured"):
                 self.sandbox.require(as_structured("structured", structure))
         return ids, limit, prediction
 
-    def _accept(self, id: int, request: EngineRequest) -> None:
-        if not request.accepted:
-            request.accepted = True
-            self._send(Accepted(id, request.prompt_tokens))
+    def _accepted(self, id: int, request: GenerateRequest, ids: list[int]) -> Accepted:
+        if not request.echo:
+            return Accepted(id, len(ids))
+        prompt, tokenizer = request.prompt, self.spec.tokenizer
+        if not isinstance(prompt, str):
+            if tokenizer is None:
+                raise InputError("echo needs a tokenizer, and the model has none; leave it out")
+            prompt = decode(tokenizer, ids)
+        return Accepted(id, len(ids), prompt, (TokenLogprob(*self.spelling.word(ids[0]), 0.0, []),))
+
+    def _accept(self, request: EngineRequest) -> None:
+        if not request.told:
+            request.told = True
+            self._send(request.accepted)
 
     def _ids(
         self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None
@@ -266,16 +264,6 @@ class Worker:
             return self.spec.ids(cast(list[int], prompt))
         (formatted,) = self.spec.inputs.prompts(cast(Any, prompt), template, variables)
         return self.spec.ids(formatted)
-
-    def _prediction(self, text: str) -> list[int]:
-        """Return a client's predicted tokens, no longer than any text can be."""
-        self._require_short(text, "prediction")
-        ids, context = self.spec.prediction(text), self.engine.longest
-        if context is not None and len(ids) > context:
-            raise _TooLongError(
-                f"the prediction has {len(ids)} tokens, the context is {context}; shorten it"
-            )
-        return list(ids)
 
     def _require_short(self, prompt: Prompt, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
@@ -309,58 +297,11 @@ class Worker:
                 self._drop(id)
             self._tell([])  # no step follows that of the last text
 
-    def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
-        questions = {
-            "tokenize": self._tokenize,
-            "detokenize": self._detokenize,
-            "speculation": self._speculation,
-            "statistics": self._statistics,
-        }
-        try:
-            self._send(Reply(id, questions[name](**arguments)))
-        except Exception as error:
-            self._refuse(id, error)
-
-    def _tokenize(
-        self,
-        prompt: Any,
-        chat_template: str | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        *,
-        texts: bool,
-    ) -> dict[str, Any]:
-        with about("prompt"):
-            ids = self._ids(prompt, chat_template, chat_template_kwargs)
-            answer: dict[str, Any] = {"tokens": ids}
-        return answer | (
-            {"token_strs": [*map(self.spelling.text, answer["tokens"])]} if texts else {}
-        )
-
-    def _detokenize(self, tokens: list[int]) -> str:
-        from foretoken.text.decoding import decode
-
-        with about("tokens"):
-            ids = self.spec.ids(tokens)
-        if self.spec.tokenizer is None:
-            raise InputError("there is no tokenizer; the model has none")
-        return decode(self.spec.tokenizer, ids)
-
-    def _speculation(self) -> dict[str, Any]:
-        return self.statistics.report(self.spec) | {
-            "running": self.engine.running,
-            "waiting": self.engine.waiting,
-        }
-
-    def _statistics(self) -> tuple[SpecDecodeStats, dict[str, Any]]:
-        """Return the statistics as the sums of several engines need them."""
-        with self.awake:
-            return deepcopy(self.statistics), self._speculation()
-
     def _info(self) -> ModelInfo:
         from foretoken.drafters.none import NoDrafter
 
         spec, tokenizer = self.spec, self.spec.tokenizer
-        drafts = not isinstance(spec.drafter, NoDrafter)
+        drafts, costs = not isinstance(spec.drafter, NoDrafter), spec.costing.known()
         suggested = {name: spec.suggested.get(name) for name in ("temperature", "top_p", "top_k")}
         return ModelInfo(
             target=_name(spec.target_name),
@@ -375,12 +316,13 @@ class Worker:
             suggested=suggested,
             max_rows=self.engine.max_rows,
             pid=os.getpid(),
-            costs=pickle.dumps(self.spec.costing.measured),
+            c=None if costs is None else costs.c,
+            v=None if costs is None else [(n, costs.v(n)) for n, _ in costs.score],
+            costs=pickle.dumps(spec.costing.measured),
         )
 
     def _tell(self, events: list[Event]) -> None:
         parts: list[StepOutput] = []
-        drafts = any(step.drafted for event in events for step in event.steps)
         with self.awake:
             for event in events:
                 request = self.requests.get(event.id)
@@ -388,9 +330,7 @@ class Worker:
                     continue
                 if event.finish_reason is not None:
                     del self.requests[event.id]
-                self._accept(event.id, request)
-                request.profile.mixed |= request.profile.plain and drafts
-                self.statistics.note(event, request.profile)
+                self._accept(request)
                 if event.error is not None:
                     kind = "refused" if isinstance(event.error, ControlError) else "failed"
                     option = getattr(event.error, "option", None)
@@ -428,9 +368,8 @@ class Worker:
         word = self.spelling.word
 
         def known(each: Logprobs) -> TokenLogprob:
-            top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
-            entry = (*word(each.token), max(LEAST, each.logprob))
-            return TokenLogprob(*entry, top, each.token, each.rank)
+            top = [(*word(token), max(LEAST, logprob)) for token, logprob in each.top]
+            return TokenLogprob(*word(each.token), max(LEAST, each.logprob), top)
 
         return [known(each) for each in logprobs]
 
@@ -438,7 +377,7 @@ class Worker:
         """All requests end: what broke the step off may break the next one off too."""
         with self.awake:
             for id, request in list(self.requests.items()):
-                if request is not None and (self._drop(id) or request.accepted):
+                if request is not None and (self._drop(id) or request.told):
                     del self.requests[id]
                     self._send(Refusal(id, "failed", message))
             self._tell([])  # no step follows this one

@@ -29,9 +29,10 @@ def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
 
     async def life() -> None:
+        said: asyncio.Queue[Any] = asyncio.Queue()
         link = EngineClient(Setup(target, draft, LOADING, {"max_rows": 2}))
         with pytest.raises(UnavailableError, match="loading"):
-            await link.ask("tokenize", prompt="a", texts=False)
+            link.submit(LONG, said.put_nowait)
         await ready(link)
         assert link.info.chat and link.info.context == 1024
 
@@ -41,7 +42,6 @@ def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
         assert all(len(text.tokens) == 9 and text.done for text in texts)
         assert writing.first is not None and writing.gaps
 
-        said: asyncio.Queue[Any] = asyncio.Queue()
         end = link.submit(LONG, said.put_nowait)  # ended early
         assert isinstance(await said.get(), Accepted)
         assert isinstance(await said.get(), StepOutput)
@@ -55,6 +55,6 @@ def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
         await link.stop(0.2)
         assert link.state == "stopped"
         with pytest.raises(UnavailableError, match="shutting down"):
-            await link.ask("speculation")
+            link.submit(LONG, said.put_nowait)
 
     asyncio.run(life())

@@ -1,11 +1,10 @@
-"""Digests of beginnings, and who has read them."""
+"""Digests of beginnings."""
 
 from __future__ import annotations
 
 import pytest
 
-from foretoken.server.process import fleet
-from foretoken.server.process.fleet import CHARACTERS, IDS, ReadPrefixes, digests
+from foretoken.server.process.fleet import CHARACTERS, IDS, digests
 from foretoken.server.process.messages import GenerateRequest
 
 
@@ -31,14 +30,3 @@ def test_turns_extend_each_other_and_salts_part_them() -> None:
     assert both[: len(first)] == first and len(both) > len(first) > 1
     assert not set(first) & set(digests(GenerateRequest(talk[:1], cache_salt="b")))
     assert digests(GenerateRequest([{"role": "user", "content": None}])) == []
-
-
-def test_readers_are_told_apart_and_the_oldest_is_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(fleet, "KEPT_DIGESTS", 4)
-    store = ReadPrefixes()
-    store.note("a", [1, 2, 3])
-    store.note("b", [1, 9])
-    assert store.known("a", [1, 2, 3, 4]) == 3 and store.known("b", [1, 2, 3, 4]) == 1
-    assert store.known("a", [7, 2]) == 0
-    store.note("b", [8])  # 1 was asked for since 2
-    assert store.known("a", [1, 2]) == 1 and store.known("b", [1]) == 1

@@ -16,7 +16,6 @@ from foretoken import Engine, Speculator
 from foretoken.controls import grammar
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.lookup import LookupDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.server.process import sandbox
@@ -24,12 +23,10 @@ from foretoken.server.process.messages import (
     Abort,
     Accepted,
     Add,
-    Ask,
     Failed,
     GenerateRequest,
     Ready,
     Refusal,
-    Reply,
     StepOutput,
     StepOutputs,
     Stop,
@@ -117,7 +114,6 @@ def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
         ([1] * 300, {}, "length", "the prompt has 300 tokens, the context is 200"),
         ([1] * 190, {"max_new_tokens": 20}, "length", "max_tokens is 20"),
         ([{"role": "user", "content": "a"}], {}, "input", "no chat template"),
-        ("It", {"prediction": "ab " * 150}, "length", "the prediction has"),
         ("It", {"prediction": "a" * 90_000}, "length", "the prediction has 90000 characters"),
         ("It", {"prediction": "\ud800"}, "input", "prediction is not valid text"),
     ],
@@ -157,58 +153,8 @@ def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
     assert [(each.id, each.kind) for each in said] == [(3, "busy")]
     for id in range(3):
         pipe.send(Abort(id))
-    pipe.send(Ask(9, "speculation", {}))
-    while not isinstance(answer := hear(pipe), Reply):
+    while (heard := hear(pipe)).running or heard.waiting:
         pass
-    assert (answer.value["running"], answer.value["waiting"]) == (0, 0)
-
-
-def speculation(pipe: Connection) -> dict[str, Any]:
-    pipe.send(Ask(99, "speculation", {}))
-    while not isinstance(answer := hear(pipe), Reply):
-        pass
-    return answer.value
-
-
-def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
-    """Greedy texts repeat themselves, which look-up guesses; sampled ones give it no draft
-    token."""
-    with working(LookupDrafter()) as pipe:
-
-        def write(**options: Any) -> bool:
-            sampling = {"max_new_tokens": 60, "ignore_eos": True, "suppress_tokens": [9]} | options
-            pipe.send(add(1, [1, 2], sampling))
-            assert hear(pipe) == Accepted(1, 2)
-            return any(step.drafted for part in parts(pipe, 1) for step in part.steps)
-
-        greedy = [write(gamma=4) for _ in range(3)]
-        sampled = [write(gamma=4, temperature=50.0, seed=s, max_new_tokens=9) for s in range(3)]
-        assert all(greedy) and not any(sampled)
-        assert speculation(pipe)["measured_speedup"] is None
-        write(gamma=0)
-        report = speculation(pipe)
-        assert report["measured_speedup"] is not None
-        assert report["measured_texts"] == {"speculative": 3, "plain": 1}
-
-
-def test_a_plain_text_that_waits_for_draft_tokens_of_others_is_not_compared(
-    pipe: Connection,
-) -> None:
-    sampling = {"max_new_tokens": 150, "ignore_eos": True, "suppress_tokens": [9]}
-    pipe.send(add(0, [1, 2], sampling | {"gamma": 1}))
-    while not (isinstance(message := hear(pipe), StepOutputs) and message.parts):
-        pass
-    pipe.send(add(1, [1, 2], sampling | {"gamma": 0}))
-    ended = set[int]()
-    while len(ended) < 2:
-        if isinstance(message := hear(pipe), StepOutputs):
-            ended |= {part.id for part in message.parts if part.done}
-    assert speculation(pipe)["measured_texts"] == {"speculative": 0, "plain": 0}
-    for id, gamma in ((2, 0), (3, 1)):
-        pipe.send(add(id, [1, 2], sampling | {"gamma": gamma}))
-        assert hear(pipe) == Accepted(id, 2)
-        parts(pipe, id)
-    assert speculation(pipe)["measured_texts"] == {"speculative": 1, "plain": 1}
 
 
 def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> None:
@@ -272,8 +218,6 @@ def test_a_text_that_is_left_while_it_is_added_is_not_written(
     pipe.send(Abort(0))
     assert isinstance(hear(pipe), StepOutputs)
     go.set()
-    pipe.send(Ask(9, "speculation", {}))
-    assert isinstance(answer := hear(pipe), Reply) and answer.id == 9
     pipe.send(add(1, [1], SAMPLING | {"structured": {"regex": "[a-z]{2}"}, "stop_token_ids": [0]}))
     assert hear(pipe) == Accepted(1, 1)
     assert parts(pipe, 1)[-1].done is not None
