@@ -63,10 +63,9 @@ def ids(
     if tokenizer is None:
         raise InputError("messages need a tokenizer, and there is none; give token ids")
     require(messages)
-    _require_template(tokenizer, template)
+    source = _source(tokenizer, template)
     with about("chat_template_kwargs"):
         variables = _variables(chat_template_kwargs)
-    source = _source(tokenizer, template)
     for i, message in enumerate(messages):
         _require_role(i, message["role"], source)
     try:
@@ -116,12 +115,26 @@ def _require_message(i: int, message: Any) -> None:
 
 
 def _source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
-    """The text of the template; of all that may be meant where they have names."""
+    """The text of the template; of all that may be meant where they have names. InputError where
+    there is none."""
     own = getattr(tokenizer, "chat_template", None)
     named = own if isinstance(own, Mapping) else {}
-    if template is not None:
-        return str(named.get(template, template))
-    return "\n".join(map(str, named.values())) if named else str(own)
+    if template is None:
+        if not own:
+            raise InputError(
+                "the tokenizer has no chat template; give chat_template=... "
+                "(--chat-template FILE), or a prompt as text"
+            )
+        return "\n".join(map(str, named.values())) if named else str(own)
+    if not isinstance(template, str):
+        raise InputError(f"chat_template is {shown(template)}; give the text of a template")
+    if "{" not in template and template not in named:
+        alternatives = f", or one of {', '.join(named)}" if named else ""
+        raise InputError(
+            f"chat_template is {shown(template)}, which holds no message; give the text of a "
+            f"Jinja template{alternatives}"
+        )
+    return str(named.get(template, template))
 
 
 def _require_role(i: int, role: str, source: str) -> None:
@@ -140,26 +153,6 @@ def _plain(message: Message) -> dict[str, Any]:
 def _calls(message: Message) -> bool:
     """Tell whether a message without content says which tools to call."""
     return message.get("content") is None and bool(message.get("tool_calls"))
-
-
-def _require_template(tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
-    own = getattr(tokenizer, "chat_template", None)
-    names = list(own) if isinstance(own, Mapping) else []
-    if template is None:
-        if not own:
-            raise InputError(
-                "the tokenizer has no chat template; give chat_template=... "
-                "(--chat-template FILE), or a prompt as text"
-            )
-        return
-    if not isinstance(template, str):
-        raise InputError(f"chat_template is {shown(template)}; give the text of a template")
-    if "{" not in template and template not in names:
-        alternatives = f", or one of {', '.join(names)}" if names else ""
-        raise InputError(
-            f"chat_template is {shown(template)}, which holds no message; give the text of a "
-            f"Jinja template{alternatives}"
-        )
 
 
 def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
