@@ -79,7 +79,7 @@ def test_a_document_of_batches(call: Run, pair: tuple[object, ...]):
     """Three texts of two prompts at once; transformers, as it is, takes them together."""
     code, out, _ = call(*pair, *BATCHES, "--vs", "transformers", "--json")
     document = json.loads(out)
-    assert code == 0 and document["asked"]["batch"] == [1, 3] and not document["interrupted"]
+    assert code == 0 and not document["interrupted"]
     assert [at["batch"] for at in document["batches"]] == [1, 3]
     ours = [("foretoken", name) for name in ("plain", "gamma 2", "automatic")]
     theirs = [("transformers", "plain"), ("transformers", "gamma 2")]

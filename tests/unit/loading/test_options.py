@@ -11,7 +11,7 @@ import pytest
 import foretoken
 from foretoken.cli.option import PairLoading
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.measurement.result import LOADING
+from foretoken.lab.measurement.result import MeasureOptions
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
 
 PARAMETERS = inspect.signature(foretoken.load).parameters
@@ -28,7 +28,8 @@ def test_an_option_is_wherever_text_can_hold_it(name: str) -> None:
     assert (name in {WORD if each == f"ignore_{WORD}" else each for each in line}) == (
         option.panel is not None
     )
-    assert (name in LOADING) == (option.panel is not None and name != WORD)
+    measured = {field.name for field in fields(MeasureOptions)}  # a file says how it was loaded
+    assert option.panel is None or name == WORD or name in measured
 
 
 def test_there_is_no_other() -> None:

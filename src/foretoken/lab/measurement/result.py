@@ -18,12 +18,10 @@ from foretoken.costing.costs import Costs, Table, at
 from foretoken.errors import InputError, mismatch
 from foretoken.lab.estimate import Estimate, Spread, spread
 from foretoken.lab.machine import Machine
-from foretoken.loading.options import OPTIONS
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.measurement", 1
-LOADING = tuple(n for n, each in OPTIONS.items() if each.panel and n != "generation_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +53,6 @@ class MeasureOptions:
     @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """The arguments of `foretoken.load` besides target and draft."""
-        ignored = "ignore" if self.ignore_generation_config else None
-        return {name: getattr(self, name) for name in LOADING} | {"generation_config": ignored}
 
     @property
     def sampling_params(self) -> SamplingParams:
