@@ -1,5 +1,5 @@
-"""A file of prompts, whose command is killed at any moment, and a disk that fills: every line is
-there once, as in a run that nothing broke off."""
+"""A file of prompts, whose command or whose workers on Ray are killed at any moment, and a disk
+that fills: every line is there once, as in a run that nothing broke off."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,56 @@ def test_proof_five_thousand_lines_killed_five_times(tmp_path: Path, pair: tuple
     sizes = broken_off(tmp_path, pair, 5000, 5)
     print(f"5000 lines, killed at {sizes}")
     assert len(set(sizes)) > 3
+
+
+RAY = ("--ray", "local", "--replicas", "2", "--threads", "1")
+WORKER = b"ray::MapWorker"
+
+
+def workers(process: int) -> Iterator[int]:
+    """Processes of Ray Data that write texts for this one now."""
+    with suppress(OSError):  # one that has ended
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                if Path(f"/proc/{child}/cmdline").read_bytes().startswith(WORKER):
+                    yield child
+                yield from workers(child)
+
+
+def test_proof_two_thousand_lines_on_ray_whose_workers_and_driver_are_killed(
+    tmp_path: Path, pair: tuple[str, ...]
+) -> None:
+    """At each tenth of the lines a worker is killed, at random which, and at six tenths the driver;
+    the same command goes on, and its workers are killed too."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    count, chance, deaths = 2000, random.Random(3), list[int]()
+    file, whole, out = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
+    prompts(file, count)
+    finished(file, whole, pair)
+
+    def run(marks: list[int]) -> subprocess.Popen[str]:
+        process, end = started(file, out, pair, *RAY), time.monotonic() + 1200
+        for mark in marks:
+            while lines(out) < mark and process.poll() is None and time.monotonic() < end:
+                time.sleep(0.02)
+            alive = [*workers(process.pid)]
+            if process.poll() is None and alive:
+                os.kill(chance.choice(alive), signal.SIGKILL)
+                deaths.append(lines(out))
+        return process
+
+    process = run([1, *range(200, 1200, 200)])
+    while lines(out) < 1200 and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    rows = lines(out)
+    assert 1200 <= rows < count
+    process = run([rows + 1, *range(1400, count, 200)])
+    _, err = process.communicate(timeout=1200)
+    assert process.returncode == 1 and "line 3: prompt 0 holds the id 999" in err, err[-2000:]
+    assert read(out) == read(whole) and len(deaths) >= 6
+    print(f"{count} lines on Ray: workers killed at {deaths} lines, the driver at {rows}")
 
 
 def test_proof_a_disk_that_fills(tmp_path: Path, pair: tuple[str, ...]) -> None:

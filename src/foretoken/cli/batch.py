@@ -1,5 +1,5 @@
 """`foretoken generate --output`: the texts of a file's prompts, a line of JSON for each as it is
-done. After a kill the same command resumes.
+done, by an engine in this process or by workers on Ray. After a kill the same command resumes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
@@ -134,7 +135,7 @@ class Lines:
         return hashlib.sha256(settings.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def write(output: Path, lines: Lines) -> int:
+def write(output: Path, lines: Lines, cluster: option.Cluster) -> int:
     """Write the texts that the file lacks, with a bar on standard error; return how many failed."""
     lines.loading.require(lines.names[0])
     quiet()
@@ -149,8 +150,9 @@ def write(output: Path, lines: Lines) -> int:
         if not missing:
             print(f"{output}: all {len(origins)} texts were there", file=sys.stderr)
             return 0
+        completed = on_ray(lines, missing, cluster) if cluster.used else here(lines, missing)
         try:
-            with closing(here(lines, missing)) as texts:
+            with closing(completed) as texts:
                 return _fill(results, lines, origins, bar(texts, "generating", len(missing)))
         except KeyboardInterrupt:
             print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
@@ -203,3 +205,31 @@ def here(lines: Lines, names: list[Name]) -> Completed:
             for event in engine.step():
                 if event.completion is not None:
                     yield running.pop(event.id), event.completion
+
+
+def on_ray(lines: Lines, names: list[Name], cluster: option.Cluster) -> Completed:
+    """Yield the same by workers on Ray; by default one worker with all threads."""
+    with option.needing("ray"):
+        from foretoken.cluster import session
+
+        session.prepare(cluster.address)  # before ray is imported
+        from foretoken.cluster.lines import PromptTask, texts
+    session.join(cluster.address)
+    try:
+        count = cluster.replicas or 1
+        threads = session.threads(count, cluster.threads)
+        session.require_memory(count, session.weights(*lines.names), 0)
+        tasks = [
+            PromptTask(
+                partial(lines.template.prompt, lines.tasks[name[0]].line),
+                lines.params(name),
+                lines.key(name),
+                lines.speculation["gamma"],
+            )
+            for name in names
+        ]
+        life = lines.names, lines.loading.arguments, lines.engine
+        for place, text in texts(tasks, count, threads, *life):
+            yield names[place], text
+    finally:
+        session.leave()

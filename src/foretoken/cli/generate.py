@@ -33,6 +33,7 @@ def generate(
     sampling: option.SamplingOptions,
     messages: Messages,
     loading: option.PairLoading,
+    cluster: option.Cluster,
     words: Annotated[
         list[str] | None,
         Argument(
@@ -80,6 +81,7 @@ def generate(
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     speculation = {"gamma": gamma, "rule": rule, "lenience": lenience}
+    cluster.require()
     if output is not None:
         if prompt_file is None or prompt is not None or compare or show_tokens or as_json:
             raise InputError(
@@ -88,9 +90,11 @@ def generate(
             )
         tasks, bad = prompts.tasks_of_file(prompt_file, messages, options)
         lines = batch.Lines(tasks, (target, draft), loading, template, seed, speculation)
-        if batch.write(output, lines) or bad:
+        if batch.write(output, lines, cluster) or bad:
             raise typer.Exit(1)
         return
+    if cluster.used:
+        raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
     read = [messages.wrapped(line) for line in prompts.read(prompt, prompt_file, sampling=True)]
     messages.require_used(read)
     tasks = prompts.tasks(read, options)

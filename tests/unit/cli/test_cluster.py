@@ -17,6 +17,8 @@ from foretoken.errors import InputError
         (("serve", "--replicas", "0"), "--replicas': it must be 1 or more"),
         (("serve", "--replicas", "2", "--threads", "0"), "--threads': it must be 1 or more"),
         (("serve", "--threads", "2"), "--threads is for replicas; give --replicas"),
+        (("generate", "hi", "--replicas", "2"), "--ray and --replicas are for files"),
+        (("generate", "hi", "--threads", "2"), "--threads is for replicas; give --replicas"),
     ],
 )
 def test_mistakes_are_told_at_once(console: Run, arguments: tuple[str, ...], said: str) -> None:

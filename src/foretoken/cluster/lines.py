@@ -1,0 +1,107 @@
+"""Texts of many prompts by Ray Data: an engine in every worker, each of which has several batches
+at a time, so that none waits for the last text of another.
+
+A text follows from its prompt, options and key alone, so a worker that dies costs time and nothing
+else: Ray hands its batches to another one, which writes the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray.data
+
+from foretoken.errors import ForetokenError
+from foretoken.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from foretoken.request import Completion
+    from foretoken.serving.asynchronous import AsyncEngine
+    from foretoken.speculator import Speculator
+
+BATCH, TASKS = 16, 64  # texts of a batch, which begin together, and of a task, which is retried
+AHEAD = 2  # tasks of a worker at a time
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTask:
+    """A text: `prompt` makes what the model reads, where the model is."""
+
+    prompt: Callable[[Speculator], Any]
+    params: SamplingParams
+    seed: tuple[int, int]
+    gamma: int | None
+
+
+def texts(
+    tasks: list[PromptTask], workers: int, threads: int, *life: Any
+) -> Iterator[tuple[int, Completion | ForetokenError]]:
+    """The completion of each, without its steps, or why there is none; by its place among those
+    asked for, in the order in which they are done. life: `BatchWorker`'s other arguments."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it warns that there are no bars
+    items = [{"place": i, "task": pickle.dumps(task)} for i, task in enumerate(tasks)]
+    pool = ray.data.ActorPoolStrategy(
+        size=workers,
+        max_tasks_in_flight_per_actor=AHEAD,
+        max_concurrent_calls_per_actor=AHEAD,
+    )
+    completed = ray.data.from_items(items, override_num_blocks=-(-len(items) // TASKS)).map_batches(
+        BatchWorker,  # pyright: ignore[reportArgumentType]
+        batch_size=BATCH,
+        compute=pool,
+        num_cpus=threads,
+        fn_constructor_args=(threads, *life),
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+    )
+    for row in completed.iter_rows():
+        yield int(row["place"]), pickle.loads(row["text"])
+
+
+class BatchWorker:
+    """An engine, from the first batch on, of the arguments of `load` and of `Engine`."""
+
+    def __init__(
+        self,
+        threads: int,
+        names: tuple[str | None, str | None],
+        loading: dict[str, Any],
+        engine: dict[str, Any],
+    ) -> None:
+        import torch
+        from transformers.utils import logging as transformers
+
+        from foretoken.loading.load import load
+        from foretoken.serving.asynchronous import AsyncEngine
+
+        transformers.disable_progress_bar()
+        torch.set_num_threads(threads)
+        self._spec = load(*names, **loading)
+        self._engine: AsyncEngine = AsyncEngine(self._spec, **engine)
+        self._entered: asyncio.Task[Any] | None = None
+
+    async def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if self._entered is None:  # on the loop that all batches run on
+            self._entered = asyncio.ensure_future(self._engine.__aenter__())
+        await self._entered
+        texts = await asyncio.gather(*(self._text(pickle.loads(task)) for task in batch["task"]))
+        return {"place": batch["place"], "text": np.array([*map(pickle.dumps, texts)], object)}
+
+    async def _text(self, task: PromptTask) -> Completion | ForetokenError:
+        try:
+            prompt, last = task.prompt(self._spec), None
+            options = {"gamma": task.gamma, "seed": task.seed}
+            async for event in self._engine.stream(prompt, task.params, **options):
+                last = event.completion
+        except ForetokenError as error:
+            return type(error)(str(error))
+        assert last is not None
+        return replace(last, steps=[])
