@@ -23,7 +23,7 @@ from served import LOADING, pair, until
 ray = pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = [pytest.mark.prove, pytest.mark.filterwarnings("default")]  # Ray's own warnings
 
-STREAMS, TOKENS = 200, 24
+STREAMS, SCALED, TOKENS = 200, 80, 24
 BODY = {"max_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True, "model": "tiny"}
 
 
@@ -127,6 +127,42 @@ def killed_in_mid_stream(url: str, names: tuple[str, str]) -> None:
     assert f'foretoken_generation_tokens_total{{model_name="tiny"}} {STREAMS * TOKENS}.0' in metrics
     until(lambda: health(url)["engines"] == {"ready": 2}, 600)
     assert health(url)["engine"] != victim
+
+
+def test_more_and_fewer_replicas_while_texts_are_written(
+    nodes: str, names: tuple[str, str]
+) -> None:
+    """From two to three, and to one: no text is refused, lost or another."""
+    spec = foretoken.load(*names, **LOADING)
+    params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
+    prompts, seeds = [f"number {i}" for i in range(SCALED)], [(i, 0) for i in range(SCALED)]
+    unbroken = [
+        completion.text for completion in spec.generate(prompts, params, gamma=2, seed=seeds)
+    ]
+    with replicas(names, LOADING) as url:
+        front: Any = ray.serve.get_app_handle("foretoken")
+        places: list[tuple[str, int]] = []
+        for i, (count, ready) in enumerate([(3, 3), (1, 1)]):
+            half = slice(i * SCALED // 2, (i + 1) * SCALED // 2)
+            places += asyncio.run(scaled(url, range(SCALED)[half], front, count))
+            until(lambda ready=ready: health(url)["engines"] == {"ready": ready}, 600)
+        assert [text for text, _ in places] == unbroken
+        assert {tokens for _, tokens in places} == {TOKENS}
+        metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
+        sample = f'foretoken_generation_tokens_total{{model_name="tiny"}} {SCALED * TOKENS}.0'
+        assert sample in metrics
+        with pytest.raises(Exception, match="count is 0; give a whole number from 1"):
+            front.scale.remote(0).result()
+
+
+async def scaled(url: str, numbers: range, front: Any, count: int) -> list[tuple[str, int]]:
+    """The texts of these, during which there come to be `count` replicas."""
+    async with httpx2.AsyncClient(base_url=url, timeout=900) as client:
+        texts = [asyncio.create_task(stream(client, i)) for i in numbers]
+        while not any(text.done() for text in texts):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(front.scale.remote(count).result)
+        return await asyncio.gather(*texts)
 
 
 def test_a_node_with_other_versions_is_refused(

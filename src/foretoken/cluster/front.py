@@ -160,6 +160,12 @@ def application(
             """Why there will be no server; "" where there may be."""
             return self._fleet.problem
 
+        async def scale(self, count: int) -> None:
+            """So many replicas from now on; those that are too many end with their texts."""
+            if count < 1:
+                raise InputError(f"count is {count}; give a whole number from 1")
+            self._fleet.scale(count, options.drain)
+
         async def drain(self) -> None:
             """No new requests; until those that run have ended."""
             await self._fleet.stop(options.drain)

@@ -64,12 +64,15 @@ class EngineFleet:
     def __init__(self, setup: Setup, begin: Callable[[Setup], Child], count: int) -> None:
         self.problem = ""  # why it failed
         self.failed = lambda: None  # called where one of the first engines cannot be started
+        self._begin = begin
         self._clients = [EngineClient(setup, begin) for _ in range(count)]
         for client in self._clients:
             client.failed = partial(self._fail, client)
         self.statistics = SpecDecodeStats()
         # Digests of beginnings, by who has read them; what was asked for longest ago comes first
         self._read: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
+        self._measured = False  # whether the first has been ready
+        self._left: dict[EngineClient, asyncio.Task[None]] = {}  # which take no more texts
         self._end: State | None = None
 
     def start(self) -> None:
@@ -83,8 +86,26 @@ class EngineFleet:
             return
         self._end = "draining"
         self._starting.cancel()
-        await asyncio.gather(*(client.stop(patience) for client in self._clients))
+        ends = (client.stop(patience) for client in self._clients)
+        await asyncio.gather(*ends, *self._left.values())
         self._end = "stopped"
+
+    def scale(self, count: int, patience: float) -> None:
+        """So many engines from now on. Those that are too many take no more texts and end with
+        those they have; what is left of them after so many seconds goes on elsewhere."""
+        assert count > 0
+        if self.ending:
+            return
+        while len(self._clients) < count:
+            self._clients.append(client := EngineClient(self._clients[0].setup, self._begin))
+            if self._measured:
+                client.start()
+        while len(self._clients) > count:
+            client = min(
+                reversed(self._clients), key=lambda client: (client.state == "ready", client.open)
+            )
+            self._clients.remove(client)
+            self._left[client] = asyncio.create_task(client.stop(patience))
 
     @property
     def state(self) -> State:
@@ -99,7 +120,8 @@ class EngineFleet:
     @property
     def states(self) -> dict[str, int]:
         """The number of engines in each state."""
-        return dict(Counter(client.state for client in self._clients))
+        leaving = (client for client, end in self._left.items() if not end.done())
+        return dict(Counter(client.state for client in [*self._clients, *leaving]))
 
     @property
     def info(self) -> ModelInfo | None:
@@ -175,14 +197,15 @@ class EngineFleet:
 
     async def _rest(self) -> None:
         """Start the others once the first is ready."""
-        first, *others = self._clients
+        first = self._clients[0]
         while first.state in ("loading", "restarting"):
             await asyncio.sleep(TICK)
         if first.state != "ready":  # it cannot be started, nor could they
             return
+        self._measured = True
         for client in self._clients:  # the first too, for when it is started again
             client.setup = replace(client.setup, costs=first.info and first.info.costs)
-        for client in others:
+        for client in self._clients[1:]:
             client.start()
         while any(client.state == "loading" for client in self._clients):
             await asyncio.sleep(TICK)
@@ -194,7 +217,7 @@ class EngineFleet:
         self.failed()
 
     def _sum(self, name: str) -> int:
-        return sum(getattr(client, name) for client in self._clients)
+        return sum(getattr(client, name) for client in [*self._clients, *self._left])
 
 
 class MovableText:

@@ -137,6 +137,33 @@ def test_new_texts_go_where_there_is_least_to_do() -> None:
     asyncio.run(life())
 
 
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_scaling_loses_nothing(patience: float) -> None:
+    """With patience the one that leaves ends its texts; without, others go on with them."""
+    made: list[Threaded] = []
+
+    async def life() -> list[tuple[list[int], str, int]]:
+        fleet = await begun(1, made)
+        texts = [asyncio.create_task(text(fleet, f"{i}", i)) for i in range(4)]
+        fleet.scale(2, patience)
+        await ready(fleet, 2)
+        texts += [asyncio.create_task(text(fleet, f"{i}", i)) for i in range(4, 8)]
+        while not all(each.engine.running for each in made):
+            await asyncio.sleep(0.001)
+        fleet.scale(1, patience)
+        assert len(fleet._clients) == 1 and sum(fleet.states.values()) == 2
+        results = await asyncio.gather(*texts)
+        while sum(fleet.states.values()) > 1:
+            await asyncio.sleep(0.005)
+        await fleet.stop(5)
+        return results
+
+    spec = speculator()
+    for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
+        (whole,) = spec.generate(f"{i}", seed=[(i, 0)], **SAMPLING)
+        assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
+
+
 def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
     from foretoken.server.process.messages import Failed
 
