@@ -105,5 +105,7 @@ class Offline:
         from foretoken.sampling.params import SamplingParams
 
         params = SamplingParams(query.temperature, max_new_tokens=query.max_tokens)
-        (request,) = self.spec.requests([query.prompts[text]], [params], [(query.seed, text)])
+        (request,) = self.spec.inputs.requests(
+            [query.prompts[text]], [params], [(query.seed, text)]
+        )
         return request

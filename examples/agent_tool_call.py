@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from zlib import crc32
@@ -109,11 +108,10 @@ def call(words: list[str], network: float) -> Callable[..., str]:
 def answer(
     questions: list, f: Callable, q: Callable, guesses: int, network: float
 ) -> list[Execution]:
-    with ThreadPoolExecutor(1 + guesses) as pool:
-        return [
-            speculate(f, call(words, network), q, text, guesses=guesses, executor=pool, seed=i)
-            for i, (text, _, words) in enumerate(questions)
-        ]
+    return [
+        speculate(f, call(words, network), q, text, guesses=guesses, seed=i)
+        for i, (text, _, words) in enumerate(questions)
+    ]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -26,7 +26,7 @@ from console import Run, script
 from foretoken import slow_log
 from foretoken.costing import contention, pair_costs
 from foretoken.costing.costs import Costs
-from foretoken.costing.probe import Probed
+from foretoken.costing.stored import Kept
 from foretoken.errors import RefusedError
 from foretoken.loading import runtimes
 
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Frozen, for all pairs: what is measured on a busy machine differs from run to run, and takes up to
 # a second for each kind of sampling and size of batch
-PROBED = Probed(Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),)), 1.0, 0.0)
+PROBED = Kept(Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),)), 1.0, 0.0)
 REAL = {"probe": pair_costs.probe, "probe_shared": pair_costs.probe_shared}
 FROZEN = {"probe": lambda *args: PROBED, "probe_shared": lambda costs, *args: PROBED}
 vars(pair_costs).update(FROZEN)  # also in fixtures of modules

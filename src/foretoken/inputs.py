@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.controls import own
 from foretoken.controls.chain import Matcher, chain
-from foretoken.controls.grammar import Grammar
+from foretoken.controls.grammar import Grammar, vocabulary
 from foretoken.controls.own import require
 from foretoken.errors import ForetokenError, InputError, about, shown
 from foretoken.generation_config import Ends, forced, resolved
@@ -123,7 +123,7 @@ class InputProcessor:
         return None if structured is None else self._grammar(structured, request.eos).matcher()
 
     def _grammar(self, structured: Structured, eos: frozenset[int]) -> Grammar:
-        return Grammar.of(structured, self.tokenizer, self.target.vocab_size, eos)
+        return vocabulary(self.tokenizer, self.target.vocab_size, eos).grammar(structured)
 
     def sides(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
         """Return the ids that the decoder continues, and those that the encoder reads."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from foretoken import checked
 from foretoken.errors import InputError, RefusedError, shown, whole
+from foretoken.sampling.checks import Count
 from foretoken.sampling.keys import RowKey
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ Seed = int | Sequence[int | tuple[int, int]] | None
 def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
     """InputError for an option that no model could honour, RefusedError for two that conflict."""
     if gamma is not None:
-        _require_count("gamma", gamma, 0, "0 (plain decoding) or more, or None")
+        Count(ge=0, remedy="0 (plain decoding) or more, or None")("gamma", gamma)
     if checked.lenience(lenience) != 1 and rule == COUPLED:
         raise RefusedError(
             f"lenience={lenience} has no meaning for rule='coupled', which keeps the target's "
@@ -61,15 +62,9 @@ def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
     """Return the draft's width, by default `WIDER * num_beams`; InputError for impossible
     options."""
     width = WIDER * num_beams if draft_beams is None else draft_beams
-    _require_count("gamma", gamma, 0, "0 (plain beam search) or more")
-    _require_count("draft_beams", width, num_beams, f"num_beams={shown(num_beams)} or more")
-    return int(width)
-
-
-def _require_count(name: str, value: int, least: int, remedy: str) -> None:
-    if not whole(value) or value < least:
-        advice = remedy if whole(value) else "a whole number"
-        raise InputError(f"{name} is {shown(value)}; give {advice}")
+    Count(ge=0, remedy="0 (plain beam search) or more")("gamma", gamma)
+    wider = Count(ge=num_beams, remedy=f"num_beams={shown(num_beams)} or more")
+    return wider("draft_beams", width)
 
 
 def as_list(prompts: Prompts) -> list[Prompt]:

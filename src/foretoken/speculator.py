@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Event
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from foretoken.beam.search import (
@@ -31,13 +32,12 @@ from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
 from foretoken.models.base import Model
-from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
+from foretoken.options import Prompts, Seed, as_list, check, check_beams
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verifier import Verifier
 from foretoken.sampling.verify import Rule
 from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
-from foretoken.transformers_integration.outputs import decoded
 from foretoken.transformers_integration.unsupported import require_alone, require_ours, withheld
 
 BATCH = 16  # rows that share a pass; a row's text does not depend on it
@@ -46,25 +46,13 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-MOVED = {  # names of version 0.1.0, and where these are now
-    "engaged": "spec.scheduler.engage",
-    "foresight": "spec.predicted_output",
-    "output_stream": "foretoken.engine.output_stream.output_stream",
-    "policy": "spec.costing.policy",
-    "prompts": "spec.inputs.prompts",
-    "released": "spec.scheduler.disengage",
-    "rows": "spec.inputs.rows",
-    "step_costs": "spec.costing.step_costs",
-}
-# Fields that other parts are made from: they stay
-PARTS = ("target", "drafter", "tokenizer", "ends", "controls", "predicted_output")
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Speculator:
     """A target, a drafter and, where there is one, a tokenizer, ready to generate.
 
-    `foretoken.load` makes one. Several threads may call it concurrently.
+    `foretoken.load` makes one, `dataclasses.replace` another of its parts. Several threads may
+    call it concurrently.
 
     Attributes:
         target: The model whose distribution the output follows.
@@ -100,33 +88,19 @@ class Speculator:
     inputs: InputProcessor = field(init=False, repr=False)
     costing: PairCosts = field(init=False, repr=False)
     scheduler: Scheduler = field(init=False, repr=False)
-    _told: bool = field(default=False, init=False, repr=False)
+    _told: Event = field(default_factory=Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_drafter(self.drafter)
-        self.scheduler = Scheduler(self.target, self.drafter, BATCH)
-        self.inputs = InputProcessor(
-            self.target, self.tokenizer, self.ends, self.controls, self.predicted_output
+        target, drafter = self.target, self.drafter
+        scheduler = Scheduler(target, drafter, BATCH)
+        inputs = InputProcessor(
+            target, self.tokenizer, self.ends, self.controls, self.predicted_output
         )
         pair = f"{self.target_name}, {self.draft_name}"
-        self.costing = PairCosts(
-            self.target, self.drafter, self.inputs, self.scheduler, BATCH, pair
-        )
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in PARTS and hasattr(self, "costing"):
-            raise InputError(
-                f"the {name} of a Speculator stays; make another Speculator with "
-                f"dataclasses.replace(spec, {name}=...)"
-            )
-        object.__setattr__(self, name, value)
-
-    if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
-
-        def __getattr__(self, name: str) -> Any:
-            if name in MOVED:
-                raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        costing = PairCosts(target, drafter, inputs, scheduler, BATCH, pair)
+        for name, part in (("scheduler", scheduler), ("inputs", inputs), ("costing", costing)):
+            object.__setattr__(self, name, part)
 
     def generate(
         self,
@@ -369,8 +343,8 @@ class Speculator:
         decoded as if it ran alone, without padding, though `max_length` and `min_length` count the
         padding. Where it samples, a seed is drawn from torch's global generator, so
         `torch.manual_seed` makes it repeatable; the numbers are not those that transformers would
-        draw. Scores and logits of rows that have ended are zeros. Of a model that runs converted,
-        only its kind and its vocabulary are compared with this model's.
+        draw. Of a model that runs converted, only its kind and its vocabulary are compared with
+        this model's.
 
         Args:
             model: The model whose `generate` was called.
@@ -389,7 +363,7 @@ class Speculator:
             What transformers' `generate` returns: ids `[B, n]`, or its output object.
 
         Raises:
-            ForeignError: The call asks for what cannot be honoured: a beam search, attentions,
+            ForeignError: The call asks for what cannot be honoured: a beam search, scores,
                 hidden states, a cache, an assistant. A Speculator that is named is not passed over.
 
         Examples:
@@ -426,79 +400,13 @@ class Speculator:
         requests = task.requests(self.target)
         policy = self.costing.policy(requests, gamma, len(requests))
         rows = self.inputs.rows(requests)
-        return decoded(
-            task, rows, self.scheduler.run(rows, verifier, policy), self.target, streamer
-        )
+        steps = self.scheduler.run(rows, verifier, policy)
+        return task.decoded(rows, steps, self.target, streamer)
 
     def tell_suggested(self, params: Sequence[SamplingParams]) -> None:
         """Warn once, where texts differ from what the model's own generation config suggests."""
-        self._told = self._told or warned_of_suggested(self.suggested, params)
-
-    def requests(
-        self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
-    ) -> list[Request]:
-        """Check prompts and options, and return the requests that `generate` makes of them.
-
-        Args:
-            prompts: Prompts one by one, each a text or ids.
-            params: One SamplingParams for all prompts, or a list with one for each.
-            seed: As `generate` takes it.
-
-        Returns:
-            `num_return_sequences` requests of each prompt, in order.
-
-        Raises:
-            InputError: A prompt cannot be continued.
-
-        Examples:
-            >>> import foretoken
-            >>> spec = foretoken.load()
-            >>> params = foretoken.SamplingParams(max_new_tokens=5)
-            >>> (request,) = spec.requests(["It was"], params, seed=0)
-            >>> request.limit
-            5
-        """
-        return self.inputs.requests(prompts, params, seed)
-
-    def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
-        """Return a prompt's ids, special tokens of the tokenizer included.
-
-        Args:
-            prompt: A text or ids.
-            i: The prompt's number, for errors.
-
-        Returns:
-            The ids.
-
-        Raises:
-            InputError: The prompt is empty or invalid, or a text without a tokenizer.
-
-        Examples:
-            >>> import foretoken
-            >>> spec = foretoken.load()
-            >>> spec.tokenizer.decode(spec.ids("It was"))
-            'It was'
-        """
-        return self.inputs.ids(prompt, i)
-
-    def prediction(self, given: Prompt) -> tuple[int, ...]:
-        """Return the new tokens that a caller expects.
-
-        Args:
-            given: Ids, or a text, which gets no special tokens.
-
-        Returns:
-            The ids.
-
-        Raises:
-            InputError: The prediction is invalid, or a text without a tokenizer.
-
-        Examples:
-            >>> import foretoken
-            >>> foretoken.load().prediction([5, 6])
-            (5, 6)
-        """
-        return self.inputs.prediction(given)
+        if not self._told.is_set() and warned_of_suggested(self.suggested, params):
+            self._told.set()
 
     def _pieces(
         self, rows: list[Row], verifier: Verifier, gamma: Gamma
@@ -514,7 +422,6 @@ class Speculator:
 
     def completion(self, row: Row) -> Completion:
         """Return the completion of a row."""
-        self.costing.watch(row)
         params = row.request.params
         return Completion(
             text=text_of(row, self.tokenizer),

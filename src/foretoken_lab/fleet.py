@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
 
@@ -329,13 +329,9 @@ def require(measured: Measurement, name: str) -> Serving:
             "foretoken measure --rows 16 --out"
         )
     serving = measured.serving
-    try:
-        costs.parsed(asdict(serving.costs))
-        for part in ("reading", "draft_reading", "around", "drafts", "passes"):
-            costs.table(getattr(serving, part))
-        costs.table([(serving.rows, serving.joining)])
-    except ValueError:
-        raise InputError(f"{name}: serving: these are no costs; measure again") from None
+    tables = serving.reading, serving.draft_reading, serving.around, serving.drafts, serving.passes
+    if not (serving.costs.sound and all(map(costs.sound, (*tables, ((1, serving.joining),))))):
+        raise InputError(f"{name}: serving: these are no costs; measure again")
     if serving.rows < 1:
         raise InputError(f"{name}: serving: rows is {serving.rows}; measure again")
     if measured.draft.name.partition(":")[0] == "heads":

@@ -118,7 +118,7 @@ def written(
         for at in range(0, len(prompts), BATCH):
             batch = prompts[at : at + BATCH]
             keys = [(seed, at + i) for i in range(len(batch))]
-            requests = spec.requests(batch, params, keys)
+            requests = spec.inputs.requests(batch, params, keys)
             completions = uninterrupted(spec.generate(batch, params, gamma=0, seed=keys))
             texts += [
                 WrittenTexts(r, one.tokens) for r, one in zip(requests, completions, strict=True)

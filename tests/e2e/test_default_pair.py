@@ -82,7 +82,7 @@ def test_it_writes_words(pair):
 
 
 def test_the_context_ends_it(pair):
-    prompt = pair.ids("the house and ") * pair.target.context
+    prompt = pair.inputs.ids("the house and ") * pair.target.context
     prompt = prompt[: pair.target.context - 9]
     (completion,) = pair.generate(prompt, gamma=4)
     assert completion.finish_reason == "stop" or len(completion.tokens) == 9

@@ -27,6 +27,7 @@ DRAFTERS = {
     "uniform": lambda: UniformDrafter(V),
     "stops": lambda: FunctionDrafter(Q, after=lambda distribution, x: distribution[x] < 0.5),
 }
+OFTEN = ("lm", "lm-cannot-guess-all", "certain", "stops")
 
 
 def case(rule, kind="lm", params=None) -> Case:
@@ -34,7 +35,10 @@ def case(rule, kind="lm", params=None) -> Case:
     return Case(lambda: Table(P, V), DRAFTERS[kind], rule, GAMMA, params)
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in OFTEN else pytest.param(k, marks=pytest.mark.prove) for k in DRAFTERS],
+)
 @pytest.mark.parametrize("rule", COMPARATORS)
 def test_two_steps_leave_the_distribution_as_it_is(rule, kind, monkeypatch):
     assert bias(case(COMPARATORS[rule], kind), P, monkeypatch) < 1e-12

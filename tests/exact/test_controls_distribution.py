@@ -225,13 +225,6 @@ def test_every_control(name, rule, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", ["penalty", "ngrams", "least", "bad-words"])
-@pytest.mark.parametrize("kind", ["ngram", "cascade", "lookup-then-lm", "lm-then-ngram"])
-def test_drafters_of_every_kind(kind, name, rule, monkeypatch):
-    assert off(case(kind, rule, CONTROLS[name]), monkeypatch) < rounding(kind)
-
-
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_every_drafter(kind, rule, monkeypatch):
     """Penalties and bans at once."""

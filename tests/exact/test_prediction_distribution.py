@@ -13,8 +13,8 @@ import torch
 from exact.drafters import Certain, FunctionDrafter
 from exact.worlds import Case, Table, bias, distribution_of
 from foretoken.drafters.base import Draft
-from foretoken.drafters.known_tokens import KnownTokensDrafter
 from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.mixture import KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine import batch
 from foretoken.request import Request

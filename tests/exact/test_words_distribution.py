@@ -27,6 +27,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import RULES, block
 from oracle import random_model
+from running import running
 
 pytestmark = pytest.mark.cpu_only
 GAMMA = 2
@@ -142,7 +143,7 @@ def test_ends_of_a_text_are_the_same_token(rule, monkeypatch):
 def test_its_draft_tokens_are_judged():
     """That something is proved at all."""
     rows = [Row.of(Request([1, 0], 12, RowKey(0, b))) for b in range(8)]
-    for _ in Batch(Table(P, V), DRAFTERS["shared"]()).run(rows, choose(block), Fixed(GAMMA)):
+    for _ in running(Batch(Table(P, V), DRAFTERS["shared"]()), rows, choose(block), Fixed(GAMMA)):
         pass
     assert sum(step.accepted for row in rows for step in row.records) > 0
 

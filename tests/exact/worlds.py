@@ -30,6 +30,7 @@ from foretoken.sampling.keys import Purpose, RowKey
 from foretoken.sampling.verify import Outcome, Rule
 from oracle import Model as Distribution
 from oracle import Text, extend, joint, standardize, tv
+from running import running
 
 Name = tuple[Hashable, ...]  # of a draw, as row, committed length, offset and purpose
 Path = dict[Name, tuple[int, float]]  # the outcome taken wherever there were several; its chance
@@ -155,7 +156,7 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     for row in rows:
         controls = chain(row.request, target.vocab_size, matcher=case.matcher())
         row.controls = case.controls(controls)
-    run = Batch(target, case.drafter()).run(rows, verifier, Fixed(case.gamma))
+    run = running(Batch(target, case.drafter()), rows, verifier, Fixed(case.gamma))
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
     run.close()

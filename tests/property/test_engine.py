@@ -158,7 +158,9 @@ class Callers(RuleBasedStateMachine):
     @rule(data=st.data())
     def generate_beside(self, data: st.DataObject) -> None:
         sampling = self.sampling(data)
-        made = self.spec.requests([list(sampling.prompt)], [sampling.params], [(sampling.seed, 1)])
+        made = self.spec.inputs.requests(
+            [list(sampling.prompt)], [sampling.params], [(sampling.seed, 1)]
+        )
         verifier = moving.check(sampling.gamma, self.how, 1.0)
         (completion,) = self.spec.completions(self.spec.inputs.rows(made), verifier, sampling.gamma)
         self.alone.require(sampling, completion.tokens, completion)

@@ -21,19 +21,13 @@ from torch.nn import functional
 
 from foretoken.beam.forest import Forest, Node
 from foretoken.controls.chain import chain
-from foretoken.errors import (
-    DeadEndError,
-    InputError,
-    NumericsError,
-    RefusedError,
-    as_float,
-    shown,
-    whole,
-)
+from foretoken.errors import DeadEndError, InputError, NumericsError, RefusedError, shown
 from foretoken.models.base import Model
 from foretoken.models.reader import Reader
 from foretoken.request import FinishReason, Request, brief
+from foretoken.sampling.checks import Number
 from foretoken.sampling.draw import Shaping
+from foretoken.sampling.params import COUNT
 from foretoken.text.decoding import continued
 
 if TYPE_CHECKING:
@@ -43,7 +37,12 @@ if TYPE_CHECKING:
 # pyright: reportUnknownMemberType=false
 
 
-STEEPEST = 50  # a length penalty: at it, powers of a million tokens are still float64
+CHECKS = {
+    "num_beams": COUNT,
+    "num_return_sequences": COUNT,
+    # at 50, powers of a million tokens are still float64
+    "length_penalty": Number(ge=-50, le=50, remedy="a number from -50 to 50"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +60,13 @@ class BeamParams:
     early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
-        for name in ("num_beams", "num_return_sequences"):
-            value = getattr(self, name)
-            if not whole(value) or value < 1:
-                raise InputError(f"{name} is {shown(value)}; give a whole number from 1")
-            object.__setattr__(self, name, int(value))  # NumPy's overflow
+        for name, check in CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.num_return_sequences > self.num_beams:
             raise InputError(
                 f"num_return_sequences is {shown(self.num_return_sequences)}, but there are only "
                 f"{shown(self.num_beams)} beams; give num_beams={shown(self.num_return_sequences)}"
             )
-        penalty = as_float(self.length_penalty)
-        if not -STEEPEST <= penalty <= STEEPEST:
-            raise InputError(
-                f"length_penalty is {shown(self.length_penalty)}; give a number from -{STEEPEST} "
-                f"to {STEEPEST}"
-            )
-        object.__setattr__(self, "length_penalty", penalty)
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise InputError(
                 f"early_stopping is {self.early_stopping!r:.60}; give True, False or 'never'"
@@ -268,20 +257,6 @@ class BeamTask:
     seconds: float = 0.0
 
 
-def beam_stats(task: BeamTask, runtime: str, draft_runtime: str) -> BeamStats:
-    """Sum up what a search took."""
-    return BeamStats(
-        target_calls=len(task.depths),
-        draft_calls=task.draft_calls,
-        depths=tuple(task.depths),
-        steps=len(task.depths) + sum(task.depths),
-        scored=task.scored,
-        seconds=task.seconds,
-        runtime=runtime,
-        draft_runtime=draft_runtime,
-    )
-
-
 class BeamDraft:
     """Beam searches of a draft model, from beams of the target.
 
@@ -415,7 +390,16 @@ def beams_of(
     search = task.search
     if not search.finished:
         raise DeadEndError("the controls leave no text; ask for less")
-    stats = beam_stats(task, runtime, draft_runtime)
+    stats = BeamStats(
+        target_calls=len(task.depths),
+        draft_calls=task.draft_calls,
+        depths=tuple(task.depths),
+        steps=len(task.depths) + sum(task.depths),
+        scored=task.scored,
+        seconds=task.seconds,
+        runtime=runtime,
+        draft_runtime=draft_runtime,
+    )
     beams: list[Beam] = []
     for end in search.finished[: search.params.num_return_sequences]:
         tokens = end.node.new_tokens

@@ -172,13 +172,13 @@ def _load(
     prompts = [prompt_files.for_model(line, spec) for line in lines]
     tokens, seed = options.max_new_tokens, options.seed
     sampling = replace(options.params, max_new_tokens=tokens)
-    for i, request in enumerate(spec.requests(prompts, sampling, seed)):
+    for i, request in enumerate(spec.inputs.requests(prompts, sampling, seed)):
         if request.limit < tokens:
             raise InputError(
                 f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
                 "give a shorter one or a smaller --max-new-tokens"
             )
-    ids = [spec.ids(prompt, i) for i, prompt in enumerate(prompts)]
+    ids = [spec.inputs.ids(prompt, i) for i, prompt in enumerate(prompts)]
     return spec, [
         RaceTask(prompt, tokens, options.params, seed + i) for i, prompt in enumerate(ids)
     ]

@@ -302,8 +302,7 @@ def _show_cached(console: Console, document: dict[str, Any]) -> None:
     total = sum(row["bytes"] for row in document["models"]) / 1e6
     console.print(f"{total:.0f} MB in {document['folder']}", soft_wrap=True)
     for each in document["costs"]:
-        poor = each["doubt"] or each["off"] is not None
-        again = "; measured again by a later start" if poor else ""
+        again = "; measured again by a later start" if each["doubt"] else ""
         line = f"{_date(each['when'])}  costs of {each['label']}{again}"
         console.print(line, soft_wrap=True)
 

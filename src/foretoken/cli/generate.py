@@ -129,7 +129,8 @@ def _answer(
     """Generate and print all texts. Exit code 1 if one failed, 130 after Ctrl-C."""
     prompts.require(tasks, spec)
     keys = prompts.keys(tasks, seed)
-    requests = spec.requests(ready, [each.params for each in tasks], keys)  # a bad one fails now
+    params = [each.params for each in tasks]
+    requests = spec.inputs.requests(ready, params, keys)  # a bad one fails now
     streamed = len(requests) == 1 and not (as_json or show_tokens)
     completions = (
         [_streamed(spec, tasks[0], ready[0], keys, speculation)]

@@ -110,7 +110,7 @@ class LocalModel:
         else:
             line = Line("", messages=[*prompt])
             room["max_new_tokens"] = spec.target.context or UNBOUNDED
-        ids = spec.ids(self.template.prompt(line, spec))
+        ids = spec.inputs.ids(self.template.prompt(line, spec))
         params = SamplingParams(**{**room, **options})
         spec.tell_suggested([params])
         behind = [] if spec.target.encoder_decoder else ids

@@ -98,7 +98,7 @@ def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, 
     from foretoken.request import uninterrupted
 
     text = prompts.for_model(one.line, spec)
-    (request,) = spec.requests([text], [one.params], seed)
+    (request,) = spec.inputs.requests([text], [one.params], seed)
     few = replace(one.params, max_new_tokens=max(FEW, one.params.min_new_tokens or 0))
     for params in (few, one.params):
         (completion,) = uninterrupted(spec.generate([text], params, seed=seed, **speculation))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.controls import own, penalties
-from foretoken.controls.history import History, Rewindable
+from foretoken.controls.penalties import History, Rewindable
 from foretoken.errors import ControlError, DeadEndError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
@@ -134,7 +134,7 @@ def chain(
     prefix constraints ask for; matcher: of the grammar that its text must match.
     """
     row = _Setting(request, V, number, matcher)
-    ordered = (_biases, _penalties, _repeats, _bans, _ends, _own_controls)
+    ordered = (_raised_and_lowered, _banned, _ends, _own_controls)
     controls = [control for part in ordered for control in part(request.params, row)]
     return Chain(controls, row) if controls else None
 
@@ -142,14 +142,11 @@ def chain(
 Named = Iterator[tuple[str, Control]]
 
 
-def _biases(params: SamplingParams, row: _Setting) -> Named:
+def _raised_and_lowered(params: SamplingParams, row: _Setting) -> Named:
     if params.sequence_bias:
         yield "sequence_bias", penalties.Biased(dict(params.sequence_bias))
     if params.logit_bias:
         yield "logit_bias", penalties.Biased(dict(params.logit_bias))
-
-
-def _penalties(params: SamplingParams, row: _Setting) -> Named:
     encoder, every = params.encoder_repetition_penalty or 1, params.repetition_penalty or 1
     if encoder != 1:
         yield "encoder_repetition_penalty", penalties.Encoder(encoder, row.read, row.V)
@@ -160,18 +157,12 @@ def _penalties(params: SamplingParams, row: _Setting) -> Named:
         yield "presence_penalty and frequency_penalty", occurrence
 
 
-def _repeats(params: SamplingParams, row: _Setting) -> Named:
-    if params.no_repeat_ngram_size:
-        yield (
-            "no_repeat_ngram_size",
-            penalties.NoRepeat(params.no_repeat_ngram_size, row.request.prompt),
-        )
+def _banned(params: SamplingParams, row: _Setting) -> Named:
+    if n := params.no_repeat_ngram_size:
+        yield "no_repeat_ngram_size", penalties.NoRepeat(n, row.request.prompt)
     if params.encoder_no_repeat_ngram_size:
         none = penalties.NoneOfSource(params.encoder_no_repeat_ngram_size, row.read, row.V)
         yield "encoder_no_repeat_ngram_size", none
-
-
-def _bans(params: SamplingParams, row: _Setting) -> Named:
     # as transformers has it, an end is no bad word
     bad = [
         ids
@@ -187,8 +178,6 @@ def _bans(params: SamplingParams, row: _Setting) -> Named:
 
 
 def _ends(params: SamplingParams, row: _Setting) -> Named:
-    if params.remove_invalid_values:
-        yield "remove_invalid_values", penalties.finite
     if params.exponential_decay_length_penalty:
         start, factor = params.exponential_decay_length_penalty
         yield "exponential_decay_length_penalty", penalties.Decay(start, factor, row.stops)

@@ -50,6 +50,8 @@ class Vocabulary:
         self.grammar = lru_cache(KEPT)(self._grammar)
 
     def _grammar(self, structured: Structured) -> Grammar:
+        """Compile a row's wish. InputError where it does not compile or cannot be followed from its
+        first tokens on."""
         return Grammar(self, structured.kind, _compiled(structured, self.words))
 
 
@@ -83,17 +85,6 @@ class Grammar:
         self.kind = kind
         self._compiled = compiled
         self._require_texts()
-
-    @staticmethod
-    def of(
-        structured: Structured,
-        tokenizer: PreTrainedTokenizerBase | None,
-        V: int,
-        eos: frozenset[int],
-    ) -> Grammar:
-        """The grammar of a row's wish, compiled once. InputError where it does not compile or
-        cannot be followed from its first tokens on, and as `vocabulary`."""
-        return vocabulary(tokenizer, V, eos).grammar(structured)
 
     def matcher(self) -> GrammarMatcher:
         """A matcher before its first token."""

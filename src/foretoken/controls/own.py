@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.controls.history import History
+from foretoken.controls.penalties import History
 from foretoken.errors import ControlError, InputError, RefusedError, one_line, shown
 from foretoken.models.base import Model
 from foretoken.sampling.params import FIELDS, BeamControls, SamplingParams

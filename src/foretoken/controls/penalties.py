@@ -1,18 +1,67 @@
 """Controls that make ids less or more likely by what has occurred, and controls that forbid ids, or
 all but one, by place or by the tokens before.
 
-`control(scores, history) -> scores`: the scores `[V]` of one position are its own to change.
+`control(scores, history) -> scores`: the scores `[V]` of one position are its own to change. The
+history grows and shrinks a token at a time, with the draft tokens before a position.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.controls.history import History
+
+class Rewindable(Protocol):
+    """A follower of the text, token by token, that can go back."""
+
+    def push(self, token: int) -> None:
+        """The text goes on by this token."""
+        ...
+
+    def pop(self) -> None:
+        """Forget the last token pushed."""
+        ...
+
+
+class History:
+    """A text of tokens, of which the first `prompt` are given; and how often each id has occurred
+    in it and among the new tokens, in the order of their first time."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        self.tokens, self.prompt = list(prompt), len(prompt)
+        self.every, self.new = Counter(prompt), Counter[int]()
+
+    @property
+    def done(self) -> int:
+        """New tokens so far."""
+        return len(self.tokens) - self.prompt
+
+    def push(self, token: int) -> None:
+        self.tokens.append(token)
+        for counts in (self.every, self.new):
+            counts[token] += 1
+
+    def pop(self) -> None:
+        token = self.tokens.pop()
+        for counts in (self.every, self.new):
+            counts[token] -= 1
+            if not counts[token]:
+                del counts[token]
+
+    def ids(self, device: torch.device) -> Tensor:
+        """All tokens, `[n]`; a copy, which others may change."""
+        return _tensor(self.tokens, device)
+
+
+def _tensor(numbers: Collection[int], device: torch.device) -> Tensor:
+    array = np.fromiter(numbers, np.int64, len(numbers))  # in half of the time of torch.tensor
+    return torch.from_numpy(array).to(device)
 
 
 class Suppressed:
@@ -112,11 +161,6 @@ class NoneOfSource:
         return banned(scores, self.followed.get(tuple(history.tokens[first:]), []))
 
 
-def finite(scores: Tensor, history: History) -> Tensor:
-    """NaN becomes 0, infinities the largest and least numbers."""
-    return scores.nan_to_num_(0.0)
-
-
 def banned(scores: Tensor, ids: list[int]) -> Tensor:
     """Scores with the ids at -inf."""
     if not ids:
@@ -135,7 +179,7 @@ class Repetition:
     penalty: float
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return scaled(scores, history.every.ids(scores.device), self.penalty)
+        return scaled(scores, _tensor(history.every, scores.device), self.penalty)
 
 
 class Encoder:
@@ -158,12 +202,11 @@ class Occurrence:
     frequency: float
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        ids = history.new.ids(scores.device)
-        if not len(ids):
+        if not history.new:
             return scores
-        return scores.index_add_(
-            0, ids, -(self.presence + self.frequency * history.new.counts(scores))
-        )
+        counts = _tensor(history.new.values(), scores.device).to(scores)
+        ids = _tensor(history.new, scores.device)
+        return scores.index_add_(0, ids, -(self.presence + self.frequency * counts))
 
 
 class Decay:

@@ -7,10 +7,10 @@ generation may influence the text. Knows no engine, no policy and no disk.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import isfinite
 from statistics import median_low
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 
-SINGLE = ("change", "draft_token", "draft_change")  # that are one number
 TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
 PLAIN = SamplingParams()
@@ -38,6 +37,16 @@ class Costs:
     change: float = 0.0  # what a pass takes more where its size is another than that of the last
     draft_token: float = 0.0  # what every further token of a draft's pass takes
     draft_change: float = 0.0  # as `change`, of the draft's
+
+    @property
+    def sound(self) -> bool:
+        """True where these can be costs, wherever they were read from."""
+        weight, alpha = self.prior
+        single = ((0, self.change), (1, self.draft_token), (2, self.draft_change))
+        # rates are divided by the time of a pass
+        positive = weight > 0 and all(value > 0 for _, value in (*self.score, *self.rows))
+        tables = self.draft, self.score, self.verify, self.rows, single
+        return positive and 0 <= alpha <= 1 and all(map(sound, tables))
 
     @property
     def undrafted(self) -> Costs:
@@ -135,28 +144,7 @@ def dearest(params: list[SamplingParams]) -> SamplingParams:
     return SamplingParams(**most.standard._asdict())
 
 
-def parsed(entry: Any) -> Costs:
-    """Costs as JSON holds them, checked; ValueError where they are broken."""
-    try:
-        parts = dict(cast(dict[str, Any], entry))
-        weight, alpha = map(float, parts.pop("prior"))
-        single = {name: float(parts.pop(name)) for name in SINGLE}
-        tables = {name: table(part) for name, part in parts.items()}
-        costs = Costs(**cast(dict[str, Any], tables | single), prior=(weight, alpha))
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-        raise ValueError("not costs") from None
-    valid = weight > 0 and 0 <= alpha <= 1
-    valid = valid and all(isfinite(value) and value >= 0 for value in single.values())
-    # rates are divided by the time of a pass
-    if not (valid and all(value > 0 for _, value in (*costs.score, *costs.rows))):
-        raise ValueError("not costs")
-    return costs
-
-
-def table(points: Any) -> Table:
-    """A table as JSON holds it, checked; ValueError where it is broken."""
-    rows = tuple((int(n), float(value)) for n, value in points)
-    rising = all(a < b for (a, _), (b, _) in zip(rows, rows[1:], strict=False))
-    if not rows or not rising or not all(isfinite(v) and v >= 0 for _, v in rows):
-        raise ValueError("not a table of costs")
-    return rows
+def sound(table: Table) -> bool:
+    """Tell whether it holds finite seconds, not below 0, by ascending sizes."""
+    rising = all(a < b for (a, _), (b, _) in pairwise(table))
+    return bool(table) and rising and all(isfinite(value) and value >= 0 for _, value in table)

@@ -6,18 +6,17 @@ Their text is thrown away, so guesses may be made up where the drafter has none.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from itertools import zip_longest
 from statistics import median_low
 from time import perf_counter
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar
 
 import torch
 
 from foretoken.costing import contention
 from foretoken.costing.costs import Costs, at, of
-from foretoken.costing.gamma import NOTHING, Beside
+from foretoken.costing.stored import Kept
 from foretoken.drafters.base import Draft, Drafter, DrafterBase, pack
 from foretoken.engine.batch import Batch
 from foretoken.lease import leased
@@ -47,17 +46,9 @@ STRAY = 4  # one size in so many may differ by more: steps that grow the cache a
 T = TypeVar("T")
 
 
-class Probed(NamedTuple):
-    """Costs, and what says how far they can be trusted."""
-
-    costs: Costs
-    spread: float | None  # the ratio of two halves of the rounds; None where there was one
-    others: float | None  # the share of the processors that others took; None where unknown
-
-
 def probe(
     batch: Batch, request: Request, params: SamplingParams, eos: frozenset[int] = frozenset()
-) -> Probed:
+) -> Kept:
     """Costs of steps of one row, which ends of sequence, `eos`, do not stop: what follows one is
     timed, and says nothing of how far the two models agree. Less is measured where the request's
     limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
@@ -69,12 +60,12 @@ def probe(
     if not drafter.made_up:
         costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
     spread = _spread(steps, [step.drafted for step in steps], ALONE)
-    return Probed(costs, spread, contention.share([contention.taken(reading)]))
+    return Kept(costs, spread, contention.share([contention.taken(reading)]))
 
 
 def probe_shared(
     costs: Costs, batch: Batch, request: Request, params: SamplingParams, rows: int
-) -> Probed:
+) -> Kept:
     """`costs`, extended by steps of so many rows, all like `request`."""
     sizes, reading = shared(rows), contention.read()
     rows_run = _run(batch, _NeverSilent(batch.drafter), [request] * rows, params, sizes)
@@ -83,11 +74,8 @@ def probe_shared(
     drafted = [sum(step.drafted for step in each) for each in together]
     draft_tokens = _settled(drafted, sizes)
     spread = _spread(steps, draft_tokens, sizes)
-    return Probed(
-        costs.among(steps, draft_tokens, rows),
-        spread,
-        contention.share([contention.taken(reading)]),
-    )
+    others = contention.share([contention.taken(reading)])
+    return Kept(costs.among(steps, draft_tokens, rows), spread, others)
 
 
 def shared(rows: int) -> tuple[int, ...]:
@@ -120,16 +108,20 @@ def _run(
     """Rows that have been through rounds over the sizes, at least two; the first one has guessed
     most."""
     rows = [Row.of(replace(request, params=params)) for request in requests]
-    batch = Batch(batch.target, cast(Drafter, drafter))
-    run = batch.run(rows, choose(block), _Rounds(sizes))
-    length = len(_round(sizes))
-    start = perf_counter()
-    with closing(run):
-        for _ in run:
-            rounds, within = divmod(len(rows[0].records), length)
+    batch, verifier, gammas = Batch(batch.target, drafter), choose(block), _round(sizes)
+    start, steps = perf_counter(), 0
+    try:
+        batch.join(rows)
+        while batch.rows:
+            every, more = divmod(gammas[steps % len(gammas)], len(batch.rows))
+            batch.step(verifier, [every + (b < more) for b in range(len(batch.rows))])
+            steps += 1
+            rounds, within = divmod(steps, len(gammas))
             late = perf_counter() - start > SECONDS
             if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
                 break
+    finally:
+        batch.clear()
     return rows
 
 
@@ -198,22 +190,6 @@ def _pass(model: Model, n: int) -> float:
     seconds = perf_counter() - start
     model.set_lengths([AHEAD])
     return seconds
-
-
-class _Rounds:
-    """A policy that repeats the round for ever."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.round = _round(sizes)
-
-    @property
-    def most(self) -> int:
-        return max(self.round)
-
-    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
-        step = len(rows[0].records)
-        all_, more = divmod(self.round[step % len(self.round)], len(rows))
-        return [all_ + (b < more) for b in range(len(rows))]
 
 
 class _NeverSilent(DrafterBase):

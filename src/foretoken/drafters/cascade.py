@@ -22,11 +22,12 @@ from foretoken.drafters.base import (
     require_vocabulary,
     rewinding,
 )
-from foretoken.errors import InputError, NumericsError, whole
+from foretoken.errors import NumericsError
 from foretoken.models.base import Blocks, Model, require_model
 from foretoken.models.reader import Reader
 from foretoken.models.rows import staying
 from foretoken.request import Request, Row
+from foretoken.sampling.checks import Count
 from foretoken.sampling.draw import Draw, Shaping
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verifier import COUPLED, choose
@@ -64,13 +65,11 @@ class CascadeDrafter(DrafterBase):
 
     def __init__(self, middle: Model, drafter: Drafter, gamma: int = 4) -> None:
         require_model(middle)
-        if not whole(gamma) or gamma < 0:
-            raise InputError(
-                f"gamma is {gamma!r:.60}; give the guesses for a run of the middle model, 0 or more"
-            )
+        remedy = "the guesses for a run of the middle model, 0 or more"
+        self.gamma = Count(ge=0, remedy=remedy)("gamma", gamma)
         require_drafter(drafter)
         require_vocabulary(drafter, middle.vocab_size, "the model that it guesses for")
-        self.middle, self.drafter, self.gamma = middle, rewinding(drafter, "a cascade"), gamma
+        self.middle, self.drafter = middle, rewinding(drafter, "a cascade")
         self.holds = (middle, drafter)
         self.vocab_size, self.runtime = middle.vocab_size, middle.runtime
         self._reader = Reader(middle)

@@ -1,6 +1,7 @@
 """Drafters by position (paper, section 5: varying M_q): a good one first, cheap ones after.
 
-Each part goes on where the one before it stopped, and is told the guesses so far. Knows no models.
+Each part goes on where the one before it stopped, and is told the guesses so far. And guesses that
+rows have without a drafter, before those of one. Knows no models.
 """
 
 from __future__ import annotations
@@ -111,6 +112,39 @@ class MixtureDrafter(DrafterBase):
     def leave(self, rows: list[int]) -> None:
         for drafter, _ in self.parts:
             drafter.leave(rows)
+
+
+class KnownTokensDrafter(DrafterBase):
+    """For one step: `given[b]` for row b, which its request predicts or its grammar forces, or
+    where that is empty what `drafter` guesses. They are certain, cost nothing, and are judged like
+    all others. predicted: the rows whose draft tokens are of their own prediction."""
+
+    def __init__(
+        self, drafter: Drafter, given: list[list[int]], predicted: frozenset[int] = frozenset()
+    ) -> None:
+        self.drafter, self.given, self.predicted = drafter, given, predicted
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.drafter.start(rows, prompts, sources)
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        draft = replace(pack(self.given), predicted=self.predicted)
+        budget = [0 if x else g for x, g in zip(self.given, gamma, strict=True)]
+        if not any(budget):
+            return draft
+        drafts = [draft, self.drafter.propose(budget, draw)]
+        drafted = zip(listed(drafts[1].tokens), listed(drafts[1].lengths), strict=True)
+        draft_tokens = [x or ids[:n] for x, (ids, n) in zip(self.given, drafted, strict=True)]
+        packed = pack(draft_tokens, joined(drafts), drafts[1].calls)
+        return replace(packed, tops=joined_tops(drafts), predicted=self.predicted)
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        self.drafter.commit(tokens)
+
+    def leave(self, rows: list[int]) -> None:
+        self.drafter.leave(rows)
 
 
 def _is_pair(part: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
-from foretoken.errors import InputError, whole
+from foretoken.sampling.checks import Count
 from foretoken.sampling.distributions import running_sum
 from foretoken.transfer import listed
 
@@ -36,8 +36,7 @@ class UniformDrafter(DrafterBase):
     """
 
     def __init__(self, vocab_size: int) -> None:
-        if not whole(vocab_size) or vocab_size < 1:
-            raise InputError(f"vocab_size is {vocab_size!r:.60}; give the target's, 1 or more")
+        vocab_size = Count(ge=1, remedy="the target's, 1 or more")("vocab_size", vocab_size)
         self.vocab_size = vocab_size
         self.distribution = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
         self.cdf = running_sum(self.distribution)

@@ -14,9 +14,8 @@ from time import perf_counter
 
 import torch
 
-from foretoken.costing.gamma import Fixed, Gamma
 from foretoken.drafters.base import Drafter, held, require_apart
-from foretoken.drafters.known_tokens import KnownTokensDrafter
+from foretoken.drafters.mixture import KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.lease import Lease
 from foretoken.models.base import Encodes, Keeps, Model, Remembers, Switches
@@ -44,26 +43,6 @@ class Batch:
         if isinstance(target, Switches) and target.longest != target.context:
             self._switches = target
         self._lease: Lease | None = None  # while there are rows
-
-    def run(self, rows: list[Row], verifier: Verifier, gamma: Gamma) -> Generator[None]:
-        """Advance fresh rows, and no others, until all are finished; yields after the prefill and
-        after every step.
-
-        `gamma` is asked before every step. Raises RefusedError where another run has the target or
-        the drafter, or a part of them.
-        """
-        batch = Batch(self.target, self.drafter)  # which ends with this generator
-        try:
-            batch.join(rows, drafts=gamma != Fixed(0))
-            yield
-            while batch.rows:
-                batch.step(verifier, gamma.ask(batch.rows))
-                if outgrown := batch.outgrown:
-                    batch.leave(outgrown)
-                    batch.join(outgrown, drafts=gamma != Fixed(0))
-                yield
-        finally:
-            batch.clear()
 
     @property
     def outgrown(self) -> list[Row]:

@@ -56,7 +56,7 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     loaded = isinstance(source, Source)
     device = placement.device if loaded else source.device
     if not loaded and placement.runtime == "auto" and device.type != "cuda":
-        return Placed(_torch(source, placement.dtype, device), "it was in memory")
+        return Placed(_torch(source, placement.dtype, device)[0], "it was in memory")
     dtype = dtype_of(source, placement)
     reason = "it was asked for"
     fast = "graphs" if device.type == "cuda" and dtype not in ROUNDED else "openvino"
@@ -73,7 +73,8 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
-    return Placed(_torch(source, dtype, placement.device), reason)
+    model, packed = _torch(source, dtype, placement.device)
+    return Placed(model, "; ".join([reason, *packed]))
 
 
 def _remedy(placement: Placement, dtype: str) -> str:
@@ -101,13 +102,29 @@ def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Place
     from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
 
     network = _network(source, dtype_of(source, placement), placement.device, ON_A_GRID)
-    return Placed(steady(ExactModel(network)), "it was asked for")
+    packed = _packed(source, network)
+    return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
 
 
-def _torch(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
+def _torch(
+    source: Source | PreTrainedModel, dtype: str, device: torch.device
+) -> tuple[Model, list[str]]:
+    """Return the model on torch over a ragged cache, and the outcome of packing."""
     from foretoken.models.stock.selfcheck import ON_TORCH  # late: takes seconds
 
-    return ON_TORCH.run(_network(source, dtype, device, ON_TORCH))
+    network = _network(source, dtype, device, ON_TORCH)
+    packed = _packed(source, network)
+    return ON_TORCH.run(network), packed
+
+
+def _packed(source: Source | PreTrainedModel, network: PreTrainedModel) -> list[str]:
+    """Pack the layers of a network that was loaded here; say how many, or why none."""
+    if not isinstance(source, Source):
+        return []
+    from foretoken.models.stock.packed import pack  # late: takes seconds
+
+    packing = pack(network)
+    return [f"{packing.layers} layers packed" if packing.layers else f"unpacked: {packing.reason}"]
 
 
 def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:

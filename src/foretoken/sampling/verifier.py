@@ -72,9 +72,7 @@ class Greedy:
     """Temperature 0, where every rule is the same: the draft tokens that equal the argmax, without
     a softmax."""
 
-    @property
-    def draws(self) -> type[Draw]:
-        return Draw
+    draws: type[Draw] = Draw
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         best = likeliest(block.logits)  # [B, G+1]
@@ -88,10 +86,7 @@ class Sampled:
     the target's: its outcome's p."""
 
     rule: Rule
-
-    @property
-    def draws(self) -> type[Draw]:
-        return Draw
+    draws: type[Draw] = Draw
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         q, x = block.q, block.x
@@ -112,10 +107,7 @@ class LenientGreedy:
     accepted that is not the argmax."""
 
     lenience: float
-
-    @property
-    def draws(self) -> type[Draw]:
-        return LenientDraw
+    draws: type[Draw] = LenientDraw
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         x, q, G = block.x, block.q, block.x.shape[1]
@@ -136,9 +128,7 @@ class Coupled:
     or batch.
     """
 
-    @property
-    def draws(self) -> type[Draw]:
-        return SharedDraw
+    draws: type[Draw] = SharedDraw
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         assert isinstance(draw, SharedDraw)

@@ -216,7 +216,7 @@ class Engine:
                 "a request has one text, not num_return_sequences="
                 f"{sampling.num_return_sequences}; add it several times, with seeds of their own"
             )
-        (request,) = self._spec.requests(prompts, [sampling], [seed])
+        (request,) = self._spec.inputs.requests(prompts, [sampling], [seed])
         if id is not None and (not whole(id) or id in self._entries):
             raise InputError(f"id is {shown(id)}; give a whole number that no other request has")
         if not isinstance(cache_salt, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -225,8 +225,8 @@ class Engine:
             raise InputError(f"priority is {shown(priority)}; give a whole number")
         if (limit := self._limit(request)) < request.limit:  # a forced last token moves too
             sampling = replace(sampling, max_new_tokens=limit)
-            (request,) = self._spec.requests(prompts, [sampling], [seed])
-        expected = () if prediction is None else self._spec.prediction(prediction)
+            (request,) = self._spec.inputs.requests(prompts, [sampling], [seed])
+        expected = () if prediction is None else self._spec.inputs.prediction(prediction)
         requests = [replace(request, salt=cache_salt or "", prediction=expected)]
         (row,) = self._spec.inputs.rows(requests)
         policy = self._spec.costing.policy(requests, gamma, self._scheduler.most)

@@ -261,7 +261,7 @@ class Authors:
         """Return the requests of the examples; raises InputError for a prompt that the target
         cannot hold."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        return self.pair.together.requests(list(prompts), self._sampling, keys)
+        return self.pair.together.inputs.requests(list(prompts), self._sampling, keys)
 
     def _written(
         self,

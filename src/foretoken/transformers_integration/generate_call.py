@@ -3,33 +3,35 @@
 By then the generation config is complete, processors and criteria are built from it, rows are
 padded and repeated, an encoder has run. What the config explains becomes our own controls, which
 are equal to the letter and know no padding; what is the user's own is passed on. So nothing is
-applied twice, and what cannot be honoured is refused by name.
+applied twice, and what cannot be honoured is refused by name. Finished rows become what `generate`
+returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.controls.own import require, require_own
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import forced
 from foretoken.models.base import Model
 from foretoken.models.base import longest as longest_of
-from foretoken.request import Request
+from foretoken.request import Request, Row
 from foretoken.sampling.checks import as_id
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import OPTIONS, SamplingParams
-from foretoken.transformers_integration.processors import given, require_anywhere
-from foretoken.transformers_integration.unsupported import require_known
+from foretoken.transformers_integration.unsupported import given, require_anywhere, require_known
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.generation.streamers import BaseStreamer
 
 # Entries that are options of ours by the same name, but for sampling, and for those that come as
 # criteria or count the padding
@@ -59,14 +61,6 @@ class GenerateCall:
     @property
     def encoder_decoder(self) -> bool:
         return bool(self.model.config.is_encoder_decoder)
-
-    @property
-    def reports(self) -> bool:
-        """True where scores or logits are to be returned."""
-        config = self.config
-        return bool(
-            config.return_dict_in_generate and (config.output_scores or config.output_logits)
-        )
 
     @property
     def samples(self) -> bool:
@@ -152,7 +146,6 @@ class GenerateCall:
                 f"a row may grow to {longest + limit} tokens, the model holds {most}; "
                 f"give max_new_tokens={most - longest} or less"
             )
-        _require_one_way(target, [len(prompt) for prompt in prompts], limit)
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
         last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row
         return [
@@ -210,7 +203,6 @@ class GenerateCall:
             elif name != "MaxLengthCriteria":
                 processors.append(each)
         _require_own(processors)
-        self._require_no_scores(processors)
         if not explained:
             raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
         if processors and not self.eos() and len(self.ids) > 1:
@@ -220,33 +212,49 @@ class GenerateCall:
             )
         return processors
 
-    def _require_no_scores(self, criteria: Sequence[Any]) -> None:
-        """Raise ForeignError for a user's criterion that `generate` would hand the scores.
+    def decoded(
+        self,
+        rows: Sequence[Row],
+        steps: Iterable[object],
+        target: Model,
+        streamer: BaseStreamer | None,
+    ) -> Any:
+        """Take the steps of the rows, hand the first one's tokens to the streamer (the prompt it
+        has), and return what `generate` returns. Raises what a row failed with."""
+        sent = 0
+        with self.heard(target):
+            for _ in steps:
+                if streamer is None:
+                    continue
+                for token in rows[0].new_tokens[sent:]:
+                    streamer.put(torch.tensor([token]))
+                    sent += 1
+        for b, row in enumerate(rows):
+            row.require(b)
+        if streamer is not None:
+            streamer.end()
+        return self.output(rows)
 
-        Criteria run as each token is accepted, before scores exist for the call. Those of
-        transformers do not read them.
-        """
-        told = self.config.return_dict_in_generate and self.config.output_scores
-        for each in criteria if told else ():
-            if not type(each).__module__.startswith("transformers."):
-                raise ForeignError(
-                    f"{type(each).__name__} may read the scores that output_scores=True makes, "
-                    "which criteria do not get here; leave one of them out"
-                )
-
-
-def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:
-    """ForeignError for a batch that transformers reads otherwise than its rows alone: the longest
-    of them says for all which rotary factors they get."""
-    switch = target.context
-    if switch is None or switch == longest_of(target) or len(set(lengths)) == 1:
-        return
-    if min(lengths) <= switch < max(lengths) + limit:
-        raise ForeignError(
-            f"rows of {min(lengths)} to {max(lengths)} tokens may grow past {switch}, where this "
-            "model changes its rotary factors, and transformers changes them for all rows at once; "
-            "call generate for each row"
+    def output(self, rows: Sequence[Row]) -> Any:
+        """The ids `[B, n]`, padded on the right, or with `return_dict_in_generate` an output of
+        transformers', which has no cache."""
+        from transformers.generation.utils import (  # late: takes seconds
+            GenerateDecoderOnlyOutput,
+            GenerateEncoderDecoderOutput,
         )
+
+        pad = getattr(self.config, "_pad_token_tensor", None)
+        new = pad_sequence(
+            [torch.tensor(row.new_tokens) for row in rows],
+            batch_first=True,
+            padding_value=0 if pad is None else int(pad),
+        )
+        sequences: Any = torch.cat([self.ids, new.to(self.ids)], 1)
+        if not self.config.return_dict_in_generate:
+            return sequences
+        encoder_decoder = self.encoder_decoder
+        kind = GenerateEncoderDecoderOutput if encoder_decoder else GenerateDecoderOnlyOutput
+        return kind(sequences=sequences)
 
 
 def _require_own(objects: Sequence[Any]) -> None:

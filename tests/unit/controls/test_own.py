@@ -15,8 +15,8 @@ from transformers import (
 )
 from transformers.generation import logits_process, stopping_criteria
 
-from foretoken.controls.history import History
 from foretoken.controls.own import REFUSED, OwnEnding, endings, flat, processors, require_own
+from foretoken.controls.penalties import History
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter

@@ -1,14 +1,14 @@
-"""Costs: tables from step records, between and beyond their points, and as JSON."""
+"""Costs: tables from step records, between and beyond their points."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+import math
+from dataclasses import replace
 
 import pytest
 
 from foretoken.costing import costs
-from foretoken.costing.costs import Costs, at, dearest, kind, parsed
+from foretoken.costing.costs import Costs, at, dearest, kind
 from foretoken.costing.gamma import Past, allot, prices_of
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -19,16 +19,6 @@ def record(drafted: int, draft=0.0, score=1.0, verify=0.0) -> StepRecord:
     return StepRecord(drafted, x, 0, (1,), (0.5,) * drafted, drafted, draft, score, verify, 1)
 
 
-WHOLE = {
-    "draft": [[0, 0.0], [4, 0.8]],
-    "score": [[1, 2.0], [5, 3.0]],
-    "verify": [[1, 0.0], [5, 0.2]],
-    "rows": [[1, 1.0]],
-    "prior": [3.0, 0.8],
-    "change": 0.0,
-    "draft_token": 0.0,
-    "draft_change": 0.0,
-}
 KNOWN = Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
 
 
@@ -81,44 +71,28 @@ def test_rows_that_guess_otherwise_count_by_their_draft_tokens_together():
     assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (17, 6.0), (32, 9.0))
 
 
-def test_costs_are_read_from_json():
-    assert parsed(WHOLE) == KNOWN
-    extended = KNOWN.among([record(0), record(3, 1.0, 2.0)], [0, 6], 2)
-    assert parsed(json.loads(json.dumps(asdict(extended)))) == extended != KNOWN
-
-
 @pytest.mark.parametrize(
     "broken",
     [
-        None,
-        3,
-        [],
-        {"draft": 1},
-        {"draft": [[0, 0]], "score": [[1, 1]]},
-        {"draft": [[0, 0]], "score": [[1, -1.0]], "verify": [[1, 0]]},
-        {"draft": [[0, 0]], "score": [[2, 1.0], [1, 1.0]], "verify": [[1, 0]]},
-        {"draft": [[0, 0]], "score": [[1, "x"]], "verify": [[1, 0]]},
-        {"draft": [], "score": [[1, 1.0]], "verify": [[1, 0]]},
-        {"draft": [[0, 0]], "score": [[1, 1]], "verify": [[1, 0]], "more": [[1, 0]]},
-        WHOLE | {"score": [[1, 0.0], [5, 0.0]]},
-        WHOLE | {"score": [[1, 0.0], [5, 1.0]]},
-        WHOLE | {"rows": [[1, 0.0]]},
-        WHOLE | {"prior": [10**400, 0.5]},
-        WHOLE | {"change": -1.0},
-        WHOLE | {"change": None},
-        WHOLE | {"score": [[1e400, 1.0]]},
-        WHOLE | {"score": [[1, 10**400]]},
+        {"draft": ()},
+        {"verify": ((1, -1.0),)},
+        {"score": ((2, 1.0), (1, 1.0))},
+        {"score": ((1, 0.0), (5, 1.0))},
+        {"rows": ((1, 0.0),)},
+        {"score": ((1, math.nan),)},
+        {"prior": (0.0, 0.5)},
+        {"prior": (3.0, 1.5)},
+        {"change": -1.0},
     ],
 )
-def test_what_is_no_costs_is_refused(broken):
-    with pytest.raises(ValueError, match="cost"):
-        parsed(broken)
+def test_what_cannot_be_costs(broken):
+    assert KNOWN.sound and not replace(KNOWN, **broken).sound
 
 
 def test_a_clock_that_stood_still_gives_no_pass_for_nothing():
     measured = costs.of([record(0, score=0.0), record(4, score=0.0)])
     assert measured.seconds(0) > 0 and measured.v(5) == 1 and measured.c == 0
-    assert parsed(asdict(measured)) == measured
+    assert measured.sound
     assert allot([Past(measured.prior)], [4], prices_of(measured, 1)) == [4]
 
 

@@ -123,7 +123,7 @@ def test_where_sizes_cost_it_is_near_the_best_fixed_gamma():
     priced = replace(costs(0.03, 0.02), change=0.3)
     for alpha, greedy in product((0.2, 0.5, 0.8, 0.95), (False, True)):
         texts = [text([alpha], TOKENS, seed, greedy) for seed in range(8)]
-        seconds = [sum(replay(Fixed(g), t, priced)[0] for t in texts) for g in range(17)]
+        seconds = [sum(replay(Fixed(g), t, priced)[0] for t in texts) for g in GAMMAS]
         automatic = sum(replay(Adaptive(priced), t, priced)[0] for t in texts)
         assert min(seconds) / automatic > 0.95
 
@@ -204,7 +204,7 @@ def expected(kept: list[list[float]], gamma: tuple[int, ...], known: Costs) -> f
     return tokens / float(known.drafting(depth, sum(gamma), rows) + known.passing(n, n))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_no_other_allotment_gains_more(seed):
     """Of all for three rows of up to four guesses, at random costs."""
     dice = random.Random(seed)
@@ -219,15 +219,16 @@ def test_no_other_allotment_gains_more(seed):
     assert rates[tuple(chosen)] == pytest.approx(max(rates.values()), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_row_alone_gets_what_it_would_get_among_others(seed):
-    dice = random.Random(seed)
-    score = tuple((n, 1 + sorted([dice.random() for _ in range(17)])[n - 1]) for n in range(1, 18))
-    priced = Costs(((0, 0.0), (16, dice.uniform(0, 3))), score, ((1, 0.1),), change=dice.random())
-    own = past([judged(dice.random(), 4) for _ in range(9)] + [record(3, drafted=0)] * 2)
-    for last, most in product((0, 1, 4, 8), (0, 3, 16)):
-        together = allot([own], [most], prices_of(priced, 1), last)
-        assert together == [single(own, most, prices_of(priced, 1), last)]
+def test_a_row_alone_gets_what_it_would_get_among_others():
+    for seed in range(20):
+        dice = random.Random(seed)
+        rising = sorted(1 + dice.random() for _ in range(17))
+        score, change = tuple(enumerate(rising, 1)), dice.random()
+        priced = Costs(((0, 0.0), (16, dice.uniform(0, 3))), score, ((1, 0.1),), change=change)
+        own = past([judged(dice.random(), 4) for _ in range(9)] + [record(3, drafted=0)] * 2)
+        for last, most in product((0, 1, 4, 8), (0, 3, 16)):
+            together = allot([own], [most], prices_of(priced, 1), last)
+            assert together == [single(own, most, prices_of(priced, 1), last)]
 
 
 def test_draft_tokens_go_to_the_rows_that_keep_them():
@@ -279,11 +280,10 @@ def test_a_new_row_begins_where_the_pair_was_measured():
 # Replays: nothing here is left to chance, the dice are seeded
 
 
-@pytest.mark.parametrize("greedy", [False, True], ids=["overlaps", "outcomes"])
 @pytest.mark.parametrize("known", [CHEAP, SMALL, DEAR, STOCK], ids=["cheap", "small", "dear", "v2"])
-def test_useless_draft_tokens_cost_at_most_2_percent(known, greedy):
-    for alpha in (0.0, 0.02):
-        texts = [text([alpha], 1, seed, greedy) for seed in range(8)]
+def test_useless_draft_tokens_cost_at_most_2_percent(known):
+    for alpha, greedy in product((0.0, 0.02), (False, True)):
+        texts = [text([alpha], 1, seed, greedy) for seed in range(4)]
         plain = seconds(Fixed(0), texts, known)
         assert plain / seconds(Adaptive(known), texts, known) >= 0.98
 

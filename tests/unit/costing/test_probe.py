@@ -22,6 +22,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verifier import Sampled
 from foretoken.sampling.verify import speculative
 from oracle import random_model
+from running import running
 
 V = 6
 SAMPLED = SamplingParams(temperature=1.0)
@@ -42,7 +43,7 @@ def request(tokens: int = TOKENS) -> Request:
 )
 def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
     e = engine(drafter)
-    measured, *_ = probe(e, request(), params)
+    measured = probe(e, request(), params).costs
     assert [g for g, _ in measured.draft] == list(ALONE)
     assert (
         [n for n, _ in measured.score] == [n for n, _ in measured.verify] == [g + 1 for g in ALONE]
@@ -62,10 +63,10 @@ def test_what_follows_an_end_of_the_text_says_nothing_of_the_draft(params):
         return at
 
     e = Batch(TableModel(distribution(1), V), LMDrafter(TableModel(distribution(2), V), V))
-    measured, *_ = probe(e, request(), params, frozenset({5}))
+    measured = probe(e, request(), params, frozenset({5})).costs
     # to 3 draft tokens of 0.8 come two that are refused, in steps of one each, and the end itself
     assert measured.prior == (6, pytest.approx((2.4 + 1) / 6))
-    endless, *_ = probe(e, request(), params)
+    endless = probe(e, request(), params).costs
     assert endless.prior[1] > 0.9
 
 
@@ -78,8 +79,8 @@ def test_draft_tokens_of_rows_together(rows, sizes):
 
 def test_rows_that_share_a_pass():
     e = engine()
-    alone, *_ = probe(e, request(), SAMPLED)
-    measured, *_ = probe_shared(alone, e, request(), SAMPLED, rows=4)
+    alone = probe(e, request(), SAMPLED).costs
+    measured = probe_shared(alone, e, request(), SAMPLED, rows=4).costs
     sizes = {4, 6, 8, 16} | {g + 1 for g in ALONE}
     assert [n for n, _ in measured.score] == sorted(sizes)
     assert measured.rows[-1][0] == 4 and measured.rows[-1][1] >= 1
@@ -88,7 +89,7 @@ def test_rows_that_share_a_pass():
 
 @pytest.mark.parametrize("room", [1, 2, 3, 8, 30])
 def test_less_room_measures_less(room):
-    measured, *_ = probe(engine(context=2 + room), request(room), SAMPLED)
+    measured = probe(engine(context=2 + room), request(room), SAMPLED).costs
     assert measured.seconds(0) > 0 and measured.seconds(3) > 0
     assert max(g for g, _ in measured.draft) < room
 
@@ -102,15 +103,15 @@ class Pads(TableModel):
 
 def test_sizes_of_a_draft_s_passes_are_timed_where_it_pads():
     draft = Pads(random_model(2, V), V)
-    measured, *_ = probe(engine(LMDrafter(draft, V)), request(), SAMPLED)
+    measured = probe(engine(LMDrafter(draft, V)), request(), SAMPLED).costs
     assert measured.draft_token > 0 and measured.draft_change >= 0 and draft._texts == []
-    plain, *_ = probe(engine(), request(), SAMPLED)
+    plain = probe(engine(), request(), SAMPLED).costs
     assert plain.draft_token == plain.draft_change == 0
 
 
 def test_an_open_stream_is_left_alone():
     e = engine()
-    stream = e.run([Row.of(request(9))], Sampled(speculative), Fixed(2))
+    stream = running(e, [Row.of(request(9))], Sampled(speculative), Fixed(2))
     next(stream)
     with pytest.raises(RefusedError, match="still open"):
         probe(e, request(), SAMPLED)

@@ -20,6 +20,7 @@ from foretoken.sampling.verify import speculative
 from foretoken.speculator import Speculator
 from foretoken.step import step
 from oracle import random_model
+from running import running
 
 V = 5
 P, Q = random_model(1, V), random_model(2, V)
@@ -181,7 +182,7 @@ def test_it_falls_silent_where_its_context_ends(limit):
     5."""
     drafter = LMDrafter(Careful(Q, V, context=4), V)
     row = Row.of(Request([0, 1], limit, RowKey(0, 0), params=SAMPLED))
-    for _ in Batch(TableModel(P, V), drafter).run([row], Sampled(speculative), Fixed(3)):
+    for _ in running(Batch(TableModel(P, V), drafter), [row], Sampled(speculative), Fixed(3)):
         pass
     assert len(row.new_tokens) == limit
     length = 2

@@ -23,6 +23,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verifier import Greedy, Sampled, choose
 from foretoken.sampling.verify import RULES, speculative
 from oracle import random_model
+from running import running
 
 V = 6
 P, Q = random_model(1, V), random_model(2, V)
@@ -46,7 +47,7 @@ def fresh(requests: list[Request], params=SAMPLED) -> list[Row]:
 
 def run(engine: Batch, requests: list[Request], gamma=3, params=SAMPLED, rule=speculative):
     rows = fresh(requests, params)
-    for _ in engine.run(rows, choose(rule), Fixed(gamma)):
+    for _ in running(engine, rows, choose(rule), Fixed(gamma)):
         pass
     return rows
 
@@ -97,13 +98,12 @@ def test_a_row_per_step_and_none_after_its_end():
     rows = fresh(REQUESTS)
     lengths = [
         [len(row.tokens) for row in rows]
-        for _ in engine().run(rows, Sampled(speculative), Fixed(2))
+        for _ in running(engine(), rows, Sampled(speculative), Fixed(2))
     ]
     assert lengths[0] == [len(r.prompt) for r in REQUESTS]  # after the prefill
     for before, after, row_ends in zip(lengths, lengths[1:], range(1, 99), strict=False):
         for b, row in enumerate(rows):
-            running = row_ends <= len(row.records)
-            assert (after[b] > before[b]) == running
+            assert (after[b] > before[b]) == (row_ends <= len(row.records))
 
 
 def test_no_rows():
@@ -112,7 +112,7 @@ def test_no_rows():
 
 def test_an_open_stream_is_refused_and_a_closed_one_is_not():
     e = engine()
-    stream = e.run(fresh(REQUESTS), Sampled(speculative), Fixed(2))
+    stream = running(e, fresh(REQUESTS), Sampled(speculative), Fixed(2))
     next(stream)
     next(stream)
     with pytest.raises(RefusedError, match="a stream of this target or draft is still open"):
@@ -124,7 +124,7 @@ def test_an_open_stream_is_refused_and_a_closed_one_is_not():
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 99])
 def test_a_stream_closed_anywhere_leaves_nothing_behind(steps):
     e = engine()
-    stream = e.run(fresh(REQUESTS), Sampled(speculative), Fixed(2))
+    stream = running(e, fresh(REQUESTS), Sampled(speculative), Fixed(2))
     for _ in range(1 + steps):
         next(stream, None)
     stream.close()
@@ -172,7 +172,7 @@ def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
 
     engine = Batch(TableModel(lambda text: [0.5, 0.5], 2), Keeper())
     row = Row.of(Request([1], 7, RowKey(0, 0)))
-    for _ in engine.run([row], Sampled(speculative), Fixed(1)):
+    for _ in running(engine, [row], Sampled(speculative), Fixed(1)):
         pass
     assert len(row.new_tokens) == 7 and row.request.prompt == [1]
     assert [token for step in row.records for token in step.kept] == row.new_tokens
@@ -193,7 +193,7 @@ def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between(
     try:
         row = Row.of(Request([1], 3, RowKey(0, 0)))
         batch = Batch(Elsewhere(P, V), NoDrafter())
-        for _ in batch.run([row], Greedy(), Fixed(0)):
+        for _ in running(batch, [row], Greedy(), Fixed(0)):
             assert torch.get_num_threads() == 3
         assert seen == [1, 1, 1] and torch.get_num_threads() == 3
     finally:
@@ -233,7 +233,7 @@ def test_a_row_whose_prompt_was_just_told_waits_for_the_next_step() -> None:
     request = replace(REQUESTS[1], params=sampling)
     expected = [run(Batch(TableModel(P, V), NoDrafter()), [each])[0] for each in REQUESTS[:2]]
     rows = [Row.of(replace(REQUESTS[0], params=SAMPLED)), Row.of(request)]
-    for _ in Batch(Tensors(P, V), NoDrafter()).run(rows, choose(speculative), Fixed(0)):
+    for _ in running(Batch(Tensors(P, V), NoDrafter()), rows, choose(speculative), Fixed(0)):
         pass
     assert texts(rows) == texts(expected) and len(rows[1].prompt_logprobs) == 4
 
@@ -267,17 +267,17 @@ def test_the_end_of_a_prompt_and_the_first_draft_tokens_are_one_pass(length, siz
     target = Passes()
     row = Row.of(Request([1] * length, 8, RowKey(4, 0), params=SAMPLED))
     batch = Batch(target, LMDrafter(TableModel(Q, V)))
-    running = batch.run([row], Sampled(speculative), Fixed(2))
-    next(running), next(running)
+    steps = running(batch, [row], Sampled(speculative), Fixed(2))
+    next(steps), next(steps)
     assert [size for (size,) in target.sizes] == sizes
     assert row.first_seconds == row.seconds > row.prefill_seconds > 0
-    running.close()
+    steps.close()
 
 
 def test_several_rows_read_their_prompts_first():
     target = Passes()
     rows = fresh([Request([1] * n, 8, RowKey(4, n)) for n in (5, 9)])
-    running = Batch(target, NoDrafter()).run(rows, Sampled(speculative), Fixed(0))
-    next(running), next(running)
+    steps = running(Batch(target, NoDrafter()), rows, Sampled(speculative), Fixed(0))
+    next(steps), next(steps)
     assert target.sizes == [[4, 8], [1, 1]]
-    running.close()
+    steps.close()

@@ -34,6 +34,7 @@ from foretoken.sampling.verify import block
 from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
+from running import running
 
 V = 6
 P, Q, R = (random_model(seed, V) for seed in (1, 2, 3))
@@ -57,7 +58,7 @@ def scheduler(drafter: Drafter | None = None, most: int = 3, target: Any = P) ->
 
 def alone(row: Row, gamma: int, drafter: str = "lm") -> list[int]:
     fresh = Row.of(row.request)
-    for _ in Batch(TableModel(P, V), drafters()[drafter]).run([fresh], BLOCK, Fixed(gamma)):
+    for _ in running(Batch(TableModel(P, V), drafters()[drafter]), [fresh], BLOCK, Fixed(gamma)):
         pass
     return fresh.new_tokens
 
@@ -86,7 +87,7 @@ ARRIVALS = st.lists(
 )
 
 
-@pytest.mark.parametrize("drafter", drafters())
+@pytest.mark.parametrize("drafter", ["lm", "lookup", "cascade", "mixture"])
 @given(arrivals=ARRIVALS)
 def test_rows_that_come_and_go_are_what_they_are_alone(
     drafter: str, arrivals: list[tuple[list[int], int, int, float, int, int]]
@@ -287,7 +288,7 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
     sampling = SamplingParams(1.0, prompt_logprobs=1, logprobs=0)
     request = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=sampling)
     long, whole = Row.of(request), Row.of(request)
-    for _ in Batch(TableModel(P, V), drafters()["lm"]).run([whole], BLOCK, Fixed(2)):
+    for _ in running(Batch(TableModel(P, V), drafters()["lm"]), [whole], BLOCK, Fixed(2)):
         pass
     sched.submit([Task(long, BLOCK, Fixed(2))])
     parts: list[int] = []
@@ -365,7 +366,7 @@ def test_a_ctrl_c_anywhere_in_a_step_loses_no_row_of_another_thread() -> None:
     """It comes to the thread that takes the step, whosever rows these are."""
     came, nth = True, 0
     while came:
-        nth += 2
+        nth += 3
         sched = scheduler(most=2)
         rows = [Row.of(Request([1, i], 3, RowKey(0, i))) for i in range(3)]
         sched.submit([Task(row, BLOCK, Fixed(i)) for i, row in enumerate(rows)])

@@ -83,7 +83,7 @@ def test_copies_have_the_arithmetic_of_the_target(target, dtype):
 
 def test_it_is_replayed_and_measured(target):
     spec = foretoken.load(target, "self:int8")
-    requests = spec.requests([[3, 4, 5], [7, 8]], SamplingParams(1.0, max_new_tokens=6), 0)
+    requests = spec.inputs.requests([[3, 4, 5], [7, 8]], SamplingParams(1.0, max_new_tokens=6), 0)
     texts = [
         completion.tokens for completion in spec.generate([[3, 4, 5], [7, 8]], max_new_tokens=6)
     ]

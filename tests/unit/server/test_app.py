@@ -81,7 +81,7 @@ def test_completions_are_what_generate_gives(client: openai.OpenAI, spec: Any) -
     assert response.choices[0].text == expected.text
     assert response.choices[0].finish_reason == expected.finish_reason
     assert response.usage is not None and response.usage.completion_tokens == len(expected.tokens)
-    assert response.usage.prompt_tokens == len(spec.ids("It was"))
+    assert response.usage.prompt_tokens == len(spec.inputs.ids("It was"))
 
 
 def test_chat_goes_through_the_models_template(client: openai.OpenAI, spec: Any) -> None:
@@ -130,7 +130,7 @@ def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) 
     assert [choice.text for choice in response.choices] == expected
     assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
     assert len(set(expected)) == 4
-    read = len(spec.ids("It was")) + len(spec.ids("She"))
+    read = len(spec.inputs.ids("It was")) + len(spec.inputs.ids("She"))
     assert response.usage is not None and response.usage.prompt_tokens == read
 
 
@@ -142,7 +142,7 @@ def test_best_of_has_the_greatest_mean_logprob(client: openai.OpenAI, spec: Any)
 
 
 def test_ids_go_in_and_texts_end_at_stop_strings(client: openai.OpenAI, spec: Any) -> None:
-    ids = spec.ids("It was")
+    ids = spec.inputs.ids("It was")
     free = offline(spec, ids).text
     stop = free[5:7]
     response = client.completions.create(prompt=ids, stop=[stop], **SAMPLING, extra_body=GAMMA)
@@ -164,7 +164,7 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
 
 
 def test_a_prompt_is_told_again_with_its_logprobs(client: openai.OpenAI, spec: Any) -> None:
-    ids = spec.ids("It was")
+    ids = spec.inputs.ids("It was")
     expected = offline(spec, ids, prompt_logprobs=2, logprobs=2)
     known = [*expected.prompt_logprobs, *expected.logprobs]
     for prompt in ("It was", ids):

@@ -17,6 +17,7 @@ from transformers import (
     StoppingCriteria,
     StopStringCriteria,
     TemperatureLogitsWarper,
+    TextIteratorStreamer,
     TopKLogitsWarper,
 )
 
@@ -30,6 +31,7 @@ from foretoken.errors import (
 )
 from foretoken.transformers_integration.generate_call import GenerateCall
 from pairs import PROMPTS, V, an_end, relative, target
+from refusals import Recorder
 from tiny import byte_level, llama, t5
 
 LIMIT, DRAFT_TOKENS = 16, 3
@@ -104,7 +106,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "sequence_bias": {"sequence_bias": [[[7], 9.0], [[7, 9], 20.0]]},
     "forced": {"forced_bos_token_id": 11, "forced_eos_token_id": 12},
     "suppress": {"suppress_tokens": [3, 45], "begin_suppress_tokens": [43]},
-    "invalid": {"remove_invalid_values": True, "renormalize_logits": True},
+    "renormalized": {"renormalize_logits": True},
     "processor": {"logits_processor": [Favour()]},
     "processor and warper": {"logits_processor": [Favour(), TopKLogitsWarper(3)]},
     "several": {
@@ -130,12 +132,18 @@ def test_greedy_ids_are_those_of_the_model_s_own_generate(pair, options):
     assert ours(spec, [prompt], **options).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("more", [{}, {"min_new_tokens": 14}, {"min_length": 17}])
-@pytest.mark.parametrize("decay", [{}, {"exponential_decay_length_penalty": (4, 1.5)}])
-def test_an_end_of_sequence(pair, more, decay):
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"min_new_tokens": 14, "exponential_decay_length_penalty": (4, 1.5)},
+        {"min_length": 17},
+    ],
+)
+def test_an_end_of_sequence(pair, more):
     model, spec = pair
     for prompt in PROMPTS[:2]:
-        options = {"eos_token_id": an_end(model, prompt, LIMIT)} | more | decay
+        options = {"eos_token_id": an_end(model, prompt, LIMIT)} | more
         expected = theirs(spec, [prompt], **options)
         assert ours(spec, [prompt], **options).tolist() == expected.tolist()
 
@@ -320,6 +328,38 @@ def test_the_sampled_distribution_is_the_one_of_transformers(causal, options):
     ).sum()
     freedom = int(support.sum()) - 1
     assert chi2 <= freedom + 6 * (2 * freedom) ** 0.5 + 1e-9
+
+
+# What comes back
+
+
+def test_an_output_of_transformers(pair):
+    """Which has ids alone, where it is asked for."""
+    model, spec = pair
+    told = {"return_dict_in_generate": True}
+    outputs, expected = ours(spec, [PROMPTS[1]], **told), theirs(spec, [PROMPTS[1]], **told)
+    assert type(outputs) is type(expected) and outputs.past_key_values is None
+    assert outputs.sequences.tolist() == expected.sequences.tolist()
+    assert not ours(spec, [PROMPTS[0]]).is_inference()
+
+
+def test_a_streamer_is_called_as_transformers_calls_it(pair):
+    _, spec = pair
+    expected, own = Recorder(), Recorder()
+    theirs(spec, [PROMPTS[1]], streamer=expected)
+    ours(spec, [PROMPTS[1]], streamer=own)
+    assert own.puts == expected.puts and len(own.puts) == 1 + LIMIT
+    assert own.ended == expected.ended == 1
+
+
+def test_a_streamer_of_text_comes_to_its_end():
+    model: Any = llama(320).double()
+    spec = load(model, "lookup", runtime="transformers")
+    ids = byte_level()("It was the", return_tensors="pt").input_ids
+    streamer = TextIteratorStreamer(byte_level(), skip_prompt=True, timeout=1.0)
+    options = {"streamer": streamer, "custom_generate": spec, "prompt_lookup_num_tokens": 2}
+    completions = model.generate(ids, **options, **PLAIN)
+    assert "".join(streamer) == byte_level().decode(completions[0, ids.shape[1] :])
 
 
 # Aliases

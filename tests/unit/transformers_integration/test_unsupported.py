@@ -1,4 +1,5 @@
-"""What is refused of a call of transformers' `generate`; `test_handed` has whole calls."""
+"""What is refused of a call of transformers' `generate`, and which of its processors are the user's
+own."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
 
 from foretoken import load
 from foretoken.errors import ForeignError
@@ -20,6 +29,9 @@ from foretoken.models.table import TableModel
 from foretoken.transformers_integration import unsupported
 from foretoken.transformers_integration.unsupported import (
     UNKNOWN,
+    alike,
+    given,
+    require_anywhere,
     require_known,
     require_ours,
     withheld,
@@ -52,11 +64,12 @@ def speculator(family: str) -> Any:
 def test_what_is_not_followed_is_refused_by_name_before_a_number_is_drawn(refusal):
     """What `attach` makes of these, `test_attach` has."""
     numbers = torch.get_rng_state()
-    error = refused(refusal)
+    error = refused.__wrapped__(refusal)
     assert str(error).startswith(refusal.says) and "\n" not in str(error)
     assert torch.get_rng_state().equal(numbers)
 
 
+@cache
 def refused(refusal: Refusal) -> ForeignError:
     spec = speculator(refusal.family)
     options = refusal.options(spec.target.model)
@@ -85,7 +98,6 @@ def test_all_that_the_integration_refuses_is_among_them():
         "the encoder was given no input",
         "cache_implementation='quantize",
         "the model adds a {type",
-        "rows of {min",  # of a model with long rope
     }
 
 
@@ -128,3 +140,67 @@ def test_only_the_generate_of_transformers_is_looked_into():
         return withheld(sys._getframe(0))
 
     assert generate() == {} and withheld(None) == {}
+
+
+# The user's own processors
+
+
+class Mine(LogitsProcessor):
+    def __init__(self, values: Any = None) -> None:
+        self.values = values
+
+
+def repeated(penalty: float = 1.2, **options: Any) -> RepetitionPenaltyLogitsProcessor:
+    return RepetitionPenaltyLogitsProcessor(penalty, **options)
+
+
+def test_what_the_config_explains_is_taken_away_once():
+    mine, cold = Mine(), TemperatureLogitsWarper(0.5)
+    built = [repeated(), NoRepeatNGramLogitsProcessor(2), TemperatureLogitsWarper(0.5)]
+    prepared = [repeated(), NoRepeatNGramLogitsProcessor(2), mine, cold, built[-1]]
+    assert given(prepared, built) == [mine, cold]
+    assert given(built, built) == [] and given([mine], []) == [mine]
+
+
+def test_one_s_own_of_the_last_equal_to_the_config_s_stays():
+    """transformers applies both: the user's own in its place, the config's at the end."""
+    own = TemperatureLogitsWarper(0.5)
+    prepared = [own, Mine(), TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)]
+    processors = given(prepared, [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)])
+    assert len(processors) == 2 and processors[0] is own
+
+
+@pytest.mark.parametrize(
+    ("prepared", "built", "says"),
+    [
+        (
+            [repeated(1.5), NoRepeatNGramLogitsProcessor(2)],
+            [repeated(1.2), NoRepeatNGramLogitsProcessor(2)],
+            "RepetitionPenaltyLogitsProcessor is given, and repetition_penalty is set too",
+        ),
+        (
+            [Mine(), NoRepeatNGramLogitsProcessor(2)],
+            [NoRepeatNGramLogitsProcessor(2)],
+            "Mine would come before no_repeat_ngram_size",
+        ),
+        ([Mine()], [Mine()], "the model adds a Mine of its own"),
+    ],
+)
+def test_what_would_change_the_order_is_refused(prepared, built, says):
+    with pytest.raises(ForeignError, match=f"^{says}"):
+        given(prepared, built)
+
+
+def test_alike_by_class_and_values():
+    bias = [[[1, 2], 3.0]]
+    assert alike(SequenceBiasLogitsProcessor(bias), SequenceBiasLogitsProcessor(bias))
+    assert not alike(SequenceBiasLogitsProcessor(bias), SequenceBiasLogitsProcessor([[[1], 3.0]]))
+    assert not alike(TopKLogitsWarper(3), TemperatureLogitsWarper(3.0))
+    assert not alike(repeated(prompt_ignore_length=2), repeated())
+    assert not alike(Mine(1), type("Other", (Mine,), {})(1))
+
+
+def test_what_counts_places_is_refused_in_a_batch():
+    require_anywhere([Mine(), repeated(), TopKLogitsWarper(3)])
+    with pytest.raises(ForeignError, match="^RepetitionPenaltyLogitsProcessor counts a batch's"):
+        require_anywhere([repeated(prompt_ignore_length=2)])

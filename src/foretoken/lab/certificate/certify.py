@@ -258,7 +258,7 @@ def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> N
     if not prompts:
         raise InputError("there is no prompt; give one or more")
     spec.drafter.reading(spec.target)  # refused now, not after minutes
-    spec.requests(prompts, SamplingParams(max_new_tokens=plan.greedy), plan.seed)
+    spec.inputs.requests(prompts, SamplingParams(max_new_tokens=plan.greedy), plan.seed)
 
 
 def _greedy(
@@ -277,7 +277,7 @@ def _shapes(
     spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: CertificatePlan
 ) -> ShapeNoise:
     greedy = SamplingParams(max_new_tokens=plan.greedy)
-    requests = spec.requests(prompts[:BATCH], greedy, plan.seed)
+    requests = spec.inputs.requests(prompts[:BATCH], greedy, plan.seed)
     return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1)
 
 
@@ -289,7 +289,7 @@ def _identity(
     shapes: ShapeNoise,
 ) -> Identity:
     greedy = SamplingParams(max_new_tokens=plan.greedy)
-    requests = spec.requests(prompts, greedy, plan.seed)
+    requests = spec.inputs.requests(prompts, greedy, plan.seed)
     differences, texts, tokens, same = [], 0, 0, 0
     gammas = sorted({1, plan.gamma})
     for gamma, rows in product(gammas, row_groups(len(prompts))):

@@ -295,7 +295,7 @@ def against_the_distribution(
     noise = torch.Generator().manual_seed(trial.seed + 1)
     for numbers, rows in completions(spec, prompts, trial, stream, track, label):
         batch = [prompts[k % len(prompts)] for k in numbers]
-        requests = spec.requests(batch, sampling, trial.seed)
+        requests = spec.inputs.requests(batch, sampling, trial.seed)
         tokens = [row.tokens for row in rows]
         evidence.add(spec, drafter, requests, tokens, trial.params, noise)
         for k, text in zip(numbers, tokens, strict=True):

@@ -120,7 +120,7 @@ def measure(
     if rows is not None:
         serving.require(spec)
     machine = describe(spec.target.device)
-    requests = spec.requests(list(prompts), options.sampling_params, options.seed)
+    requests = spec.inputs.requests(list(prompts), options.sampling_params, options.seed)
     for gamma in (0, options.gamma):
         _run(spec, prompts[0], replace(options, max_new_tokens=WARM_UP), 0, gamma)
     repeats = -(-REPEATS // len(prompts))

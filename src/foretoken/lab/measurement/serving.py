@@ -44,7 +44,7 @@ def serving(
 ) -> Serving:
     """Measure the costs, in some seconds, on requests like `prompts`; the models must be idle."""
     sampling_params = options.sampling_params
-    requests = spec.requests(list(prompts), sampling_params, 0)
+    requests = spec.inputs.requests(list(prompts), sampling_params, 0)
     costs = spec.costing.step_costs(requests[0].params, rows)
     ids = list(chain.from_iterable(request.prompt for request in requests))
     reading, draft_reading = _reading(spec, ids)
@@ -155,7 +155,9 @@ def _at_work(
                 number, start = (requests - unsent) % len(prompts), perf_counter()
                 id = engine.add(prompts[number], sampling_params, seed=(requests - unsent, 0))
                 work.adding.append(perf_counter() - start)
-                fresh[id] = len(spec.requests([prompts[number]], sampling_params, 0)[0].prompt)
+                fresh[id] = len(
+                    spec.inputs.requests([prompts[number]], sampling_params, 0)[0].prompt
+                )
                 unsent -= 1
             start = perf_counter()
             events = engine.step()

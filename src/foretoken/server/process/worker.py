@@ -245,7 +245,7 @@ class Worker:
         if request.prediction is not None:
             with about("prediction"):
                 self._require_short(request.prediction, "prediction")
-                prediction = list(self.spec.prediction(request.prediction))
+                prediction = list(self.spec.inputs.prediction(request.prediction))
         if structure := controls.get("structured"):
             with about("structured"):
                 self.sandbox.require(as_structured("structured", structure))
@@ -272,9 +272,9 @@ class Worker:
         """The ids of a text, of ids, or of messages through a chat template."""
         self._require_short(prompt)
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-            return self.spec.ids(cast(list[int], prompt))
+            return self.spec.inputs.ids(cast(list[int], prompt))
         (formatted,) = self.spec.inputs.prompts(cast(Any, prompt), template, variables)
-        return self.spec.ids(formatted)
+        return self.spec.inputs.ids(formatted)
 
     def _require_short(self, prompt: Prompt, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""

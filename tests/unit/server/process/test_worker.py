@@ -108,7 +108,7 @@ def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
     spec = Speculator(TableModel(DISTRIBUTION, V, context=200), draft, byte_level(), Ends())
     (expected,) = spec.generate("It", **SAMPLING, seed=[(0, 0)])
     pipe.send(add(3, "It", SAMPLING))
-    assert hear(pipe) == Accepted(3, len(spec.ids("It")))
+    assert hear(pipe) == Accepted(3, len(spec.inputs.ids("It")))
     received = parts(pipe, 3)
     assert "".join(part.text for part in received) == expected.text
     assert [token for part in received for token in part.tokens] == expected.tokens
