@@ -78,7 +78,7 @@ def load(
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
-    placement = Placement(asked.dtype, device, asked.runtime)
+    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
     known = _known(target, asked, placement)
     given = "lookup" if draft is None else draft
     # The draft first: what does not fit is refused before the target is loaded or converted

@@ -38,6 +38,7 @@ from foretoken.storage.cache import versions
 CACHE_FORMAT = 1
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
+CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,25 +48,35 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def compiled(exported: Exported, dtype: str = "float32") -> Model:
-    """The graphs, ready to run on this machine's CPU."""
-    ready = _compiled(exported, dtype)
-    computed = dtype if dtype in ROUNDED else arithmetic(ready["decoder"])
-    facts = exported.facts | {"computed": computed}
+def compiled(exported: Exported, dtype: str = "float32", cache: str | None = None) -> Model:
+    """The graphs, ready to run on this machine's CPU. cache: the dtype of keys and values, by
+    itself that of the arithmetic; RefusedError where it is given and there are no pages."""
+    facts = exported.facts
+    if cache is not None and facts["form"] != "paged":
+        raise RefusedError(
+            f"kv_dtype={cache!r} needs a cache in pages, which this model has not; leave it out"
+        )
+    ready = _compiled(exported, dtype, cache and CACHED[cache])
+    facts = facts | {"computed": dtype if dtype in ROUNDED else arithmetic(ready["decoder"])}
+    if cache is not None and "identity" in facts:
+        facts["identity"] += f" with keys and values in {cache}"
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts)
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
 
 
 def _compiled(
-    exported: Exported, dtype: str, kind: str | None = None
+    exported: Exported, dtype: str, cache: str | None = None, kind: str | None = None
 ) -> dict[str, ov.CompiledModel]:
-    """kind: the element type of the arithmetic, by itself what `settings` says."""
+    """cache: the element type of keys and values in pages, by itself that of the arithmetic; kind:
+    that of the arithmetic, by itself what `settings` says."""
     options, graphs = settings(dtype), dict(exported.graphs)
     options |= {"INFERENCE_PRECISION_HINT": kind} if kind else {}
     if exported.facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])
-        options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
+        options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
+        # by channel the tokens of a page would share scales, draft tokens that are rejected too
+        options |= {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if cache == CACHED["int8"] else {}
     return {
         name: core().compile_model(widened_in_products(graph), "CPU", options)
         for name, graph in graphs.items()
@@ -173,22 +184,22 @@ class Conversion:
     def name(self) -> str:
         return "the model in memory" if self.source is None else self.source.name
 
-    def model(self, way: Way) -> Model:
+    def model(self, way: Way, cache: str | None = None) -> Model:
         """Return the model on OpenVINO. It is loaded only if no conversion of the same files, code
         and versions is kept on disk."""
-        return self._ready(self.exported(way))
+        return self._ready(self.exported(way), cache)
 
-    def kept(self) -> Model | None:
+    def kept(self, cache: str | None = None) -> Model | None:
         """Return the model from its kept conversion; None where none is kept."""
         assert self.source is not None
         for way in WAYS:
             if exported := store.find(name_of(self.source, way, self.dtype)):
-                return self._ready(exported)
+                return self._ready(exported, cache)
         return None
 
-    def _ready(self, exported: Exported) -> Model:
+    def _ready(self, exported: Exported, cache: str | None) -> Model:
         try:
-            return compiled(exported, self.dtype)
+            return compiled(exported, self.dtype, cache)
         except RuntimeError as error:  # the library's
             raise RefusedError(f"{self.name} cannot be compiled: {one_line(error)}") from None
 
@@ -198,9 +209,9 @@ class Conversion:
         exported = self.exported(PAGED if isinstance(target, PagedModel) else EXPLICIT)
         decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)
         # over keys and values in bfloat16 there is only that arithmetic
-        kind = "bf16" if target.computed == "bfloat16" else "f32"
+        kind = "bf16" if "bf16" in target.kind or target.computed == "bfloat16" else "f32"
         try:
-            graph = _compiled(decoder, self.dtype, kind)["decoder"]
+            graph = _compiled(decoder, self.dtype, target.kind, kind)["decoder"]
         except RuntimeError as error:  # the library's
             raise RefusedError(
                 f"the copy of the target in {self.dtype} cannot be compiled: {one_line(error)}; "

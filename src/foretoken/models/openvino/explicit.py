@@ -76,6 +76,11 @@ class ExplicitModel:
     def lengths(self) -> list[int]:
         return self.caches[0].lengths if self.caches else []
 
+    @property
+    def kind(self) -> str:
+        """The element type of keys and values."""
+        return self.shapes.kind
+
     def companion(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> Companion[Feed]:
         """A copy of this model over its rows."""
         require_alike(shapes(compiled, self.shapes.layers), self.shapes)

@@ -83,8 +83,13 @@ class PagedModel:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token."""
+        """Bytes of the keys and values of a token, scales included."""
         return self.pool.page_bytes // self.pool.page
+
+    @property
+    def kind(self) -> str:
+        """The element type of keys and values."""
+        return self.pool.layers["key_cache.0"].kind.get_type_name()
 
     def companion(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> Companion[Flat]:
         """A copy of this model over its rows."""
