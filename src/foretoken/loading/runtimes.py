@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -214,12 +214,15 @@ def require_shared(runtime: str) -> None:
         )
 
 
-def companion(source: Source | PreTrainedModel, target: Model, dtype: str) -> Model:
-    """Return a copy of `target`, made from the same source with weights rounded to `dtype`, that
-    drafts over the target's own rows. Raises RefusedError where the target shares no rows."""
+def companion(
+    source: Source | PreTrainedModel, target: Model, dtype: str, layers: tuple[int, ...] = ()
+) -> Model:
+    """Return a copy of `target`, made from the same source with weights in `dtype`, and with these
+    layers alone where there are some, that drafts over the target's own rows. Raises RefusedError
+    where the target shares no rows."""
     require_shared(target.runtime)
     host: Any = target  # one of that library's models
-    return _conversion(source, dtype, target.device).companion(host)
+    return replace(_conversion(source, dtype, target.device), some=layers).companion(host)
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:

@@ -172,13 +172,14 @@ class Conversion:
     """A model to convert: where it is, in which precision, and how it is loaded.
 
     source: None for a model in memory, of which nothing is kept. more: facts to keep beside the
-    export's.
+    export's. some: layers, where it is not to have all.
     """
 
     source: Convertible | None
     dtype: str
     network: Callable[[], PreTrainedModel]
     more: Callable[[], dict[str, Any]] = dict
+    some: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -204,8 +205,9 @@ class Conversion:
             raise RefusedError(f"{self.name} cannot be compiled: {one_line(error)}") from None
 
     def companion(self, target: PagedModel | ExplicitModel) -> Model:
-        """Return a copy of `target` in this precision, over its rows. Raises RefusedError where it
-        cannot be made, or would keep its cache in another form."""
+        """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
+        rows. Raises RefusedError where it cannot be made, or would keep its cache in another form.
+        """
         exported = self.exported(PAGED if isinstance(target, PagedModel) else EXPLICIT)
         decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)
         # over keys and values in bfloat16 there is only that arithmetic
@@ -217,22 +219,23 @@ class Conversion:
                 f"the copy of the target in {self.dtype} cannot be compiled: {one_line(error)}; "
                 "give draft='lookup', or a model"
             ) from None
-        return target.companion(graph, exported.facts | {"computed": self.dtype})
+        return target.companion(graph, exported.facts | {"computed": self.dtype}, self.some)
 
     def exported(self, way: Way) -> Exported:
         """Return the graphs as they are kept, or make and keep them now."""
         if self.source is None:
             return self._made(way)
-        key = name_of(self.source, way, self.dtype)
+        key = name_of(self.source, way, self.dtype, self.some)
         return store.find(key) or self._kept(self.source, way, key)
 
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
-        log.info("converting %s to %s for OpenVINO", source.name, self.dtype)
+        form = " ".join([self.dtype, *map(str, self.some)])
+        log.info("converting %s to %s for OpenVINO", source.name, form)
         start = time.perf_counter()
         exported = self._made(way)
         exported.facts.update(self.more(), identity=key)  # costs are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
-        stored = store.find(key) if store.keep(key, exported, name, self.dtype) else None
+        stored = store.find(key) if store.keep(key, exported, name, form) else None
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
         if stored is None:
             where = store.folder() or "a cache folder"
@@ -242,6 +245,10 @@ class Conversion:
     def _made(self, way: Way) -> Exported:
         loaded = self.network().float()
         try:
+            if self.some:
+                from foretoken.models.openvino.thinned import thinned  # late: takes seconds
+
+                loaded = thinned(loaded, self.some)
             exported = way.export(loaded)
             smaller = ROUNDED.get(self.dtype, halved)
             graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}
@@ -262,13 +269,13 @@ def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     return next((facts for facts in stored if facts is not None), None)
 
 
-def name_of(source: Convertible, way: Way, dtype: str) -> str:
+def name_of(source: Convertible, way: Way, dtype: str, some: tuple[int, ...] = ()) -> str:
     """The key under which a conversion is kept."""
     files = source.files()
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
     content = f"{source.name} {source.commit}" if files is None else store.digest(files)
-    return fingerprint(content, way.name, dtype, *source.code())
+    return fingerprint(content, way.name, dtype, *map(str, some), *source.code())
 
 
 def fingerprint(content: str, *choices: str) -> str:

@@ -47,7 +47,7 @@ def test_it_takes_a_third_of_the_memory_and_is_another_model(target):
     assert small.token_bytes < wide.token_bytes / 2 and small.identity != wide.identity
 
 
-@pytest.mark.parametrize("draft", ["lookup", "self"])
+@pytest.mark.parametrize("draft", ["lookup", "self", "self:0"])
 def test_draft_tokens_change_no_text(target, draft):
     prompts, options = ["It was", "the first day of the"], {"max_new_tokens": 40}
     plain = foretoken.load(target, "none", kv_dtype="int8").generate(prompts, **options)
