@@ -75,13 +75,13 @@ def own_copy(
     return LMDrafter(companion(target.read, target.model, dtype, layers))
 
 
-def _own(kind: str, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
+def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
     """Return what makes the copy that "self:KIND" names: a rounding, or layers of the target.
     Raises InputError for another kind and for options that contradict it, RefusedError for a
     runtime that was asked for and shares no rows."""
-    name, dtype = f"self:{kind}" if kind else "self", options.draft_dtype
+    name, dtype = "self" if kind is None else f"self:{kind}", options.draft_dtype
     rounding = kind in ROUNDED
-    layers = () if rounding or not kind else _layers(kind, target.facts.layers)
+    layers = () if rounding or kind is None else _layers(kind, target.facts.layers)
     if rounding and dtype not in (None, kind):
         raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
@@ -147,7 +147,7 @@ def _with_heads(name: str, heads: Heads, target: LoadedTarget) -> HeadsDrafter:
 
 # Drafts by name; names that end in ":" are followed by a file, or by a kind of copy
 NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter]]] = {
-    "self": _own,
+    "self": lambda file, target, options: _own(None, target, options),
     "self:": _own,
     "none": lambda file, target, options: lambda loaded: NoDrafter(),
     "lookup": lambda file, target, options: lambda loaded: LookupDrafter(),

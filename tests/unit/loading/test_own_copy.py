@@ -160,6 +160,7 @@ def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
         ("self:1,0", {}, "in order"),
         ("self:0-999999999999", {}, "some of the target's 2 layers"),
         ("self:0,", {}, "give self, self:int4, self:int8, or self: with numbers"),
+        ("self:", {}, "'self:'; give self, self:int4, self:int8"),
         ("self:int3", {}, "'self:int3'; give self, self:int4"),
         ("self:int4", {"draft_dtype": "int8"}, "draft_dtype 'int8'; leave one of them out"),
         ("self", {"dtype": "int4"}, "the target is in int4 itself; give a target of another"),
