@@ -84,9 +84,13 @@ class Speculation(Wire):
         le=MOST_GAMMA,
         description="guesses per target call; 0: plain decoding; null: automatic",
     )
+    drafter: Flag = Field(True, description="false: plain decoding")
     rule: Literal["block", "speculative", "coupled"] | None = None
     lenience: Number | None = Field(None, gt=0, le=1)
     steps: Flag = Field(False, description="tell of every step in the answer")
+    metrics: Literal["summary", "detailed"] | None = Field(
+        None, description="vLLM's metrics of the request, in the answer"
+    )
 
 
 class StreamOptions(Wire):
@@ -216,7 +220,7 @@ class ApiRequest(Sampled):
 
     @property
     def reported_of_prompt(self) -> int | None:
-        return None
+        return self.prompt_logprobs
 
     @property
     def echoes(self) -> bool:
@@ -235,6 +239,14 @@ class ApiRequest(Sampled):
 
     def require(self) -> None:
         """Raise BadRequestError for fields that contradict one another."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise BadRequestError("prompt_logprobs does not go with stream", "prompt_logprobs")
+        if self.speculation.gamma and not self.speculation.drafter:
+            raise BadRequestError(
+                f"speculation.gamma is {self.speculation.gamma} and speculation.drafter false; "
+                "leave one out",
+                "speculation.gamma",
+            )
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("stream_options goes with stream: true", "stream_options")
         limit, least = self.max_new_tokens, self.min_tokens
@@ -249,7 +261,7 @@ class ApiRequest(Sampled):
             prompt,
             self._controls(suggested),
             seed=(secrets.randbits(62) if self.seed is None else self.seed % 2**63, 0),
-            gamma=self.speculation.gamma,
+            gamma=self.speculation.gamma if self.speculation.drafter else 0,
             rule=self.speculation.rule,
             lenience=self.speculation.lenience,
             cache_salt=self.cache_salt,

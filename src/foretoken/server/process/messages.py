@@ -106,12 +106,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob."""
+    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob, id."""
 
     text: str
     bytes: bytes
     logprob: float
-    top: list[tuple[str, bytes, float]]
+    top: list[tuple[str, bytes, float, int]]
+    id: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,8 @@ class Worker:
             if tokenizer is None:
                 raise InputError("echo needs a tokenizer, and the model has none; leave it out")
             prompt = decode(tokenizer, ids)
-        return Accepted(id, len(ids), prompt, (TokenLogprob(*self.spelling.word(ids[0]), 0.0, []),))
+        first = TokenLogprob(*self.spelling.word(ids[0]), 0.0, [], ids[0], 1)
+        return Accepted(id, len(ids), prompt, (first,))
 
     def _accept(self, request: EngineRequest) -> None:
         if not request.told:
@@ -382,8 +383,9 @@ class Worker:
         word = self.spelling.word
 
         def known(each: Logprobs) -> TokenLogprob:
-            top = [(*word(token), max(LEAST, logprob)) for token, logprob in each.top]
-            return TokenLogprob(*word(each.token), max(LEAST, each.logprob), top)
+            top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
+            own = (*word(each.token), max(LEAST, each.logprob))
+            return TokenLogprob(*own, top, each.token, each.rank)
 
         return [known(each) for each in logprobs]
 
