@@ -307,6 +307,15 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
 
 
+def test_tokens_and_back(url: str, spec: Any) -> None:
+    answer = post(url, "/tokenize", {"prompt": "It was", "return_token_strs": True}).json()
+    assert answer["tokens"] == spec.ids("It was") and answer["count"] == len(answer["tokens"])
+    assert "".join(answer["token_strs"]).endswith("was")
+    assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "It was"}
+    chat = post(url, "/tokenize", {"messages": HELLO}).json()
+    assert chat["tokens"] == spec.inputs.prompts([HELLO])[0]
+
+
 def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
     asked = SAMPLING | {
         "prompt": "It was",
@@ -483,6 +492,18 @@ def test_the_field_that_is_refused_is_named(
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
+def test_the_field_of_other_requests(url: str) -> None:
+    for path, body, param in [
+        ("tokenize", {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ("tokenize", {"prompt": ""}, "prompt"),
+        ("tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
+        ("tokenize", {"prompt": "a", "modle": "tiny"}, "modle"),
+        ("detokenize", {"tokens": [400]}, "tokens"),
+    ]:
+        answer = post(url, f"/{path}", body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
 def test_a_role_is_told_with_those_that_there_are(url: str, spec: Any) -> None:
     messages = [{"role": "robot", "content": "a"}]
     said = "has the role 'robot'; give one of system, developer, user, assistant, tool, function"
@@ -622,6 +643,7 @@ def test_keys_and_bounds(guarded: str) -> None:
     url = guarded
     assert httpx2.get(f"{url}/health").status_code == 200
     assert httpx2.get(f"{url}/v1/models").status_code == 401
+    assert post(url, "/tokenize", {"prompt": "a"}).status_code == 401
     asked = {"prompt": "a", "max_tokens": 4}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as client:
         with pytest.raises(openai.AuthenticationError):

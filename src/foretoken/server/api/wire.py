@@ -107,6 +107,35 @@ class StructuredOutputs(Wire):
     lark: str | None = Field(None, alias="grammar")
 
 
+class Body(Wire):
+    """A whole request."""
+
+    model: str | None = None
+
+    # Fields that set an option of the engine, where it has another name
+    sets: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def valid(cls, body: Any) -> Any:
+        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters."""
+        try:
+            json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        except TypeError:  # no JSON object at all, which is refused as such
+            pass
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(f"the body is no JSON: {error}"[:200]) from None
+        return body
+
+    def param(self, option: str) -> str | None:
+        """Return the field of this request that sets an option of the engine; a place within it, as
+        in "prompt[0].role", stays."""
+        name, place = re.fullmatch(r"(\w+)(.*)", option).groups()  # pyright: ignore
+        fields = self.sets.get(name) or [f for f in (name,) if f in type(self).model_fields]
+        asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
+        return f"{(asked or fields)[0]}{place}" if fields else None
+
+
 def small(schema: Any, param: str) -> Any:
     """A grammar that is soon compiled."""
     if len(str(schema)) > MOST_GRAMMAR:
@@ -148,7 +177,7 @@ def _field(name: str) -> Any:
 
 
 Sampled: Any = create_model(
-    "Sampled", __base__=Wire, **{field: _field(name) for name, field in SHARED.items()}
+    "Sampled", __base__=Body, **{field: _field(name) for name, field in SHARED.items()}
 )
 
 
@@ -156,7 +185,6 @@ class ApiRequest(Sampled):
     """Fields of every endpoint that writes text. Each endpoint says how fields of its own set the
     engine's options."""
 
-    model: str | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     seed: Whole | None = None
@@ -167,37 +195,16 @@ class ApiRequest(Sampled):
     speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
 
     templated: ClassVar[bool] = False  # whether a chat template reads its prompt
-    # Fields that set an option of the engine, where it has another name
     sets: ClassVar[dict[str, tuple[str, ...]]] = {
         "structured": ("structured_outputs",),
         **{name: (f"speculation.{name}",) for name in ("gamma", "rule", "lenience")},
         **{name: (field,) for name, field in SHARED.items()},
     }
 
-    @model_validator(mode="before")
-    @classmethod
-    def valid(cls, body: Any) -> Any:
-        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters."""
-        try:
-            json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except TypeError:  # no JSON object at all, which is refused as such
-            pass
-        except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"the body is no JSON: {error}"[:200]) from None
-        return body
-
     @model_validator(mode="after")
     def consistent(self) -> ApiRequest:
         self.require()
         return self
-
-    def param(self, option: str) -> str | None:
-        """Return the field of this request that sets an option of the engine; a place within it, as
-        in "prompt[0].role", stays."""
-        name, place = re.fullmatch(r"(\w+)(.*)", option).groups()  # pyright: ignore
-        fields = self.sets.get(name) or [f for f in (name,) if f in type(self).model_fields]
-        asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
-        return f"{(asked or fields)[0]}{place}" if fields else None
 
     @property
     def prompts(self) -> Sequence[Prompt]:
