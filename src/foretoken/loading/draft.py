@@ -6,7 +6,6 @@ target runs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -31,19 +30,16 @@ from foretoken.loading.runtimes import Placement, companion, place, require_shar
 from foretoken.loading.sources import Source, in_memory, read_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
+from foretoken.loading.vocabularies import dictionary_of, translated
 from foretoken.models.base import OpenModel
-from foretoken.models.vocabularies.translated import TranslatedModel
-from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.speculator import Speculator
-from foretoken.text.decoding import other_words, require_same_words
+from foretoken.text.decoding import require_same_words
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from foretoken.drafters.blockwise import Heads
     from foretoken.drafters.heads import HeadsDrafter
-
-log = logging.getLogger(__name__)
 
 WORDS_MISSING = (
     "give tokenizer=, and the draft's folder, or same_tokenizer=True where equal ids are equal "
@@ -201,10 +197,11 @@ def _model_draft(
     if not loaded:
         options.refuse("draft_dtype", because=f"{name} is no model that is loaded")
     if not facts.encoder_decoder and not same:
-        dictionary = _dictionary(name, tokenizer, facts.V, target)
+        dictionary = dictionary_of((name, tokenizer, facts.V), (target.name, target.tokenizer, V))
         if dictionary is not None:
-            model = TranslatedModel(place(facts.read, placement).model, dictionary, V)
-            return PendingDraft(lambda target: LMDrafter(model))
+            return PendingDraft(
+                partial(translated, name, place(facts.read, placement).model, dictionary)
+            )
     _require_kind(name, facts.encoder_decoder, target)
     if not same or None not in (tokenizer, target.tokenizer):
         remedy = None if loaded else WORDS_MISSING
@@ -218,26 +215,6 @@ def _model_draft(
         return LMDrafter(place(facts.read, replace(placement, dtype=dtype)).model, V)
 
     return PendingDraft(lambda target: drafter, rounded)
-
-
-def _dictionary(
-    name: str, tokenizer: PreTrainedTokenizerBase | None, V: int, target: KnownTarget
-) -> Dictionary | None:
-    """Return the words of a draft and its target; None where ids mean the same, or without two
-    tokenizers to compare. RefusedError where they share no word, and as `Words.of`."""
-    own = target.tokenizer
-    if tokenizer is None or own is None or not other_words(tokenizer, own):
-        return None
-    ours, theirs = Words.of(target.name, own, target.facts.V), Words.of(name, tokenizer, V)
-    dictionary = Dictionary(ours, theirs)
-    dictionary.require(name, target.name)
-    log.info(
-        "%s has another tokenizer: %d of its %d words are the target's too",
-        name,
-        dictionary.words,
-        len(theirs.spelled),
-    )
-    return dictionary
 
 
 def _require_kind(name: str, encoder_decoder: bool, target: KnownTarget) -> None:

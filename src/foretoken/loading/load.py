@@ -38,11 +38,12 @@ def load(
     """Load a target and a draft, ready to generate.
 
     A draft's precision never changes the output's distribution, only which text a seed gives. A
-    decoder-only draft with another tokenizer is translated. With exact_shapes each sequence runs by
-    itself, in forwards of one width (docs/exact.md says what that costs).
-    generation_config="ignore" passes over entries of the model's generation config that would
-    change the distribution, which are refused otherwise. Its sampling settings are never followed:
-    a warning names them once, at the first text that is sampled otherwise.
+    decoder-only draft with another tokenizer is translated; how it drafts best is tried here, which
+    takes seconds. With exact_shapes each sequence runs by itself, in forwards of one width
+    (docs/exact.md says what that costs). generation_config="ignore" passes over entries of the
+    model's generation config that would change the distribution, which are refused otherwise. Its
+    sampling settings are never followed: a warning names them once, at the first text that is
+    sampled otherwise.
 
     Args:
         target: A local folder, a hub id or a model in memory, which is used as it is, in its own
