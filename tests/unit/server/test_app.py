@@ -164,7 +164,7 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
 
 
 def test_a_prompts_logprobs_are_told_as_vllm_does(url: str, spec: Any) -> None:
-    ids = spec.ids("It was")
+    ids = spec.inputs.ids("It was")
     expected = offline(spec, ids, prompt_logprobs=2).prompt_logprobs
     more = SAMPLING | {"prompt": ids, "prompt_logprobs": 2}
     logprobs = post(url, "/v1/completions", more).json()["choices"][0]["prompt_logprobs"]
@@ -309,7 +309,8 @@ def test_models(client: openai.OpenAI) -> None:
 
 def test_tokens_and_back(url: str, spec: Any) -> None:
     answer = post(url, "/tokenize", {"prompt": "It was", "return_token_strs": True}).json()
-    assert answer["tokens"] == spec.ids("It was") and answer["count"] == len(answer["tokens"])
+    assert answer["tokens"] == spec.inputs.ids("It was")
+    assert answer["count"] == len(answer["tokens"])
     assert "".join(answer["token_strs"]).endswith("was")
     assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "It was"}
     chat = post(url, "/tokenize", {"messages": HELLO}).json()

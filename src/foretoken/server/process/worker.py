@@ -329,7 +329,7 @@ class Worker:
 
     def _detokenize(self, tokens: list[int]) -> str:
         with about("tokens"):
-            ids = self.spec.ids(tokens)
+            ids = self.spec.inputs.ids(tokens)
         if self.spec.tokenizer is None:
             raise InputError("there is no tokenizer; the model has none")
         return decode(self.spec.tokenizer, ids)
