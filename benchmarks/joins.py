@@ -25,10 +25,18 @@ from foretoken.engine.batch import threads
 from foretoken.models.base import Model
 from foretoken.models.openvino.conversion import EXPLICIT, PAGED
 from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.packed import pack
 from machine import describe
+
+
+def packed(network: Any) -> Model:
+    pack(network)
+    return CausalModel(network)
+
 
 RUNTIMES: dict[str, Callable[[Any], Model]] = {
     "stock": CausalModel,
+    "packed": packed,
     "paged": PAGED.run,
     "explicit": EXPLICIT.run,
 }

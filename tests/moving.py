@@ -31,6 +31,7 @@ from foretoken.engine import prefill_budget, scheduler
 from foretoken.lease import TENANTS
 from foretoken.models import reader
 from foretoken.models.openvino.companion import Companion
+from foretoken.models.stock import packed
 from foretoken.models.stock.grid import ExactModel
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.table import TableModel
@@ -118,6 +119,14 @@ def table(role: str) -> TableModel:
     return TableModel(distribution, V, context=CONTEXT)
 
 
+def packed_model(role: str) -> CausalModel:
+    twin = copy.deepcopy(network(role)).float()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "WORTH", 1)
+        assert packed.pack(twin).layers > 0
+    return CausalModel(twin)
+
+
 def graphs(role: str) -> Any:
     from foretoken.models.graphs import GraphModel
 
@@ -171,6 +180,7 @@ RUNTIMES = {
     "torch": Runtime(lambda role: CausalModel(network(role))),
     "graphs": Runtime(graphs),
     "exact": Runtime(lambda role: ExactModel(copy.deepcopy(network(role)).bfloat16())),
+    "packed": Runtime(packed_model, measured(packed_model)),
     "paged": Runtime(openvino("paged"), measured(openvino("paged"))),
     "explicit": Runtime(openvino("explicit"), measured(openvino("explicit"))),
     "paged self": Runtime(openvino("paged"), measured(openvino("paged")), own=True),

@@ -350,15 +350,17 @@ def test_what_settings_are_left_out_for_is_not_cut(opened: Opened, width: int) -
 
 def test_speed_ups_say_what_they_are_of(opened: Opened) -> None:
     page = opened()
-    answer = {"predicted_speedup": 2.41}
+    answer = {"predicted_speedup": 2.41, "measured_speedup": 1.3}
+    answer |= {"measured_texts": {"speculative": 4, "plain": 1}}
 
     def told(route: Any) -> None:
         route.fulfill(json=route.fetch().json() | answer)
 
     page.route("**/v1/speculation", told)
     page.reload()
-    page.wait_for_selector("#speedups dd:text-is('2.41×')")
+    page.wait_for_selector("#speedups dd:text-is('1.30×')")
     said = page.inner_text("#speedups")
+    assert "4 texts against 1 asked for plainly" in said
     assert "Predicted: by Theorem 3.8" in said and "as many guesses as the server has made" in said
 
 
@@ -372,6 +374,106 @@ def test_the_pages_own_speed_up_is_of_texts_decoded_both_ways(opened: Opened) ->
        {state: 'writing', steps: [{tokens: [1], rejected: []}], totals: null}],
     ])"""
     assert page.evaluate(run) == {"factor": 3, "texts": 1}
+
+
+MARKDOWN = """\
+# Rejection *sampling*
+
+Draw from **q**, keep with `min(1, p/q)`,
+then __go on__. It is snake_case_here and 2 * 3 * 4.
+
+1. first
+2. second
+   - inner one
+   - inner two
+
+> said
+> twice
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+if a < b: # not a heading
+    *no emphasis*
+```
+---
+A [link](https://example.org/x_y) and [none](javascript:alert(1)).
+Open **bold and `code"""
+
+AS_ELEMENTS = (
+    "<h3>Rejection <em>sampling</em></h3>"
+    "<p>Draw from <strong>q</strong>, keep with <code>min(1, p/q)</code>,\n"
+    "then <strong>go on</strong>. It is snake_case_here and 2 * 3 * 4.</p>"
+    "<ol><li><p>first</p></li><li><p>second</p>"
+    "<ul><li><p>inner one</p></li><li><p>inner two</p></li></ul></li></ol>"
+    "<blockquote><p>said\ntwice</p></blockquote>"
+    '<div class="wide-table"><table><thead><tr><th>a</th><th>b</th></tr></thead>'
+    "<tbody><tr><td>1</td><td>2</td></tr></tbody></table></div>"
+    '<pre tabindex="0"><code>if a &lt; b: # not a heading\n    *no emphasis*</code></pre><hr>'
+    '<p>A <a href="https://example.org/x_y" target="_blank" rel="noopener noreferrer">link</a> and '
+    "[none](javascript:alert(1)).\nOpen **bold and `code</p>"
+)
+
+HOSTILE = [
+    "<script>document.title='run'</script>",
+    "<img src=x onerror=document.title='run'>",
+    "**<b onclick=x>**",
+    "[x](javascript:document.title='run')",
+    "[x](data:text/html,<script>1</script>)",
+    '[x](https://a.b/"onmouseover="1)',
+    "```\n</code></pre><img src=x onerror=document.title='run'>",
+    "> " * 40 + "deep",
+    "![x](https://a.b/pixel.png)",
+]
+
+
+def rendered(page: Any, text: str) -> str:
+    run = """async (text) => {
+      const { markdown } = await import('/page/markdown.js');
+      const element = document.createElement('div');
+      element.append(...markdown(text));
+      document.body.append(element);
+      return element.innerHTML;
+    }"""
+    return page.evaluate(run, text)
+
+
+def test_markdown_becomes_elements(opened: Opened) -> None:
+    assert rendered(opened(), MARKDOWN) == AS_ELEMENTS
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_markdown_makes_only_its_own_elements(opened: Opened, text: str) -> None:
+    page = opened()
+    html = rendered(page, text)
+    assert not re.search(r"<(script|img|b)\b|<[^>]*\son\w+=", html), html
+    links = re.findall('href="([^"]*)"', html)
+    assert all(link.startswith("https://") for link in links)
+    assert page.title() == "foretoken"
+
+
+@pytest.mark.parametrize(
+    "piece", ["**a ", "`", "[", "* ", "> ", "_a", "|", "~~a", "\n", "1. a\n\n"]
+)
+def test_markdown_of_nothing_but_marks_is_read(opened: Opened, piece: str) -> None:
+    """Whatever a model repeats: nothing is lost, and nothing takes time without end."""
+    page = opened()
+    page.set_default_timeout(30_000)
+    assert isinstance(rendered(page, piece * (20_000 // len(piece))), str)
+
+
+def test_text_shows_an_answers_markdown_and_tokens_show_it_as_written(opened: Opened) -> None:
+    page = opened()
+    text = "Two **bold** words"
+    answered(page, text)
+    assert page.locator("#turns .text").inner_text() == text
+    page.check("[name=view][value=text]")
+    page.wait_for_selector("#turns .prose strong:text-is('bold')")
+    assert page.locator("#turns .text").inner_text() == "Two bold words"
+    page.check("[name=view][value=tokens]")
+    assert page.locator("#turns .text").inner_text() == text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +25,10 @@ import httpx2
 import pytest
 
 import faulty
+from foretoken.server import run
 from foretoken.server.process import client as clients
 from foretoken.server.process.client import EngineClient
+from foretoken.server.run import Connection
 from served import pair, serving, until
 from tiny import byte_level
 
@@ -105,6 +108,50 @@ def test_logits_that_are_no_distribution_fail_their_row_alone(server: Server) ->
     assert [text(events) for events, _ in answers] == alone
     assert post(url, prompt=[faulty.NAN, 5, 6]).status_code == 500
     recovered(url)
+
+
+def test_a_client_that_reads_a_byte_a_second(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It loses its connection, and its rows, long before its texts' ends; others do not notice."""
+    url, link = server
+    connect = Connection.connection_made
+
+    def narrow(self: Connection, transport: Any) -> None:
+        """What the system takes off the server's hands is a few KB, as in a full network."""
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connect(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", narrow)
+    monkeypatch.setattr(run, "UNREAD", 0.5)
+    sampling = {"prompt": [faulty.SLOW, 5], "n": 4, "max_tokens": 390, "logprobs": 20}
+    body = json.dumps(SAMPLING | sampling | {"stream": True, "speculation": {"gamma": 0}})
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{kind}\r\n\r\n"
+        slow.sendall((head + body).encode())
+        over = threading.Event()
+        reader = threading.Thread(target=_read_slowly, args=(slow, over))
+        reader.start()
+        try:
+            until(lambda: link.running == 4)
+            began = time.monotonic()
+            assert post(url, prompt=[5]).status_code == 200  # waits for one of its rows
+            assert time.monotonic() - began < 390 * faulty.PACE
+        finally:
+            over.set()
+            reader.join()
+    recovered(url)
+
+
+def _read_slowly(slow: socket.socket, over: threading.Event) -> None:
+    while not over.wait(1.0):
+        try:
+            slow.recv(1)
+        except OSError:  # the connection is gone
+            return
 
 
 def test_a_step_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

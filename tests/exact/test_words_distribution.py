@@ -1,5 +1,5 @@
-"""A draft of another vocabulary, by the words that both have: the text is in the target's
-distribution. A q with the mass that the target's words lack, or one of the draft's own
+"""A draft of another vocabulary, by the words that both have and by its text: the text is in the
+target's distribution. A q with the mass that the target's words lack, or one of the draft's own
 ids, shows.
 """
 
@@ -19,7 +19,9 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.batch import Batch
-from foretoken.models.vocabularies.translated import TranslatedModel, Translation
+from foretoken.models.vocabularies import translated
+from foretoken.models.vocabularies.translated import ByText, TranslatedModel
+from foretoken.models.vocabularies.translation import Translation, ways_on
 from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
@@ -48,7 +50,12 @@ def draft(context: int | None = None) -> Table:
 
 def shared(**changes) -> TranslatedModel:
     """By the words that both have."""
-    return TranslatedModel(draft(**changes), DICTIONARY, V)
+    return TranslatedModel(draft(**changes), DICTIONARY, V, ByText(greedy=False, sampled=False))
+
+
+def written(**changes) -> TranslatedModel:
+    """By the draft's text."""
+    return TranslatedModel(draft(**changes), DICTIONARY, V, ByText(greedy=True, sampled=True))
 
 
 def claimed(drafted: Draft, texts: list[list[int]], distribution) -> Draft:
@@ -81,6 +88,11 @@ def untranslated(text: list[int]) -> Tensor:
     return distribution / distribution.sum()
 
 
+def smoothed(text: list[int]) -> Tensor:
+    distribution = unnormalized(text) + 0.1
+    return distribution / distribution.sum()
+
+
 class Lies(LMDrafter):
     """By shared words, but for the distribution that it names."""
 
@@ -92,12 +104,21 @@ class Lies(LMDrafter):
         return claimed(super().propose(gamma, draw), self._reader.texts, self.distribution)
 
 
+class ClaimsDistribution(LMDrafter):
+    """Writes what is likeliest, and says that it was drawn."""
+
+    def propose(self, gamma, draw):
+        return claimed(super().propose(gamma, draw), self._reader.texts, smoothed)
+
+
 DRAFTERS = {
     "shared": lambda: LMDrafter(shared()),
+    "written": lambda: LMDrafter(written()),
     "shared-outgrown": lambda: LMDrafter(shared(context=2)),
+    "written-outgrown": lambda: LMDrafter(written(context=3)),
     "cascade": lambda: CascadeDrafter(shared(), LookupDrafter(), 1),
-    "mixture": lambda: MixtureDrafter([(LookupDrafter(), 1), (LMDrafter(shared()), None)]),
-    "own-temperature": lambda: LMDrafter(shared(), params=SamplingParams(temperature=0.5)),
+    "mixture": lambda: MixtureDrafter([(LookupDrafter(), 1), (LMDrafter(written()), None)]),
+    "own-temperature": lambda: LMDrafter(written(), params=SamplingParams(temperature=0.5)),
 }
 
 
@@ -115,40 +136,58 @@ def test_a_draft_of_another_vocabulary(kind, rule, monkeypatch):
     assert bias(case(DRAFTERS[kind], RULES[rule]), P, monkeypatch) < 1e-12
 
 
+@pytest.mark.parametrize("kind", ["shared", "written"])
 @pytest.mark.parametrize(
     "params",
     [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7), SamplingParams(top_k=2)],
     ids=str,
 )
-def test_at_other_settings(params, monkeypatch):
-    assert bias(case(DRAFTERS["shared"], params=params), P, monkeypatch) < 1e-12
+def test_at_other_settings(kind, params, monkeypatch):
+    assert bias(case(DRAFTERS[kind], params=params), P, monkeypatch) < 1e-12
 
 
-def test_behind_a_longer_prompt(monkeypatch):
+@pytest.mark.parametrize("kind", ["shared", "written"])
+def test_behind_a_longer_prompt(kind, monkeypatch):
     rows = (Request([2, 1, 1, 0, 2, 0], 4, RowKey(0, 0)),)
-    assert bias(case(DRAFTERS["shared"], rows=rows), P, monkeypatch) < 1e-12
+    assert bias(case(DRAFTERS[kind], rows=rows), P, monkeypatch) < 1e-12
 
 
+@pytest.mark.parametrize("by_text", [False, True])
 @pytest.mark.parametrize("rule", RULES)
-def test_ends_of_a_text_are_the_same_token(rule, monkeypatch):
+def test_ends_of_a_text_are_the_same_token(rule, by_text, monkeypatch):
     both = Dictionary(Words({0: b"b", 1: b"a"}, end=2), Words({0: b"a", 1: b"b", 2: b"c"}, end=3))
 
     def drafter() -> LMDrafter:
-        return LMDrafter(TranslatedModel(draft(), both, V))
+        return LMDrafter(TranslatedModel(draft(), both, V, ByText(by_text, by_text)))
 
     rows = (Request([0], 100, RowKey(0, 0), eos=frozenset({2})),)
     assert bias(case(drafter, RULES[rule], rows=rows), P, monkeypatch) < 1e-12
 
 
-def test_its_draft_tokens_are_judged():
-    """That something is proved at all."""
+@pytest.mark.parametrize("kind", ["shared", "written"])
+def test_its_draft_tokens_are_judged(kind, monkeypatch):
+    """That something is proved at all, ways on at the seam included."""
+    distributions = []
+
+    def spied(text, before):
+        distributions.extend(ways_on(text, before))
+        return ways_on(text, before)
+
+    monkeypatch.setattr(translated, "ways_on", spied)
     rows = [Row.of(Request([1, 0], 12, RowKey(0, b))) for b in range(8)]
-    for _ in running(Batch(Table(P, V), DRAFTERS["shared"]()), rows, choose(block), Fixed(GAMMA)):
+    for _ in running(Batch(Table(P, V), DRAFTERS[kind]()), rows, choose(block), Fixed(GAMMA)):
         pass
     assert sum(step.accepted for row in rows for step in row.records) > 0
+    assert distributions
 
 
 @pytest.mark.parametrize("distribution", [unnormalized, untranslated])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_q_of_other_words_is_seen(rule, distribution, monkeypatch):
     assert bias(case(lambda: Lies(distribution), RULES[rule]), P, monkeypatch) > VISIBLE
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_text_that_is_said_to_be_drawn_is_seen(rule, monkeypatch):
+    drafter = case(lambda: ClaimsDistribution(written()), RULES[rule])
+    assert bias(drafter, P, monkeypatch) > VISIBLE

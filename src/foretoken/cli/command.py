@@ -27,7 +27,7 @@ TELLING = (
     "costing.pair_costs",
     "loading.chosen",
     "loading.load",
-    "loading.draft",
+    "loading.vocabularies",
     "models.openvino.conversion",
 )
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks, Model, Shares, require_model
+from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
 from foretoken.sampling.distributions import SamplingParams, mended
 from foretoken.sampling.draw import Draw
@@ -19,7 +19,8 @@ class LMDrafter(DrafterBase):
     """A smaller model as the drafter (paper, section 3.6), one forward for each draft token.
 
     A decoder-only model may draft for an encoder-decoder target. In sequences that the model cannot
-    read it makes no draft tokens.
+    read it makes no draft tokens. A model of another vocabulary may draft by the text that it
+    writes, which is certain, where `params` is None.
 
     Args:
         model: The model.
@@ -50,6 +51,7 @@ class LMDrafter(DrafterBase):
         self.runtime = model.runtime
         self.singular = params is not None  # its speed does not follow from its model alone
         self.shares = isinstance(model, Shares)  # the target's rows
+        self._writes = model if isinstance(model, Writes) and params is None else None
         self._reader = Reader(model)
 
     def start(
@@ -62,6 +64,8 @@ class LMDrafter(DrafterBase):
         budget = self._reader.budget(gamma)
         rows = zip(texts, cached, budget, strict=True)
         unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
+        if self._writes is not None and self._writes.writes(greedy=draw.greedy):
+            return self._written(self._writes, unread, budget)
         V = self.vocab_size or self.model.vocab_size
         feed: Blocks = unread
         ids: list[Tensor] = []
@@ -84,6 +88,13 @@ class LMDrafter(DrafterBase):
         for b, g in enumerate(budget):
             cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
         return self._drafted(ids, distributions, tops, budget)
+
+    def _written(self, model: Writes, unread: list[list[int]], budget: list[int]) -> Draft:
+        """Guesses by the text that the model writes: they follow from the text so far."""
+        draft_tokens, calls = model.write(unread, budget)
+        for b, new in enumerate(unread):
+            self._reader.cached[b] += len(new)
+        return pack(draft_tokens, calls=calls)
 
     def _next(self, ids: Tensor, active: list[bool]) -> Blocks:
         """One more token for every row that goes on; where it can, it stays on its device."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -200,6 +200,28 @@ class Shares(Model, Protocol):
     @property
     def lengths(self) -> list[int]:
         """Tokens of every row in place: what the target has read, and draft tokens behind it."""
+        ...
+
+
+class Written(NamedTuple):
+    """Draft tokens of a model of another vocabulary, in the target's ids."""
+
+    guesses: list[list[int]]
+    calls: int  # runs that it took
+
+
+@runtime_checkable
+class Writes(Model, Protocol):
+    """A model of another vocabulary, whose text may be guessed by."""
+
+    def writes(self, *, greedy: bool) -> bool:
+        """Tell whether to draft by its text rather than by its distribution, where all rows take
+        the target's likeliest token, or where some do not."""
+        ...
+
+    def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
+        """Append block b to row b, for all rows, and say what follows: at most counts[b] tokens,
+        which depend on the row's text alone. They are not appended."""
         ...
 
 

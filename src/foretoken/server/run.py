@@ -9,6 +9,7 @@ import socket
 from contextlib import suppress
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretoken.errors import InputError
 from foretoken.server.app import make
@@ -16,7 +17,32 @@ from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.worker import Setup
 
+UNREAD = 60.0  # seconds for which a client may read less than is written to it
 log = logging.getLogger(__name__)
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, ended where a client does not read: uvicorn would wait for ever, the
+    text would pile up and its row would be kept. Closing would wait too, for all to be read."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._late = self.loop.call_later(UNREAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forgive()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forgive()
+
+    def _forgive(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class HttpServer(uvicorn.Server):
@@ -25,6 +51,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, engine: EngineClient, options: ServerOptions) -> None:
         config = uvicorn.Config(
             make(engine, options),
+            http=Connection,
             ws="none",
             log_config=None,
             access_log=False,

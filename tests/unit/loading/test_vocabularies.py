@@ -1,4 +1,6 @@
-"""A draft with another tokenizer: it drafts, and what cannot be is refused."""
+"""A draft with another tokenizer: it drafts, the better way is found, and what cannot be is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from transformers import PreTrainedTokenizerFast
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
-from foretoken.models.vocabularies.translated import TranslatedModel
-from tiny import byte_level, folder, llama, metaspace, t5
+from foretoken.loading import vocabularies
+from foretoken.loading.vocabularies import dictionary_of
+from foretoken.models.vocabularies.translated import ByText, TranslatedModel
+from tiny import byte_level, folder, legacy, llama, metaspace, t5
 
 PROMPT = "the old man was asleep"
 
@@ -29,19 +33,54 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("pair") / "draft", network, metaspace())
 
 
+def translated(spec: foretoken.Speculator) -> TranslatedModel:
+    assert isinstance(spec.drafter, LMDrafter)
+    assert isinstance(spec.drafter.model, TranslatedModel)
+    return spec.drafter.model
+
+
 def test_a_draft_with_another_tokenizer_drafts(target, draft, caplog):
     with caplog.at_level(logging.INFO, "foretoken"):
         spec = foretoken.load(target, draft)
     messages = [r.getMessage() for r in caplog.records if "another tokenizer" in r.getMessage()]
     assert len(messages) == 1 and str(draft) in messages[0]
-    assert messages[0].endswith("words are the target's too")
-    assert isinstance(spec.drafter, LMDrafter)
-    assert isinstance(spec.drafter.model, TranslatedModel)
+    assert "words are the target's too, with" in messages[0] and "at temperature 0" in messages[0]
+    model = translated(spec)
     plain = foretoken.load(target, "none").generate(PROMPT, max_new_tokens=20, temperature=0.0)
-    for temperature in (0.0, 1.0):
-        (completion,) = spec.generate(PROMPT, gamma=3, max_new_tokens=20, temperature=temperature)
-        assert completion.stats.drafted and completion.stats.draft_calls
-        assert temperature or completion.tokens == plain[0].tokens
+    for by_text in (True, False):
+        model.by_text = ByText(by_text, by_text)
+        for temperature in (0.0, 1.0):
+            (completion,) = spec.generate(
+                PROMPT, gamma=3, max_new_tokens=20, temperature=temperature
+            )
+            assert completion.stats.drafted and completion.stats.draft_calls
+            assert temperature or completion.tokens == plain[0].tokens
+
+
+def test_the_way_is_the_same_each_time(target, draft):
+    assert translated(foretoken.load(target, draft)).by_text == (
+        translated(foretoken.load(target, draft)).by_text
+    )
+
+
+@pytest.mark.parametrize("better", [ByText(True, False), ByText(False, True)])
+def test_the_way_that_keeps_more_is_taken(better, target, draft, monkeypatch):
+    tried = vocabularies._tried
+
+    def told(target, drafter, *, greedy):
+        trial = tried(target, drafter, greedy=greedy)
+        by_text, best = drafter.model.by_text[0], better.greedy if greedy else better.sampled
+        return trial._replace(kept=2.0 if by_text == best else 1.0)
+
+    monkeypatch.setattr(vocabularies, "_tried", told)
+    assert translated(foretoken.load(target, draft)).by_text == better
+
+
+def test_a_target_that_cannot_read_the_trial_gets_the_usual_ways(draft, tmp_path):
+    small = folder(tmp_path / "small", llama(320, context=4), byte_level())
+    spec = foretoken.load(small, draft)
+    assert translated(spec).by_text == ByText()
+    assert spec.generate([5], gamma=1, max_new_tokens=2)[0].stats.drafted
 
 
 def test_it_drafts_for_an_encoder_decoder(draft, tmp_path):
@@ -58,6 +97,12 @@ def test_it_looks_ahead_in_a_beam_search(target, draft):
     assert beams[0].tokens == plain[0].tokens
 
 
+def test_the_texts_of_the_trial_warn_of_nothing(target, draft, caplog):
+    spec = foretoken.load(target, draft)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert not spec._told.is_set()
+
+
 def test_vocabularies_without_a_common_word_are_refused(target, tmp_path):
     vocabulary = {"<unk>": 0, "</s>": 1} | {f"\u2581\u4e00{i}": i for i in range(2, 20)}
     own = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -66,3 +111,9 @@ def test_vocabularies_without_a_common_word_are_refused(target, tmp_path):
     with pytest.raises(RefusedError, match="shares none of its 18 words with the 319 of") as error:
         foretoken.load(target, strange)
     assert "\n" not in str(error.value) and "draft='lookup'" in str(error.value)
+
+
+def test_ids_that_mean_the_same_need_no_dictionary():
+    assert dictionary_of(("d", byte_level(), 320), ("t", byte_level(), 400)) is None
+    assert dictionary_of(("d", None, 320), ("t", byte_level(), 320)) is None
+    assert dictionary_of(("d", legacy(), 320), ("t", byte_level(), 320)) is not None

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import RefusedError
+from foretoken.models.stock.packed import PackedLinear
 
 
 def positions(config: PreTrainedConfig) -> int | None:
@@ -105,7 +106,8 @@ ROUNDING = 2**-7  # relative: one model in float32, bfloat16 and float16 differs
 def sketch(model: PreTrainedModel) -> Tensor:
     """Values of all weights in the order of the modules, `[N]`, float32 on the CPU: they tell
     models apart whatever their precision."""
-    weights = (weight for part in model.modules() for weight in part.parameters(recurse=False))
+    parts = (x.unpacked() if isinstance(x, PackedLinear) else x for x in model.modules())
+    weights = (weight for part in parts for weight in part.parameters(recurse=False))
     return torch.cat([_sample(weight) for weight in weights]).cpu()
 
 

@@ -1,98 +1,29 @@
-"""A model of another vocabulary as one of the target's, by its distribution over the words that
-both have: the token-level intersection of Timor et al. 2025 (arXiv 2502.05202).
+"""A model of another vocabulary as one of the target's, in both ways of Timor et al. 2025
+(arXiv 2502.05202).
 
-Words that the target lacks have no mass, and what is left is a distribution once it is
-standardized, which happens behind this model, as with any other. So q is the distribution that
-draft tokens are drawn from.
+By its distribution over the words that both have (token-level intersection): words that the target
+lacks have no mass, and what is left is a distribution once it is standardized, which happens behind
+this model, as with any other. So q is the distribution that draft tokens are drawn from.
+
+By its text (string-level exact match): it writes on in its own tokens, always the likeliest, and
+what it has written is read in the target's. Draft tokens follow from the text alone, so any way to
+cut it into tokens is exact.
+
+In both, longer tokens than the last one of the text are ways on (`ways_on`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
-from typing import Self
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from foretoken.models.base import Blocks, Model, Sized
+from foretoken.models.base import Blocks, Model, Sized, Written
 from foretoken.models.rows import staying
+from foretoken.models.vocabularies.translation import Translation, WayOn, ways_on
 from foretoken.models.vocabularies.words import Dictionary
-
-LONGEST = 32  # tokens of a word, which are read together
-
-
-class Translation:
-    """A text in a target's ids, as it grows and shrinks, in those of a draft: a function of the
-    text alone, not of the steps in which it came.
-
-    It is cut before words, where a token begins with a space, and told word by word: each one as
-    the draft's own tokenizer would have it. So a new token changes the last word alone, and what
-    the draft has read before it stays.
-    """
-
-    def __init__(self, dictionary: Dictionary) -> None:
-        self.dictionary = dictionary
-        self.ids: list[int] = []
-        self._told: list[int] = list(dictionary.draft.head)  # of all words but the last
-        self._cuts = [(0, len(self._told), False)]  # each word's place in both; text before it?
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            start, _, behind = self._cuts[-1]
-            if len(self.ids) > start and self._apart(token, len(self.ids) - start):
-                behind = behind or bool(self._last)
-                self._told += self._word()
-                self._cuts.append((len(self.ids), len(self._told), behind))
-            self.ids.append(token)
-
-    def cut(self, length: int) -> None:
-        """Keep so many tokens."""
-        while len(self._cuts) > 1 and self._cuts[-1][0] >= length:
-            self._cuts.pop()
-        del self.ids[length:], self._told[self._cuts[-1][1] :]
-
-    @property
-    def told(self) -> list[int]:
-        """All of the text in the draft's ids: one at least."""
-        return [*self._told, *self._word()] or [self.dictionary.draft.end or 0]
-
-    def copy(self) -> Self:
-        """The same text, to go on otherwise."""
-        other = copy(self)
-        other.ids, other._told, other._cuts = [*self.ids], [*self._told], [*self._cuts]
-        return other
-
-    @property
-    def _open(self) -> list[int]:
-        """The tokens of the last word."""
-        return self.ids[self._cuts[-1][0] :]
-
-    @property
-    def _last(self) -> bytes:
-        """The last word, without the space that the target's tokens may put before a text."""
-        text = self.dictionary.target.text(self._open)
-        return text if self._cuts[-1][2] else self.dictionary.target.plain(text)
-
-    def _apart(self, token: int, length: int) -> bool:
-        """Tell whether a token begins another word than the last one's, of `length` tokens."""
-        spelled = self.dictionary.target.spelled
-        word, before = spelled.get(token), spelled.get(self.ids[-1])
-        if word is None or before is None or length >= LONGEST:  # a special token stands alone
-            return True
-        return word.startswith(b" ") and not before[-1:].isspace()
-
-    def _word(self) -> Sequence[int]:
-        """The last word in the draft's ids."""
-        tokens, draft = self._open, self.dictionary.draft
-        if len(tokens) == 1 and tokens[0] not in self.dictionary.target.spelled:
-            special = self.dictionary.special.get(tokens[0])
-            opening = (
-                draft.head and self._told == draft.head and special in (*draft.head, draft.end)
-            )
-            return [] if special is None or opening else [special]
-        text = self._last
-        return draft.tokens(text if self._cuts[-1][2] else draft.first(text))
 
 
 class Following:
@@ -140,6 +71,10 @@ class Following:
         self._cached = [self._cached[b] for b in staying(len(self._cached), rows)]
         self.model.leave(rows)
 
+    def holds(self, text: list[int]) -> int:
+        """Return how much of a text the model reads."""
+        return len(self._end(text))
+
     def _end(self, text: list[int]) -> list[int]:
         """Return as much of a text's end as the model can hold: a function of its length, so that
         it begins at the same place for long."""
@@ -162,6 +97,16 @@ def agreed(one: list[int], other: list[int]) -> int:
     return low
 
 
+TINY = 1e-30  # a share that rounding has made 0 or less
+
+
+class ByText(NamedTuple):
+    """Where to guess by a draft's text."""
+
+    greedy: bool = True  # rows that take the target's likeliest token
+    sampled: bool = False
+
+
 class TranslatedModel:
     """`model`, which is decoder-only, in the ids of a target of `V` tokens. It holds texts of any
     length: of those that outgrow its context it reads the end."""
@@ -173,8 +118,11 @@ class TranslatedModel:
     source_vocab_size: int | None = None
     singular = True  # without an identity its speed is not known from others'
 
-    def __init__(self, model: Model, dictionary: Dictionary, V: int) -> None:
+    def __init__(
+        self, model: Model, dictionary: Dictionary, V: int, by_text: ByText | None = None
+    ) -> None:
         self.dictionary, self.vocab_size, self.holds = dictionary, V, (model,)
+        self.by_text = ByText() if by_text is None else by_text
         self.device, self.runtime, self.computed = model.device, model.runtime, model.computed
         self._following = Following(model)
         self._texts: list[Translation] = []
@@ -182,12 +130,15 @@ class TranslatedModel:
             torch.tensor(ids, dtype=torch.long, device=model.device)
             for ids in (dictionary.ours, dictionary.theirs)
         )
+        spellings, end = dictionary.draft.spelled, dictionary.draft.end
+        sayable = sorted({*spellings, *([] if end is None else [end])})
+        self._sayable = torch.tensor(sayable, dtype=torch.long, device=model.device)
 
     @property
     def identity(self) -> str | None:
         """A string that determines its speed, where the model has one."""
         identity = getattr(self._following.model, "identity", None)
-        return f"{identity} in other words" if isinstance(identity, str) else None
+        return f"{identity} in other words, {self.by_text}" if isinstance(identity, str) else None
 
     @property
     def padding(self) -> int:
@@ -205,20 +156,59 @@ class TranslatedModel:
         a word may be other tokens once it goes on."""
         assert isinstance(blocks, list)  # as takes_tensors says
         if not any(need):
-            self._following.read(self._extended(blocks))
+            changed = self._extended(blocks)
+            self._following.read(changed)
             return torch.zeros(len(blocks), 0, self.vocab_size, device=self.device)
         first = [len(block) - max(0, n - 1) for block, n in zip(blocks, need, strict=True)]
         logits: list[Tensor] = []
         for i in range(max(need)):
             each = zip(blocks, first, strict=True)
             new = [x[:n] if i == 0 else x[n + i - 1 : n + i] for x, n in each]
-            needed = [int(i < n) for n in need]
-            own = self._following.score(self._extended(new), needed)[:, 0]
-            ours = own.new_full((len(blocks), self.vocab_size), -torch.inf)
-            ours[:, self._ours] = own[:, self._theirs]
-            ours[[b for b, n in enumerate(needed) if not n]] = 0  # finite
-            logits.append(ours)
+            extended = self._extended(new)
+            counts = self._counts(extended, [i < n for n in need])
+            own = self._following.score(extended, counts)
+            logits.append(torch.stack([self._ours_of(b, n, own[b]) for b, n in enumerate(counts)]))
         return torch.stack(logits, 1)
+
+    def writes(self, *, greedy: bool) -> bool:
+        return self.by_text.greedy if greedy else self.by_text.sampled
+
+    def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
+        """Do as `Writes.write`, with a forward for every token that it writes, counts[b] of them in
+        row b."""
+        self._following.read(self._extended(blocks, [not n for n in counts]))
+        texts = [text.told if n else None for text, n in zip(self._texts, counts, strict=True)]
+        new: list[list[int]] = [[] for _ in counts]
+        longer = [b""] * len(counts)  # what a text's last token says more, made longer
+        calls, end = 0, self.dictionary.draft.end
+        while any(text is not None for text in texts):
+            writing = [text is not None for text in texts]
+            needs = [int(on) for on in writing] if calls else self._counts(texts, writing)
+            logits = self._following.score(texts, needs)
+            for b, text in enumerate(texts):
+                if text is None:
+                    continue
+                last = logits[b, needs[b] - 1]
+                ways = ways_on(self._texts[b], logits[b, 0]) if needs[b] == 2 else []
+                if ways and ways[0].share > _rest(ways) * float(last.softmax(-1).amax()):
+                    text[-1], longer[b] = ways[0].token, ways[0].more
+                else:
+                    new[b].append(int(self._sayable[last[self._sayable].argmax()]))
+                    text.append(new[b][-1])
+                complete = len(new[b]) + bool(longer[b]) == counts[b] or text[-1] == end
+                texts[b] = None if complete else text
+            calls += 1
+        each = zip(self._texts, longer, new, counts, strict=True)
+        return Written([text.guesses(x, more)[:n] for text, more, x, n in each], calls)
+
+    def covered(self, texts: list[list[int]]) -> list[float]:
+        """Return the share of the draft's mass, after each of the texts, on words that both have.
+        For a model without rows."""
+        self.start([[] for _ in texts])
+        extended = self._extended(texts)
+        shares = self._following.score(extended, [1] * len(texts))[:, 0].float().softmax(-1)
+        self.leave(list(range(len(texts))))
+        return shares[:, self._theirs].sum(-1).tolist()
 
     def set_lengths(self, lengths: list[int]) -> None:
         for text, length in zip(self._texts, lengths, strict=True):
@@ -237,9 +227,39 @@ class TranslatedModel:
         self._texts = [self._texts[b] for b in staying(len(self._texts), rows)]
         self._following.leave(rows)
 
-    def _extended(self, blocks: list[list[int]]) -> list[list[int] | None]:
-        """The texts that go on, in the draft's ids."""
-        for text, block in zip(self._texts, blocks, strict=True):
+    def _extended(
+        self, blocks: list[list[int]], read: list[bool] | None = None
+    ) -> list[list[int] | None]:
+        """The texts that go on, in the draft's ids; of those that are to be read."""
+        extended: list[list[int] | None] = []
+        for b, (text, block) in enumerate(zip(self._texts, blocks, strict=True)):
             text.extend(block)
-        pairs = zip(self._texts, blocks, strict=True)
-        return [text.told if block else None for text, block in pairs]
+            extended.append(text.told if block and (read is None or read[b]) else None)
+        return extended
+
+    def _counts(self, extended: list[list[int] | None], needed: list[bool]) -> list[int]:
+        """Behind how many of a text's tokens the draft must say what follows."""
+        counts = [int(on) for on in needed]
+        for b, text in enumerate(extended):
+            if needed[b] and text is not None and self._texts[b].last_told is not None:
+                counts[b] = min(2, self._following.holds(text))
+        return counts
+
+    def _ours_of(self, b: int, count: int, own: Tensor) -> Tensor:
+        """Row b's logits `[V]` at the target's ids, before anything is normalized, from the draft's
+        behind its last `count` tokens, `[.., draft's V]`."""
+        ways = ways_on(self._texts[b], own[0]) if count == 2 else []
+        last = own[max(0, count - 1)]
+        if ways:
+            last = last.log_softmax(-1) + math.log(_rest(ways))
+        logits = last.new_full((self.vocab_size,), -torch.inf)
+        logits[self._ours] = last[self._theirs]
+        for way in ways:
+            share = logits.new_tensor(math.log(way.share))
+            logits[way.guess] = torch.logaddexp(logits[way.guess], share)
+        return logits if count else logits.nan_to_num()  # what is not needed is finite
+
+
+def _rest(ways: list[WayOn]) -> float:
+    """The share of the last token as it is."""
+    return max(TINY, 1 - sum(way.share for way in ways))

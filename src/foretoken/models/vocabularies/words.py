@@ -7,9 +7,12 @@ over the text so far. It decides how well a draft understands what it reads.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
+from itertools import islice, takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from foretoken.errors import RefusedError
@@ -52,6 +55,8 @@ class Words:
         # SentencePiece puts a space before a text
         self.spaced = encode is not None and self.text(encode("a")[:1]).startswith(b" ")
         self.tokens = lru_cache(KEPT)(self._tokens)
+        self.longer = lru_cache(KEPT)(self._longer)
+        self._sorted = sorted((word, token) for token, word in self.spelled.items())
 
     @classmethod
     def of(cls, name: str, tokenizer: PreTrainedTokenizerBase, V: int) -> Words:
@@ -117,6 +122,13 @@ class Words:
             if tokens[: len(head)] == head and self.text(tokens[len(head) :]) == text:
                 return tokens[len(head) :]
         return self._cut(text)
+
+    def _longer(self, token: int) -> list[int]:
+        """The tokens that begin as this one does, and go on."""
+        word = self.spelled[token]
+        first = bisect_right(self._sorted, word, key=itemgetter(0))
+        longer = takewhile(lambda each: each[0].startswith(word), islice(self._sorted, first, None))
+        return [each[1] for each in longer]
 
     def _cut(self, text: bytes) -> tuple[int, ...]:
         tokens: list[int] = []

@@ -1,6 +1,7 @@
 // A prompt and what came of it: the text, what it cost, the timeline, and plain decoding beside it.
 
 import { el, paced } from "./dom.js";
+import { markdown } from "./markdown.js";
 import { count, duration, measures, rate, shown } from "./run.js";
 import { Timeline } from "./timeline.js";
 import { TokenText } from "./tokens.js";
@@ -15,6 +16,7 @@ class Answer {
     this.retry = retry;
     this.inline = before !== null;
     this.body = el("span", { class: "made" });
+    this.prose = el("div", { class: "prose" }); // an answer as it is meant to be read
     this.#tokens = new TokenText(this.body);
     this.wait = el("p", { class: "wait" }, "Waiting for the first token");
     this.facts = el("p", { class: "facts" });
@@ -24,6 +26,7 @@ class Answer {
       { class: "text" },
       ...(before ? [el("span", { class: "before" }, before)] : []),
       this.body,
+      ...(this.inline ? [] : [this.prose]),
     );
     this.element = el(
       "section",
@@ -39,6 +42,7 @@ class Answer {
   update() {
     const { run } = this;
     this.#tokens.update(run);
+    if (!this.inline && document.body.dataset.view === "text") this.#write(run.text);
     this.element.dataset.state = run.state;
     this.wait.hidden = run.state !== "waiting";
     this.facts.textContent = run.steps.length ? facts(run) : "";
@@ -48,6 +52,12 @@ class Answer {
       const again = el("button", { type: "button", onclick: this.retry }, "Try again");
       this.error.append(el("p", {}, run.error.message), again);
     }
+  }
+
+  #write(text) {
+    if (text === this.written) return; // replaced elements would lose what is selected in them
+    this.written = text;
+    this.prose.replaceChildren(...markdown(text));
   }
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
@@ -125,14 +125,24 @@ class Accepted:
     first: tuple[TokenLogprob, ...] = ()
 
 
+class Pace(NamedTuple):
+    """Time of a text behind its first step, which reads the prompt, and what it depends on."""
+
+    tokens: int
+    seconds: float
+    length: int  # tokens that prompt and text may have
+    rows: int  # that shared its steps
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End of a text, and what it cost."""
+    """End of a text, and what it cost; `pace` is None where it cannot be compared."""
 
     reason: str  # "stop" or "length"
     stop: int | str | None
     stats: Stats
     prompt_logprobs: list[TokenLogprob] | None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from foretoken.records import StepRecord
+from foretoken.sampling.params import GREEDY_BELOW, SamplingParams
+from foretoken.server.process.messages import GenerateRequest, Pace
 from foretoken.theory import steps_factor
 
 RECENT = 0.98  # the weight of what was known, with each step of a row
+# Controls that say when a text ends, and not what a step of it costs
+ENDS = {"max_new_tokens", "min_new_tokens", "stop_strings", "stop_token_ids", "ignore_eos"}
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
+
+
+class Conditions(NamedTuple):
+    """Conditions that the time of a token depends on: only texts of the same are compared."""
+
+    controls: tuple[str, ...]  # those in force: "temperature", penalties, a grammar, logprobs
+    length: int  # that prompt and text may have, as the number of its bits
+    rows: int  # that shared its steps, likewise
+
+
+class Texts(NamedTuple):
+    """Sums over some texts, without their first steps."""
+
+    number: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def plus(self, number: int, tokens: int, seconds: float) -> Texts:
+        return Texts(self.number + number, self.tokens + tokens, self.seconds + seconds)
 
 
 class SpecDecodeStats:
@@ -24,6 +49,8 @@ class SpecDecodeStats:
         self.alpha: float | None = None  # of late
         # steps of a draft's, by how many draft tokens they made
         self.made: Counter[int] = Counter()
+        self.plain: dict[Conditions, Texts] = {}
+        self.speculative: dict[Conditions, Texts] = {}
 
     def note(self, steps: Iterable[StepRecord], *, plain: bool) -> None:
         """New steps of a text; `plain`: it was asked for without draft tokens."""
@@ -41,6 +68,34 @@ class SpecDecodeStats:
                 earlier = overlap if self.alpha is None else self.alpha
                 self.alpha = RECENT * earlier + (1 - RECENT) * overlap
 
+    def compare(self, request: GenerateRequest, pace: Pace) -> None:
+        """A text on its side of the comparison, if another rule of its own does not forbid it."""
+        if request.rule not in (None, "block") or request.lenience not in (None, 1.0):
+            return
+        controls: dict[str, Any] = {**request.controls}
+        names = {name for name, value in controls.items() if value != DEFAULTS.get(name)} - ENDS
+        if controls.get("temperature", 0.0) < GREEDY_BELOW:
+            names -= {"temperature"}
+        conditions = Conditions(
+            tuple(sorted(names)), pace.length.bit_length(), pace.rows.bit_length()
+        )
+        side = self.plain if request.gamma == 0 else self.speculative
+        side[conditions] = side.get(conditions, Texts()).plus(1, pace.tokens, pace.seconds)
+
+    def measured(self) -> dict[str, Any]:
+        """Return how long texts would have taken plainly, at the speed of those in their conditions
+        that were asked to be plain, over how long they took; and how many texts of either sort say
+        so."""
+        plain, speculative, plainly = Texts(), Texts(), 0.0
+        for conditions in self.plain.keys() & self.speculative.keys():
+            alone, drafted = self.plain[conditions], self.speculative[conditions]
+            plain, speculative = plain.plus(*alone), speculative.plus(*drafted)
+            plainly += drafted.tokens * alone.seconds / alone.tokens
+        return {
+            "measured_speedup": plainly / speculative.seconds if speculative.number else None,
+            "measured_texts": {"speculative": speculative.number, "plain": plain.number},
+        }
+
     def rates(self) -> dict[str, Any]:
         """Return the rates; None where nothing is known yet."""
         return {
@@ -54,6 +109,7 @@ class SpecDecodeStats:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "tokens": self.tokens,
+            **self.measured(),
         }
 
     def predicted(self, c: float | None, v: Sequence[tuple[int, float]] | None) -> float | None:

@@ -16,6 +16,7 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import median
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,6 +40,7 @@ from foretoken.server.process.messages import (
     GenerateRequest,
     Kind,
     ModelInfo,
+    Pace,
     Prompt,
     Ready,
     Refusal,
@@ -124,6 +126,9 @@ class EngineRequest:
 
     accepted: Accepted
     show_steps: bool
+    length: int  # tokens that prompt and text may have
+    plain: bool  # asked for without draft tokens, which is more than that it had none
+    mixed: bool  # its time is not of its own steps: begun in another engine, or waits for drafts
     told: bool = False
 
 
@@ -195,7 +200,13 @@ class Worker:
     def _add(self, id: int, request: GenerateRequest) -> None:
         try:
             ids, limit, prediction = self._checked(request)
-            added = EngineRequest(self._accepted(id, request, ids), request.show_steps)
+            added = EngineRequest(
+                self._accepted(id, request, ids),
+                request.show_steps,
+                length=len(ids) + limit,
+                plain=request.gamma == 0,
+                mixed=request.begun is not None,
+            )
             with self.awake:  # before its first event
                 if id not in self.requests:  # aborted meanwhile
                     return
@@ -323,6 +334,7 @@ class Worker:
 
     def _tell(self, events: list[Event]) -> None:
         parts: list[StepOutput] = []
+        drafts = any(step.drafted for event in events for step in event.steps)
         with self.awake:
             for event in events:
                 request = self.requests.get(event.id)
@@ -331,18 +343,19 @@ class Worker:
                 if event.finish_reason is not None:
                     del self.requests[event.id]
                 self._accept(request)
+                request.mixed |= request.plain and drafts
                 if event.error is not None:
                     kind = "refused" if isinstance(event.error, ControlError) else "failed"
                     option = getattr(event.error, "option", None)
                     self._send(Refusal(event.id, kind, one_line(event.error), option))
                     continue
-                parts.append(self._part(event, show_steps=request.show_steps))
+                parts.append(self._part(event, request))
         preempted = self.engine.stats().preempted
         self._send(StepOutputs(parts, self.engine.running, self.engine.waiting, preempted))
 
-    def _part(self, event: Event, *, show_steps: bool) -> StepOutput:
+    def _part(self, event: Event, request: EngineRequest) -> StepOutput:
         words = None
-        if show_steps:
+        if request.show_steps:
             tokens = (token for step in event.steps for token in (*step.kept, *step.guesses))
             words = {token: self.spelling.text(token) for token in tokens}
         return StepOutput(
@@ -351,17 +364,18 @@ class Worker:
             event.tokens,
             None if event.logprobs is None else self._known(event.logprobs),
             event.steps,
-            None if event.completion is None else self._done(event.completion),
+            None if event.completion is None else self._done(event.completion, request),
             words,
         )
 
-    def _done(self, completion: Completion) -> Done:
+    def _done(self, completion: Completion, request: EngineRequest) -> Done:
         likelihoods, stop = completion.prompt_logprobs, completion.stop_reason
         return Done(
             completion.finish_reason,
             None if stop in self.spec.ends.eos else stop,  # as vLLM: its own end needs no reason
             completion.stats,
             None if likelihoods is None else self._known(likelihoods),
+            None if request.mixed else _pace(completion, request.length),
         )
 
     def _known(self, logprobs: list[Logprobs]) -> list[TokenLogprob]:
@@ -412,6 +426,14 @@ class Worker:
                 self.pipe.send(message)
             except OSError:  # the HTTP process is gone; `_hear` ends this one
                 pass
+
+
+def _pace(completion: Completion, length: int) -> Pace | None:
+    """One of a single step has no time without its prompt's."""
+    if len(completion.steps) < 2:
+        return None
+    tokens, seconds, steps = completion.steady
+    return Pace(tokens, seconds, length, int(median(step.rows for step in steps)))
 
 
 def _name(model: str) -> str:

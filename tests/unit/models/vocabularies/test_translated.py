@@ -7,20 +7,13 @@ import torch
 
 from foretoken.costing import stored
 from foretoken.drafters.lm import LMDrafter
-from foretoken.models.base import Sized
+from foretoken.models.base import Sized, Writes
 from foretoken.models.table import TableModel
-from foretoken.models.vocabularies.translated import (
-    LONGEST,
-    Following,
-    TranslatedModel,
-    Translation,
-    agreed,
-)
+from foretoken.models.vocabularies.translated import ByText, Following, TranslatedModel, agreed
 from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model
-from unit.models.vocabularies.test_words import TOKENIZERS, words
 
 V = 5
 Q = random_model(1, V)
@@ -70,7 +63,7 @@ def test_what_follows_several_tokens_is_read_again():
     logits = rows.score([[1, 2, 3]], [2])
     assert logits[0, 0].exp().tolist() == pytest.approx(Q((1, 2)))
     assert logits[0, 1].exp().tolist() == pytest.approx(Q((1, 2, 3)))
-    assert model.read == 2
+    assert model.read == 2 and rows.holds([1, 2, 3]) == 3
 
 
 def test_rows_move_up_and_are_copied():
@@ -110,8 +103,8 @@ V2, DRAFT_V = 5, 7  # one id of the draft is padding
 P, Q_WORDS = random_model(1, V2), random_model(2, DRAFT_V)
 
 
-def translated() -> TranslatedModel:
-    return TranslatedModel(TableModel(Q_WORDS, DRAFT_V), DICTIONARY, V2)
+def translated(by_text: ByText | None = None, distribution=Q_WORDS) -> TranslatedModel:
+    return TranslatedModel(TableModel(distribution, DRAFT_V), DICTIONARY, V2, by_text)
 
 
 def expected(told: tuple[int, ...]) -> list[float]:
@@ -129,6 +122,19 @@ def test_its_distribution_is_over_the_words_of_both_behind_the_text_in_the_draft
     assert logits.softmax(-1)[0, 0].tolist() == pytest.approx(expected((1, 2, 1)))
     assert logits.softmax(-1)[1, 0].tolist() == pytest.approx(expected((2,)))
     assert logits[0, 0, 2] == -torch.inf
+
+
+def test_longer_tokens_than_the_last_one_are_ways_on():
+    """Behind "a" the draft may have meant "ab", of which the target's next token is "b"."""
+    model = translated()
+    model.start([[]])
+    distribution = model.score([[0, 1]], [1])[0, 0].softmax(-1)
+    a, ab = float(Q_WORDS((3,))[0]), float(Q_WORDS((3,))[1])
+    q = torch.zeros(V2, dtype=torch.float64)
+    for ours, theirs in SHARED.items():
+        q[ours] = a / (a + ab) * float(Q_WORDS((3, 0))[theirs])
+    q[0] += ab / (a + ab)
+    assert distribution.tolist() == pytest.approx((q / q.sum()).tolist())
 
 
 def test_every_position_of_a_block_and_finite_numbers_beside_them():
@@ -154,10 +160,52 @@ def test_rows_go_back_are_copied_and_leave():
     assert logits.softmax(-1)[1, 0].tolist() == pytest.approx(expected((1, 2)))
 
 
+def test_what_it_writes_is_likeliest_and_is_not_kept():
+    def distribution(
+        text,
+    ):  # after "a" comes "b", after that " ", then an end; the padding is likeliest
+        best = {(0,): 3, (0, 3): 2, (0, 3, 2): 4}.get(text, 2)
+        return [0.5 if i == best else 0.6 if i == 6 else 0.01 for i in range(DRAFT_V)]
+
+    model = translated(distribution=lambda text: distribution(text))
+    model.start([[1], [1], [1]])
+    written = model.write([[], [], [3]], [5, 2, 0])
+    assert written.guesses == [[0, 3, 4], [0, 3], []] and written.calls == 3
+    assert model.write([[], [], []], [1, 0, 0]).guesses == [[0], [], []]
+    assert isinstance(model, Writes)
+
+
+def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
+    def distribution(text):  # "ab" behind "b"; behind that an end
+        best = {(3,): 1, (3, 1): 4}.get(text, 2)
+        return [0.5 if i == best else 0.01 for i in range(DRAFT_V)]
+
+    model = translated(distribution=distribution)
+    model.start([[0]])
+    written = model.write([[1]], [4])
+    assert written.guesses == [[0, 4]] and written.calls == 2
+    assert model.write([[]], [1]).guesses == [[0]]
+
+
+def test_which_way_it_guesses():
+    assert translated().writes(greedy=True) and not translated().writes(greedy=False)
+    assert not translated(ByText(greedy=False)).writes(greedy=True)
+
+
+def test_the_share_of_its_mass_on_words_of_both():
+    model = translated()
+    shares = model.covered([[1], [1, 0]])
+    assert shares == pytest.approx(
+        [sum(Q_WORDS(t)[i] for i in SHARED.values()) for t in ((0,), (1,))]
+    )
+    model.start([[1]])  # no rows are left
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_rows_text_depends_on_nothing_beside_it(temperature):
+@pytest.mark.parametrize("by_text", [False, True])
+def test_a_rows_text_depends_on_nothing_beside_it(by_text, temperature):
     def speculator() -> Speculator:
-        return Speculator(TableModel(P, V2), LMDrafter(translated()))
+        return Speculator(TableModel(P, V2), LMDrafter(translated(ByText(by_text, by_text))))
 
     prompts = [[1], [2, 3, 1, 1, 0], [3] * 40]
     sampling = SamplingParams(temperature=temperature, max_new_tokens=30)
@@ -183,72 +231,3 @@ def test_its_speed_is_known_where_that_of_its_model_is():
     model.holds[0].identity = "tiny"
     assert "tiny" in str(stored.identity(LMDrafter(model)))
     assert stored.identity(LMDrafter(model)) != stored.identity(LMDrafter(model.holds[0]))
-
-
-# A text in the draft's ids
-
-TEXT = 'ab a bab, naïve;\n  "ab" — 日本語 \U0001f600 aaab\n\nthe day'
-KINDS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b]
-
-
-def translation(ours: str, theirs: str, text: str = "") -> Translation:
-    result = Translation(Dictionary(words(ours), words(theirs)))
-    result.extend(TOKENIZERS[ours]()(text).input_ids if text else [])
-    return result
-
-
-@pytest.mark.parametrize(("ours", "theirs"), KINDS)
-def test_it_is_what_the_other_tokenizer_makes_of_the_text(ours, theirs):
-    text = "the day ab a, the old man"
-    assert translation(ours, theirs, text).told == TOKENIZERS[theirs]()(text).input_ids
-
-
-@pytest.mark.parametrize(("ours", "theirs"), KINDS)
-def test_it_is_a_function_of_the_text_however_that_came(ours, theirs):
-    whole, grown = translation(ours, theirs, TEXT), translation(ours, theirs)
-    told = []
-    for token in whole.ids:
-        grown.extend([token])
-        told.append(grown.told)
-    assert grown.told == whole.told
-    for n in range(len(whole.ids), 0, -1):
-        grown.cut(n)
-        assert grown.told == told[n - 1]
-    grown.extend(whole.ids[1:])
-    assert grown.told == whole.told
-
-
-def test_a_new_token_changes_the_last_word_alone():
-    grown = translation("bytes", "legacy", "the day was over before the house was warm, and")
-    before = grown.told
-    grown.extend(TOKENIZERS["bytes"]()(" the").input_ids)
-    grown.extend(TOKENIZERS["bytes"]()("re").input_ids)
-    assert grown.told[: len(before)] == before
-
-
-def test_a_copy_goes_its_own_way():
-    one = translation("bytes", "legacy", "the day")
-    other, told = one.copy(), one.told
-    other.extend(one.ids)
-    assert one.told == told != other.told
-
-
-def test_a_long_word_is_told_in_parts():
-    grown = Translation(Dictionary(Words({0: b"a"}), Words({0: b"aa", 1: b"a"})))
-    grown.extend([0] * (LONGEST + 3))
-    assert grown.told == [0] * (LONGEST // 2) + [0, 1]
-
-
-def test_there_is_always_something_to_read():
-    assert Translation(Dictionary(Words({0: b"a"}), Words({0: b"b"}))).told == [0]
-    grown = Translation(Dictionary(Words({0: b"a"}), Words({0: b"b"}, end=7)))
-    grown.extend([0])
-    assert grown.told == [7]
-
-
-def test_special_tokens_are_told_once_and_those_that_the_draft_lacks_not_at_all():
-    ours = Words({5: b"a"}, specials={"<s>": 0, "<end>": 1, "<tool>": 2}, end=1)
-    theirs = Words({7: b"a"}, specials={"<s>": 3, "</s>": 4}, end=4, head=[3])
-    grown = Translation(Dictionary(ours, theirs))
-    grown.extend([0, 5, 2, 5, 1, 9])
-    assert grown.told == [3, 7, 7, 4]

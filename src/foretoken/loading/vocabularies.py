@@ -1,0 +1,124 @@
+"""A draft model of another tokenizer than the target's: it is translated, and which way it guesses
+best is measured once the target runs.
+
+Both ways are those of Timor et al. 2025 (arXiv 2502.05202); `models.vocabularies.translated` says
+what they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from foretoken.drafters.lm import LMDrafter
+from foretoken.errors import ForetokenError
+from foretoken.loading.target import LoadedTarget
+from foretoken.models.base import Model
+from foretoken.models.vocabularies.translated import ByText, TranslatedModel
+from foretoken.models.vocabularies.words import Dictionary, Words
+from foretoken.slow_log import log_if_slow
+from foretoken.text.decoding import other_words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+PROMPTS = (
+    "It was the first day of the",
+    "Once upon a time there was",
+    "The answer to this question is",
+    "She opened the door and",
+)
+TOKENS, GAMMA, SEED = 24, 3, 0  # of each prompt's text, at the temperatures 0 and 1
+EVERY = 6  # tokens a look at the draft's whole distribution
+WAYS = {True: "by its text", False: "by shared words"}
+
+
+class _Trial(NamedTuple):
+    """Acceptance with one way of drafting."""
+
+    kept: float  # tokens per call of the target
+    alpha: float
+    texts: list[list[int]]  # the target's, prompts included
+
+
+Side = tuple[str, "PreTrainedTokenizerBase | None", int]  # a model's name, tokenizer and V
+
+
+def dictionary_of(draft: Side, target: Side) -> Dictionary | None:
+    """Return the words of both; None where ids mean the same, or without two tokenizers to compare.
+    RefusedError where they share no word, and as `Words.of`."""
+    (name, theirs, their_V), (target_name, ours, V) = draft, target
+    if theirs is None or ours is None or not other_words(theirs, ours):
+        return None
+    dictionary = Dictionary(Words.of(target_name, ours, V), Words.of(name, theirs, their_V))
+    dictionary.require(name, target_name)
+    return dictionary
+
+
+def translated(name: str, model: Model, dictionary: Dictionary, target: LoadedTarget) -> LMDrafter:
+    """Return the drafter that a model of other words than the target's makes: it guesses in the
+    better of both ways, greedily and sampled, by a few texts of the target's: in seconds, and the
+    same each time."""
+    V = target.model.vocab_size
+
+    def drafter(by_text: ByText) -> LMDrafter:
+        return LMDrafter(TranslatedModel(model, dictionary, V, by_text))
+
+    try:
+        with log_if_slow(log, "trying how %s guesses best", name):
+            trials = {
+                (greedy, by_text): _tried(target, drafter(ByText(by_text, by_text)), greedy=greedy)
+                for greedy in (True, False)
+                for by_text in (True, False)
+            }
+    except ForetokenError as error:  # such as a target that cannot read the prompts
+        log.info("%s guesses as it would by default: %s", name, error)
+        return drafter(ByText())
+    better = (trials[greedy, True].kept > trials[greedy, False].kept for greedy in (True, False))
+    best = drafter(ByText(*better))
+    _tell(name, best, trials)
+    return best
+
+
+def _tried(target: LoadedTarget, drafter: LMDrafter, *, greedy: bool) -> _Trial:
+    # its texts are nobody's: no warning of how the model would sample
+    spec = replace(target.speculator(drafter, "a trial"), suggested={})
+    completions = spec.generate(
+        list(PROMPTS),
+        max_new_tokens=TOKENS,
+        gamma=GAMMA,
+        seed=SEED,
+        temperature=0.0 if greedy else 1.0,
+        ignore_eos=True,
+    )
+    steps = [step for each in completions for step in each.steps]
+    overlaps = [overlap for step in steps for overlap in step.overlaps]
+    prompts = map(spec.inputs.ids, PROMPTS)
+    texts = [[*ids, *each.tokens] for ids, each in zip(prompts, completions, strict=True)]
+    tokens = fmean(len(step.kept) for step in steps)
+    return _Trial(tokens, fmean(overlaps) if overlaps else 0.0, texts)
+
+
+def _tell(name: str, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:
+    """Log the choice, and the draft's mass on tokens that the target lacks."""
+    model = drafter.model
+    assert isinstance(model, TranslatedModel)
+    texts = trials[False, False].texts
+    inside = model.covered([text[:n] for text in texts for n in range(len(text), 0, -EVERY)])
+    log.info(
+        "%s has another tokenizer: %d of its %d words are the target's too, with %.1f %% of its"
+        " mass in the target's texts; it guesses %s at temperature 0 and %s above (alpha %s)",
+        name,
+        model.dictionary.words,
+        len(model.dictionary.draft.spelled),
+        100 * fmean(inside),
+        WAYS[model.by_text.greedy],
+        WAYS[model.by_text.sampled],
+        ", ".join(
+            f"{trials[greedy, by_text].alpha:.2f} {WAYS[by_text]} at {'0' if greedy else '1'}"
+            for greedy, by_text in trials
+        ),
+    )
