@@ -1,4 +1,4 @@
-"""A report's files: one HTML page that loads nothing else, the same as Markdown and as JSON, and its
+"""A report's files: one HTML page that loads nothing else, the same as Markdown and JSON, and its
 pictures (PNG), which need matplotlib.
 """
 
@@ -69,7 +69,7 @@ def _rendered(template: str, report: PaperReport, pictures: dict[Path, bytes]) -
 
 
 def document(report: PaperReport) -> dict[str, Any]:
-    """Values of JSON: tables and paragraphs as they are shown, and the rows that they are made of."""
+    """Values of JSON: tables and paragraphs as shown, and the rows that they are made of."""
     chapters = [
         {
             "name": chapter.name,
