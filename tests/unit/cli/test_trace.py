@@ -60,7 +60,7 @@ def test_every_step_is_a_line_and_a_row(run, pair, done):
     assert "verify ms" not in run("trace", PROMPT, *pair).out
 
 
-def test_the_page(run, pair, done, tmp_path):
+def test_the_files(run, pair, done, tmp_path):
     page = tmp_path / "t.html"
     result = run("trace", PROMPT, *pair, "--html", page)
     assert result.code == 0 and result.err == f"{page}\n"
@@ -95,6 +95,8 @@ def test_mistakes(run, pair, tmp_path):
     says = f"there is no folder {missing.parent}; make it or give another --html"
     mistake(run("trace", PROMPT, *pair, "--html", missing), says)
     mistake(run("trace", PROMPT, *pair, "--html", tmp_path), "is a folder; give another --html")
+    same = ("--svg", tmp_path / "t", "--chrome", tmp_path / "t")
+    mistake(run("trace", PROMPT, *pair, *same), "two of --svg and --chrome name one file")
     mistake(run("trace", "", *pair), "empty")
     assert not list(tmp_path.iterdir())
 
