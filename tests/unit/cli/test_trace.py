@@ -61,9 +61,12 @@ def test_every_step_is_a_line_and_a_row(run, pair, done):
 
 
 def test_the_files(run, pair, done, tmp_path):
-    page = tmp_path / "t.html"
-    result = run("trace", PROMPT, *pair, "--html", page)
-    assert result.code == 0 and result.err == f"{page}\n"
+    page, picture, trace = (tmp_path / name for name in ("t.html", "t.svg", "t.json"))
+    result = run("trace", PROMPT, *pair, "--html", page, "--svg", picture, "--chrome", trace)
+    assert result.code == 0 and result.err.split()[-3:] == [str(page), str(picture), str(trace)]
+    assert picture.read_text().startswith("<?xml") and "gamma 3" in picture.read_text()
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert sum(event["name"] == "target" for event in events) == len(done.steps)
     text = page.read_text()
     assert "gamma 3" in text
     assert text.count("<li>") == len(done.steps) and text.count("<svg") == 1
