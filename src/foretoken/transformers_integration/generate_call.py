@@ -146,6 +146,7 @@ class GenerateCall:
                 f"a row may grow to {longest + limit} tokens, the model holds {most}; "
                 f"give max_new_tokens={most - longest} or less"
             )
+        _require_one_way(target, [len(prompt) for prompt in prompts], limit)
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
         last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row
         return [
@@ -255,6 +256,20 @@ class GenerateCall:
         encoder_decoder = self.encoder_decoder
         kind = GenerateEncoderDecoderOutput if encoder_decoder else GenerateDecoderOnlyOutput
         return kind(sequences=sequences)
+
+
+def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:
+    """ForeignError for a batch that transformers reads otherwise than its rows alone: the longest
+    of them says for all which rotary factors they get."""
+    switch = target.context
+    if switch is None or switch == longest_of(target) or len(set(lengths)) == 1:
+        return
+    if min(lengths) <= switch < max(lengths) + limit:
+        raise ForeignError(
+            f"rows of {min(lengths)} to {max(lengths)} tokens may grow past {switch}, where this "
+            "model changes its rotary factors, and transformers changes them for all rows at once; "
+            "call generate for each row"
+        )
 
 
 def _require_own(objects: Sequence[Any]) -> None:
