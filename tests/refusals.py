@@ -81,7 +81,6 @@ ENTRIES: dict[str, Refusal] = {
         "watermarking_config=", watermarking_config=WatermarkingConfig(seeding_scheme="lefthash")
     ),
     "dola_layers": _entry("dola_layers='low' is not followed", dola_layers="low"),
-    "remove_invalid_values": _entry("remove_invalid_values=True is", remove_invalid_values=True),
     "constraints": _entry("constraints=[", constraints=[object()], num_beams=1),
     "force_words_ids": _entry("num_beams=2 asks", force_words_ids=[[3]], num_beams=2),
     "output_attentions": _entry("output_attentions=True", output_attentions=True, **TOLD),

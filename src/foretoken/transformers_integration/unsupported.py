@@ -70,6 +70,7 @@ SHAPING = {
     "MinNewTokensLengthLogitsProcessor": "min_new_tokens",
     "ForcedBOSTokenLogitsProcessor": "forced_bos_token_id",
     "ForcedEOSTokenLogitsProcessor": "forced_eos_token_id",
+    "InfNanRemoveLogitsProcessor": "remove_invalid_values",
     "ExponentialDecayLengthPenalty": "exponential_decay_length_penalty",
     "SuppressTokensLogitsProcessor": "suppress_tokens",
     "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
@@ -95,6 +96,7 @@ ANYWHERE = {
     "NoBadWordsLogitsProcessor",
     "PrefixConstrainedLogitsProcessor",
     "ForcedBOSTokenLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
     "SuppressTokensLogitsProcessor",
     "WatermarkLogitsProcessor",
 }

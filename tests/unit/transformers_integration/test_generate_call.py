@@ -106,7 +106,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "sequence_bias": {"sequence_bias": [[[7], 9.0], [[7, 9], 20.0]]},
     "forced": {"forced_bos_token_id": 11, "forced_eos_token_id": 12},
     "suppress": {"suppress_tokens": [3, 45], "begin_suppress_tokens": [43]},
-    "renormalized": {"renormalize_logits": True},
+    "invalid": {"remove_invalid_values": True, "renormalize_logits": True},
     "processor": {"logits_processor": [Favour()]},
     "processor and warper": {"logits_processor": [Favour(), TopKLogitsWarper(3)]},
     "several": {
