@@ -32,7 +32,7 @@ from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
 from foretoken.models.base import Model
-from foretoken.options import Prompts, Seed, as_list, check, check_beams
+from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verifier import Verifier
@@ -407,6 +407,72 @@ class Speculator:
         """Warn once, where texts differ from what the model's own generation config suggests."""
         if not self._told.is_set() and warned_of_suggested(self.suggested, params):
             self._told.set()
+
+    def requests(
+        self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
+    ) -> list[Request]:
+        """Check prompts and options, and return the requests that `generate` makes of them.
+
+        Args:
+            prompts: Prompts one by one, each a text or ids.
+            params: One SamplingParams for all prompts, or a list with one for each.
+            seed: As `generate` takes it.
+
+        Returns:
+            `num_return_sequences` requests of each prompt, in order.
+
+        Raises:
+            InputError: A prompt cannot be continued.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> params = foretoken.SamplingParams(max_new_tokens=5)
+            >>> (request,) = spec.requests(["It was"], params, seed=0)
+            >>> request.limit
+            5
+        """
+        return self.inputs.requests(prompts, params, seed)
+
+    def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
+        """Return a prompt's ids, special tokens of the tokenizer included.
+
+        Args:
+            prompt: A text or ids.
+            i: The prompt's number, for errors.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InputError: The prompt is empty or invalid, or a text without a tokenizer.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> spec.tokenizer.decode(spec.ids("It was"))
+            'It was'
+        """
+        return self.inputs.ids(prompt, i)
+
+    def prediction(self, given: Prompt) -> tuple[int, ...]:
+        """Return the new tokens that a caller expects.
+
+        Args:
+            given: Ids, or a text, which gets no special tokens.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InputError: The prediction is invalid, or a text without a tokenizer.
+
+        Examples:
+            >>> import foretoken
+            >>> foretoken.load().prediction([5, 6])
+            (5, 6)
+        """
+        return self.inputs.prediction(given)
 
     def _pieces(
         self, rows: list[Row], verifier: Verifier, gamma: Gamma
