@@ -46,6 +46,17 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
+MOVED = {  # names of version 0.1.0, and where these are now
+    "engaged": "spec.scheduler.engage",
+    "foresight": "spec.predicted_output",
+    "output_stream": "foretoken.engine.output_stream.output_stream",
+    "policy": "spec.costing.policy",
+    "prompts": "spec.inputs.prompts",
+    "released": "spec.scheduler.disengage",
+    "rows": "spec.inputs.rows",
+    "step_costs": "spec.costing.step_costs",
+}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speculator:
@@ -101,6 +112,13 @@ class Speculator:
         costing = PairCosts(target, drafter, inputs, scheduler, BATCH, pair)
         for name, part in (("scheduler", scheduler), ("inputs", inputs), ("costing", costing)):
             object.__setattr__(self, name, part)
+
+    if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            if name in MOVED:
+                raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def generate(
         self,

@@ -21,6 +21,8 @@ def test_version():
     assert foretoken.__version__ == version("foretoken")
     with pytest.raises(AttributeError, match="module 'foretoken' has no attribute '__author__'"):
         _ = foretoken.__author__
+    with pytest.raises(AttributeError, match="LostError is gone: tensor parallelism"):
+        _ = foretoken.LostError  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_version_on_the_command_line(console):
