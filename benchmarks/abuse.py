@@ -47,6 +47,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HELLO, **SMALL, "stream": True, "top_p": 0.5}),
     ("/v1/chat/completions", {"messages": HELLO, **SMALL, "response_format": FORMAT}),
     ("/v1/responses", {"input": "Hello", "max_output_tokens": 6, "stream": True}),
+    ("/tokenize", {"prompt": "It was", "return_token_strs": True}),
+    ("/detokenize", {"tokens": [5, 6, 7]}),
 ]
 LONG = {"prompt": "It", "max_tokens": 300, "ignore_eos": True, "stream": True, "logprobs": 5}
 ODD: list[Any] = [None, True, -1, 0, 2**70, 1e308, -0.5, "", "\x00", "é" * 99, [], {}, [[]], [{}]]

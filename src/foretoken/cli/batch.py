@@ -125,9 +125,7 @@ class Lines:
     def origin(self, name: Name) -> str:
         """Return a digest of all that a text depends on."""
         each, arguments = self.tasks[name[0]], self.loading.arguments
-        # The order and two options of version 0.1.0, whose files are resumed
-        last = ("draft_dtype", "draft_revision", "exact_shapes")
-        arguments |= {"kv_dtype": None} | {name: arguments.pop(name) for name in last}
+        # The order and an option of version 0.1.0, whose files are resumed
         arguments |= {"tensor_parallel": 1, "generation_config": arguments.pop("generation_config")}
         common = self.names, arguments, self.template, self.speculation
         settings = repr((common, each.line.prompt, each.line.messages, each.params, self.key(name)))

@@ -285,7 +285,7 @@ def _document(
         "asked": asked | asked.pop("loading") | {"prompts": prompts},
         "precision": {
             "weights": loading.dtype,
-            "cache": cache,
+            "cache": loading.kv_dtype or cache,
             "activations": computed,
             "draft": drafted,
         },

@@ -49,8 +49,9 @@ def measure(
     draft: Annotated[
         list[str] | None,
         Option(
-            help="Folder, hub id, self:int4, self:int8, heads:FILE, ngram:FILE, lookup, copy or "
-            "uniform. Repeat it to compare drafts. Default: the one that ships with the target.",
+            help="Folder, hub id, self:int4, self:int8, self:LAYERS, heads:FILE, ngram:FILE, "
+            "lookup, copy or uniform. Repeat it to compare drafts. Default: the one that ships "
+            "with the target.",
             show_default=False,
         ),
     ] = None,

@@ -264,7 +264,7 @@ Target = Annotated[
 Draft = Annotated[
     str | None,
     Option(
-        help="Draft: a folder or hub id, self, self:int8, lookup, heads:FILE, "
+        help="Draft: a folder or hub id, self, self:int8, self:LAYERS, lookup, heads:FILE, "
         "ngram:FILE, copy, uniform or none. Default: with --target, self or lookup, as measured "
         "costs say; else the one that ships."
     ),

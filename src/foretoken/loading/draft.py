@@ -47,6 +47,7 @@ WORDS_MISSING = (
 )
 SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
 SMALL = 2_000_000  # parameters of a draft from which on its weights are worth rounding
+SMALLEST = "int4"  # rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +59,55 @@ class PendingDraft:
     rounded: Callable[[str], LMDrafter] | None = None
 
 
-def own_copy(name: str, dtype: str, target: LoadedTarget) -> LMDrafter:
-    """Return the target with its weights in `dtype`, as a drafter over the target's rows. Raises
-    InputError where that would be the target itself, and as `companion`."""
-    if dtype == target.model.computed:
+def own_copy(
+    name: str, dtype: str | None, target: LoadedTarget, layers: tuple[int, ...] = ()
+) -> LMDrafter:
+    """Return the target with its weights in `dtype`, and with these layers alone where there are
+    some, as a drafter over the target's rows. None is the target's dtype where there are some, else
+    the smallest. Raises InputError where that would be the target itself, and as `companion`."""
+    computed = target.model.computed
+    dtype = dtype or (computed if layers else SMALLEST)
+    if dtype == computed and not layers:
         raise InputError(
             f"draft is {name!r}, but the target is in {dtype} itself; give a target of another "
-            "dtype, or another draft"
+            "dtype, draft='self:LAYERS' (such as self:0-3,8), or another draft"
         )
-    return LMDrafter(companion(target.read, target.model, dtype))
+    return LMDrafter(companion(target.read, target.model, dtype, layers))
 
 
-def _own(kind: str, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
-    """Return what makes the copy that "self:KIND" names. Raises InputError for another kind and for
-    options that contradict it, RefusedError for a runtime that was asked for and shares no rows."""
-    name, dtype = f"self:{kind}" if kind else "self", options.draft_dtype
-    if kind and kind not in ROUNDED:
-        raise InputError(f"draft is {name!r:.60}; give self, self:int4 or self:int8")
-    if kind and dtype not in (None, kind):
+def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
+    """Return what makes the copy that "self:KIND" names: a rounding, or layers of the target.
+    Raises InputError for another kind and for options that contradict it, RefusedError for a
+    runtime that was asked for and shares no rows."""
+    name, dtype = "self" if kind is None else f"self:{kind}", options.draft_dtype
+    rounding = kind in ROUNDED
+    layers = () if rounding or kind is None else _layers(kind, target.facts.layers)
+    if rounding and dtype not in (None, kind):
         raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
     runtime = "transformers" if options.exact_shapes else options.runtime
     if runtime != "auto":
         require_shared(runtime)
-    return partial(own_copy, name, kind or dtype or "int4")
+    return partial(own_copy, name, kind if rounding else dtype, layers=layers)
+
+
+def _layers(kind: str, count: int) -> tuple[int, ...]:
+    """Read numbers and ranges of layers, such as "0-3,8"."""
+    layers: list[int] = []
+    for part in kind.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(
+                f"draft is {f'self:{kind}'!r:.60}; give self, self:int4, self:int8, or self: with "
+                "numbers of layers, such as self:0-3,8"
+            )
+        layers += range(int(first), min(int(last if dash else first), count) + 1)
+    if not layers or layers[-1] >= count or sorted(set(layers)) != layers or len(layers) == count:
+        raise InputError(
+            f"draft is {f'self:{kind}'!r:.60}; give some of the target's {count} layers, 0 to "
+            f"{count - 1}, in order"
+        )
+    return tuple(layers)
 
 
 def _ngram(file: str, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
@@ -121,7 +147,7 @@ def _with_heads(name: str, heads: Heads, target: LoadedTarget) -> HeadsDrafter:
 
 # Drafts by name; names that end in ":" are followed by a file, or by a kind of copy
 NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter]]] = {
-    "self": _own,
+    "self": lambda file, target, options: _own(None, target, options),
     "self:": _own,
     "none": lambda file, target, options: lambda loaded: NoDrafter(),
     "lookup": lambda file, target, options: lambda loaded: LookupDrafter(),

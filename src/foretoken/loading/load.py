@@ -51,8 +51,8 @@ def load(
             model inside). None is the default pair, which ships with the package.
         draft: A folder, an id or a model in memory; "none", "lookup", "copy", "uniform",
             "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8", the target with
-            rounded weights, which shares the target's keys and values and needs OpenVINO; any
-            Drafter; or a Speculator from `load`, a
+            rounded weights, or "self:0-3,8", the target with these layers alone, which share the
+            target's keys and values and need OpenVINO; any Drafter; or a Speculator from `load`, a
             cascade: its target drafts here and is itself accelerated by its draft
             (docs/drafters.md). None is the shipped draft for the shipped target, else the fastest
             of "lookup", "self:int4" and "self:int8" by costs measured here once (logged at INFO).
@@ -78,7 +78,7 @@ def load(
     if target is None:
         target = asset("target")
         draft = asset("draft") if draft is None else draft
-    placement = Placement(asked.dtype, device, asked.runtime)
+    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
     known = _known(target, asked, placement)
     given = "lookup" if draft is None else draft
     # The draft first: what does not fit is refused before the target is loaded or converted

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
+KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
 RUNTIMES = ("auto", "transformers", "openvino", "graphs")
 
 
@@ -86,6 +87,13 @@ class LoadOptions:
         flag="--ignore-generation-config",
         group="reading",
     )
+    kv_dtype: str | None = option(
+        None,
+        one_of(KV_DTYPES),
+        "Precision of the KV cache: int8, which makes the target another model.",
+        "Loading",
+        group="target",
+    )
     draft_dtype: str | None = option(
         None,
         one_of(DTYPES),
@@ -129,10 +137,11 @@ class LoadOptions:
                 f"exact_shapes=True runs on torch, and was not shown to be exact on {self.runtime};"
                 " give runtime='transformers'"
             )
-        if self.dtype in ROUNDED:
-            raise RefusedError(
-                f"exact_shapes=True runs on torch, which has no dtype={self.dtype!r}; leave it out"
-            )
+        for name in ("dtype", "kv_dtype"):
+            if (value := getattr(self, name)) in ROUNDED:
+                raise RefusedError(
+                    f"exact_shapes=True runs on torch, which has no {name}={value!r}; leave it out"
+                )
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -145,6 +154,7 @@ class LoadKeywords(TypedDict, total=False):
     trust_remote_code: bool
     tokenizer: str | Path | PreTrainedTokenizerBase | None
     generation_config: str | None
+    kv_dtype: str | None
     draft_dtype: str | None
     draft_revision: str | None
     exact_shapes: bool

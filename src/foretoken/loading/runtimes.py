@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class Placement:
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
     runtime: str = "auto"
+    kv_dtype: str | None = None  # of keys and values; None: that of the arithmetic
 
 
 def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
@@ -55,20 +56,26 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     """
     loaded = isinstance(source, Source)
     device = placement.device if loaded else source.device
-    if not loaded and placement.runtime == "auto" and device.type != "cuda":
+    plain = placement.runtime == "auto" and not placement.kv_dtype
+    if not loaded and plain and device.type != "cuda":
         return Placed(_torch(source, placement.dtype, device)[0], "it was in memory")
     dtype = dtype_of(source, placement)
     reason = "it was asked for"
-    fast = "graphs" if device.type == "cuda" and dtype not in ROUNDED else "openvino"
+    on_openvino = dtype in ROUNDED or placement.kv_dtype is not None
+    fast = "graphs" if device.type == "cuda" and not on_openvino else "openvino"
     fast = fast if placement.runtime == "auto" else placement.runtime
-    if dtype in ROUNDED and fast != "openvino":
-        raise RefusedError(f"dtype={dtype!r} runs on OpenVINO only; leave runtime at 'auto'")
+    for name, value in (("dtype", dtype), ("kv_dtype", placement.kv_dtype)):
+        if value in ROUNDED and fast != "openvino":
+            raise RefusedError(f"{name}={value!r} runs on OpenVINO only; leave runtime at 'auto'")
     if fast != "transformers":
         try:
-            on_fast = _openvino if fast == "openvino" else _graphs
-            return Placed(on_fast(source, dtype, device), "it passed the self-check")
+            if fast == "openvino":
+                model = _openvino(source, dtype, device, placement.kv_dtype)
+            else:
+                model = _graphs(source, dtype, device)
+            return Placed(model, "it passed the self-check")
         except RefusedError as error:
-            if placement.runtime == fast or dtype in ROUNDED:
+            if placement.runtime == fast or on_openvino:
                 raise RefusedError(f"{error}{_remedy(placement, dtype)}") from error.__cause__
             reason = str(error)
             name = source.name if loaded else type(source).__name__
@@ -80,6 +87,7 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
 def _remedy(placement: Placement, dtype: str) -> str:
     """Say what to give instead where a model cannot run as it was asked to."""
     changes = ["give dtype='float32'"] if dtype in ROUNDED else []
+    changes += ["leave kv_dtype out"] if placement.kv_dtype else []
     if placement.runtime != "auto":
         changes.insert(0, f"leave runtime at 'auto' (not {placement.runtime!r})")
     return "; " + ", ".join(changes)
@@ -175,13 +183,15 @@ def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
 
 
-def _openvino(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
+def _openvino(
+    source: Source | PreTrainedModel, dtype: str, device: torch.device, cache: str | None
+) -> Model:
     loaded = isinstance(source, Source)
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
     conversion = _conversion(source, dtype if loaded else "float32", device)
-    kept = conversion.kept() if loaded and is_folder(source.path) else None
-    return kept or conversion.model(_way(source.empty if loaded else source))
+    kept = conversion.kept(cache) if loaded and is_folder(source.path) else None
+    return kept or conversion.model(_way(source.empty if loaded else source), cache)
 
 
 def _conversion(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Conversion:
@@ -204,12 +214,15 @@ def require_shared(runtime: str) -> None:
         )
 
 
-def companion(source: Source | PreTrainedModel, target: Model, dtype: str) -> Model:
-    """Return a copy of `target`, made from the same source with weights rounded to `dtype`, that
-    drafts over the target's own rows. Raises RefusedError where the target shares no rows."""
+def companion(
+    source: Source | PreTrainedModel, target: Model, dtype: str, layers: tuple[int, ...] = ()
+) -> Model:
+    """Return a copy of `target`, made from the same source with weights in `dtype`, and with these
+    layers alone where there are some, that drafts over the target's own rows. Raises RefusedError
+    where the target shares no rows."""
     require_shared(target.runtime)
     host: Any = target  # one of that library's models
-    return _conversion(source, dtype, target.device).companion(host)
+    return replace(_conversion(source, dtype, target.device), some=layers).companion(host)
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:

@@ -58,6 +58,15 @@ class ModelFacts:
         return sum(weight.numel() for weight in self.structure.parameters())
 
     @property
+    def layers(self) -> int:
+        """Layers of the decoder."""
+        if self._facts:
+            return self._facts.get("layers") or len(self._facts["windows"])
+        from foretoken.models.openvino.thinned import stack_of  # late: as above
+
+        return len(stack_of(self.structure))
+
+    @property
     def settings(self) -> Settings:
         """Its generation config; raises as `read_settings` does."""
         stored = self._facts and self._facts.get("settings")

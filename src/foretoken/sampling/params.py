@@ -298,6 +298,7 @@ class SamplingParams:
         REPORTED,
         "As logprobs, for the prompt's tokens.",
         "Reported",
+        api=ApiField("prompt_logprobs", {"le": 20}),
         one_text=False,
     )
     processors: tuple[Any, ...] = option(

@@ -36,7 +36,8 @@ from foretoken.server.api.errors import (
     invalid,
 )
 from foretoken.server.api.responses import ResponseAnswer, Responses
-from foretoken.server.api.wire import ApiRequest
+from foretoken.server.api.tokens import Detokenize, Tokenize
+from foretoken.server.api.wire import ApiRequest, Body
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
@@ -109,6 +110,9 @@ class Routes:
         api.get("/models/{name:path}")(self.model)
         api.get("/speculation")(self.speculation)
         app.include_router(api)
+        keyed: dict[str, Any] = {"dependencies": [Depends(self.admit)], "responses": DOCUMENTED}
+        app.post("/tokenize", **keyed)(self.tokenize)
+        app.post("/detokenize", **keyed)(self.detokenize)
         app.get("/health", responses={503: {"description": "There is no engine now."}})(self.health)
         app.get("/ready", responses={503: {"description": "There is no engine now."}})(self.ready)
         app.get("/version")(self.version)
@@ -143,6 +147,25 @@ class Routes:
     async def completions(self, request: Request, asked: Text) -> Response:
         generation = self._generation(request, asked)
         return await self._answer(request, TextAnswer(asked, self.options.name, generation))
+
+    async def tokenize(self, request: Request, asked: Tokenize) -> dict[str, Any]:
+        self._read(request, asked)
+        prompt, options = asked.written, self.options
+        if asked.prompt is None:
+            self._require_template("messages")
+        answer = await self.engine.ask(
+            "tokenize",
+            prompt=prompt,
+            template=None if asked.messages is None else options.chat_template,
+            variables=asked.chat_template_kwargs,
+            texts=asked.return_token_strs,
+        )
+        context = None if self.engine.info is None else self.engine.info.context
+        return answer | {"count": len(answer["tokens"]), "max_model_len": context}
+
+    async def detokenize(self, request: Request, asked: Detokenize) -> dict[str, Any]:
+        self._read(request, asked)
+        return {"prompt": await self.engine.ask("detokenize", tokens=asked.tokens)}
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._model()]}
@@ -199,6 +222,21 @@ class Routes:
             message = f"the model {name[:80]!r} is not served here; {served!r} is"
             raise ApiError(404, message, "model", "model_not_found")
 
+    def _require_template(self, field: str | None) -> None:
+        info = self.engine.info
+        if self.options.chat_template is None and info and not info.chat:
+            raise BadRequestError(
+                "the model has no chat template; start the server with --chat-template FILE, or "
+                "send a text to /v1/completions",
+                field,
+            )
+
+    def _read(self, request: Request, asked: Body) -> None:
+        """Note the body, for errors about it, which may be of another model."""
+        request.state.asked = asked
+        if asked.model is not None:
+            self._require_model(asked.model)
+
     def _model(self) -> dict[str, Any]:
         return {
             "id": self.options.name,
@@ -210,16 +248,10 @@ class Routes:
 
     def _generation(self, request: Request, asked: ApiRequest) -> Generation:
         """Return the texts that are asked for, within the server's limits."""
-        if asked.model is not None:
-            self._require_model(asked.model)
+        self._read(request, asked)
         prompts, n, options, info = asked.prompts, asked.candidates, self.options, self.engine.info
-        field = asked.param("prompt")
-        if asked.templated and options.chat_template is None and info and not info.chat:
-            raise BadRequestError(
-                "the model has no chat template; start the server with --chat-template FILE, or "
-                "send a text to /v1/completions",
-                field,
-            )
+        if asked.templated:
+            self._require_template(asked.param("prompt"))
         if len(prompts) * n > options.max_texts:
             raise BadRequestError(
                 f"the request asks for {len(prompts) * n} texts, at most {options.max_texts} go",
@@ -238,7 +270,7 @@ class Routes:
             cache_salt=f"{request.state.salt}{first.cache_salt}",
         )
         generation = Generation(self.engine, several(first, prompts, n), n)
-        request.state.asked, request.state.generation = asked, generation
+        request.state.generation = generation
         return generation
 
     async def _answer(self, request: Request, answer: Answer[Any]) -> Response:

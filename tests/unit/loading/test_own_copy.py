@@ -33,8 +33,11 @@ def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("own") / "t5", model, byte_level())
 
 
-CASES = [("target", "self"), ("target", "self:int8")]
-CASES += [pytest.param("seq2seq", draft, marks=pytest.mark.prove) for _, draft in CASES]
+CASES = [(kind, "self:0") for kind in ("target", "seq2seq")]
+CASES += [("target", "self"), ("target", "self:int8")]
+CASES += [
+    pytest.param("seq2seq", draft, marks=pytest.mark.prove) for draft in ("self", "self:int8")
+]
 
 
 @pytest.mark.parametrize(("kind", "draft"), CASES)
@@ -55,12 +58,14 @@ def test_greedy_text_is_the_targets(kind, draft, request):
 
 def test_a_rounded_copy_is_nearly_the_target(target):
     alpha = {}
-    for draft in ("self:int8", "self:int4"):
+    for draft in ("self:int8", "self:int4", "self:0"):
         (completion,) = foretoken.load(target, draft).generate(
             [3, 4, 5], max_new_tokens=64, gamma=2, temperature=1.0, ignore_eos=True
         )
         alpha[draft] = completion.stats.alpha
-    assert 1 > alpha["self:int8"] > alpha["self:int4"] > 0.3 and alpha["self:int8"] > 0.9
+    assert (
+        1 > alpha["self:int8"] > alpha["self:int4"] > alpha["self:0"] and alpha["self:int8"] > 0.9
+    )
 
 
 def test_the_target_may_be_rounded_itself(target):
@@ -69,13 +74,17 @@ def test_the_target_may_be_rounded_itself(target):
     assert len(spec.generate([3, 4], max_new_tokens=8, gamma=2, temperature=1.0)[0].tokens) == 8
     spec = foretoken.load(target, "self", draft_dtype="int8")
     assert spec.drafter.model.computed == "int8"
+    spec = foretoken.load(target, "self:0", dtype="bfloat16")
+    assert len(spec.generate([3, 4], max_new_tokens=8, gamma=2, temperature=1.0)[0].tokens) == 8
+    spec = foretoken.load(target, "self:0", draft_dtype="int4")
+    assert spec.drafter.model.computed == "int4"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_copies_have_the_arithmetic_of_the_target(target, dtype):
     plain = foretoken.load(target, "none", dtype=dtype)
-    for draft in ("self", "self:int8"):
-        spec = foretoken.load(target, draft, dtype=dtype)
+    for draft, draft_dtype in (("self", None), ("self:int8", None), ("self:0", "bfloat16")):
+        spec = foretoken.load(target, draft, dtype=dtype, draft_dtype=draft_dtype)
         assert spec.target.computed == plain.target.computed
         (completion,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
         assert completion.stats.drafted and len(completion.tokens) == 12
@@ -146,7 +155,13 @@ def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
 @pytest.mark.parametrize(
     ("draft", "options", "says"),
     [
-        ("self:0-1", {}, "'self:0-1'; give self, self:int4 or self:int8"),
+        ("self:2", {}, "some of the target's 2 layers, 0 to 1"),
+        ("self:0-1", {}, "some of the target's 2 layers"),
+        ("self:1,0", {}, "in order"),
+        ("self:0-999999999999", {}, "some of the target's 2 layers"),
+        ("self:0,", {}, "give self, self:int4, self:int8, or self: with numbers"),
+        ("self:", {}, "'self:'; give self, self:int4, self:int8"),
+        ("self:int3", {}, "'self:int3'; give self, self:int4"),
         ("self:int4", {"draft_dtype": "int8"}, "draft_dtype 'int8'; leave one of them out"),
         ("self", {"dtype": "int4"}, "the target is in int4 itself; give a target of another"),
         ("selff", {}, "did you mean 'self'"),

@@ -163,6 +163,24 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, spec: Any) -> None:
         assert token in top and len(top) <= 3  # the two likeliest, and the token itself
 
 
+def test_a_prompts_logprobs_are_told_as_vllm_does(url: str, spec: Any) -> None:
+    ids = spec.inputs.ids("It was")
+    expected = offline(spec, ids, prompt_logprobs=2).prompt_logprobs
+    more = SAMPLING | {"prompt": ids, "prompt_logprobs": 2}
+    logprobs = post(url, "/v1/completions", more).json()["choices"][0]["prompt_logprobs"]
+    assert logprobs[0] is None and len(logprobs) == len(ids)
+    for token, known, each in zip(ids[1:], expected, logprobs[1:], strict=True):
+        own = each[str(token)]
+        assert own["logprob"] == pytest.approx(known.logprob) and own["rank"] == known.rank
+        likeliest = {str(id): (value, rank) for rank, (id, value) in enumerate(known.top, 1)}
+        for id, (value, rank) in likeliest.items():
+            assert each[id]["logprob"] == pytest.approx(value) and each[id]["rank"] == rank
+        assert set(each) == {*likeliest, str(token)}
+    chat = SAMPLING | {"messages": HELLO, "prompt_logprobs": 0}
+    told = post(url, "/v1/chat/completions", chat).json()["prompt_logprobs"]
+    assert told[0] is None and len(told) == len(spec.inputs.prompts([HELLO])[0])
+
+
 def test_a_prompt_is_told_again_with_its_logprobs(client: openai.OpenAI, spec: Any) -> None:
     ids = spec.inputs.ids("It was")
     expected = offline(spec, ids, prompt_logprobs=2, logprobs=2)
@@ -289,6 +307,16 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
 
 
+def test_tokens_and_back(url: str, spec: Any) -> None:
+    answer = post(url, "/tokenize", {"prompt": "It was", "return_token_strs": True}).json()
+    assert answer["tokens"] == spec.inputs.ids("It was")
+    assert answer["count"] == len(answer["tokens"])
+    assert "".join(answer["token_strs"]).endswith("was")
+    assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "It was"}
+    chat = post(url, "/tokenize", {"messages": HELLO}).json()
+    assert chat["tokens"] == spec.inputs.prompts([HELLO])[0]
+
+
 def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
     asked = SAMPLING | {
         "prompt": "It was",
@@ -312,6 +340,28 @@ def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
             assert sources[-1] == mine
     assert last["speculation"]["target_calls"] == len(expected.steps)
     assert last["speculation"]["accepted"] == expected.stats.accepted
+
+
+def test_metrics_of_a_request_in_vllms_names(url: str, spec: Any) -> None:
+    asked = SAMPLING | {"prompt": "It was", "speculation": {"gamma": 3, "metrics": "detailed"}}
+    answer = post(url, "/v1/completions", asked).json()["metrics"]["speculative_decoding"]
+    steps = [step for step in offline(spec, "It was", gamma=3).steps if step.drafted]
+    assert answer["per_step_accepted"] == [step.accepted for step in steps]
+    assert answer["per_step_drafted"] == [step.drafted for step in steps]
+    kept, drafted = sum(answer["per_step_accepted"]), sum(answer["per_step_drafted"])
+    assert answer["num_accepted_draft_tokens"] == kept and answer["num_draft_tokens"] == drafted
+    assert answer["mean_acceptance_length"] == 1 + kept / len(steps)
+    assert answer["draft_acceptance_rate"] == kept / drafted
+    assert sum(answer["acceptance_histogram"]) == answer["num_spec_steps"] == len(steps)
+    by_length = answer["acceptance_histogram_by_draft_length"]
+    assert len(by_length["3"]) == 4 and sum(map(sum, by_length.values())) == len(steps)
+    short = asked | {"speculation": {"gamma": 3, "metrics": "summary"}}
+    stream = short | {"stream": True, "stream_options": {"include_usage": True}}
+    last = events(post(url, "/v1/completions", stream))[-1]["metrics"]["speculative_decoding"]
+    assert last == {name: value for name, value in answer.items() if "per_step" not in name}
+    assert post(url, "/v1/completions", short | {"n": 2}).json()["metrics"] is None
+    plain = post(url, "/v1/completions", asked | {"speculation": {"drafter": False}}).json()
+    assert "metrics" not in plain
 
 
 def test_what_speculation_does_now(url: str) -> None:
@@ -356,6 +406,10 @@ def test_what_speculation_does_now(url: str) -> None:
          "it is too long, 1000 at most"),
         ("completions", {"prompt": "a", "structured_outputs": {"choice": 5}}, 400, "choice"),
         ("completions", {"prompt": "a", "repetition_penalty": 1e-99}, 400, "repetition_penalty"),
+        ("completions", {"prompt": "a", "stream": True, "prompt_logprobs": 1}, 400, "with stream"),
+        ("completions", {"prompt": "a", "speculation": {"drafter": False, "gamma": 2}}, 400,
+         "leave one out"),
+        ("responses", {"input": "a", "prompt_logprobs": 1}, 400, "has no prompt_logprobs"),
         ("completions", {"prompt": "a", "max_tokens": 0}, 400, "give 1 or more"),
         ("completions", {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, 400,
          "does not go with stream"),
@@ -437,6 +491,18 @@ def test_the_field_that_is_refused_is_named(
     if path.endswith("completions"):
         answer = post(url, f"/v1/{path}", more | {"stream": True})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_the_field_of_other_requests(url: str) -> None:
+    for path, body, param in [
+        ("tokenize", {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+        ("tokenize", {"prompt": ""}, "prompt"),
+        ("tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
+        ("tokenize", {"prompt": "a", "modle": "tiny"}, "modle"),
+        ("detokenize", {"tokens": [400]}, "tokens"),
+    ]:
+        answer = post(url, f"/{path}", body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
 def test_a_role_is_told_with_those_that_there_are(url: str, spec: Any) -> None:
@@ -578,6 +644,7 @@ def test_keys_and_bounds(guarded: str) -> None:
     url = guarded
     assert httpx2.get(f"{url}/health").status_code == 200
     assert httpx2.get(f"{url}/v1/models").status_code == 401
+    assert post(url, "/tokenize", {"prompt": "a"}).status_code == 401
     asked = {"prompt": "a", "max_tokens": 4}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as client:
         with pytest.raises(openai.AuthenticationError):

@@ -38,6 +38,7 @@ from foretoken.storage.cache import versions
 CACHE_FORMAT = 1
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
+CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,25 +48,35 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def compiled(exported: Exported, dtype: str = "float32") -> Model:
-    """The graphs, ready to run on this machine's CPU."""
-    ready = _compiled(exported, dtype)
-    computed = dtype if dtype in ROUNDED else arithmetic(ready["decoder"])
-    facts = exported.facts | {"computed": computed}
+def compiled(exported: Exported, dtype: str = "float32", cache: str | None = None) -> Model:
+    """The graphs, ready to run on this machine's CPU. cache: the dtype of keys and values, by
+    itself that of the arithmetic; RefusedError where it is given and there are no pages."""
+    facts = exported.facts
+    if cache is not None and facts["form"] != "paged":
+        raise RefusedError(
+            f"kv_dtype={cache!r} needs a cache in pages, which this model has not; leave it out"
+        )
+    ready = _compiled(exported, dtype, cache and CACHED[cache])
+    facts = facts | {"computed": dtype if dtype in ROUNDED else arithmetic(ready["decoder"])}
+    if cache is not None and "identity" in facts:
+        facts["identity"] += f" with keys and values in {cache}"
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts)
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
 
 
 def _compiled(
-    exported: Exported, dtype: str, kind: str | None = None
+    exported: Exported, dtype: str, cache: str | None = None, kind: str | None = None
 ) -> dict[str, ov.CompiledModel]:
-    """kind: the element type of the arithmetic, by itself what `settings` says."""
+    """cache: the element type of keys and values in pages, by itself that of the arithmetic; kind:
+    that of the arithmetic, by itself what `settings` says."""
     options, graphs = settings(dtype), dict(exported.graphs)
     options |= {"INFERENCE_PRECISION_HINT": kind} if kind else {}
     if exported.facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])
-        options["KV_CACHE_PRECISION"] = options["INFERENCE_PRECISION_HINT"]
+        options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
+        # by channel the tokens of a page would share scales, draft tokens that are rejected too
+        options |= {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if cache == CACHED["int8"] else {}
     return {
         name: core().compile_model(widened_in_products(graph), "CPU", options)
         for name, graph in graphs.items()
@@ -161,67 +172,70 @@ class Conversion:
     """A model to convert: where it is, in which precision, and how it is loaded.
 
     source: None for a model in memory, of which nothing is kept. more: facts to keep beside the
-    export's.
+    export's. some: layers, where it is not to have all.
     """
 
     source: Convertible | None
     dtype: str
     network: Callable[[], PreTrainedModel]
     more: Callable[[], dict[str, Any]] = dict
+    some: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
         return "the model in memory" if self.source is None else self.source.name
 
-    def model(self, way: Way) -> Model:
+    def model(self, way: Way, cache: str | None = None) -> Model:
         """Return the model on OpenVINO. It is loaded only if no conversion of the same files, code
         and versions is kept on disk."""
-        return self._ready(self.exported(way))
+        return self._ready(self.exported(way), cache)
 
-    def kept(self) -> Model | None:
+    def kept(self, cache: str | None = None) -> Model | None:
         """Return the model from its kept conversion; None where none is kept."""
         assert self.source is not None
         for way in WAYS:
             if exported := store.find(name_of(self.source, way, self.dtype)):
-                return self._ready(exported)
+                return self._ready(exported, cache)
         return None
 
-    def _ready(self, exported: Exported) -> Model:
+    def _ready(self, exported: Exported, cache: str | None) -> Model:
         try:
-            return compiled(exported, self.dtype)
+            return compiled(exported, self.dtype, cache)
         except RuntimeError as error:  # the library's
             raise RefusedError(f"{self.name} cannot be compiled: {one_line(error)}") from None
 
     def companion(self, target: PagedModel | ExplicitModel) -> Model:
-        """Return a copy of `target` in this precision, over its rows. Raises RefusedError where it
-        cannot be made, or would keep its cache in another form."""
+        """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
+        rows. Raises RefusedError where it cannot be made, or would keep its cache in another form.
+        """
         exported = self.exported(PAGED if isinstance(target, PagedModel) else EXPLICIT)
         decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)
         # over keys and values in bfloat16 there is only that arithmetic
-        kind = "bf16" if target.computed == "bfloat16" else "f32"
+        kind = "bf16" if "bf16" in target.kind or target.computed == "bfloat16" else "f32"
         try:
-            graph = _compiled(decoder, self.dtype, kind)["decoder"]
+            graph = _compiled(decoder, self.dtype, target.kind, kind)["decoder"]
         except RuntimeError as error:  # the library's
             raise RefusedError(
                 f"the copy of the target in {self.dtype} cannot be compiled: {one_line(error)}; "
                 "give draft='lookup', or a model"
             ) from None
-        return target.companion(graph, exported.facts | {"computed": self.dtype})
+        return target.companion(graph, exported.facts | {"computed": self.dtype}, self.some)
 
     def exported(self, way: Way) -> Exported:
         """Return the graphs as they are kept, or make and keep them now."""
         if self.source is None:
             return self._made(way)
-        key = name_of(self.source, way, self.dtype)
+        key = name_of(self.source, way, self.dtype, self.some)
         return store.find(key) or self._kept(self.source, way, key)
 
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
-        log.info("converting %s to %s for OpenVINO", source.name, self.dtype)
+        form = " ".join([self.dtype, *map(str, self.some)])
+        log.info("converting %s to %s for OpenVINO", source.name, form)
         start = time.perf_counter()
         exported = self._made(way)
         exported.facts.update(self.more(), identity=key)  # costs are remembered by it
         name = source.name if source.files() is None else str(Path(source.path).resolve())
-        stored = store.find(key) if store.keep(key, exported, name, self.dtype) else None
+        stored = store.find(key) if store.keep(key, exported, name, form) else None
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
         if stored is None:
             where = store.folder() or "a cache folder"
@@ -231,6 +245,10 @@ class Conversion:
     def _made(self, way: Way) -> Exported:
         loaded = self.network().float()
         try:
+            if self.some:
+                from foretoken.models.openvino.thinned import thinned  # late: takes seconds
+
+                loaded = thinned(loaded, self.some)
             exported = way.export(loaded)
             smaller = ROUNDED.get(self.dtype, halved)
             graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}
@@ -251,13 +269,13 @@ def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     return next((facts for facts in stored if facts is not None), None)
 
 
-def name_of(source: Convertible, way: Way, dtype: str) -> str:
+def name_of(source: Convertible, way: Way, dtype: str, some: tuple[int, ...] = ()) -> str:
     """The key under which a conversion is kept."""
     files = source.files()
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
     content = f"{source.name} {source.commit}" if files is None else store.digest(files)
-    return fingerprint(content, way.name, dtype, *source.code())
+    return fingerprint(content, way.name, dtype, *map(str, some), *source.code())
 
 
 def fingerprint(content: str, *choices: str) -> str:

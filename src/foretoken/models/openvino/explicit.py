@@ -7,7 +7,7 @@ It does not know transformers' code, how tokens are chosen, nor how graphs are m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Self
 
@@ -61,8 +61,8 @@ class ExplicitModel:
         self.computed: str = facts.get("computed", "float32")
         self.device = torch.device("cpu")
         self.encoder_seconds = 0.0
-        self.encoder = None if encoder is None else Feed(encoder)
-        self.decoder = Feed(decoder)
+        self.encoder = None if encoder is None else Feed(encoder, [])
+        self.decoder = Feed(decoder, list(range(facts["layers"])))
         self.shapes = shapes(decoder, facts["layers"])
         self.caches: list[Slots] = []  # of the rows, and of their sources if there are any
         self.padding = 0
@@ -76,10 +76,19 @@ class ExplicitModel:
     def lengths(self) -> list[int]:
         return self.caches[0].lengths if self.caches else []
 
-    def companion(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> Companion[Feed]:
-        """A copy of this model over its rows."""
-        require_alike(shapes(compiled, self.shapes.layers), self.shapes)
-        return Companion(self, Feed(compiled), facts)
+    @property
+    def kind(self) -> str:
+        """The element type of keys and values."""
+        return self.shapes.kind
+
+    def companion(
+        self, compiled: ov.CompiledModel, facts: dict[str, Any], some: tuple[int, ...]
+    ) -> Companion[Feed]:
+        """A copy of this model, which has `some` of its layers, or all of them where that is empty,
+        over its rows."""
+        layers = list(some or range(self.shapes.layers))
+        require_alike(shapes(compiled, len(layers)), replace(self.shapes, layers=len(layers)))
+        return Companion(self, Feed(compiled, layers), facts)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         s = self.shapes
@@ -182,7 +191,7 @@ class ExplicitModel:
             feed.bind("cross_", cache, B, self.shapes)
         feed.run()
         new = feed.read("new_keys"), feed.read("new_values")
-        own.write(past, [len(b) for b in blocks], new)
+        own.write(past, [len(b) for b in blocks], new, feed.layers)
         if not most:
             return torch.zeros(B, 0, self.vocab_size)
         logits = feed.read("logits").reshape(B, most, self.vocab_size).copy()
@@ -198,8 +207,9 @@ class Feed:
     changes, so that a change that was broken off is made again.
     """
 
-    def __init__(self, compiled: ov.CompiledModel) -> None:
+    def __init__(self, compiled: ov.CompiledModel, layers: list[int]) -> None:
         self.request = compiled.create_infer_request()
+        self.layers = layers  # of the cache, those that it reads and writes
         self.held: dict[str, Array] = {}
         self.bound: dict[str, tuple[Pair, int]] = {}  # with how many rows
 
@@ -219,7 +229,7 @@ class Feed:
             return
         self.bound.pop(prefix, None)
         for name, arrays in zip(("keys", "values"), slots.arrays, strict=True):
-            for i, array in enumerate(arrays[:, :rows]):
+            for i, array in enumerate(arrays[layer, :rows] for layer in self.layers):
                 tensor = ov.Tensor(array, ov.Shape(array.shape), getattr(ov.Type, shapes.kind))
                 self.request.set_tensor(f"{prefix}{name}.{i}", tensor)
         self.bound[prefix] = slots.arrays, rows
@@ -262,14 +272,14 @@ class Slots(Places):
         keys, values = self.arrays
         return keys[:, place, :, :slots], values[:, place, :, :slots]
 
-    def write(self, past: list[int], tokens: list[int], new: Pair) -> None:
-        """Write the first tokens[b] slots of row b's place in `new [layers, B, heads, n, dim]`
-        behind its first past[b] ones."""
+    def write(self, past: list[int], tokens: list[int], new: Pair, layers: list[int]) -> None:
+        """Write the first tokens[b] slots of row b's place in `new [len(layers), B, heads, n, dim]`
+        behind its first past[b] ones, in these layers."""
         ends = [n + t for n, t in zip(past, tokens, strict=True)]
         self.reserve(len(ends), max(ends))
         for place, start, end in zip(self.places, past, ends, strict=True):
             for x, fresh in zip(self.arrays, new, strict=True):
-                x[:, place, :, start:end] = fresh[:, place, :, : end - start]
+                x[layers, place, :, start:end] = fresh[:, place, :, : end - start]
 
 
 @dataclass(frozen=True, slots=True)

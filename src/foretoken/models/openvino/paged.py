@@ -59,7 +59,7 @@ class PagedModel:
         self.computed: str = facts.get("computed", "float32")
         self.flat = Flat(compiled, facts)
         self.pool = Pool(layers(compiled))
-        self.pool.bind(self.flat.request)
+        self.pool.bind(self.flat.request, {name: name for name in self.pool.layers})
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
         self.texts: list[list[int]] = []  # whose keys and values are there
@@ -83,14 +83,30 @@ class PagedModel:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the keys and values of a token."""
+        """Bytes of the keys and values of a token, scales included."""
         return self.pool.page_bytes // self.pool.page
 
-    def companion(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> Companion[Flat]:
-        """A copy of this model over its rows."""
-        require_alike(layers(compiled), self.pool.layers)
-        flat = Flat(compiled, facts)
-        self.pool.bind(flat.request)
+    @property
+    def kind(self) -> str:
+        """The element type of keys and values."""
+        return self.pool.layers["key_cache.0"].kind.get_type_name()
+
+    def companion(
+        self, compiled: ov.CompiledModel, facts: dict[str, Any], some: tuple[int, ...]
+    ) -> Companion[Flat]:
+        """A copy of this model, which has `some` of its layers, or all of them where that is empty,
+        over its rows."""
+        flat, draft_layers = Flat(compiled, facts), layers(compiled)
+        numbers = some or range(len(self.pool.layers) // 2)
+        names = {
+            f"{part}_cache.{layer}": f"{part}_cache.{i}"
+            for part in ("key", "value")
+            for i, layer in enumerate(numbers)
+        }
+        require_alike(
+            draft_layers, {name: self.pool.layers[number] for number, name in names.items()}
+        )
+        self.pool.bind(flat.request, names)
         return Companion(self, flat, facts)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:

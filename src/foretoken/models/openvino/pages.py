@@ -131,7 +131,9 @@ class Pool:
     left: list[float] = field(default_factory=list)
     clock: int = 0
     tensors: dict[str, ov.Tensor] = field(default_factory=dict)  # over the arrays
-    readers: list[ReferenceType[ov.InferRequest]] = field(default_factory=list)
+    readers: list[tuple[ReferenceType[ov.InferRequest], dict[str, str]]] = field(
+        default_factory=list
+    )
 
     @property
     def page(self) -> int:
@@ -142,11 +144,13 @@ class Pool:
     def page_bytes(self) -> int:
         return sum(layer.bytes for layer in self.layers.values())
 
-    def bind(self, request: ov.InferRequest) -> None:
-        """Let a graph read and write these pages, as long as its request lives."""
-        self.readers.append(ref(request))
-        for name, tensor in self.tensors.items():
-            request.set_tensor(name, tensor)
+    def bind(self, request: ov.InferRequest, names: dict[str, str]) -> None:
+        """Let a graph read and write these pages, as long as its request lives. names: its inputs,
+        by the pool's names."""
+        self.readers.append((ref(request), names))
+        for name, own in names.items():
+            if name in self.tensors:
+                request.set_tensor(own, self.tensors[name])
 
     def take(self) -> int:
         if not self.free:
@@ -224,9 +228,9 @@ class Pool:
         array, bigger = blank([self.goal, *layer.shape], layer.kind)
         if self.size:
             array[: self.size] = self.arrays[name]
-        for reader in self.readers:
-            if (request := reader()) is not None:
-                request.set_tensor(name, bigger)
+        for reader, names in self.readers:
+            if name in names and (request := reader()) is not None:
+                request.set_tensor(names[name], bigger)
         self.tensors[name] = bigger
         self.arrays[name] = array
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from time import time
 from typing import Any, ClassVar, Generic, TypeVar
@@ -57,6 +58,33 @@ class Answer(Generic[Asked]):
             ]
         return {"speculation": report}
 
+    def metrics(self) -> dict[str, Any]:
+        """Return vLLM's metrics, for those who ask for them; null for several texts."""
+        detail = self.asked.speculation.metrics
+        if detail is None:
+            return {}
+        if len(self.texts) > 1:
+            return {"metrics": None}
+        steps = [step for step in self.texts[0].steps if step.drafted]
+        accepted, drafted = [s.accepted for s in steps], [s.drafted for s in steps]
+        widest = max(drafted, default=0)
+        counts: dict[str, Any] = {
+            "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
+            "draft_acceptance_rate": sum(accepted) / sum(drafted) if steps else None,
+            "acceptance_histogram": _histogram(accepted, widest),
+            "acceptance_histogram_by_draft_length": {
+                str(n): _histogram([k for k, d in zip(accepted, drafted, strict=True) if d == n], n)
+                for n in sorted(set(drafted))
+            },
+            "num_spec_steps": len(steps),
+            "num_accepted_draft_tokens": sum(accepted),
+            "num_draft_tokens": sum(drafted),
+            "num_spec_tokens": widest,
+        }
+        if detail == "detailed":
+            counts |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
+        return {"metrics": {"speculative_decoding": counts}}
+
 
 class ChoicesAnswer(Answer[Asked]):
     """Answer of one choice or several: of a chat, or of continuations."""
@@ -87,7 +115,7 @@ class ChoicesAnswer(Answer[Asked]):
             for i, text in enumerate(self.kept)
         ]
         answer = self._head(self.kinds[0]) | {"choices": choices, "usage": usage(self.generation)}
-        return answer | self.speculation(whole=True)
+        return answer | self.metrics() | self.speculation(whole=True)
 
     async def events(self) -> AsyncGenerator[str]:
         head = self._head(self.kinds[1])
@@ -106,7 +134,7 @@ class ChoicesAnswer(Answer[Asked]):
         options = self.asked.stream_options
         if options is not None and options.include_usage:
             last: dict[str, Any] = {"choices": [], "usage": usage(self.generation)}
-            yield event(head | last | self.speculation())
+            yield event(head | last | self.metrics() | self.speculation())
         yield DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -199,8 +227,31 @@ def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
+def _histogram(values: list[int], widest: int) -> list[int]:
+    """Count each number from 0 to `widest`."""
+    counts = Counter(values)
+    return [counts[n] for n in range(widest + 1)]
+
+
 def known(each: TokenLogprob) -> dict[str, Any]:
     """A token's logprob, as chat completions and responses tell it."""
-    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p in each.top]
+    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in each.top]
     entry = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
     return entry | {"top_logprobs": top}
+
+
+def by_id(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """Logprobs of a prompt in vLLM's form: at every place the token's own and the likeliest ones',
+    by their ids; null for the first token, of which nothing is known."""
+    entries: list[dict[str, Any] | None] = [None]
+    for each in prompt:
+        entry = {str(each.id): _ranked(each.logprob, each.rank, each.text)}
+        top = enumerate(each.top, 1)
+        entries.append(
+            entry | {str(id): _ranked(value, i, text) for i, (text, _, value, id) in top}
+        )
+    return entries
+
+
+def _ranked(logprob: float, rank: int, text: str) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": text}

@@ -124,6 +124,12 @@ class ChatAnswer(answers.ChoicesAnswer[Chat]):
     prefix = "chatcmpl"
     kinds = ("chat.completion", "chat.completion.chunk")
 
+    def body(self) -> dict[str, Any]:
+        answer, done = super().body(), self.texts[0].done
+        if self.asked.prompt_logprobs is not None and done is not None:
+            answer["prompt_logprobs"] = answers.by_id(done.prompt_logprobs or [])
+        return answer
+
     def choice(self, text: GeneratedText) -> dict[str, Any]:
         message = {"role": "assistant", "content": text.text, "refusal": None}
         return {"message": message} | self._logprobs(text.logprobs)

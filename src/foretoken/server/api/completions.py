@@ -34,7 +34,7 @@ class Text(Predicting):
     sets: ClassVar[dict[str, tuple[str, ...]]] = {
         **ApiRequest.sets,
         "max_new_tokens": ("max_tokens",),
-        "prompt_logprobs": ("logprobs",),
+        "prompt_logprobs": ("logprobs", "prompt_logprobs"),
     }
 
     @property
@@ -62,7 +62,7 @@ class Text(Predicting):
 
     @property
     def reported_of_prompt(self) -> int | None:
-        return self.logprobs if self.echo else None
+        return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
 
     @property
     def echoes(self) -> bool:
@@ -78,8 +78,11 @@ class Text(Predicting):
         if self.max_tokens == 0 and (self.stream or not self.echo):
             message = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
             raise BadRequestError(message, "max_tokens")
-        if self.echo and self.logprobs is not None and self.stream:
-            raise BadRequestError("echo with logprobs does not go with stream", "stream")
+        if self.echo and self.logprobs is not None:
+            others = {"stream": self.stream, "prompt_logprobs": self.prompt_logprobs is not None}
+            for name, asked in others.items():
+                if asked:
+                    raise BadRequestError(f"echo with logprobs does not go with {name}", name)
 
 
 class TextAnswer(answers.ChoicesAnswer[Text]):
@@ -106,14 +109,18 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
 
     def choice(self, text: GeneratedText) -> dict[str, Any]:
         whole, asked = text.echo + text.text, self.asked
-        if asked.logprobs is None or text.done is None:
-            return {"text": whole}
-        tokens = [*text.first, *(text.done.prompt_logprobs or ()), *text.logprobs]
+        prompt = (text.done and text.done.prompt_logprobs) or []
+        choice: dict[str, Any] = {"text": whole}
+        if asked.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = answers.by_id(prompt)
+        if asked.logprobs is None:
+            return choice
+        tokens = [*text.first, *prompt, *text.logprobs] if asked.echo else text.logprobs
         logprobs = _logprobs(tokens, asked.logprobs, 0, len(whole))
         for key in ("token_logprobs", "top_logprobs") if text.first else ():
             if logprobs[key]:
                 logprobs[key][0] = None  # nothing is known of a prompt's first token
-        return {"text": whole, "logprobs": logprobs}
+        return choice | {"logprobs": logprobs}
 
     def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
         return {"text": text.echo} if text.echo else None
@@ -147,7 +154,7 @@ def _logprobs(
         offset += len(each.text)
     # the token itself is told too where it is not among the likeliest
     singles = ({each.text: each.logprob} for each in tokens)
-    likeliest = ({text: value for text, _, value in each.top} for each in tokens)
+    likeliest = ({text: value for text, _, value, _ in each.top} for each in tokens)
     top = [one | others for one, others in zip(singles, likeliest, strict=True)]
     return {
         "tokens": [each.text for each in tokens],

@@ -11,7 +11,7 @@ from foretoken.errors import mismatch
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 
 if TYPE_CHECKING:
-    from foretoken.server.api.wire import ApiRequest
+    from foretoken.server.api.wire import Body
 
 STATUS = {"input": 400, "refused": 400, "length": 400, "busy": 429, "failed": 500, "dead": 503}
 CODES = {
@@ -86,7 +86,7 @@ class BadRequestError(ApiError):
         super().__init__(400, message, param)
 
 
-def api_error(error: Exception, asked: ApiRequest | None = None) -> ApiError:
+def api_error(error: Exception, asked: Body | None = None) -> ApiError:
     """Return what the engine's refusal, or its absence, means to a client; `asked`: its request."""
     if isinstance(error, UnavailableError):
         return ApiError(503, error.message, code="unavailable", after=error.after)

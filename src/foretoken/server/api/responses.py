@@ -102,6 +102,7 @@ class Responses(ApiRequest):
         foreign = {
             "n": (self.n or 1) > 1,
             "return_token_ids": self.return_token_ids,
+            "prompt_logprobs": self.prompt_logprobs is not None,
             "background": self.background,
         }
         for name, asked in foreign.items():
@@ -201,7 +202,7 @@ class ResponseAnswer(answers.Answer[Responses]):
                 "total_tokens": usage["total_tokens"],
             },
         }
-        return response | self.speculation(whole=True)
+        return response | self.metrics() | self.speculation(whole=True)
 
 
 def _item(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:

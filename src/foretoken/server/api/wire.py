@@ -84,9 +84,13 @@ class Speculation(Wire):
         le=MOST_GAMMA,
         description="guesses per target call; 0: plain decoding; null: automatic",
     )
+    drafter: Flag = Field(True, description="false: plain decoding")
     rule: Literal["block", "speculative", "coupled"] | None = None
     lenience: Number | None = Field(None, gt=0, le=1)
     steps: Flag = Field(False, description="tell of every step in the answer")
+    metrics: Literal["summary", "detailed"] | None = Field(
+        None, description="vLLM's metrics of the request, in the answer"
+    )
 
 
 class StreamOptions(Wire):
@@ -101,6 +105,35 @@ class StructuredOutputs(Wire):
     regex: str | None = None
     choice: list[str] | None = Field(None, max_length=MOST_CHOICES)
     lark: str | None = Field(None, alias="grammar")
+
+
+class Body(Wire):
+    """A whole request."""
+
+    model: str | None = None
+
+    # Fields that set an option of the engine, where it has another name
+    sets: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def valid(cls, body: Any) -> Any:
+        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters."""
+        try:
+            json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        except TypeError:  # no JSON object at all, which is refused as such
+            pass
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(f"the body is no JSON: {error}"[:200]) from None
+        return body
+
+    def param(self, option: str) -> str | None:
+        """Return the field of this request that sets an option of the engine; a place within it, as
+        in "prompt[0].role", stays."""
+        name, place = re.fullmatch(r"(\w+)(.*)", option).groups()  # pyright: ignore
+        fields = self.sets.get(name) or [f for f in (name,) if f in type(self).model_fields]
+        asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
+        return f"{(asked or fields)[0]}{place}" if fields else None
 
 
 def small(schema: Any, param: str) -> Any:
@@ -144,7 +177,7 @@ def _field(name: str) -> Any:
 
 
 Sampled: Any = create_model(
-    "Sampled", __base__=Wire, **{field: _field(name) for name, field in SHARED.items()}
+    "Sampled", __base__=Body, **{field: _field(name) for name, field in SHARED.items()}
 )
 
 
@@ -152,7 +185,6 @@ class ApiRequest(Sampled):
     """Fields of every endpoint that writes text. Each endpoint says how fields of its own set the
     engine's options."""
 
-    model: str | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     seed: Whole | None = None
@@ -163,37 +195,16 @@ class ApiRequest(Sampled):
     speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
 
     templated: ClassVar[bool] = False  # whether a chat template reads its prompt
-    # Fields that set an option of the engine, where it has another name
     sets: ClassVar[dict[str, tuple[str, ...]]] = {
         "structured": ("structured_outputs",),
         **{name: (f"speculation.{name}",) for name in ("gamma", "rule", "lenience")},
         **{name: (field,) for name, field in SHARED.items()},
     }
 
-    @model_validator(mode="before")
-    @classmethod
-    def valid(cls, body: Any) -> Any:
-        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters."""
-        try:
-            json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except TypeError:  # no JSON object at all, which is refused as such
-            pass
-        except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"the body is no JSON: {error}"[:200]) from None
-        return body
-
     @model_validator(mode="after")
     def consistent(self) -> ApiRequest:
         self.require()
         return self
-
-    def param(self, option: str) -> str | None:
-        """Return the field of this request that sets an option of the engine; a place within it, as
-        in "prompt[0].role", stays."""
-        name, place = re.fullmatch(r"(\w+)(.*)", option).groups()  # pyright: ignore
-        fields = self.sets.get(name) or [f for f in (name,) if f in type(self).model_fields]
-        asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
-        return f"{(asked or fields)[0]}{place}" if fields else None
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -216,7 +227,7 @@ class ApiRequest(Sampled):
 
     @property
     def reported_of_prompt(self) -> int | None:
-        return None
+        return self.prompt_logprobs
 
     @property
     def echoes(self) -> bool:
@@ -235,6 +246,14 @@ class ApiRequest(Sampled):
 
     def require(self) -> None:
         """Raise BadRequestError for fields that contradict one another."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise BadRequestError("prompt_logprobs does not go with stream", "prompt_logprobs")
+        if self.speculation.gamma and not self.speculation.drafter:
+            raise BadRequestError(
+                f"speculation.gamma is {self.speculation.gamma} and speculation.drafter false; "
+                "leave one out",
+                "speculation.gamma",
+            )
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("stream_options goes with stream: true", "stream_options")
         limit, least = self.max_new_tokens, self.min_tokens
@@ -249,7 +268,7 @@ class ApiRequest(Sampled):
             prompt,
             self._controls(suggested),
             seed=(secrets.randbits(62) if self.seed is None else self.seed % 2**63, 0),
-            gamma=self.speculation.gamma,
+            gamma=self.speculation.gamma if self.speculation.drafter else 0,
             rule=self.speculation.rule,
             lenience=self.speculation.lenience,
             cache_salt=self.cache_salt,

@@ -19,12 +19,14 @@ from foretoken.server.process.messages import (
     Abort,
     Accepted,
     Add,
+    Ask,
     Failed,
     FromEngine,
     GenerateRequest,
     ModelInfo,
     Ready,
     Refusal,
+    Reply,
     StepOutput,
     StepOutputs,
     Stop,
@@ -57,7 +59,7 @@ class UnavailableError(Exception):
         self.message, self.after = message, after
 
 
-Told = Accepted | StepOutput | RefusedRequest | UnavailableError
+Told = Accepted | StepOutput | Reply | RefusedRequest | UnavailableError
 
 
 class Pipe(Protocol):
@@ -113,7 +115,7 @@ class EngineClient:
         self.preempted = 0  # of all engines
         self._preempted = 0  # of this one
         self._ids = count()
-        self._listeners: dict[int, Callable[[Told], None]] = {}
+        self._listeners: dict[int, Callable[[Told], None]] = {}  # of requests and questions
         self._prompts: dict[int, int] = {}  # tokens of each, where they are known
         self._stuck: set[int] = set()  # who has waited since the last step
         self._silent = 0.0  # seconds for which they have
@@ -125,7 +127,7 @@ class EngineClient:
 
     @property
     def open(self) -> int:
-        """Requests without an end."""
+        """Requests and questions without an end."""
         return len(self._listeners)
 
     @property
@@ -171,6 +173,18 @@ class EngineClient:
         id = self._open(listener)
         self._send(Add(id, request))
         return partial(self._abort, id)
+
+    async def ask(self, name: str, **arguments: Any) -> Any:
+        """Return the answer to a question that takes no step. Raises RefusedRequest and
+        UnavailableError."""
+        self._require_ready()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        id = self._open(partial(_settle, answer))
+        try:
+            self._send(Ask(id, name, arguments))
+            return await answer
+        finally:
+            self._close(id)
 
     def _abort(self, id: int) -> None:
         if id in self._listeners:
@@ -244,7 +258,7 @@ class EngineClient:
                 self._stuck.clear()
                 for part in parts:
                     self._deliver(part)
-            case Accepted() | Refusal():
+            case Accepted() | Reply() | Refusal():
                 self._deliver(message)
             case Ready(info):
                 self.info, self._deaths = info, 0
@@ -257,7 +271,7 @@ class EngineClient:
             case None:
                 self._died()
 
-    def _deliver(self, message: Accepted | Refusal | StepOutput) -> None:
+    def _deliver(self, message: Accepted | Reply | Refusal | StepOutput) -> None:
         listener = self._listeners.get(message.id)
         if listener is None:  # nobody waits any more
             return
@@ -307,3 +321,13 @@ class EngineClient:
     def _restart(self) -> None:
         if self.state == "restarting":
             self.start()
+
+
+def _settle(answer: asyncio.Future[Any], message: Told) -> None:
+    if answer.done():  # nobody waits any more
+        return
+    if isinstance(message, Exception):
+        answer.set_exception(message)
+    else:
+        assert isinstance(message, Reply)
+        answer.set_result(message.value)

@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from foretoken.records import Begun, StepRecord
 from foretoken.server.process.client import (
@@ -130,6 +131,10 @@ class EngineFleet:
         text = MovableText(self, request, listener)
         text.begin(self.ready_client(request))
         return text.end
+
+    async def ask(self, name: str, **arguments: Any) -> Any:
+        """Return an answer that takes no step, and that any engine gives."""
+        return await self.ready_client(GenerateRequest("")).ask(name, **arguments)
 
     def ready_client(self, request: GenerateRequest) -> EngineClient:
         """Return the engine for a request, which is noted to read it. Raises UnavailableError."""

@@ -54,6 +54,15 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """A question that no step answers: "tokenize" or "detokenize"."""
+
+    id: int
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The end."""
 
@@ -94,8 +103,16 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer to an `Ask`."""
+
+    id: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
-    """End of a request that is not honoured, or that failed; `option`: the
+    """End of an `Add` or an `Ask` that is not honoured, or of a request that failed; `option`: the
     argument of the engine that it is about, if one is."""
 
     id: int
@@ -106,12 +123,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob."""
+    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob, id."""
 
     text: str
     bytes: bytes
     logprob: float
-    top: list[tuple[str, bytes, float]]
+    top: list[tuple[str, bytes, float, int]]
+    id: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +188,5 @@ class StepOutputs:
     preempted: int
 
 
-ToEngine = Add | Abort | Stop
-FromEngine = Ready | Failed | Accepted | Refusal | StepOutputs
+ToEngine = Add | Abort | Ask | Stop
+FromEngine = Ready | Failed | Accepted | Reply | Refusal | StepOutputs

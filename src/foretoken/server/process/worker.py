@@ -34,6 +34,7 @@ from foretoken.server.process.messages import (
     Abort,
     Accepted,
     Add,
+    Ask,
     Done,
     Failed,
     FromEngine,
@@ -44,6 +45,7 @@ from foretoken.server.process.messages import (
     Prompt,
     Ready,
     Refusal,
+    Reply,
     StepOutput,
     StepOutputs,
     Stop,
@@ -187,6 +189,8 @@ class Worker:
                         self._add(id, request)
                 case Abort(id):
                     self._abort(id)
+                case Ask(id, name, arguments):
+                    self._answer(id, name, arguments)
                 case _:
                     return
 
@@ -259,7 +263,8 @@ class Worker:
             if tokenizer is None:
                 raise InputError("echo needs a tokenizer, and the model has none; leave it out")
             prompt = decode(tokenizer, ids)
-        return Accepted(id, len(ids), prompt, (TokenLogprob(*self.spelling.word(ids[0]), 0.0, []),))
+        first = TokenLogprob(*self.spelling.word(ids[0]), 0.0, [], ids[0], 1)
+        return Accepted(id, len(ids), prompt, (first,))
 
     def _accept(self, request: EngineRequest) -> None:
         if not request.told:
@@ -307,6 +312,27 @@ class Worker:
             if self.requests.pop(id, None) is not None:
                 self._drop(id)
             self._tell([])  # no step follows that of the last text
+
+    def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
+        questions = {"tokenize": self._tokenize, "detokenize": self._detokenize}
+        try:
+            self._send(Reply(id, questions[name](**arguments)))
+        except Exception as error:
+            self._refuse(id, error)
+
+    def _tokenize(
+        self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None, *, texts: bool
+    ) -> dict[str, Any]:
+        with about("prompt"):
+            ids = self._ids(prompt, template, variables)
+        return {"tokens": ids} | ({"token_strs": [*map(self.spelling.text, ids)]} if texts else {})
+
+    def _detokenize(self, tokens: list[int]) -> str:
+        with about("tokens"):
+            ids = self.spec.inputs.ids(tokens)
+        if self.spec.tokenizer is None:
+            raise InputError("there is no tokenizer; the model has none")
+        return decode(self.spec.tokenizer, ids)
 
     def _info(self) -> ModelInfo:
         from foretoken.drafters.none import NoDrafter
@@ -382,8 +408,9 @@ class Worker:
         word = self.spelling.word
 
         def known(each: Logprobs) -> TokenLogprob:
-            top = [(*word(token), max(LEAST, logprob)) for token, logprob in each.top]
-            return TokenLogprob(*word(each.token), max(LEAST, each.logprob), top)
+            top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
+            own = (*word(each.token), max(LEAST, each.logprob))
+            return TokenLogprob(*own, top, each.token, each.rank)
 
         return [known(each) for each in logprobs]
 

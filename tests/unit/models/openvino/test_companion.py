@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from foretoken.drafters.base import require_apart
 from foretoken.drafters.lm import LMDrafter
@@ -20,6 +20,8 @@ from foretoken.lab.certificate.certify import OffByOne
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion, weights
 from foretoken.models.openvino.companion import Companion, require_alike
+from foretoken.models.openvino.thinned import thinned
+from foretoken.models.stock.cache import given
 from foretoken.models.stock.selfcheck import deviation, stir
 
 pytestmark = pytest.mark.cpu_only
@@ -42,10 +44,12 @@ def network(name: str) -> PreTrainedModel:
     return twin
 
 
-def hosted(network: PreTrainedModel, dtype: str = "float32") -> tuple[Any, Companion[Any]]:
+def hosted(
+    network: PreTrainedModel, dtype: str = "float32", layers: tuple[int, ...] = ()
+) -> tuple[Any, Companion[Any]]:
     (way, *_) = conversion.ways(network)
     target: Any = way.run(network)
-    rounding = conversion.Conversion(None, dtype, lambda: copy.deepcopy(network), dict)
+    rounding = conversion.Conversion(None, dtype, lambda: copy.deepcopy(network), dict, layers)
     copied = rounding.companion(target)
     assert isinstance(copied, Companion)
     return target, copied
@@ -122,6 +126,28 @@ def test_draft_tokens_leave_no_trace(
     both = Hosted(*hosted(network(name), dtype))
     assert deviation(network(name), both) < 1e-5  # pyright: ignore[reportArgumentType]
     assert both.drafted > 20 and both.apart > 1e-4
+
+
+def test_some_layers_read_the_same_layers_of_the_target() -> None:
+    """As transformers computes it, over those layers' keys and values of the whole model."""
+    whole = network("Qwen2")
+    last = whole.config.num_hidden_layers - 1
+    target, drafting = hosted(whole, layers=(last,))
+    text, more = [3, 9, 4, 7, 5], [8, 6]
+    target.start([text])
+    drafting.start([text])
+    logits = drafting.score([more], [2])[0]
+
+    cached = DynamicCache(config=whole.config)
+    whole(input_ids=torch.tensor([text]), **given(whole, cached), use_cache=True)
+    dynamic = DynamicCache()
+    dynamic.update(cached.layers[last].keys, cached.layers[last].values, 0)
+    with torch.no_grad():
+        ids = torch.tensor([more])
+        own = thinned(whole, (last,))
+        expected = own(input_ids=ids, **given(own, dynamic), use_cache=True)
+    assert torch.allclose(logits, expected.logits[0], atol=1e-4)
+    assert deviation(whole, Hosted(*hosted(whole, layers=(0,)))) < 1e-5  # pyright: ignore
 
 
 def test_what_the_target_reads_meanwhile_is_there() -> None:

@@ -137,6 +137,16 @@ def test_new_texts_go_where_there_is_least_to_do() -> None:
     asyncio.run(life())
 
 
+def test_any_engine_answers_what_takes_no_step() -> None:
+    async def life() -> None:
+        fleet = await begun(2, [])
+        answers = [await each.ask("detokenize", tokens=[66]) for each in (fleet, *fleet._clients)]
+        assert len(set(answers)) == 1
+        await fleet.stop(5)
+
+    asyncio.run(life())
+
+
 def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
     from foretoken.server.process.messages import Failed
 

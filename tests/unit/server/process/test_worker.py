@@ -87,14 +87,8 @@ def parts(pipe: Connection, id: int) -> list[StepOutput]:
 
 
 SAMPLING = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 12}
-OWN = {
-    "gamma",
-    "seed",
-    "rule",
-    "prediction",
-    "most_tokens",
-    "begun",
-}  # of a request, beside its controls
+# Of a request, beside its controls
+OWN = {"gamma", "seed", "rule", "prediction", "most_tokens", "begun"}
 
 
 def add(id: int, prompt: Any, options: dict[str, Any]) -> Add:
