@@ -506,6 +506,7 @@ class Speculator:
 
     def completion(self, row: Row) -> Completion:
         """Return the completion of a row."""
+        self.costing.watch(row)
         params = row.request.params
         return Completion(
             text=text_of(row, self.tokenizer),

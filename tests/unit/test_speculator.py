@@ -370,6 +370,23 @@ def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_
     assert measured == ["greedy"]
 
 
+@pytest.mark.real_costs
+def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeypatch):
+    """They say that a step takes an hour."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hour = Costs(((0, 0.0), (16, 3600.0)), ((1, 3600.0), (17, 7200.0)), ((1, 0.0),))
+    spec = named_pair()
+    name = stored.key(spec.target, spec.drafter, "greedy", 1)
+    stored.keep(name, stored.Kept(hour, 1.0, 0.0, when=1.0))
+    for _ in range(2):
+        before = spec.costing.step_costs(SamplingParams())
+        spec.generate([1, 2], max_new_tokens=60, ignore_eos=True)
+        assert spec.costing.step_costs(SamplingParams()) is before  # frozen here
+    assert before == hour and stored.recall(name).off > 2
+    named_pair().generate([1, 2], max_new_tokens=4)
+    assert stored.recall(name).costs.seconds(0) < 60 and stored.recall(name).off is None
+
+
 def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
     asked = []
     for distribution in (P, lambda text: [0.0] * (V - 1) + [1.0]):
