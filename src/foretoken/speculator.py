@@ -361,8 +361,8 @@ class Speculator:
         decoded as if it ran alone, without padding, though `max_length` and `min_length` count the
         padding. Where it samples, a seed is drawn from torch's global generator, so
         `torch.manual_seed` makes it repeatable; the numbers are not those that transformers would
-        draw. Of a model that runs converted, only its kind and its vocabulary are compared with
-        this model's.
+        draw. Scores and logits of rows that have ended are zeros. Of a model that runs converted,
+        only its kind and its vocabulary are compared with this model's.
 
         Args:
             model: The model whose `generate` was called.
@@ -381,7 +381,7 @@ class Speculator:
             What transformers' `generate` returns: ids `[B, n]`, or its output object.
 
         Raises:
-            ForeignError: The call asks for what cannot be honoured: a beam search, scores,
+            ForeignError: The call asks for what cannot be honoured: a beam search, attentions,
                 hidden states, a cache, an assistant. A Speculator that is named is not passed over.
 
         Examples:

@@ -23,7 +23,7 @@ from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
 from foretoken.records import StepRecord
-from foretoken.request import Row
+from foretoken.request import Row, Seen
 from foretoken.sampling.distributions import (
     invalid,
     known_finite,
@@ -202,8 +202,7 @@ def _score(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted)
     x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
     logits = _run(rows, reads, target, drafted, x)
     logits, tops, lengths = _judged(logits, drafted, G)
-    reports = [row.request.params.logprobs is not None for row in drafted.rows]
-    raw = {b: logits[b].clone() for b, wanted in enumerate(reports) if wanted}
+    raw = {b: logits[b].clone() for b, row in enumerate(drafted.rows) if row.reports}
     logits, failed = _shaped(logits, drafted.rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
     return _Scored(ScoredBlock(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
@@ -364,9 +363,13 @@ def _commit(row: Row, verified: _Verified) -> list[int]:
 def _report(
     rows: list[Row], scored: _Scored, verification: Verification, gained: list[list[int]]
 ) -> None:
-    """Record logprobs of the tokens gained, in rows that ask for them."""
+    """Record logits and logprobs of the tokens gained, in rows that ask for them."""
     for b, raw in scored.raw.items():
         row, n = rows[b], len(gained[b])
+        if row.seen is not None:
+            row.seen.append(Seen(raw[:n], scored.block.logits[b, :n].clone()))
+        if row.request.params.logprobs is None:
+            continue
         if row.request.params.logprobs_of == "raw":
             scores = raw[:n].to(working(raw.dtype)).log_softmax(-1)
         elif verification.p is None:

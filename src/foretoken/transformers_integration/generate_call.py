@@ -25,6 +25,7 @@ from foretoken.models.base import Model
 from foretoken.models.base import longest as longest_of
 from foretoken.request import Request, Row
 from foretoken.sampling.checks import as_id
+from foretoken.sampling.distributions import warped
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import OPTIONS, SamplingParams
 from foretoken.transformers_integration.unsupported import given, require_anywhere, require_known
@@ -61,6 +62,14 @@ class GenerateCall:
     @property
     def encoder_decoder(self) -> bool:
         return bool(self.model.config.is_encoder_decoder)
+
+    @property
+    def reports(self) -> bool:
+        """True where scores or logits are to be returned."""
+        config = self.config
+        return bool(
+            config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        )
 
     @property
     def samples(self) -> bool:
@@ -204,6 +213,7 @@ class GenerateCall:
             elif name != "MaxLengthCriteria":
                 processors.append(each)
         _require_own(processors)
+        self._require_no_scores(processors)
         if not explained:
             raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
         if processors and not self.eos() and len(self.ids) > 1:
@@ -212,6 +222,20 @@ class GenerateCall:
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
         return processors
+
+    def _require_no_scores(self, criteria: Sequence[Any]) -> None:
+        """Raise ForeignError for a user's criterion that `generate` would hand the scores.
+
+        Criteria run as each token is accepted, before scores exist for the call. Those of
+        transformers do not read them.
+        """
+        told = self.config.return_dict_in_generate and self.config.output_scores
+        for each in criteria if told else ():
+            if not type(each).__module__.startswith("transformers."):
+                raise ForeignError(
+                    f"{type(each).__name__} may read the scores that output_scores=True makes, "
+                    "which criteria do not get here; leave one of them out"
+                )
 
     def decoded(
         self,
@@ -222,6 +246,8 @@ class GenerateCall:
     ) -> Any:
         """Take the steps of the rows, hand the first one's tokens to the streamer (the prompt it
         has), and return what `generate` returns. Raises what a row failed with."""
+        for row in rows if self.reports else ():
+            row.seen = []
         sent = 0
         with self.heard(target):
             for _ in steps:
@@ -238,24 +264,49 @@ class GenerateCall:
 
     def output(self, rows: Sequence[Row]) -> Any:
         """The ids `[B, n]`, padded on the right, or with `return_dict_in_generate` an output of
-        transformers', which has no cache."""
+        transformers'.
+
+        Its scores and logits are float32, one `[B, V]` for each new place; rows that have ended
+        before have zeros there. It has no cache, and neither attentions nor hidden states.
+        """
         from transformers.generation.utils import (  # late: takes seconds
             GenerateDecoderOnlyOutput,
             GenerateEncoderDecoderOutput,
         )
 
-        pad = getattr(self.config, "_pad_token_tensor", None)
+        config = self.config
+        pad = getattr(config, "_pad_token_tensor", None)
         new = pad_sequence(
             [torch.tensor(row.new_tokens) for row in rows],
             batch_first=True,
             padding_value=0 if pad is None else int(pad),
         )
         sequences: Any = torch.cat([self.ids, new.to(self.ids)], 1)
-        if not self.config.return_dict_in_generate:
+        if not config.return_dict_in_generate:
             return sequences
         encoder_decoder = self.encoder_decoder
         kind = GenerateEncoderDecoderOutput if encoder_decoder else GenerateDecoderOnlyOutput
-        return kind(sequences=sequences)
+        return kind(
+            sequences=sequences,
+            scores=_places([self._scores(row) for row in rows]) if config.output_scores else None,
+            logits=_places([_raw(row) for row in rows]) if config.output_logits else None,
+        )
+
+    def _scores(self, row: Row) -> Tensor:
+        """Return the scores that transformers' processors would leave of a row's logits."""
+        scores = torch.cat([block.shaped for block in row.seen or ()])
+        if self.samples:
+            scores = warped(scores, row.request.params.standard)
+        return (scores.log_softmax(-1) if self.config.renormalize_logits else scores).float()
+
+
+def _places(rows: list[Tensor]) -> Any:
+    """From a row's places `[n, V]` to the places' rows `[B, V]`."""
+    return pad_sequence(rows, batch_first=True).unbind(1)
+
+
+def _raw(row: Row) -> Tensor:
+    return torch.cat([block.raw for block in row.seen or ()]).float()
 
 
 def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:

@@ -30,8 +30,6 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {
     "force_words_ids": (None,),
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
-    "output_scores": (None, False),
-    "output_logits": (None, False),
     "use_mtp": (None, False),
     "assistant_early_exit": (None,),
     "assistant_ensemble_weight": (None,),
