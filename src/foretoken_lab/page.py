@@ -1,10 +1,12 @@
-"""A report's files: one HTML page that loads nothing else, the same as Markdown, and its pictures
-(PNG), which need matplotlib.
+"""A report's files: one HTML page that loads nothing else, the same as Markdown and JSON, and its
+pictures (PNG), which need matplotlib.
 """
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
+from dataclasses import asdict, replace
 from importlib import resources
 from io import BytesIO
 from pathlib import Path
@@ -21,7 +23,7 @@ from foretoken.storage import files
 from foretoken_lab.experiments.experiment import Plot
 from foretoken_lab.report import PaperReport
 
-RESULTS, PAGE, TEXT = "results.jsonl", "report.html", "report.md"
+RESULTS, PAGE, TEXT, DOCUMENT = "results.jsonl", "report.html", "report.md", "report.json"
 COLOURS = ("#3d7fc4", "#d9661f", "#2f9e6e", "#8a63c9", "#c9940a", "#7a7d85")
 DPI = 160
 STYLE: Any = {
@@ -66,9 +68,34 @@ def _rendered(template: str, report: PaperReport, pictures: dict[Path, bytes]) -
     return environment.from_string(text).render(known).rstrip() + "\n"
 
 
+def document(report: PaperReport) -> dict[str, Any]:
+    """Values of JSON: tables and paragraphs as shown, and the rows that they are made of."""
+    chapters = [
+        {
+            "name": chapter.name,
+            "title": chapter.title,
+            "measured": [origin.model_dump(exclude={"recipe"}) for origin in chapter.origins],
+            "missing": chapter.missing,
+            "failed": chapter.failed,
+            "sections": [
+                {
+                    "title": section.title,
+                    "paragraphs": section.paragraphs,
+                    "tables": [asdict(table) for table in section.tables],
+                    "plots": [plot.name for plot in section.plots],
+                }
+                for section in chapter.sections
+            ],
+            "rows": {name: [asdict(row) for row in rows] for name, rows in chapter.rows.items()},
+        }
+        for chapter in report.chapters
+    ]
+    return asdict(replace(report, chapters=[])) | {"chapters": chapters}
+
+
 def write(report: PaperReport, out: Path) -> list[Path]:
-    """Write them to a folder, each whole or not at all; returns page and Markdown. OSError, naming
-    the file, where one cannot be written."""
+    """Write them to a folder, each whole or not at all; returns page, Markdown and JSON. OSError,
+    naming the file, where one cannot be written."""
     (out / "plots").mkdir(parents=True, exist_ok=True)
     pictures = {
         Path("plots", f"{chapter.name}-{plot.name}.png"): png(plot)
@@ -80,4 +107,6 @@ def write(report: PaperReport, out: Path) -> list[Path]:
         files.write(out / path, picture)
     for name, template in ((PAGE, "page.html"), (TEXT, "page.md")):
         files.write(out / name, _rendered(template, report, pictures).encode())
-    return [out / PAGE, out / TEXT]
+    content = json.dumps(document(report), allow_nan=False) + "\n"
+    files.write(out / DOCUMENT, content.encode())
+    return [out / PAGE, out / TEXT, out / DOCUMENT]

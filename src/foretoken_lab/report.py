@@ -21,6 +21,7 @@ class Chapter:
     title: str
     sections: list[Section]
     recipe: Recipe | None = None
+    rows: dict[str, list[ResultRow]] = field(default_factory=dict[str, list[ResultRow]])
     failed: list[str] = field(default_factory=list[str])
     missing: int = 0  # cases that are not measured yet
     # of its rows, the latest last
@@ -81,4 +82,4 @@ def _chapter(recipe: Recipe, jobs: list[Job], results: ResultFile) -> Chapter:
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of another version
         failed.append(f"its measurements cannot be shown ({type(error).__name__}: {error})")
     shown = shown_from(recipe, Path.cwd())
-    return Chapter(recipe.name, recipe.title, sections, shown, failed, missing, origins)
+    return Chapter(recipe.name, recipe.title, sections, shown, rows_of, failed, missing, origins)

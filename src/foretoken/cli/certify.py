@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -101,7 +102,9 @@ def certify(
     spec = loading.load(target, draft)
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
-        certificate = issue(spec, _prompts(spec, lines), plan, bar)
+        chosen = _prompts(spec, lines)
+        _announce(spec, chosen, plan)
+        certificate = issue(spec, chosen, plan, bar)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if as_json:
@@ -112,6 +115,20 @@ def certify(
         _show(spec, plan, certificate, page())
     if certificate.verdict != "lossless":
         raise typer.Exit(1 if certificate.verdict == "not lossless" else VOID)
+
+
+def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
+    """Tell how many tests there are, and how long they will take."""
+    from foretoken.lab.certificate.certify import SAMPLED, count, expected
+
+    seconds = expected(spec, prompts, plan)
+    long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    texts = len(plan.distributions) * plan.texts * min(len(prompts), SAMPLED)
+    print(
+        f"up to {count(prompts, plan)} tests of {texts:,} speculative texts and "
+        f"{2 * texts:,} plain ones take about {long}, as fast as this machine is now",
+        file=sys.stderr,
+    )
 
 
 def _prompts(spec: Speculator, lines: list[prompt_files.Line]) -> list[Prompt]:

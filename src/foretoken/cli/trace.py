@@ -1,5 +1,5 @@
 """`foretoken trace`: the fate of every draft token of one text, and the timeline of both models;
-printed, and as a page.
+printed, as a page, as a picture and as Chrome's trace.
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ def trace(
         Path | None,
         Option(help="Write a page with the text, the timeline and the steps; it loads nothing."),
     ] = None,
+    svg: Annotated[
+        Path | None, Option(help="Write the timeline: a block for every forward of a model.")
+    ] = None,
+    chrome: Annotated[
+        Path | None, Option(help="Write the timeline as Chrome's trace JSON, for Perfetto.")
+    ] = None,
     as_json: option.Json = False,
 ) -> None:
     """Show the fate of every draft token of one text, and when each model ran.
@@ -65,10 +71,9 @@ def trace(
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     (one,) = prompts.tasks(prompts.read(prompt, None), sampling.given)
-    if html is not None:
-        option.require_file(html, "--html")
-        if not find_spec("matplotlib"):
-            raise InputError("--html draws; give it matplotlib: pip install 'foretoken[plot]'")
+    named = {"--html": html, "--svg": svg, "--chrome": chrome}
+    written = {flag: path for flag, path in named.items() if path is not None}
+    _require(written)
     loading.require(target)
     quiet()
     spec = loading.load(target, draft)
@@ -83,11 +88,38 @@ def trace(
         answer.show(spec, [traced], steps=True)
         if table:
             _show_table(steps)
-    if html is not None:
-        files.write(html, _page(spec, traced, speculation).encode())
-        print(html, file=sys.stderr)
+    for flag, path in written.items():
+        files.write(path, _content(flag, spec, traced, speculation).encode())
+        print(path, file=sys.stderr)
     for remark in answer.remarks([traced], lenience, as_json=as_json):
         print(remark, file=sys.stderr)
+
+
+def _require(written: dict[str, Path]) -> None:
+    """Raise InputError for files that cannot be written or drawn, before models load."""
+    for flag, path in written.items():
+        option.require_file(path, flag)
+        if flag != "--chrome" and not find_spec("matplotlib"):
+            raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")
+    if len({path.resolve() for path in written.values()}) < len(written):
+        raise InputError(f"two of {' and '.join(written)} name one file; give each its own")
+
+
+def _content(flag: str, spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]) -> str:
+    """Return the text of a file."""
+    from foretoken.lab import view
+
+    if flag == "--html":
+        return _page(spec, traced, speculation)
+    if flag == "--chrome":
+        return json.dumps(view.chrome(traced.completion))
+    return _picture(traced, speculation["gamma"])
+
+
+def _picture(traced: TaskAnswer, gamma: int | None) -> str:
+    from foretoken.lab import view
+
+    return view.svg({"automatic gamma" if gamma is None else f"gamma {gamma}": traced.completion})
 
 
 def _traced(spec: Speculator, one: ModelTask, seed: int, speculation: dict[str, Any]) -> TaskAnswer:
@@ -139,9 +171,9 @@ def _page(spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]) -> 
     from foretoken.lab import view
     from foretoken.lab.machine import describe
 
-    completion, gamma = traced.completion, speculation["gamma"]
+    completion = traced.completion
     continues = not traced.request.source and completion.text is not None
-    picture = view.svg({"automatic gamma" if gamma is None else f"gamma {gamma}": completion})
+    picture = _picture(traced, speculation["gamma"])
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(
         TEMPLATE.read_text("utf-8")

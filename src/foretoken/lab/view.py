@@ -2,8 +2,8 @@
 
 Figure 1 of the paper is one line per target run, each token coloured by its fate: in the terminal,
 between marks where there are no colours, and as HTML. Figure 5 is a block for each call, as a
-picture (SVG, which needs matplotlib: the extra `plot`). Times are those that the completion's own
-records hold.
+picture (SVG, which needs matplotlib: the extra `plot`) and as a Chrome trace. Times are those that
+the completion's own records hold.
 """
 
 from __future__ import annotations
@@ -165,6 +165,7 @@ COLOURS: dict[Part, str] = {  # the paper's; a prefill is its model's, paler
     "target": "#6b4596",
 }
 HEIGHTS = {"target": 0.7, "draft": 0.45}  # so that colours are not all that tells the models apart
+THREADS = {"target": 1, "draft": 2}  # a Chrome trace's
 
 
 class ModelCall(NamedTuple):
@@ -203,6 +204,37 @@ def _prefill(stats: Stats) -> list[ModelCall]:
         calls += [ModelCall("draft encoder", seconds, draft, 0)] if draft else []
         calls.append(ModelCall("draft prefill", seconds + draft, drafts - draft, 0))
     return calls
+
+
+def chrome(completion: Completion) -> dict[str, Any]:
+    """The same as a document of Chrome's Trace Event Format, for Perfetto or chrome://tracing: a
+    thread for each model, microseconds."""
+    headers: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": model}}
+        for model, tid in THREADS.items()
+    ]
+    events = [
+        {
+            "ph": "X",
+            "name": call.part,
+            "pid": 1,
+            "tid": THREADS[call.part.split()[0]],
+            "ts": call.at * 1e6,
+            "dur": call.seconds * 1e6,
+            "args": _facts(completion, call),
+        }
+        for call in timeline(completion)
+    ]
+    return {"displayTimeUnit": "ms", "traceEvents": headers + events}
+
+
+def _facts(completion: Completion, call: ModelCall) -> dict[str, int]:
+    """Return the counts of a call's step."""
+    if not call.step:
+        return {}
+    step = completion.steps[call.step - 1]
+    counts = {"drafted": step.drafted, "accepted": step.accepted, "tokens": len(step.kept)}
+    return {"step": call.step} | counts
 
 
 def svg(rows: dict[str, Completion]) -> str:

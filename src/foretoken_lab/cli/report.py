@@ -47,7 +47,7 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Measure the paper's experiments; write a page and Markdown with its figures beside.
+    """Measure the paper's experiments; write a page, Markdown and JSON with its figures.
 
     Each measurement is kept as soon as it is done, so that a report that was interrupted goes on.
     What fails is marked with its reason, and the others go on; the exit status is then 1.

@@ -60,10 +60,13 @@ def test_every_step_is_a_line_and_a_row(run, pair, done):
     assert "verify ms" not in run("trace", PROMPT, *pair).out
 
 
-def test_the_page(run, pair, done, tmp_path):
-    page = tmp_path / "t.html"
-    result = run("trace", PROMPT, *pair, "--html", page)
-    assert result.code == 0 and result.err == f"{page}\n"
+def test_the_files(run, pair, done, tmp_path):
+    page, picture, trace = (tmp_path / name for name in ("t.html", "t.svg", "t.json"))
+    result = run("trace", PROMPT, *pair, "--html", page, "--svg", picture, "--chrome", trace)
+    assert result.code == 0 and result.err.split()[-3:] == [str(page), str(picture), str(trace)]
+    assert picture.read_text().startswith("<?xml") and "gamma 3" in picture.read_text()
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert sum(event["name"] == "target" for event in events) == len(done.steps)
     text = page.read_text()
     assert "gamma 3" in text
     assert text.count("<li>") == len(done.steps) and text.count("<svg") == 1
@@ -95,6 +98,8 @@ def test_mistakes(run, pair, tmp_path):
     says = f"there is no folder {missing.parent}; make it or give another --html"
     mistake(run("trace", PROMPT, *pair, "--html", missing), says)
     mistake(run("trace", PROMPT, *pair, "--html", tmp_path), "is a folder; give another --html")
+    same = ("--svg", tmp_path / "t", "--chrome", tmp_path / "t")
+    mistake(run("trace", PROMPT, *pair, *same), "two of --svg and --chrome name one file")
     mistake(run("trace", "", *pair), "empty")
     assert not list(tmp_path.iterdir())
 

@@ -1,7 +1,8 @@
-"""The report's files: one page that loads nothing, and Markdown with pictures."""
+"""The report's files: one page that loads nothing, Markdown with pictures, and JSON."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -127,6 +128,16 @@ def test_markdown_has_all_tables_and_its_pictures(folder, made):
     assert pictures and all((folder / name).read_bytes()[1:4] == b"PNG" for name in pictures)
     assert "<script" not in text and "- lenience, draft small, T 0: no &lt;script>" in text
     assert "**1.90 ± 0.01**" in text  # the fastest
+
+
+def test_json_has_rows_and_sections(folder):
+    document = json.loads((folder / "report.json").read_text())
+    own, paper = document["chapters"]
+    assert document["quick"] is True and paper["rows"] == {}
+    (origin,) = own["measured"]
+    assert origin["date"] == "2026-11-22" and origin["machine"] == str(MACHINE)
+    assert len(own["rows"]["acceptance"]) == 6 and own["missing"] == 1
+    assert own["sections"][0]["tables"] and paper["sections"][0]["tables"]
 
 
 def test_a_trace_is_in_both(made, folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 
@@ -14,6 +15,7 @@ from foretoken.lab.view import (
     CORRECTED,
     REJECTED,
     STYLE,
+    chrome,
     html,
     html_legend,
     legend,
@@ -189,3 +191,15 @@ def test_the_picture(done, tmp_path):
     for named in ("gamma 7", "target encoder", "draft encoder"):
         assert named in picture
     assert "draft encoder" not in svg({"plain": done[0]})
+
+
+def test_the_chrome_trace(done):
+    document = json.loads(json.dumps(chrome(done[3])))
+    events = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    calls = timeline(done[3])
+    assert [(e["name"], e["ts"]) for e in events] == [(c.part, c.at * 1e6) for c in calls]
+    threads = {e["tid"]: e["args"]["name"] for e in document["traceEvents"] if e["ph"] == "M"}
+    assert all(e["name"].startswith(threads[e["tid"]]) for e in events)
+    arguments = [event["args"] for event in events if event["name"] == "target"]
+    assert sum(args["tokens"] for args in arguments) == len(done[3].tokens)
+    assert [args["accepted"] for args in arguments] == [step.accepted for step in done[3].steps]

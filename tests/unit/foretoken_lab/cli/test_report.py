@@ -51,7 +51,7 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     out = tmp_path / "new" / "report"
     result = console("report", recipe, "--out", out)
     assert result.code == 1 and result.out.splitlines() == [
-        str(out / name) for name in ("report.html", "report.md")
+        str(out / name) for name in ("report.html", "report.md", "report.json")
     ]
     failures = [line for line in result.err.splitlines() if line.startswith("failed: ")]
     assert len(failures) == 2 and all("no-such/folder" in line for line in failures)

@@ -184,7 +184,7 @@ def broken_off(model: PagedModel, prompts: list[list[int]], part: str, n: int, l
         if part == "flat":
             patch.setattr(model.flat, "request", broken)
         else:
-            patch.setattr(model.pool, "readers", [lambda: broken])
+            patch.setattr(model.pool, "readers", [(lambda: broken, model.pool.readers[0][1])])
         model.start(prompts)
     model.leave(list(range(len(model.lengths))))
 
