@@ -81,13 +81,10 @@ ENTRIES: dict[str, Refusal] = {
         "watermarking_config=", watermarking_config=WatermarkingConfig(seeding_scheme="lefthash")
     ),
     "dola_layers": _entry("dola_layers='low' is not followed", dola_layers="low"),
-    "remove_invalid_values": _entry("remove_invalid_values=True is", remove_invalid_values=True),
     "constraints": _entry("constraints=[", constraints=[object()], num_beams=1),
     "force_words_ids": _entry("num_beams=2 asks", force_words_ids=[[3]], num_beams=2),
     "output_attentions": _entry("output_attentions=True", output_attentions=True, **TOLD),
     "output_hidden_states": _entry("output_hidden_states=True", output_hidden_states=True, **TOLD),
-    "output_scores": _entry("output_scores=True is not", output_scores=True, **TOLD),
-    "output_logits": _entry("output_logits=True is not", output_logits=True, **TOLD),
     "use_mtp": _entry("use_mtp=True is not followed", use_mtp=True),
     "assistant_early_exit": _entry("assistant_early_exit=1", assistant_early_exit=1),
     "assistant_ensemble_weight": _entry("assistant_ensemble_w", assistant_ensemble_weight=0.5),
@@ -173,6 +170,9 @@ OTHERS: dict[str, Refusal] = {
     "an end of one row": Refusal(
         "MaxTimeCriteria may end one row before",
         lambda _: {"inputs": TWO, "stopping_criteria": [MaxTimeCriteria(600.0)]},
+    ),
+    "scores for a criterion": _entry(
+        "Nine may read the scores", stopping_criteria=[Nine()], output_scores=True, **TOLD
     ),
     "places of a batch": Refusal(
         "MinNewTokensLengthLogitsProcessor counts a batch's places",

@@ -25,13 +25,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken import checked
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, renamed, shown
 from foretoken.options import as_seed
 from foretoken.sampling.checks import Count
 from foretoken.sampling.keys import Purpose, RowKey, uniform
@@ -411,3 +411,9 @@ def pick(masses: Masses, uniform: float) -> int:
     cdf = masses.cumsum()
     level = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0.0))
     return int(np.searchsorted(cdf, level, side="right"))
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> None:
+        raise renamed("foretoken.execute", name, {"Law": "Distribution"})

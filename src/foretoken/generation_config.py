@@ -29,7 +29,6 @@ NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (None, 1.0),
     "watermarking_config": (None,),
     "dola_layers": (None,),
-    "remove_invalid_values": (None, False),
 }
 FOLLOWED: dict[str, tuple[Any, ...]] = {
     **{name: (None, *each.off) for name, each in OPTIONS.items() if each.off},

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from torch import Tensor
+
 from foretoken.errors import ControlError, RefusedError, shown
 from foretoken.records import Stats, StepRecord
 from foretoken.sampling.draw import Shaping
@@ -63,6 +65,13 @@ class Ending(Protocol):
         ...
 
 
+class Seen(NamedTuple):
+    """The logits that a step drew its tokens from."""
+
+    raw: Tensor  # [n, V], the target's own
+    shaped: Tensor  # [n, V], as the row's controls leave them
+
+
 @dataclass(slots=True)
 class Row:
     """A request on its way: `tokens` is prompt and new tokens; all but the last `behind` are in the
@@ -78,6 +87,7 @@ class Row:
     endings: list[Ending] = field(default_factory=list[Ending])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
+    seen: list[Seen] | None = None  # of every step, where somebody asks for it: [] to begin with
     prefill_seconds: float = 0.0
     draft_prefill_seconds: float = 0.0  # of these, the drafter's
     encoder_seconds: float = 0.0  # of the rest, the target's encoder's
@@ -127,6 +137,11 @@ class Row:
     def forced(self, most: int) -> list[int]:
         """At most so many tokens that its grammar leaves no choice about."""
         return self.controls.forced([])[:most] if self.controls is not None and most else []
+
+    @property
+    def reports(self) -> bool:
+        """True where the logits of its tokens are to be reported."""
+        return self.seen is not None or self.request.params.logprobs is not None
 
     @property
     def telling(self) -> bool:

@@ -32,7 +32,7 @@ from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
 from foretoken.models.base import Model
-from foretoken.options import Prompts, Seed, as_list, check, check_beams
+from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verifier import Verifier
@@ -45,6 +45,17 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
+
+MOVED = {  # names of version 0.1.0, and where these are now
+    "engaged": "spec.scheduler.engage",
+    "foresight": "spec.predicted_output",
+    "output_stream": "foretoken.engine.output_stream.output_stream",
+    "policy": "spec.costing.policy",
+    "prompts": "spec.inputs.prompts",
+    "released": "spec.scheduler.disengage",
+    "rows": "spec.inputs.rows",
+    "step_costs": "spec.costing.step_costs",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +112,13 @@ class Speculator:
         costing = PairCosts(target, drafter, inputs, scheduler, BATCH, pair)
         for name, part in (("scheduler", scheduler), ("inputs", inputs), ("costing", costing)):
             object.__setattr__(self, name, part)
+
+    if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            if name in MOVED:
+                raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def generate(
         self,
@@ -343,8 +361,8 @@ class Speculator:
         decoded as if it ran alone, without padding, though `max_length` and `min_length` count the
         padding. Where it samples, a seed is drawn from torch's global generator, so
         `torch.manual_seed` makes it repeatable; the numbers are not those that transformers would
-        draw. Of a model that runs converted, only its kind and its vocabulary are compared with
-        this model's.
+        draw. Scores and logits of rows that have ended are zeros. Of a model that runs converted,
+        only its kind and its vocabulary are compared with this model's.
 
         Args:
             model: The model whose `generate` was called.
@@ -363,7 +381,7 @@ class Speculator:
             What transformers' `generate` returns: ids `[B, n]`, or its output object.
 
         Raises:
-            ForeignError: The call asks for what cannot be honoured: a beam search, scores,
+            ForeignError: The call asks for what cannot be honoured: a beam search, attentions,
                 hidden states, a cache, an assistant. A Speculator that is named is not passed over.
 
         Examples:
@@ -408,6 +426,72 @@ class Speculator:
         if not self._told.is_set() and warned_of_suggested(self.suggested, params):
             self._told.set()
 
+    def requests(
+        self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
+    ) -> list[Request]:
+        """Check prompts and options, and return the requests that `generate` makes of them.
+
+        Args:
+            prompts: Prompts one by one, each a text or ids.
+            params: One SamplingParams for all prompts, or a list with one for each.
+            seed: As `generate` takes it.
+
+        Returns:
+            `num_return_sequences` requests of each prompt, in order.
+
+        Raises:
+            InputError: A prompt cannot be continued.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> params = foretoken.SamplingParams(max_new_tokens=5)
+            >>> (request,) = spec.requests(["It was"], params, seed=0)
+            >>> request.limit
+            5
+        """
+        return self.inputs.requests(prompts, params, seed)
+
+    def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
+        """Return a prompt's ids, special tokens of the tokenizer included.
+
+        Args:
+            prompt: A text or ids.
+            i: The prompt's number, for errors.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InputError: The prompt is empty or invalid, or a text without a tokenizer.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()
+            >>> spec.tokenizer.decode(spec.ids("It was"))
+            'It was'
+        """
+        return self.inputs.ids(prompt, i)
+
+    def prediction(self, given: Prompt) -> tuple[int, ...]:
+        """Return the new tokens that a caller expects.
+
+        Args:
+            given: Ids, or a text, which gets no special tokens.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InputError: The prediction is invalid, or a text without a tokenizer.
+
+        Examples:
+            >>> import foretoken
+            >>> foretoken.load().prediction([5, 6])
+            (5, 6)
+        """
+        return self.inputs.prediction(given)
+
     def _pieces(
         self, rows: list[Row], verifier: Verifier, gamma: Gamma
     ) -> Generator[Piece, None, Completion | list[Completion]]:
@@ -422,6 +506,7 @@ class Speculator:
 
     def completion(self, row: Row) -> Completion:
         """Return the completion of a row."""
+        self.costing.watch(row)
         params = row.request.params
         return Completion(
             text=text_of(row, self.tokenizer),

@@ -23,7 +23,7 @@ from foretoken.drafters.base import Draft, Drafter
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
 from foretoken.records import StepRecord
-from foretoken.request import Row
+from foretoken.request import Row, Seen
 from foretoken.sampling.distributions import (
     invalid,
     known_finite,
@@ -202,8 +202,7 @@ def _score(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted)
     x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
     logits = _run(rows, reads, target, drafted, x)
     logits, tops, lengths = _judged(logits, drafted, G)
-    reports = [row.request.params.logprobs is not None for row in drafted.rows]
-    raw = {b: logits[b].clone() for b, wanted in enumerate(reports) if wanted}
+    raw = {b: logits[b].clone() for b, row in enumerate(drafted.rows) if row.reports}
     logits, failed = _shaped(logits, drafted.rows, x, counts)
     q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
     return _Scored(ScoredBlock(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
@@ -216,15 +215,18 @@ def _judged(logits: Tensor, drafted: _Drafted, G: int) -> tuple[Tensor, Tensor, 
     None is judged behind invalid logits. Which these are follows from the draft tokens up to there,
     so the distribution stays the target's: a text that gets there fails, as by plain decoding.
     """
-    logits, tops = mended(logits)
-    lengths = sent(torch.tensor(drafted.counts), logits.device)
+    own, device = logits, logits.device
+    logits, tops = mended(own)
+    lengths = sent(torch.tensor(drafted.counts), device)
     parts = [tops] if drafted.draft.tops is None else [tops, drafted.draft.tops[:, :G]]
     if all(map(known_finite, parts)):
         return logits, tops, lengths
+    mends = [bool(row.request.params.remove_invalid_values) for row in drafted.rows]
+    skip = sent(torch.tensor(mends), device)  # rows whose controls see to it
     for part in parts:
-        valid = torch.isfinite(sent(part, logits.device))
+        valid = torch.isfinite(sent(part, device)) | skip[:, None]
         lengths = torch.minimum(lengths, _leading(valid))
-    return logits, tops, lengths
+    return torch.where(skip[:, None, None], own, logits), tops, lengths
 
 
 def _leading(valid: Tensor) -> Tensor:
@@ -313,10 +315,11 @@ def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> lis
                 f"the drafter guessed {ids[b][:count]} for row {b}; ids must be in 0..{V - 1}"
             )
     failed = _invalid(tops, n, drafted)
-    require_finite(tops, "target", draw.lengths, [1] * len(counts), drafted.indices)
+    first = [int(not params.remove_invalid_values) for params in draw.params]
+    require_finite(tops, "target", draw.lengths, first, drafted.indices)
     # the draft's logits matter where the next draft token would have been judged
     ends = [accepted + (b not in failed) for b, accepted in enumerate(n)]
-    reached = list(map(min, counts, ends))
+    reached = [min(count, end) * on for count, end, on in zip(counts, ends, first, strict=True)]
     require_finite(draft_tops, "draft", draw.lengths, reached, drafted.indices)
     require_mass(list(chain.from_iterable(masses)))
     x = [row[:count] for row, count in zip(ids, lengths, strict=True)]
@@ -338,7 +341,8 @@ def _invalid(tops: list[list[float]], n: list[int], drafted: _Drafted) -> dict[i
     """The rows whose text gets to invalid logits by draft tokens."""
     failed: dict[int, _DeadEnd] = {}
     for b, accepted in enumerate(n):
-        if accepted and not math.isfinite(tops[b][accepted]):
+        mends = drafted.draw.params[b].remove_invalid_values
+        if accepted and not mends and not math.isfinite(tops[b][accepted]):
             position = drafted.draw.lengths[b] + accepted
             error = invalid(tops[b][accepted], "target", position, drafted.indices[b])
             failed[b] = _DeadEnd(accepted, error)
@@ -359,9 +363,13 @@ def _commit(row: Row, verified: _Verified) -> list[int]:
 def _report(
     rows: list[Row], scored: _Scored, verification: Verification, gained: list[list[int]]
 ) -> None:
-    """Record logprobs of the tokens gained, in rows that ask for them."""
+    """Record logits and logprobs of the tokens gained, in rows that ask for them."""
     for b, raw in scored.raw.items():
         row, n = rows[b], len(gained[b])
+        if row.seen is not None:
+            row.seen.append(Seen(raw[:n], scored.block.logits[b, :n].clone()))
+        if row.request.params.logprobs is None:
+            continue
         if row.request.params.logprobs_of == "raw":
             scores = raw[:n].to(working(raw.dtype)).log_softmax(-1)
         elif verification.p is None:

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from foretoken import checked
-from foretoken.errors import InputError, as_float, shown
+from foretoken.errors import InputError, as_float, renamed, shown
 
 MAX_GAMMA = 64  # how far `optimal_gamma` looks
 ORACLE_BOUND = math.e / (math.e - 1)  # `oracle_factor` over the best fixed gamma, at most: + 58 %
@@ -529,3 +530,9 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
             f"v of {n} tokens is {shown(cost)}; give a number above 0, to {checked.DEAREST:g}"
         )
     return float(cost)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> None:
+        raise renamed("foretoken.theory", name, {"tokens_law": "tokens_distribution"})

@@ -105,6 +105,7 @@ ENTRIES: dict[str, tuple[Any, Any, Any]] = {
     "begin_suppress_tokens": ([1, 2, 3], [1, 2, 3], []),
     "sequence_bias": ({(9,): 2.5, (1, 2): -3.0}, [[[9], 2.5], [[1, 2], -3.0]], {}),
     "exponential_decay_length_penalty": ((1, 1.5), (1, 1.5), (99, 1.0)),
+    "remove_invalid_values": (True, True, False),
     "stop_strings": (["e", "a"], ["e", "a"], []),
 }
 PROMPTS = [[5, 17, 33], [60, 12, 7, 9, 44]]

@@ -25,7 +25,7 @@ from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import BATCH, MOVED, Speculator
 from foretoken.storage.cache import remember, remembered
 from foretoken.text.decoding import decode
 from oracle import random_model
@@ -59,6 +59,14 @@ def told(error: pytest.ExceptionInfo[ForetokenError]) -> str:
     return str(error.value)
 
 
+@pytest.mark.parametrize(("name", "place"), MOVED.items())
+def test_a_method_that_moved_names_its_place(name, place):
+    with pytest.raises(AttributeError, match=f"Speculator.{name} is now {place}"):
+        getattr(table(), name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = table().nothing
+
+
 # Prompts
 
 
@@ -85,7 +93,7 @@ def test_no_prompts_are_no_completions_and_measure_nothing():
 
 def test_a_text_prompt_gets_the_special_tokens_of_the_tokenizer():
     spec = Speculator(Seq2SeqModel(t5(321)), NoDrafter(), metaspace(), Ends(decoder_start=0))
-    assert spec.inputs.ids("It was") == metaspace()("It was").input_ids
+    assert spec.ids("It was") == metaspace()("It was").input_ids
 
 
 @pytest.mark.parametrize(
@@ -360,6 +368,23 @@ def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_
     assert sorted(each.others for each in stored.entries()) == [0.5, 0.9]
     assert named_pair().costing.step_costs(SamplingParams()) == CHEAP  # soon after
     assert measured == ["greedy"]
+
+
+@pytest.mark.real_costs
+def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeypatch):
+    """They say that a step takes an hour."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hour = Costs(((0, 0.0), (16, 3600.0)), ((1, 3600.0), (17, 7200.0)), ((1, 0.0),))
+    spec = named_pair()
+    name = stored.key(spec.target, spec.drafter, "greedy", 1)
+    stored.keep(name, stored.Kept(hour, 1.0, 0.0, when=1.0))
+    for _ in range(2):
+        before = spec.costing.step_costs(SamplingParams())
+        spec.generate([1, 2], max_new_tokens=60, ignore_eos=True)
+        assert spec.costing.step_costs(SamplingParams()) is before  # frozen here
+    assert before == hour and stored.recall(name).off > 2
+    named_pair().generate([1, 2], max_new_tokens=4)
+    assert stored.recall(name).costs.seconds(0) < 60 and stored.recall(name).off is None
 
 
 def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():

@@ -194,6 +194,16 @@ def test_invalid_logits_behind_a_rejected_draft_token_fail_nobody(whose, params)
     assert row.tokens == [0, 1] and row.finish_reason is None and row.error is None
 
 
+@pytest.mark.parametrize("gets", [1, 3], ids=["at once", "behind a guess"])
+def test_an_invalid_draft_is_no_concern_of_a_row_that_mends_its_logits(gets):
+    """remove_invalid_values is for logits that overflow, the draft's too."""
+    tops = torch.tensor([[0.0, 0.0, 0.0]])
+    tops[0, gets - 1] = math.nan
+    row = controlled([0], remove_invalid_values=True)
+    one_step(replace(pack([[1, 2, 3]]), tops=tops), [3], [row], row.request.params)
+    assert row.tokens == [0, 1, 2, 3, 0] and row.records[0].accepted == 3
+
+
 def test_a_draft_that_is_invalid_where_the_text_gets_is_named():
     draft = replace(pack([[1, 2, 3]]), tops=torch.tensor([[0.0, math.nan, 0.0]]))
     rows = [Row.of(Request([0], 9, RowKey(0, 0)))]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,6 +21,9 @@ from foretoken.cli.render import bar, milliseconds, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
 from foretoken.storage.files import read_text
+
+if TYPE_CHECKING:
+    from foretoken.costing.stored import Kept
 
 EXACT = "float32"
 SAYS = (
@@ -289,7 +292,7 @@ def _cached() -> dict[str, Any]:
     from foretoken.models.openvino import store
 
     rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.entries()]
-    costs = [{**asdict(each), "doubt": each.doubt > 1} for each in stored.entries()]
+    costs = [{**asdict(each), "trust": _trust(each)} for each in stored.entries()]
     return {"folder": _folder(), "models": rows, "costs": costs}
 
 
@@ -302,9 +305,17 @@ def _show_cached(console: Console, document: dict[str, Any]) -> None:
     total = sum(row["bytes"] for row in document["models"]) / 1e6
     console.print(f"{total:.0f} MB in {document['folder']}", soft_wrap=True)
     for each in document["costs"]:
-        again = "; measured again by a later start" if each["doubt"] else ""
-        line = f"{_date(each['when'])}  costs of {each['label']}{again}"
+        line = f"{_date(each['when'])}  costs of {each['label']}: {each['trust']}"
         console.print(line, soft_wrap=True)
+
+
+def _trust(kept: Kept) -> str:
+    """Say how far stored costs can be trusted."""
+    halves = "measured once" if kept.spread is None else f"halves {kept.spread:.2f} times apart"
+    others = "" if kept.others is None else f", others took {kept.others:.0%} of the processors"
+    off = "" if kept.off is None else f", {kept.off:.1f} times off in later steps"
+    poor = kept.doubt > 1 or kept.off is not None
+    return f"{halves}{others}{off}{'; measured again by a later start' if poor else ''}"
 
 
 def _date(seconds: float) -> str:

@@ -178,6 +178,8 @@ def _banned(params: SamplingParams, row: _Setting) -> Named:
 
 
 def _ends(params: SamplingParams, row: _Setting) -> Named:
+    if params.remove_invalid_values:
+        yield "remove_invalid_values", penalties.finite
     if params.exponential_decay_length_penalty:
         start, factor = params.exponential_decay_length_penalty
         yield "exponential_decay_length_penalty", penalties.Decay(start, factor, row.stops)

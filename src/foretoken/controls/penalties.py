@@ -161,6 +161,11 @@ class NoneOfSource:
         return banned(scores, self.followed.get(tuple(history.tokens[first:]), []))
 
 
+def finite(scores: Tensor, history: History) -> Tensor:
+    """NaN becomes 0, infinities the largest and least numbers."""
+    return scores.nan_to_num_(0.0)
+
+
 def banned(scores: Tensor, ids: list[int]) -> Tensor:
     """Scores with the ids at -inf."""
     if not ids:

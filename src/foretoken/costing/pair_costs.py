@@ -1,6 +1,7 @@
 """Step costs of one pair in one process: measured or read from disk when first needed, then frozen.
 
-Knows no texts of callers. Padding of passes follows from the costs.
+Knows no texts of callers. Padding of passes follows from the costs, and real steps are compared
+with them, so that a later process measures wrong ones again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from foretoken.costing import costs, stored
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.costing.probe import TOKENS, probe, probe_shared
-from foretoken.costing.stored import Kept, recalled
+from foretoken.costing.stored import Kept, Watch, recalled
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
@@ -23,7 +24,7 @@ from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import InputError, shown
 from foretoken.inputs import InputProcessor
 from foretoken.models.base import Model, Pads
-from foretoken.request import Request
+from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.slow_log import log_if_slow
@@ -45,6 +46,7 @@ class PairCosts:
     name: str  # of the pair, for logs
     measured: dict[tuple[str, int], Costs] = field(default_factory=dict[tuple[str, int], Costs])
     _policies: dict[int, Adaptive] = field(default_factory=dict[int, Adaptive])
+    _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
 
     def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
         """Return the costs of steps of up to `rows` rows, measured once and stored on disk.
@@ -112,6 +114,19 @@ class PairCosts:
         """Costs of one row for the sampling that was measured last; None before."""
         single_costs = [measured for (_, rows), measured in self.measured.items() if rows == 1]
         return single_costs[-1] if single_costs else None
+
+    def watch(self, row: Row) -> None:
+        """Compare a finished row's steps with the costs. A later process measures contradicted ones
+        again; here they stay."""
+        kind = costs.kind(row.request.params)
+        alone = self.measured.get((kind, 1))
+        if alone is None or row.controls is not None:  # controls cost something of their own
+            return
+        watch = self._watches.setdefault(kind, Watch())
+        if watch.see(row.records, alone) and watch.off is not None:
+            name = stored.key(self.target, self.drafter, kind, 1)
+            if name is not None:
+                stored.contradict(name, alone, watch.off)
 
     def _probed(self, params: SamplingParams, rows: int, single_costs: Costs | None) -> Kept:
         """Measure on the target's own text, ends of sequence ignored."""

@@ -1,8 +1,9 @@
 """Costs on disk: how far they can be trusted, and when they are measured again.
 
 Kept whatever the machine did meanwhile, by what speed depends on: shapes, precision, runtime,
-machine and versions, not the weights' values. Costs that are poor serve until a later process
-measures them again.
+machine and versions, not the weights' values. Costs that are poor, or that real steps contradict,
+serve until another process measures them again; it waits four times as long for each next attempt,
+so a machine that is never idle does not pay for its costs at every start.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import hashlib
 import json
 import os
 import platform
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 from time import time
 from typing import Any
 
@@ -22,15 +25,16 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from foretoken.costing.contention import MOST
-from foretoken.costing.costs import Costs
+from foretoken.costing.costs import Costs, at
 from foretoken.drafters.base import Drafter
+from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered, versions
 
 FILE, FORMAT = "costs.json", 8
 AGREE = 1.25  # largest ratio of a measurement's two halves: on a busy machine it is larger
-WAIT = (
-    3600.0  # seconds to the next attempt: a machine that is never idle does not pay at every start
-)
+WAIT, LONGER, LONGEST = 600.0, 4, 7 * 86400.0  # seconds to the next attempt: first, times, at most
+FAR = 1.5  # between real steps and costs: a neighbour that comes or goes during a run is no reason
+MANY, WINDOW = 16, 256  # steps of a size that tell, at least and at most: the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Kept:
     others: float | None  # the share of the processors that others took meanwhile; None: unknown
     label: str = ""  # for `foretoken doctor --cache`
     when: float = field(default_factory=lambda: time())  # of the last attempt, since 1970
+    attempts: int = 1
+    off: float | None = None  # the factor by which later steps contradict them
 
     @property
     def doubt(self) -> float:
@@ -53,11 +59,57 @@ class Kept:
         """Tell whether to measure again. alone: the costs of one row, which these extend."""
         if alone is not None and alone.when > self.when:
             return True
-        return self.doubt > 1 and abs(time() - self.when) >= WAIT
+        wait = min(LONGEST, WAIT * LONGER ** min(self.attempts - 1, 9))
+        return (self.doubt > 1 or self.off is not None) and abs(time() - self.when) >= wait
 
     def again(self, new: Kept) -> Kept:
-        """The better of the two."""
-        return replace(new if new.doubt <= self.doubt else self, when=new.when)
+        """The better of the two; the new one where real steps contradict these."""
+        better = new if self.off is not None or new.doubt <= self.doubt else self
+        return replace(better, when=new.when, attempts=self.attempts + 1, off=None)
+
+
+class Watch:
+    """Real steps of single rows against the costs of one kind of sampling."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[int, deque[float]] = {}  # of what steps took, by their draft tokens
+        self._told: bool | None = None
+
+    def see(self, steps: list[StepRecord], costs: Costs) -> bool:
+        """Note steps; tell whether they change the trust in the costs."""
+        before = 0
+        for step in steps:
+            positions = 1 + step.drafted + step.padding
+            if step.rows == 1 and positions == before:  # the pass of another size takes longer
+                newest = deque[float](maxlen=WINDOW)
+                self._ratios.setdefault(step.drafted, newest).append(_ratio(step, costs))
+            before = positions if step.rows == 1 else 0
+        before_told, factor = self._told, self.off
+        self._told = None if factor is None else factor > FAR
+        return self._told != before_told
+
+    @property
+    def off(self) -> float | None:
+        """The factor by which the costs are wrong: of steps of one size against those of another,
+        or of all, if they take less than they should. Steps that all take longer say that this
+        machine is busy now. None where too few are known."""
+        ratios = [median(each) for each in self._ratios.values() if len(each) >= MANY]
+        return max(max(ratios) / min(ratios), 1 / max(ratios)) if ratios else None
+
+
+def _ratio(step: StepRecord, costs: Costs) -> float:
+    """Return a step's time over its expected time."""
+    drafting = 0.0 if step.predicted else at(costs.draft, step.drafted)
+    expected = drafting + costs.passing(1 + step.drafted + step.padding, 1 + step.drafted)
+    took = step.draft_seconds + step.score_seconds + step.verify_seconds
+    return max(took, 1e-9) / float(expected)
+
+
+def contradict(name: str, costs: Costs, off: float) -> None:
+    """Keep beside these costs what real steps say of them."""
+    kept, wrong = recall(name), off if off > FAR else None
+    if kept is not None and kept.costs == costs and (kept.off is None) != (wrong is None):
+        keep(name, replace(kept, off=wrong))
 
 
 def recalled(

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
-from foretoken.errors import InputError
+from foretoken.errors import InputError, renamed
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
 from foretoken.storage import files
@@ -84,6 +85,11 @@ class NGram:
     def vocab_size(self) -> int:
         """V: the size of the vocabulary."""
         return len(self.unigram)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> None:
+            raise renamed(self, name, {"law": "distribution"})
 
     def distribution(self, context: Sequence[int]) -> np.ndarray:
         """Return the distribution after a context.

@@ -239,6 +239,13 @@ class SamplingParams:
         flag="--exponential-decay",  # the whole name is too wide for a terminal
         off=(None,),
     )
+    remove_invalid_values: bool | None = option(
+        None,
+        as_flag,
+        "Read NaN and infinite logits as numbers.",
+        "Penalties and bans",
+        off=(False,),
+    )
     stop_strings: tuple[str, ...] | None = option(
         None,
         as_strings,
@@ -386,6 +393,7 @@ class BeamControls(TypedDict, total=False):
     forced_bos_token_id: int | None
     forced_eos_token_id: int | None
     exponential_decay_length_penalty: tuple[int, float] | None
+    remove_invalid_values: bool | None
     stop_token_ids: Iterable[int]
     ignore_eos: bool
     processors: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextvars import ContextVar
+from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from traceback import walk_tb
@@ -14,6 +15,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.errors import ForeignError, InputError, one_line, shown
 from foretoken.generation_config import NOT_FOLLOWED
 from foretoken.loading.load import load
+from foretoken.loading.options import OPTIONS
 from foretoken.loading.sources import unwrapped
 from foretoken.speculator import Speculator
 from foretoken.transformers_integration.generate_call import ending_strings
@@ -55,7 +57,7 @@ def attach(
         The Speculator that `model.generate` uses.
 
     Raises:
-        InputError: An option is invalid, or `model` has no `generate`.
+        InputError: An option is unknown or invalid, or `model` has no `generate`.
         RefusedError: A model or a pair that cannot be decoded exactly.
 
     Examples:
@@ -76,6 +78,7 @@ def attach(
         raise InputError(f"strict is {shown(strict)}; give True or False")
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
+    _require_known(options)
     detach(model)
     if not strict and options.get("generation_config") is None:
         options |= _passed_over(model)
@@ -108,6 +111,15 @@ def attach(
     # a method, so that a copy of the model does not generate with this one
     open_.generate = MethodType(generate, model)
     return spec
+
+
+def _require_known(options: dict[str, Any]) -> None:
+    """InputError for a keyword that `load` has not."""
+    for name in options:
+        if name not in OPTIONS:
+            near = get_close_matches(name, OPTIONS, 1, 0.5)
+            remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
+            raise InputError(f"{name} is no option of attach; {remedy}")
 
 
 class Prompted:

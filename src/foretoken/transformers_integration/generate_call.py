@@ -25,6 +25,7 @@ from foretoken.models.base import Model
 from foretoken.models.base import longest as longest_of
 from foretoken.request import Request, Row
 from foretoken.sampling.checks import as_id
+from foretoken.sampling.distributions import warped
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import OPTIONS, SamplingParams
 from foretoken.transformers_integration.unsupported import given, require_anywhere, require_known
@@ -61,6 +62,14 @@ class GenerateCall:
     @property
     def encoder_decoder(self) -> bool:
         return bool(self.model.config.is_encoder_decoder)
+
+    @property
+    def reports(self) -> bool:
+        """True where scores or logits are to be returned."""
+        config = self.config
+        return bool(
+            config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        )
 
     @property
     def samples(self) -> bool:
@@ -146,6 +155,7 @@ class GenerateCall:
                 f"a row may grow to {longest + limit} tokens, the model holds {most}; "
                 f"give max_new_tokens={most - longest} or less"
             )
+        _require_one_way(target, [len(prompt) for prompt in prompts], limit)
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
         last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row
         return [
@@ -203,6 +213,7 @@ class GenerateCall:
             elif name != "MaxLengthCriteria":
                 processors.append(each)
         _require_own(processors)
+        self._require_no_scores(processors)
         if not explained:
             raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
         if processors and not self.eos() and len(self.ids) > 1:
@@ -211,6 +222,20 @@ class GenerateCall:
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
         return processors
+
+    def _require_no_scores(self, criteria: Sequence[Any]) -> None:
+        """Raise ForeignError for a user's criterion that `generate` would hand the scores.
+
+        Criteria run as each token is accepted, before scores exist for the call. Those of
+        transformers do not read them.
+        """
+        told = self.config.return_dict_in_generate and self.config.output_scores
+        for each in criteria if told else ():
+            if not type(each).__module__.startswith("transformers."):
+                raise ForeignError(
+                    f"{type(each).__name__} may read the scores that output_scores=True makes, "
+                    "which criteria do not get here; leave one of them out"
+                )
 
     def decoded(
         self,
@@ -221,6 +246,8 @@ class GenerateCall:
     ) -> Any:
         """Take the steps of the rows, hand the first one's tokens to the streamer (the prompt it
         has), and return what `generate` returns. Raises what a row failed with."""
+        for row in rows if self.reports else ():
+            row.seen = []
         sent = 0
         with self.heard(target):
             for _ in steps:
@@ -237,24 +264,63 @@ class GenerateCall:
 
     def output(self, rows: Sequence[Row]) -> Any:
         """The ids `[B, n]`, padded on the right, or with `return_dict_in_generate` an output of
-        transformers', which has no cache."""
+        transformers'.
+
+        Its scores and logits are float32, one `[B, V]` for each new place; rows that have ended
+        before have zeros there. It has no cache, and neither attentions nor hidden states.
+        """
         from transformers.generation.utils import (  # late: takes seconds
             GenerateDecoderOnlyOutput,
             GenerateEncoderDecoderOutput,
         )
 
-        pad = getattr(self.config, "_pad_token_tensor", None)
+        config = self.config
+        pad = getattr(config, "_pad_token_tensor", None)
         new = pad_sequence(
             [torch.tensor(row.new_tokens) for row in rows],
             batch_first=True,
             padding_value=0 if pad is None else int(pad),
         )
         sequences: Any = torch.cat([self.ids, new.to(self.ids)], 1)
-        if not self.config.return_dict_in_generate:
+        if not config.return_dict_in_generate:
             return sequences
         encoder_decoder = self.encoder_decoder
         kind = GenerateEncoderDecoderOutput if encoder_decoder else GenerateDecoderOnlyOutput
-        return kind(sequences=sequences)
+        return kind(
+            sequences=sequences,
+            scores=_places([self._scores(row) for row in rows]) if config.output_scores else None,
+            logits=_places([_raw(row) for row in rows]) if config.output_logits else None,
+        )
+
+    def _scores(self, row: Row) -> Tensor:
+        """Return the scores that transformers' processors would leave of a row's logits."""
+        scores = torch.cat([block.shaped for block in row.seen or ()])
+        if self.samples:
+            scores = warped(scores, row.request.params.standard)
+        return (scores.log_softmax(-1) if self.config.renormalize_logits else scores).float()
+
+
+def _places(rows: list[Tensor]) -> Any:
+    """From a row's places `[n, V]` to the places' rows `[B, V]`."""
+    return pad_sequence(rows, batch_first=True).unbind(1)
+
+
+def _raw(row: Row) -> Tensor:
+    return torch.cat([block.raw for block in row.seen or ()]).float()
+
+
+def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:
+    """ForeignError for a batch that transformers reads otherwise than its rows alone: the longest
+    of them says for all which rotary factors they get."""
+    switch = target.context
+    if switch is None or switch == longest_of(target) or len(set(lengths)) == 1:
+        return
+    if min(lengths) <= switch < max(lengths) + limit:
+        raise ForeignError(
+            f"rows of {min(lengths)} to {max(lengths)} tokens may grow past {switch}, where this "
+            "model changes its rotary factors, and transformers changes them for all rows at once; "
+            "call generate for each row"
+        )
 
 
 def _require_own(objects: Sequence[Any]) -> None:

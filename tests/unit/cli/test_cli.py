@@ -421,12 +421,18 @@ def test_kept_costs_are_listed_and_removed(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     known = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
     stored.keep("a", stored.Kept(known, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
-    stored.keep("b", stored.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9))
+    stored.keep("b", stored.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
     *_, newest, other = run("doctor", "--cache").out.splitlines()
-    assert newest.endswith("costs of T, D, greedy, 4 rows; measured again by a later start")
-    assert other.endswith("costs of T, D, greedy, 1 row")
+    assert newest.endswith(
+        "costs of T, D, greedy, 4 rows: halves 1.50 times apart, others took 40% of the processors,"
+        " 2.5 times off in later steps; measured again by a later start"
+    )
+    assert other.endswith("1 row: halves 1.10 times apart, others took 2% of the processors")
     documents = json.loads(run("doctor", "--cache", "--json").out)["costs"]
-    assert [each["label"] for each in documents] == ["T, D, greedy, 4 rows", "T, D, greedy, 1 row"]
+    assert [(each["label"], each["attempts"]) for each in documents] == [
+        ("T, D, greedy, 4 rows", 2),
+        ("T, D, greedy, 1 row", 1),
+    ]
     assert "measured costs" in run("doctor", "--clear-cache").out
     assert json.loads(run("doctor", "--cache", "--json").out)["costs"] == []
 

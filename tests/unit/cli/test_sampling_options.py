@@ -42,6 +42,7 @@ SAID = [
         ["--exponential-decay", "30,1.05"],
         {"exponential_decay_length_penalty": [30, 1.05]},
     ),
+    (["--remove-invalid-values"], {"remove_invalid_values": True}),
     (["--stop", r"a\n", "--stop", "b"], {"stop_strings": [r"a\n", "b"]}),
     (
         ["--stop-token-ids", "4", "--include-stop-string"],

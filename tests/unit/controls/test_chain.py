@@ -33,6 +33,7 @@ EVERYTHING: dict[str, Any] = {
     "bad_words_ids": [[1, 1]],
     "min_new_tokens": 2,
     "forced_eos_token_id": 0,
+    "remove_invalid_values": True,
     "exponential_decay_length_penalty": (3, 1.1),
     "suppress_tokens": [4],
     "begin_suppress_tokens": [3],
@@ -76,7 +77,7 @@ class Alternating:
 OFF = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0}
 OFF |= {"encoder_no_repeat_ngram_size": 0, "bad_words_ids": [], "min_new_tokens": 0}
 OFF |= {"sequence_bias": {}, "logit_bias": {}, "suppress_tokens": [], "begin_suppress_tokens": []}
-OFF |= {"processors": [], "presence_penalty": 0}
+OFF |= {"remove_invalid_values": False, "processors": [], "presence_penalty": 0}
 
 
 @pytest.mark.parametrize("name", OFF)
@@ -110,6 +111,7 @@ def test_the_order_is_that_of_transformers():
         "bad_words_ids",
         "min_new_tokens",
         "forced_bos_token_id and forced_eos_token_id",
+        "remove_invalid_values",
         "exponential_decay_length_penalty",
         "suppress_tokens",
         "begin_suppress_tokens",

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
     ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
@@ -210,3 +211,10 @@ def test_forced(text, limit):
         expected = processor(torch.tensor([text]), expected)
     control = penalties.Forced({0: 3} | {limit - 1: 5})
     assert torch.equal(control(SCORES.clone(), history(text)), expected[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_invalid(dtype):
+    scores = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf, -2.0], dtype=dtype)
+    expected = InfNanRemoveLogitsProcessor()(torch.tensor([[0]]), scores[None].clone())[0]
+    assert torch.equal(penalties.finite(scores, history([0])), expected)

@@ -1,4 +1,4 @@
-"""Costs on disk: what is kept of them, when they are measured again."""
+"""Costs on disk: what is kept of them, when they are measured again, and what real steps say."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import pytest
 from foretoken.costing import stored
 from foretoken.costing.costs import Costs
 from foretoken.costing.stored import (
+    FAR,
     FILE,
+    LONGEST,
+    MANY,
     WAIT,
     Kept,
+    Watch,
+    contradict,
     identity,
     keep,
     key,
@@ -24,6 +29,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.table import TableModel
+from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered
 from tiny import llama
 
@@ -52,9 +58,9 @@ def never() -> Kept:
 
 def test_what_was_kept_is_recalled():
     keep("a", GOOD)
-    keep("b", Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0))
+    keep("b", Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7))
     assert recall("a") == GOOD and recall("c") is None
-    assert recall("b") == Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0)
+    assert recall("b") == Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7)
     assert stored.entries() == [recall("b"), recall("a")]
 
 
@@ -67,6 +73,7 @@ def test_what_was_kept_is_recalled():
         {},
         {"costs": {}},
         {"when": "x"},
+        {"attempts": "x"},
         {"others": "y"},
         {"costs": asdict(KNOWN) | {"score": [[1, 0.0]]}},
         {"costs": asdict(KNOWN) | {"score": [[1, 10**400]]}},
@@ -107,7 +114,7 @@ def test_good_costs_are_never_measured_again(clock: list[float]):
     assert recalled("a", None, never, again=True) == KNOWN
 
 
-def test_poor_costs_are_measured_again_by_a_later_start(clock: list[float]):
+def test_poor_costs_are_measured_again_by_a_later_start_and_ever_more_rarely(clock: list[float]):
     keep("a", POOR)
     attempts: list[float] = []
 
@@ -115,18 +122,46 @@ def test_poor_costs_are_measured_again_by_a_later_start(clock: list[float]):
         attempts.append(clock[0])
         return Kept(OTHER, 1.2, 0.4, when=clock[0])  # no better
 
-    for minute in range(0, 60 * 24, 10):  # a start every ten minutes, of a day
+    for minute in range(0, 60 * 24 * 7, 10):  # a start every ten minutes, of a week
         clock[0] = 60.0 * minute
         assert recalled("a", None, measure, again=False) == KNOWN
         assert recalled("a", None, measure, again=True) == KNOWN
-    assert attempts == [WAIT * n for n in range(1, 24)]
+    assert len(attempts) == 5 and attempts[0] == WAIT
+    clock[0] += LONGEST
+    recalled("a", None, measure, again=True)
+    assert len(attempts) == 6
 
 
 def test_the_better_of_two_measurements_is_kept(clock: list[float]):
     better = Kept(OTHER, 1.1, 0.2, when=5.0)
-    assert POOR.again(better) == Kept(OTHER, 1.1, 0.2, when=5.0)
+    assert POOR.again(better) == Kept(OTHER, 1.1, 0.2, when=5.0, attempts=2)
     assert better.again(Kept(KNOWN, 1.1, 0.3, when=9.0)).costs == OTHER
     assert Kept(KNOWN, None, None).again(POOR).doubt == POOR.doubt < float("inf")
+
+
+def test_costs_that_real_steps_contradict_are_measured_again(clock: list[float]):
+    keep("a", GOOD)
+    contradict("a", KNOWN, FAR - 0.1)
+    contradict("a", OTHER, FAR + 1)  # what this process had are others by now
+    contradict("b", KNOWN, FAR + 1)
+    assert recall("a") == GOOD and recall("b") is None
+    contradict("a", KNOWN, FAR + 1)
+    assert recall("a") == Kept(KNOWN, 1.1, 0.0, when=0.0, off=FAR + 1)
+    clock[0] = WAIT
+    worse = Kept(OTHER, 1.2, 0.01, when=WAIT)
+    assert recalled("a", None, lambda: worse, again=True) == OTHER
+    again = recall("a")
+    assert again == Kept(OTHER, 1.2, 0.01, when=WAIT, attempts=2)
+    clock[0] = 1e9
+    assert recalled("a", None, never, again=True) == OTHER
+
+
+def test_a_later_run_that_agrees_takes_it_back(clock: list[float]):
+    keep("a", GOOD)
+    contradict("a", KNOWN, 2.0)
+    contradict("a", KNOWN, 1.2)
+    clock[0] = 1e9
+    assert recalled("a", None, never, again=True) == KNOWN
 
 
 def test_costs_that_extend_others_follow_them(clock: list[float]):
@@ -136,6 +171,68 @@ def test_costs_that_extend_others_follow_them(clock: list[float]):
     assert recalled("many", "one", never, again=False) == KNOWN
     assert recalled("many", "one", lambda: new, again=True) == OTHER
     assert recalled("many", "one", never, again=True) == OTHER
+
+
+def steps(
+    count: int, drafted: int, slow: float, *, rows: int = 1, predicted: bool = False
+) -> list[StepRecord]:
+    """Steps that take so many times what they should by KNOWN."""
+    x = (0,) * drafted
+    draft = 0.0 if predicted else 0.2 * drafted * slow
+    score, verify = (2 + drafted / 4) * slow, 0.05 * drafted * slow
+    each = StepRecord(drafted, x, 0, (1,), (), 0, draft, score, verify, rows, predicted=predicted)
+    return [each] * count
+
+
+def seen(*runs: list[StepRecord]) -> Watch:
+    watch = Watch()
+    for run in runs:
+        watch.see(run, KNOWN)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("plain", "drafted", "off"),
+    [
+        (1.0, 1.0, 1.0),
+        (3.0, 3.0, 1.0),  # the machine is busy now: nothing follows
+        (1.0, 2.0, 2.0),
+        (4.0, 1.0, 4.0),
+        (0.5, 0.5, 2.0),  # it was busy then
+    ],
+)
+def test_what_real_steps_say(plain: float, drafted: float, off: float):
+    watch = seen(steps(MANY + 1, 0, plain), steps(MANY + 1, 4, drafted))
+    assert watch.off == pytest.approx(off)
+
+
+def test_a_few_steps_say_nothing_nor_do_those_of_several_rows_or_of_another_size_than_the_last():
+    changing = [
+        step for pair in zip(steps(99, 0, 1.0), steps(99, 4, 5.0), strict=True) for step in pair
+    ]
+    assert seen(steps(MANY, 0, 0.2)).off is None
+    assert seen(steps(99, 4, 0.2, rows=2)).off is None
+    assert seen(changing).off is None
+
+
+def test_predicted_draft_tokens_cost_no_draft():
+    assert seen(steps(MANY + 1, 4, 1.0, predicted=True)).off == pytest.approx(1.0)
+
+
+def test_the_newest_steps_count():
+    assert seen(steps(999, 0, 0.1), steps(999, 0, 1.0)).off == pytest.approx(1.0)
+
+
+def test_only_news_are_told():
+    watch = Watch()
+    told = [
+        watch.see(steps(MANY, 0, 1.0), KNOWN),
+        watch.see(steps(MANY, 0, 1.0), KNOWN),
+        watch.see(steps(MANY, 0, 1.0), KNOWN),
+        watch.see(steps(MANY + 1, 4, 9.0), KNOWN),
+        watch.see(steps(MANY + 1, 4, 9.0), KNOWN),
+    ]
+    assert told == [False, True, False, True, False]
 
 
 def named(name: str, **changes) -> CausalModel:
