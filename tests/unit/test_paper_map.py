@@ -67,7 +67,7 @@ def test_an_item_names_what_exists(row: list[str]) -> None:
 
 def test_what_does_not_exist_is_seen() -> None:
     assert (
-        is_code("theory.beta") and is_code("lab.bench.race") and is_code("engine.batch.Batch.run")
+        is_code("theory.beta") and is_code("lab.bench.race") and is_code("engine.batch.Batch.step")
     )
     assert not is_code("theory.gamma_ray") and not is_code("engine.batch.Batch.walk")
     assert not is_code("nowhere") and not is_code("benchmarks/nothing.py")
