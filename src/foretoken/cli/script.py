@@ -9,9 +9,10 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import foretoken
 from foretoken.cli import (
@@ -26,9 +27,31 @@ from foretoken.cli import (
     trace,
     train,
 )
-from foretoken.errors import ForetokenError, mismatch, shown
+from foretoken.errors import ForetokenError, InputError, mismatch, shown
+
+MOVED = {
+    "complete": "foretoken chat --raw",
+    "plan": "foretoken measure",
+    "bench serve": "guidellm benchmark",
+    **{
+        name: f"foretoken-lab {name}"
+        for name in ("report", "simulate", "theory", "train lm", "train seq2seq")
+    },
+}
+
+
+class Commands(TyperGroup):
+    """A group of commands that names the successor of a retired one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        for name in (args[0], " ".join(args[:2])):
+            if name in MOVED:
+                raise InputError(f"foretoken {name} is no longer here; run {MOVED[name]}")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

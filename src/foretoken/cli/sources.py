@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 UNBOUNDED = 4096  # new tokens of an answer, for a model without a context limit
 CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
-RETRIES = 4  # where a server is busy, loading or broken; it may say when to come again
+RETRIES = 12  # where a server is busy, loading or broken; it may say when to come again
 WIDEST = 300  # characters of a server's message
 # OpenAI's names and, for what these lack, vLLM's
 NAMES = {name: each.api.name for name, each in OPTIONS.items() if each.api}

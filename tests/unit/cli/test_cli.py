@@ -340,6 +340,13 @@ def test_help_lists_what_there_is(run):
         assert option in run("generate", "--help").out
 
 
+@pytest.mark.parametrize("moved", [("report",), ("simulate",), ("theory",), ("train", "lm")])
+def test_a_command_that_moved_names_its_new_place(run, moved):
+    mistake(run(*moved, "--help"), f"run foretoken-lab {' '.join(moved)}")
+    mistake(run("bench", "serve", "--ignore-eos"), "run guidellm benchmark")
+    mistake(run("plan", "m.json"), "run foretoken measure")
+
+
 def test_an_unknown_option_is_a_usage_error(run):
     """And in one line, with names like it; so is a value that cannot be read."""
     mistake(run("generate", "text", "--nonsense"), "No such option: --nonsense")
