@@ -43,10 +43,12 @@ def read() -> Reading | None:
     on."""
     own = psutil.Process()
     try:
-        cpus = own.cpu_affinity()
-        busy = [_busy(times) for i, times in enumerate(psutil.cpu_times(percpu=True)) if i in cpus]
+        cpus, times = own.cpu_affinity(), psutil.cpu_times(percpu=True)
+        busy = [_busy(each) for i, each in enumerate(times) if i in cpus]
         spent = sum(map(_spent, [own, *own.children(recursive=True)]))
     except (AttributeError, OSError, psutil.Error):
+        return None
+    if len(busy) < len(cpus):  # a container's own count, which numbers them otherwise
         return None
     return Reading(perf_counter(), len(cpus), sum(busy), spent)
 

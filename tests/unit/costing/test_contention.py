@@ -27,6 +27,12 @@ def test_the_processors_that_this_process_may_run_on(monkeypatch: pytest.MonkeyP
     assert reading is not None and (reading.cpus, reading.busy) == (2, 42.0)
 
 
+def test_a_count_of_fewer_processors_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may show some of the host's processors, under other numbers."""
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: [0, 10**6])
+    assert read() is None
+
+
 def test_a_system_without_affinity_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(psutil.Process, "cpu_affinity", raising=False)
     assert read() is None and taken(None) is None
