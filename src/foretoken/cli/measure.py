@@ -4,6 +4,7 @@ draft and gamma are predicted to be fastest."""
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -69,7 +70,7 @@ def measure(
     ] = None,
     out: Annotated[
         Path | None,
-        Option(help="Save the measurement of one draft as JSON."),
+        Option(help="Save the measurement of one draft as JSON. The same command resumes it."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
@@ -100,8 +101,6 @@ def measure(
     if len(measured) > 1:
         return _report(measured, as_json=as_json)
     measurement = measured[0][1]
-    if out is not None:
-        measurement.save(out)
     if as_json:
         print(json.dumps(_document(measurement), allow_nan=False))
         return
@@ -126,13 +125,14 @@ def run(
 ) -> Measurement:
     """Load a pair and measure it, with a bar on standard error.
 
-    parameters: the command's, among them the fields of MeasureOptions. Mistakes are told before
-    models load.
+    parameters: the command's, among them the fields of MeasureOptions, and `out`, where it is saved
+    unless that is None. Mistakes are told before models load.
     """
     _require(parameters, len(lines))
     loading.require(parameters["target"])
-    from foretoken.lab.measurement.measure import digest, measure  # late: torch takes seconds
-    from foretoken.lab.measurement.result import MeasureOptions
+    from foretoken.lab.machine import describe  # late: torch takes seconds
+    from foretoken.lab.measurement.measure import digest, measure
+    from foretoken.lab.measurement.result import MeasureOptions, PartialMeasurement
 
     quiet()
     values = {f.name: parameters[f.name] for f in fields(MeasureOptions) if f.name in parameters}
@@ -140,8 +140,22 @@ def run(
     options = MeasureOptions(**values, prompts_sha256=digest([line.prompt for line in lines]))
     spec = loading.load(options.target, options.draft)
     texts = [prompts.for_model(line, spec) for line in lines]
-    track = partial(bar, text="measuring")
-    return measure(spec, texts, options, rows=parameters["rows"], track=track)
+    measuring = partial(
+        measure, spec, texts, options, rows=parameters["rows"], track=partial(bar, text="measuring")
+    )
+    if (out := parameters["out"]) is None:
+        return measuring()
+    part = PartialMeasurement(out, options, describe(spec.target.device))
+    if part.done:
+        print(f"{len(part.done)} of {len(texts)} prompts are done already", file=sys.stderr)
+    try:
+        measurement = measuring(done=part.done, keep=part.add)
+    except KeyboardInterrupt:
+        print("interrupted; the same command picks up", part.path, file=sys.stderr)
+        raise typer.Exit(130) from None
+    measurement.save(out)
+    part.remove()
+    return measurement
 
 
 def _require(parameters: dict[str, Any], count: int) -> None:

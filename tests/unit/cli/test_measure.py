@@ -12,6 +12,7 @@ from console import Run, mistake
 from foretoken.cli.measure import show
 from foretoken.cli.render import page
 from foretoken.lab import machine
+from foretoken.lab.measurement import result
 from foretoken.lab.measurement.result import load
 from measurements import document
 from tiny import byte_level, folder, llama
@@ -148,6 +149,25 @@ def test_a_target_s_own_copies_are_planned(run, base):
     assert result.code == 0, result.err
     names = {one["draft"] for one in json.loads(result.out)["candidates"]}
     assert names == {"self:int4", "self:int8"}
+
+
+def test_an_interrupted_measurement_is_picked_up(run, base, tmp_path, monkeypatch):
+    out, args = tmp_path / "m.json", pair(base, "--out", tmp_path / "m.json")
+    add, kept = result.PartialMeasurement.add, []
+
+    def interrupt(self, observed):
+        add(self, observed)
+        kept.append(observed)
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(result.PartialMeasurement, "add", interrupt)
+    stopped = run("measure", *args)
+    assert stopped.code == 130 and "Traceback" not in stopped.err
+    assert f"picks up {out}.part.jsonl" in stopped.err and not out.exists()
+    assert run("measure", *args).code == 0 and len(kept) == 3
+    saved = json.loads(out.read_text())["prompts"]
+    assert [one["plain"]["seconds"] for one in saved] == [one.plain.seconds for one in kept]
 
 
 def test_a_plan_from_files_written_by_hand(run, tmp_path):

@@ -106,12 +106,14 @@ def measure(
     options: MeasureOptions,
     *,
     rows: int | None = None,
+    done: Sequence[Observed] = (),
+    keep: Callable[[Observed], object] = lambda observed: None,
     track: Track = lambda numbers: numbers,
 ) -> Measurement:
     """Measure `spec`, loaded as `options` say, on two prompts or more.
 
-    rows: measure what a batch of so many costs too; track: an iterable around the prompts' numbers,
-    for a progress bar.
+    rows: measure what a batch of so many costs too; done: the first prompts, measured before; keep:
+    called with each of the others; track: an iterable around their numbers, for a progress bar.
     Raises InputError for prompts that the models cannot continue, KeyboardInterrupt where a run was
     interrupted.
     """
@@ -123,11 +125,10 @@ def measure(
     requests = spec.inputs.requests(list(prompts), options.sampling_params, options.seed)
     for gamma in (0, options.gamma):
         _run(spec, prompts[0], replace(options, max_new_tokens=WARM_UP), 0, gamma)
-    repeats = -(-REPEATS // len(prompts))
-    observed = [
-        _observe(spec, prompts[i], requests[i], options, i, repeats)
-        for i in track(range(len(prompts)))
-    ]
+    repeats, observed = -(-REPEATS // len(prompts)), list(done)
+    for i in track(range(len(done), len(prompts))):
+        observed.append(_observe(spec, prompts[i], requests[i], options, i, repeats))
+        keep(observed[-1])
     measured = _summary(spec, options, observed, machine)
     if rows is None:
         return measured

@@ -243,3 +243,38 @@ def parse(document: Any, kind: type[Any], name: str) -> Any:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
+
+
+class PartialMeasurement:
+    """The file `<out>.part.jsonl`: a head, then the measured prompts in order, also in `done`."""
+
+    def __init__(self, out: Path, options: MeasureOptions, machine: Machine) -> None:
+        self.path = out.with_name(out.name + ".part.jsonl")
+        head = {"version": VERSION, "options": asdict(options), "machine": asdict(machine)}
+        self.head = json.dumps(head)
+        self.done = self._read()
+        lines = [self.head, *(json.dumps(asdict(one)) for one in self.done)]
+        files.write(self.path, "".join(f"{line}\n" for line in lines).encode())
+
+    def add(self, observed: Observed) -> None:
+        """Append the measurement of the next prompt."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(observed)) + "\n")
+
+    def remove(self) -> None:
+        """Remove the file, after the measurement is saved."""
+        self.path.unlink(missing_ok=True)
+
+    def _read(self) -> list[Observed]:
+        """Read the usable lines; drop a last line that was cut off."""
+        try:
+            head, *lines = self.path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            return []
+        observed: list[Observed] = []
+        for line in lines if head == self.head else []:
+            try:
+                observed.append(parse(files.parse_json(line), Observed, str(self.path)))
+            except (ValueError, InputError):
+                break
+        return observed
