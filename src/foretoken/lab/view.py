@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 ACCEPTED, REJECTED, CORRECTED = "green", "red strike", "bold blue"
 MARKS = {ACCEPTED: "", REJECTED: "~~", CORRECTED: "[]"}  # before and behind a token
-NAMES = {"accepted guess": ACCEPTED, "rejected guess": REJECTED, "target's own": CORRECTED}
+NAMES = {
+    "accepted draft token": ACCEPTED,
+    "rejected draft token": REJECTED,
+    "target's own": CORRECTED,
+}
 TAGS = {  # without colours the lines, strokes and weights that browsers give them tell them apart
     ACCEPTED: '<span class="accepted">{}</span>',
     REJECTED: '<del class="rejected">{}</del>',

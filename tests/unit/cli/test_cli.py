@@ -164,7 +164,9 @@ def test_show_tokens(run, base):
     assert result.code == 0 and lines[0] == "[/] :smile: It"  # neither markup nor emoji
     runs = lines[lines.index("", 1) + 1 :]  # behind the text as a whole
     assert [line.split()[0] for line in runs[:3]] == ["1", "2", "3"]
-    assert "accepted guess  ~rejected guess~  [target's own]" in result.out  # there is no colour
+    assert (
+        "accepted draft token  ~rejected draft token~  [target's own]" in result.out
+    )  # there is no colour
     assert lines[-1] == "9 tokens in 3 target runs (3.00 a run), alpha 1.00"
 
 

@@ -329,7 +329,7 @@ def test_colours_on_a_terminal(direct):
     facts = body({"target": "t", "draft": "d", "chat": True})
     with replaying(chat=[answer], speculation=[facts]) as server:
         with terminal("chat", "--url", server.url, "--show-tokens", NO_COLOR="") as screen:
-            assert "accepted guess" in screen.until("> ")
+            assert "accepted draft token" in screen.until("> ")
             screen.type("Hi\n")
             screen.until("\x1b[32m yes\x1b[0m")
             screen.until("> ")

@@ -45,7 +45,7 @@ def done(base: Path) -> foretoken.Completion:
 
 def test_every_step_is_a_line_and_a_row(run, pair, done):
     shown = run("trace", PROMPT, *pair, "--table").out
-    lines = shown.split("accepted guess")[0].split("\n")[:-1][-len(done.steps) :]
+    lines = shown.split("accepted draft token")[0].split("\n")[:-1][-len(done.steps) :]
     assert [int(line[:4]) for line in lines] == list(range(1, len(done.steps) + 1))
     rows = [line.split() for line in shown.split("verify ms")[1].splitlines()[2:] if line.strip()]
     *steps, total = [row for row in rows if len(row) == 7]

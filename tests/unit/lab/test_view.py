@@ -88,7 +88,9 @@ def test_marks_where_there_is_no_colour():
     steps = [record([5, 6, 7], 1, [5, 9]), record([1], 1, [1, 3])]
     lines = trace([0], steps, None, marks=True)
     assert [line.plain for line in lines] == ["   1 5 ~6~ [9] ", "   2 1 [3] "]
-    assert legend(marks=True).plain == "accepted guess  ~rejected guess~  [target's own]"
+    assert (
+        legend(marks=True).plain == "accepted draft token  ~rejected draft token~  [target's own]"
+    )
     ids = byte_level()(" sea  ", add_special_tokens=False).input_ids
     (line,) = trace([0], [record([], 0, ids)], byte_level(), marks=True)
     assert (
