@@ -113,9 +113,22 @@ def run(app: typer.Typer) -> None:
     except (ForetokenError, OSError) as error:  # OSError: a file that cannot be written
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
-    except Exception:  # a bug; not exit code 1, which is an answer of certify's
-        traceback.print_exc()
+    except Exception as error:
+        if _from_signal(error):
+            sys.exit(130)
+        traceback.print_exc()  # a bug; not exit code 1, which is an answer of certify's
         sys.exit(3)
+
+
+def _from_signal(error: BaseException) -> bool:
+    """Return True if a signal's exception is behind an error.
+
+    Python 3.11 puts a RuntimeError in its place when it interrupts `__set_name__`, as in an import.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def _said(error: typer.TyperException) -> str:

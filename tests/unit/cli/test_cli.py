@@ -589,6 +589,22 @@ def test_ctrl_c_while_loading_is_quiet(run, monkeypatch):
     assert result.code == 130 and result.out == "" and "Traceback" not in result.err
 
 
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(130)])
+def test_a_signal_within_an_import_is_quiet(run, monkeypatch, interruption):
+    """Python 3.11 wraps what a signal's handler raises while a class is being made."""
+
+    class Attribute:
+        def __set_name__(self, *_):
+            raise interruption
+
+    def load(*args, **options):
+        type("Made", (), {"attribute": Attribute()})
+
+    monkeypatch.setattr("foretoken.loading.load.load", load)
+    result = run("generate", "text")
+    assert result.code == 130 and result.out == "" and "Traceback" not in result.err
+
+
 def test_json_reports_the_gamma_that_makes_the_text_again(run, base):
     args = ("--target", base / "target", "--draft", base / "target", "--max-new-tokens", 9)
     document = json.loads(run("generate", "It was", *args, "--gamma", 3, "--json").out)

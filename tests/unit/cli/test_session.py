@@ -319,7 +319,7 @@ def test_ctrl_c_at_an_empty_prompt_leaves(direct):
             screen.type("Hi\n")
             screen.until("Hi")
             screen.process.terminate()
-            assert screen.code() == 130
+            assert screen.code() == 130, screen.shown
 
 
 def test_colours_on_a_terminal(direct):
