@@ -47,10 +47,10 @@ class Seconds(NamedTuple):
     Side by side on too few cores each takes longer; `guesses=0` times f and g alone.
 
     Attributes:
-        q: Of q, in seconds.
-        f: Of f.
-        g: Of the g whose value is returned.
-        total: Of the whole call.
+        q: Seconds of q.
+        f: Seconds of f.
+        g: Seconds of the g whose value is returned.
+        total: Seconds of the whole call.
 
     Examples:
         >>> speculate(lambda x: {x: 1.0}, lambda y: y, q={3: 1.0}, x=3).seconds.total > 0

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Entries of a generation config that change the distribution, and the values at which they do not.
-# Those that are options of a request are followed; min_length counts the prompt, which each row has
-# of its own
+# Entries that are options of a request are followed; min_length counts the prompt, which each row
+# has of its own
 NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),

@@ -235,8 +235,8 @@ class Completion:
         steps: A record of every step.
         stop_reason: The id, string or criterion behind a "stop".
         error: The control that failed behind an "error", and how.
-        logprobs: Of every new token, where they were asked for.
-        prompt_logprobs: Of every token of the prompt but the first, where they were asked for.
+        logprobs: The ones of every new token, where they were asked for.
+        prompt_logprobs: The ones of the prompt's tokens but the first, where asked for.
 
     Examples:
         >>> import foretoken
@@ -285,7 +285,7 @@ class Piece:
     Attributes:
         text: The text that was added; None without a tokenizer.
         tokens: The ids that were added.
-        logprobs: Of these tokens, where they were asked for.
+        logprobs: The ones of these tokens, where they were asked for.
         row: The number of the text within the stream.
 
     Examples:

@@ -361,8 +361,8 @@ class Speculator:
         decoded as if it ran alone, without padding, though `max_length` and `min_length` count the
         padding. Where it samples, a seed is drawn from torch's global generator, so
         `torch.manual_seed` makes it repeatable; the numbers are not those that transformers would
-        draw. Scores and logits of rows that have ended are zeros. Of a model that runs converted,
-        only its kind and its vocabulary are compared with this model's.
+        draw. Scores and logits of rows that have ended are zeros. If a model runs converted, only
+        its kind and its vocabulary are compared with this model's.
 
         Args:
             model: The model whose `generate` was called.
@@ -375,10 +375,10 @@ class Speculator:
             stop_strings: Strings that end a text, found with this Speculator's tokenizer.
             num_assistant_tokens: gamma.
             prompt_lookup_num_tokens: gamma, where the drafter is a look-up.
-            **model_kwargs: What transformers passes to the model, such as an attention mask.
+            **model_kwargs: Arguments of the model's forward, such as an attention mask.
 
         Returns:
-            What transformers' `generate` returns: ids `[B, n]`, or its output object.
+            The result of transformers' `generate`: ids `[B, n]`, or its output object.
 
         Raises:
             ForeignError: The call asks for what cannot be honoured: a beam search, attentions,

@@ -176,7 +176,7 @@ def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
 def d_lk(p: ArrayLike, q: ArrayLike) -> float:
     """Return D_LK(p, q) = sum |p - M| with M = (p + q) / 2 (paper, Definition 3.2).
 
-    That is the total variation, sum |p - q| / 2, and 1 - `beta` (Lemma 3.3).
+    It is the total variation, sum |p - q| / 2, and 1 - `beta` (Lemma 3.3).
 
     Args:
         p: The target's distribution, `[V]`.

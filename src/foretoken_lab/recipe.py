@@ -43,7 +43,7 @@ SHIPPED = Path(
     str(resources.files("foretoken") / "assets")
 )  # the pair of a recipe that names no target
 LINE = r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$"  # text without a break: it stands in tables
-# What --quick leaves: new tokens of a text, tokens for alpha, timed prompts, gammas, prompts
+# Limits under --quick: new tokens of a text, tokens for alpha, timed prompts, gammas, prompts
 QUICK_LENGTH, QUICK_TOKENS, QUICK_TIMED, QUICK_GAMMAS, QUICK_PROMPTS = 48, 700, 3, 2, 24
 
 
@@ -213,9 +213,9 @@ def _renamed(recipe: Recipe, model: Callable[[str], str], file: Callable[[str], 
 
 
 def placed(name: str, folder: Path) -> str:
-    """A model's or drafter's name, with its path relative to `folder` made absolute: hub ids and
-    names of drafters stay; what begins with a dot is a path even if nothing is there. Of
-    `ngram:FILE` and `heads:FILE` it is the file."""
+    """Return a model's or drafter's name with its path relative to `folder`, FILE of `ngram:FILE`
+    and `heads:FILE`, made absolute. Hub ids and names of drafters stay; a name that begins with a
+    dot is a path even if nothing is there."""
     kind, colon, file = name.rpartition(":")
     try:
         place = Path(os.path.normpath(folder / file))  # a link keeps its own name

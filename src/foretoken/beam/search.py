@@ -95,7 +95,7 @@ def continuations(
 ) -> list[Hypothesis]:
     """The k best texts that are one token longer than one of `beams`, best first.
 
-    logits: `[len(beams), V]`. Of equal scores the earlier beam's comes first, then the lower id.
+    logits: `[len(beams), V]`. Among equal scores the earlier beam's comes first, then the lower id.
     Fewer than k where fewer are possible. Controls shape the log-probabilities, as in transformers.
     """
     past = torch.tensor([beam.score for beam in beams], dtype=torch.float64, device=logits.device)

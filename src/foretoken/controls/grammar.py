@@ -1,7 +1,7 @@
 """Structured output: the tokens that keep a text within a JSON schema, a regex, a Lark grammar or a
 choice.
 
-llguidance (the extra `grammar`) reads grammars and finds those tokens. What is ours is how texts
+llguidance (the extra `grammar`) reads grammars and finds those tokens. Our part is how texts
 end (it knows one id for that, models know several), and going back from anywhere, also from tokens
 that are not allowed. Every tokenization of a text that matches is allowed; a text is what tokens
 add behind others, as SentencePiece's decoders drop a first space. Knows no models.
@@ -98,7 +98,7 @@ class Grammar:
 
     def _require_texts(self) -> None:
         """InputError where no token can begin a text, or none goes on where its forced beginning
-        ends. What fails later only is found when a text gets there."""
+        ends. A failure further on is found when a text gets there."""
         first = self.matcher()
         for token in first.forced():
             first.push(token)

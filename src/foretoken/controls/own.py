@@ -2,7 +2,7 @@
 request's controls need of the model and its tokenizer, checked before either runs.
 
 A user's own are functions of a row's ids: one that keeps a state, or that needs its place in a
-batch, would be wrong here where draft tokens are taken back. Those of transformers that do are
+batch, would be wrong here where draft tokens are taken back. Transformers' own that do are
 adapted or refused by name; a user's own must be functions.
 """
 

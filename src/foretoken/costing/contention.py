@@ -1,8 +1,8 @@
 """The share of the processors that other processes took while something was timed.
 
-The system counts for how long each processor was busy. What is busy beyond this process and those
-it started is others'; so is what a hypervisor gave to other machines. Where it does not say which
-processors this process may run on (macOS), nothing is known, and nothing is said.
+The system counts for how long each processor was busy. Busy time beyond this process and those
+it started is others'; so is the time that a hypervisor gave to other machines. Where it does not
+say which processors this process may run on (macOS), nothing is known, and nothing is said.
 
 In a container the counts are mostly the host's: of its processors those count that this process
 may run on, so neighbours there are others, though a quota on processor time may keep them from

@@ -4,9 +4,8 @@ gamma).
 A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
 frozen costs against how likely draft tokens are to be kept, learned from each row's own past, for
 all rows of a pass together: the draft tokens, row by row, that gain most tokens in the seconds of
-the step. What is predicted of a row without its draft, by its request or its own text, costs no
-draft and has a past of its own: the better of the two. Rows that ask for
-`deterministic` know no other rows.
+the step. A row's prediction, from its request or its own text, costs no draft and has a past of its
+own: the better of the two is used. Rows that ask for `deterministic` know no other rows.
 """
 
 from __future__ import annotations

@@ -65,11 +65,11 @@ class Drafter(Protocol):
         holds: Models and drafters within it, none of which may stand in two places.
         identity: A string that its speed follows from: costs measured for it are stored under it;
             None where it has none.
-        singular: Whether its speed does not follow from its `model`, so that costs are not stored.
-        reads_target: Whether it drafts from the states of the target's forwards, so that these
+        singular: True if its speed does not follow from its `model`, so that costs are not stored.
+        reads_target: True if it drafts from the states of the target's forwards, so that these
             cannot run ahead.
-        shares: Whether it drafts in the target's own KV cache.
-        rewinds: Whether it can go back, as the parts of cascades and mixtures must.
+        shares: True if it drafts in the target's own KV cache.
+        rewinds: True if it can go back, as the parts of cascades and mixtures must.
 
     Examples:
         >>> import foretoken

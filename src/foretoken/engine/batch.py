@@ -233,9 +233,9 @@ def _encoded(part: object) -> float:
 def keep_freed() -> None:
     """Let glibc keep some memory that is freed for whoever asks next. Elsewhere nothing changes.
 
-    What a step frees, some MB of distributions, it else gives back to the system and has zeroed
-    anew in the next one, 8 of 12 ms at eight rows of 32,000. It keeps twice the largest block that
-    was ever mapped by itself and freed, if no larger than 32 MB.
+    Otherwise the memory that a step frees, some MB of distributions, goes back to the system and is
+    zeroed anew in the next one, 8 of 12 ms at eight rows of 32,000. It keeps twice the largest
+    block that was ever mapped by itself and freed, if no larger than 32 MB.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 

@@ -1,7 +1,7 @@
 """The budget of chunked prefill: how many prompt tokens are read beside the rows that run, so that
 a step takes at most a few times as long as one without prefill, or no longer than anybody notices.
 
-Measured as steps go by. That changes how soon a row joins in, never its text.
+Measured as steps go by. The budget changes how soon a row joins in, never its text.
 """
 
 from __future__ import annotations

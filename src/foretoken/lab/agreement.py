@@ -58,7 +58,7 @@ def replayed(
     `drafted`. RefusedError where one of them is in use."""
     sources = [request.source] if request.source is not None else None
     controls = chain(request, target.vocab_size)
-    # What reads the target's states, or shares its rows, needs a pass for every token it commits
+    # A drafter that reads the target's states, or shares its rows, needs a pass for each token
     reads = any(isinstance(part, ReadsTarget) and part.reads_target for part in held(drafter))
     size = 1 if reads else CHUNK
     p = torch.empty(0)

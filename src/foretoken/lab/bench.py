@@ -83,7 +83,7 @@ def own(
     start = perf_counter()
     completions = uninterrupted(spec.generate(prompts, params, **how))
     seconds = perf_counter() - start
-    # What is around the rows of a call comes before the first token
+    # Time of a call outside its rows comes before the first token
     around = seconds - max(each.stats.seconds for each in completions)
     return [
         RaceRun(
@@ -438,8 +438,8 @@ def command(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians over alternating runs; times are of decoding, without the prefill. What section 3
-    predicts is None where fewer than FEW draft tokens were made."""
+    """Medians over alternating runs; times are of decoding, without the prefill. The prediction
+    of section 3 is None where fewer than FEW draft tokens were made."""
 
     plain_seconds_per_token: float
     seconds_per_token: float

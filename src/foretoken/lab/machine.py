@@ -103,7 +103,7 @@ FLAGS = {
     "bf16": "BF16",
     "sve": "SVE",
 }
-# That the reader looks for: named also where they are missing
+# Flags that the reader looks for: named also where they are missing
 SOUGHT = ("AVX512-BF16", "AVX512-VNNI", "AMX")
 
 

@@ -38,7 +38,7 @@ class Scorer(Protocol):
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         """Append block b to row b, for all rows, in one run; a block may be empty.
 
-        Of a tensor `[B, W]` on the model's device, padded on the right with any ids, block b is the
+        A tensor `[B, W]` on the model's device is padded on the right with any ids: block b is the
         first need[b] tokens of row b.
 
         Returns logits `[B, max(need), V]`, valid until the next run: in row b those of the last

@@ -16,7 +16,7 @@ def match(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """Token matching ("sample and match"): y is drawn from p at every position, and draft tokens
     are kept as long as they equal it; the first y that differs follows them.
 
-    A guess is kept with probability p(x), sum p q on average, against sum min(p, q). That is
+    A guess is kept with probability p(x), sum p q on average, against sum min(p, q). It is
     Algorithm 1 told that every draft token was certain: given y != x, its distribution is p without
     x.
     """

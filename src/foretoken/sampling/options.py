@@ -51,8 +51,8 @@ class DeclaredOption:
         api: Its field in a request to the server; None where it has none, or where endpoints
             differ in more than a name.
         aliases: Names that other libraries have for it, to suggest this one for them.
-        one_text: Whether commands that write one text at a time take it.
-        group: Which commands take it, where `cli.option` has groups.
+        one_text: True if commands that write one text at a time take it.
+        group: The commands that take it, where `cli.option` has groups.
         off: Values, beside None, at which the entry of this name in a model's generation config
             changes nothing; () where no such entry is followed.
     """

@@ -25,8 +25,8 @@ NAMED: dict[str, Rule] = {**RULES, **COMPARATORS}
 
 @dataclass(frozen=True, slots=True)
 class ScoredBlock:
-    """Guesses for every row and the target's logits at them. What lies past a row's length has no
-    influence."""
+    """Guesses for every row and the target's logits at them. Entries past a row's length have
+    no influence."""
 
     logits: Tensor  # [B, G+1, V]
     x: Tensor  # [B, G], the draft tokens

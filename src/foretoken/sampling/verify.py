@@ -6,7 +6,7 @@ next token. It draws nothing, runs no model and moves no device, so that every r
 lossless by enumeration. The step draws n and the next token.
 
 Shapes: p [B, G+1, V], q [B, G, V] or None (guesses proposed for certain), x [B, G], lengths [B]
-(guesses per row). What lies past a row's length is padding and has no influence.
+(guesses per row). Entries past a row's length are padding and have no influence.
 """
 
 from __future__ import annotations

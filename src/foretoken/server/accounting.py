@@ -1,5 +1,5 @@
 """Accounts of every request: metrics for Prometheus, under our own names and vLLM's, and a line in
-the log. Neither holds a prompt or a text. What is too large is not read to its end."""
+the log. Neither holds a prompt or a text. A body that is too large is not read to its end."""
 
 from __future__ import annotations
 

@@ -274,8 +274,8 @@ class Routes:
         return generation
 
     async def _answer(self, request: Request, answer: Answer[Any]) -> Response:
-        """Return the answer, whole or as server-sent events. What still runs is freed with its end,
-        and when the client is gone."""
+        """Return the answer, whole or as server-sent events. Texts that still run are aborted
+        at its end, and when the client is gone."""
         if answer.asked.stream:
             return Events(answer)
         async with answer.generation as generation:

@@ -1,6 +1,6 @@
 """A moving batch with a face: requests in at any time, events out with every step.
 
-What runs is the Speculator's own scheduler, so `spec.generate` and `spec.stream` may be called
+It runs the Speculator's own scheduler, so `spec.generate` and `spec.stream` may be called
 meanwhile, and their rows share the steps.
 """
 
@@ -33,7 +33,7 @@ class Event:
         id: The request.
         text: The text that was added; None without a tokenizer.
         tokens: The ids that were added.
-        logprobs: Of these tokens, where they were asked for.
+        logprobs: The ones of these tokens, where they were asked for.
         finish_reason: None but in the request's last event.
         completion: The result, in the last event: texts and tokens of all events concatenate to it.
         steps: Records of the step, most often one.
@@ -174,13 +174,13 @@ class Engine:
                 those that run waits until these are done.
             lenience: As `generate` takes it; None is the engine's. As with `rule`, it may have to
                 wait.
-            cache_salt: What is read of the request serves requests of the same salt only.
+            cache_salt: The request's prefix serves requests of the same salt only.
             priority: Requests of a greater one are admitted first, and others leave before them
                 where memory runs short.
             prediction: The expected text, or its ids, drafted before the drafter is asked; it does
                 not change the distribution.
-            begun: What another engine has written for the same request; the text continues as it
-                would have there, and events tell of what is new.
+            begun: Tokens that another engine has written for the same request; the text continues
+                as it would have there, and events tell of what is new.
             id: The request's, which no other may have that runs or waits; None: a new one.
             chat_template: As `generate` takes it.
             chat_template_kwargs: As `generate` takes them.

@@ -1,6 +1,6 @@
 """Chat messages to ids: a tokenizer's own template, or one that is given, makes the prompt of them.
 
-Knows no models. What the template writes is the whole prompt: no special tokens are added to it.
+Knows no models. The template writes the whole prompt: no special tokens are added to it.
 """
 
 from __future__ import annotations

@@ -82,10 +82,10 @@ class Transcript:
 
     The text ends with the first token at which what has been read, decoded as if nothing followed,
     holds a stop string: replacement characters at its very end, which the next token may complete,
-    count only when the text is closed. Of several stop strings in it the one that begins first is
-    meant, of two that begin together the shorter, which was complete first. What stands before the
-    new tokens takes no part. So the result is a function of the tokens, not of the steps in which
-    they came.
+    count only when the text is closed. Among several stop strings in it the one that begins first
+    is meant, and among two that begin together the shorter, which was complete first. Text before
+    the new tokens takes no part. So the result is a function of the tokens, not of the steps in
+    which they came.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def attach(
     Args:
         model: A model of transformers in memory.
         draft: As `load` takes it.
-        strict: What becomes of a call that a Speculator cannot decode (`Speculator.__call__` says
+        strict: The treatment of a call that a Speculator cannot decode (`Speculator.__call__` says
             which), such as one with num_beams=3. False hands it to the `generate` that was there
             before, and the logger "foretoken" says why at INFO; True raises ForeignError.
         **options: Options of `load`.

@@ -1,10 +1,10 @@
 """A call of transformers' `generate` as requests of our own.
 
 By then the generation config is complete, processors and criteria are built from it, rows are
-padded and repeated, an encoder has run. What the config explains becomes our own controls, which
-are equal to the letter and know no padding; what is the user's own is passed on. So nothing is
-applied twice, and what cannot be honoured is refused by name. Finished rows become what `generate`
-returns.
+padded and repeated, an encoder has run. Processors that the config explains become our own
+controls, which are equal to the letter and know no padding; the user's own are passed on. Nothing
+is applied twice, and what cannot be honoured is refused by name. Finished rows become what
+`generate` returns.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ class GenerateCall:
     def _require_no_scores(self, criteria: Sequence[Any]) -> None:
         """Raise ForeignError for a user's criterion that `generate` would hand the scores.
 
-        Criteria run as each token is accepted, before scores exist for the call. Those of
-        transformers do not read them.
+        Criteria run as each token is accepted, before scores exist for the call. The
+        criteria of transformers do not read them.
         """
         told = self.config.return_dict_in_generate and self.config.output_scores
         for each in criteria if told else ():

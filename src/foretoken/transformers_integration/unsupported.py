@@ -3,9 +3,9 @@
 Everything refused is a ForeignError and is told before a row runs or a number is drawn, so that
 `attach` can leave the call to transformers.
 
-Of the processors that transformers prepared, some are the user's own. By then both are in one list:
-first what the generation config asks for, then the user's, then what sampling adds. What the config
-explains is translated (`generate_call`); the rest is passed on.
+Some of the processors that transformers prepared are the user's own. By then both are in one list:
+first what the generation config asks for, then the user's, then what sampling adds. Processors
+that the config explains are translated (`generate_call`); the rest is passed on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {
     "max_matching_ngram_size": (None, 2),
 }
 
-# What a model's forward would be given, and is not read here, or is checked
+# Arguments of a model's forward that are not read here, or are checked
 EXPECTED = {
     "attention_mask",
     "decoder_attention_mask",
@@ -56,7 +56,7 @@ EXPECTED = {
 LIBRARY = "transformers."  # modules of it
 
 
-# What transformers builds, and the entry of the generation config that it is built from
+# Classes that transformers builds, and the entry of the generation config that it is built from
 SHAPING = {
     "SequenceBiasLogitsProcessor": "sequence_bias",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",

@@ -50,7 +50,7 @@ def report(
     """Measure the paper's experiments; write a page, Markdown and JSON with its figures.
 
     Each measurement is kept as soon as it is done, so that a report that was interrupted goes on.
-    What fails is marked with its reason, and the others go on; the exit status is then 1.
+    A part that fails is marked with its reason, and the others go on; the exit status is then 1.
     """
     if quick and as_measured:
         raise InputError("--quick measures and --as-measured does not; give one of them")

@@ -167,7 +167,7 @@ def _said(recipe: Recipe, best: list[ResultRow]) -> list[str]:
     return [
         f"Times of decoding without the prefill, batch 1, Algorithm 1; {recipe.timed} prompts of "
         f"up to {recipe.max_new_tokens} new tokens, plain and speculative runs in turn, "
-        f"{recipe.repeats} of each. Intervals are over prompts. Of several gammas the fastest is "
+        f"{recipe.repeats} of each. Intervals are over prompts. The fastest of several gammas is "
         f"shown, by the same runs, so that a little of it is luck. Other processes took up to "
         f"{busy:.0%} of the processors meanwhile.",
         "Three numbers stand between these speeds and the paper's: alpha, c and v. c is the time "

@@ -3,8 +3,8 @@
 Eight bits: w is read as scale * round(w / scale), with scale = max |w| / 127 over what flows into
 one output. Four bits: w is read as scale * k, k from -8 to 7, over groups of `GROUP` weights that
 flow into one output; of a few scales each group has the one of the least squared error, fitted to
-its integers by least squares. What makes tokens states and states logits, whose rounding is seen in
-the distribution itself, has eight bits, as have products that groups do not divide.
+its integers by least squares. The embedding and the output layer, whose rounding is seen in
+the distribution itself, have eight bits, as have products that groups do not divide.
 
 bfloat16: weights that it represents exactly, as most published ones, are kept so: half the bytes to
 read, the same numbers to compute with. OpenVINO's products widen or scale such weights on the way

@@ -170,7 +170,7 @@ class RaggedCache(Places, DynamicCache):
         """The layers that keep tokens."""
         return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
 
-    # What transformers calls during a forward.
+    # Methods that transformers calls during a forward.
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -55,8 +55,8 @@ def _reads_again(model: PreTrainedModel) -> bool:
     """Tell whether `generate` reads all of a text that gets to the length at which the factors
     change.
 
-    What prepares its passes then drops the cache and asks for the whole text; Phi-4-multimodal's
-    only drops the cache, and its `generate` goes on from the last token alone.
+    Such a model drops the cache when it prepares its passes, and asks for the whole text;
+    Phi-4-multimodal's only drops the cache, and its `generate` goes on from the last token alone.
     """
     prepares = getattr(type(model), "prepare_inputs_for_generation", None)
     code = getattr(inspect.unwrap(prepares) if prepares else None, "__code__", None)

@@ -27,8 +27,8 @@ from foretoken.models.vocabularies.words import Dictionary
 
 
 class Following:
-    """The rows of a decoder-only `model`. Of a text that has outgrown its context it reads the
-    end: so much that half of the context is free, whenever it is full."""
+    """The rows of a decoder-only `model`. It reads the end of a text that has outgrown
+    its context: so much that half of the context is free, whenever it is full."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -354,7 +354,7 @@ class Function(BaseModel, extra="allow"):
 
 
 class Tool(BaseModel, extra="allow"):
-    """A tool as chat templates read it. That of a response is its function itself."""
+    """A tool as chat templates read it. A tool of a response is its function itself."""
 
     type: Literal["function"]
     function: Function

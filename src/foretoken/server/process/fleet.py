@@ -92,8 +92,8 @@ class EngineFleet:
         self._end = "stopped"
 
     def scale(self, count: int, patience: float) -> None:
-        """So many engines from now on. Those that are too many take no more texts and end with
-        those they have; what is left of them after so many seconds goes on elsewhere."""
+        """Run `count` engines from now on. Surplus engines take no more texts and end with those
+        they have; texts that remain after `patience` seconds go on elsewhere."""
         assert count > 0
         if self.ending:
             return

@@ -1,5 +1,6 @@
 """Grammars are compiled in a process of their own first: a few lines may take hours or all memory,
-and a compilation cannot be stopped. What fails there is refused before the engine takes it up.
+and a compilation cannot be stopped. A grammar that fails there is refused before the engine takes
+it up.
 
 `python -m foretoken.server.process.sandbox` is that process: lines of JSON in and out, a tokenizer
 first, then grammars. It imports llguidance alone, and ends itself where one takes too long.
