@@ -219,8 +219,8 @@ def steps(known: dict[str, Any], setting: ExportSetting) -> list[str]:
 
 
 def _flag(known: dict[str, Any], name: str, value: str | None) -> str:
-    """Return an option of a system's command, where there is something to tell it."""
-    return "" if value is None else f" {known[name]} {shlex.quote(value)}"
+    """Return an option of a system's command, where it has one and there is something to tell."""
+    return "" if value is None or name not in known else f" {known[name]} {shlex.quote(value)}"
 
 
 def _converted(known: dict[str, Any], setting: ExportSetting) -> tuple[list[str], ExportSetting]:

@@ -66,14 +66,15 @@ def test_vllm(console: Run):
 @pytest.mark.parametrize("of", ["revision", "draft_revision"])
 def test_a_revision_is_refused_by_a_system_that_converts(console: Run, tmp_path: Path, of: str):
     path = tmp_path / "m.json"
-    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **{of: "v1"})))
+    revision: dict[str, Any] = {of: "v1"}
+    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **revision)))
     told = "revision v1 of a model on the hub: llama.cpp reads converted files"
     mistake(console("export", "llama.cpp", path), told)
 
 
 def test_revisions_are_passed_on(console: Run, tmp_path: Path):
     path = tmp_path / "m.json"
-    revisions = {"revision": "v1", "draft_revision": "v2"}
+    revisions: dict[str, Any] = {"revision": "v1", "draft_revision": "v2"}
     path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **revisions)))
     (line,) = steps(console, "vllm", path)
     assert line.startswith("vllm serve target --revision v1 --spec") and '"revision": "v2"' in line
@@ -84,7 +85,7 @@ def test_revisions_are_passed_on(console: Run, tmp_path: Path):
 
 def test_what_was_measured_and_is_not_asked_for_is_told_first(console: Run, tmp_path: Path):
     path = tmp_path / "m.json"
-    options = {"top_k": 20, "dtype": "int8", "kv_dtype": "int8", "temperature": 0.5, "seed": 3}
+    options: dict[str, Any] = {"top_k": 20, "dtype": "int8", "kv_dtype": "int8", "temperature": 0.5, "seed": 3}
     path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **options)))
     first = json.loads(console("export", "vllm", path, "--json").out)["lacks"][0]["text"]
     flags = "--top-k 20 --dtype int8 --kv-dtype int8"
