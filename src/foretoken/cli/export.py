@@ -72,10 +72,7 @@ class ExportSetting:
 
 @command
 def export(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="SYSTEM", help=f"System to export to: {', '.join(SYSTEMS)}."),
-    ],
+    system: Annotated[str, typer.Argument(help=f"System to export to: {', '.join(SYSTEMS)}.")],
     files: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -94,14 +91,14 @@ def export(
     as_json: option.Json = False,
 ) -> None:
     """Print how to run the same target, draft and gamma in another system, and how it differs."""
-    if name not in SYSTEMS:
-        raise InputError(f"system is {shown(name)}; give one of {', '.join(SYSTEMS)}")
-    if files and (target or draft or temperature or gamma is not None):
+    if system not in SYSTEMS:
+        raise InputError(f"system is {shown(system)}; give one of {', '.join(SYSTEMS)}")
+    if files and ((target, draft, gamma) != (None, None, None) or temperature):
         raise InputError(
             "give files of measurements, or --target, --draft, --gamma and --temperature; not both"
         )
     setting = _planned(files) if files else _setting(target, draft, gamma, temperature)
-    known = system(name)
+    known = known_of(system)
     require(known, setting)
     document = {
         "system": known["name"],
@@ -168,10 +165,10 @@ def _encodes(folder: Path) -> bool:
         return False
 
 
-def system(name: str) -> dict[str, Any]:
+def known_of(system: str) -> dict[str, Any]:
     """Return what is known of another system."""
     text = (resources("foretoken.cli") / "systems.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)[name]
+    return tomllib.loads(text)[system]
 
 
 def require(known: dict[str, Any], setting: ExportSetting) -> None:

@@ -458,11 +458,11 @@ def _advise(plan: Plan, console: Console) -> None:
 def _vllm(plan: Plan) -> dict[str, Any] | None:
     """Return vLLM's --speculative-config; None for plain decoding, and where it has no such
     draft."""
-    from foretoken.cli.export import ExportSetting, require, system, vllm_config
+    from foretoken.cli.export import ExportSetting, known_of, require, vllm_config
 
     setting = ExportSetting.of(plan.first.measurement, plan.gamma)
     try:
-        require(system("vllm"), setting)
+        require(known_of("vllm"), setting)
     except RefusedError:
         return None
     return vllm_config(setting) if plan.gamma else None

@@ -95,7 +95,8 @@ def wilson(hits: int, trials: int) -> Estimate | None:
     shrunk = 1 / (1 + z * z / trials)
     centre = shrunk * (rate + z * z / (2 * trials))
     error = shrunk * z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials**2))
-    return Estimate(rate, max(0.0, centre - error), min(1.0, centre + error))
+    low, high = max(0.0, centre - error), min(1.0, centre + error)
+    return Estimate(rate, min(rate, low), max(rate, high))  # where rounding would leave it out
 
 
 def student(df: int) -> float:

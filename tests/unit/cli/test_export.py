@@ -85,7 +85,13 @@ def test_revisions_are_passed_on(console: Run, tmp_path: Path):
 
 def test_what_was_measured_and_is_not_asked_for_is_told_first(console: Run, tmp_path: Path):
     path = tmp_path / "m.json"
-    options: dict[str, Any] = {"top_k": 20, "dtype": "int8", "kv_dtype": "int8", "temperature": 0.5, "seed": 3}
+    options: dict[str, Any] = {
+        "top_k": 20,
+        "dtype": "int8",
+        "kv_dtype": "int8",
+        "temperature": 0.5,
+        "seed": 3,
+    }
     path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **options)))
     first = json.loads(console("export", "vllm", path, "--json").out)["lacks"][0]["text"]
     flags = "--top-k 20 --dtype int8 --kv-dtype int8"
