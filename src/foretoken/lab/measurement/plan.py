@@ -193,8 +193,10 @@ def _basis(measured: Measurement) -> Basis:
     )
 
 
-# "prompts" is the file's name: its text may not differ
-MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
+# "prompts" is the file's name: its text may not differ. Not every version knew the bytes, which
+# follow from name and dtype
+BYTES = ("weight_bytes", "pass_bytes", "cache_bytes")
+MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts", *BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,7 @@ def _require_same(name: str, one: Measurement, other_name: str, other: Measureme
         ("options", asdict(one.options), asdict(other.options)),
     ]:
         for key in a:
-            if a[key] != b[key] and not (part == "options" and key in MAY_DIFFER):
+            if a[key] != b[key] and key not in MAY_DIFFER:
                 raise InputError(
                     f"{name} and {other_name} differ in {part}: {key} is {a[key]} and {b[key]}; "
                     "measure again with the same target, machine, prompts and options"
