@@ -80,6 +80,9 @@ def bench(
         Path | None,
         Option(help="Folder for bench.json. Ctrl-C keeps the rounds that are done."),
     ] = None,
+    svg: Annotated[
+        Path | None, Option(help="File for a picture: speed-up by gamma, measured and predicted.")
+    ] = None,
     as_json: option.Json = False,
 ) -> None:
     """Time plain decoding, several gammas, automatic gamma and other libraries in turns."""
@@ -89,6 +92,8 @@ def bench(
     lines = prompt_files.read(None, prompts)
     _require(options, gammas, sizes, vs or [])
     loading.require(target)
+    if svg:
+        option.require_picture(svg)
     if out:
         out.mkdir(parents=True, exist_ok=True)
     quiet()
@@ -108,6 +113,10 @@ def bench(
     }
     if out:
         (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    if svg:
+        from foretoken.lab.speedup_picture import draw  # late: as above
+
+        draw(document, svg)
     if as_json:
         print(json.dumps(document, allow_nan=False))
     else:
@@ -317,14 +326,25 @@ def _part(race: Race, *, greedy: bool) -> dict[str, Any]:
 
 
 ONE_BY_ONE = {  # the columns of the table, and what they mean
-    "ms/token": "behind the first tokens: the median over rounds, and its quartiles",
+    "first ms": "until the first tokens",
+    "ms/token": "behind these: the median over rounds, and its quartiles",
     "quartiles": "",
+    "tokens/s": "the same in a second",
     "a call": "tokens a row gains in a target call",
-    "alpha": "mean of sum min(p, q) over the draft tokens judged",
-    "formula": "speed-up by Theorem 3.8 from alpha and the measured costs of both models",
     "speed-up": "over foretoken's plain decoding of the same round",
     "same": "tokens until one differs from plain greedy text; at: the place",
     "at": "",
+}
+TIME = {  # those of a second table
+    "alpha": "mean of sum min(p, q) over the draft tokens judged",
+    "c": "time of a draft token over that of a target pass",
+    "v": "time of a target pass over the longest block over that of one over 1",
+    "formula": "speed-up by Theorem 3.8 from these; of it: measured over formula",
+    "of it": "",
+    "draft": "shares of the time; verify: distributions, acceptance and rollback",
+    "target": "",
+    "verify": "",
+    "rest": "",
 }
 TOGETHER = {
     "tokens/s": "of all texts, prompts included: the median over rounds, and its quartiles",
@@ -342,19 +362,35 @@ def _cells(row: dict[str, Any], *, together: bool) -> list[str]:
     """Return the cells of a row of figures, in the order of the columns."""
     spread = row["tokens_per_second"] if together else row["seconds_per_token"]
     show = _rate if together else milliseconds
-    predicted, agreement = row["predicted"] or {}, row["agreement"] or {}
+    agreement = row["agreement"] or {}
     place = agreement.get("first_difference")
-    alone = (_number(predicted.get("alpha")), _number(predicted.get("predicted")))
-    shares = (_percent(row["occupancy"]), _percent(row["padding"]))
+    first = [] if together else [milliseconds(row["first_seconds"]["median"])]
+    rate = [] if together else [_rate(row["tokens_per_second"]["median"])]
+    shares = [_percent(row["occupancy"]), _percent(row["padding"])] if together else []
     return [
+        *first,
         show(spread["median"]),
         f"{show(spread['q1'])}-{show(spread['q3'])}",
+        *rate,
         _number(row["tokens_per_call"]),
-        *(shares if together else alone),
+        *shares,
         f"{row['speedup']:.2f}x",
         _percent(agreement.get("share")),
         "" if place is None else str(place),
     ]
+
+
+def _time(rows: list[dict[str, Any]]) -> Table:
+    """Make the table of the formula, and of where the time went: a row for each gamma of ours."""
+    view = table("", *TIME, gap=0)
+    for row in rows:
+        if row["shares"]:
+            predicted = row["predicted"] or {}
+            numbers = [predicted.get(name) for name in ("alpha", "c", "v", "predicted")]
+            numbers += [row["measured_over_predicted"]]
+            shares = [f"{share:.1%}" for share in row["shares"].values()]
+            view.add_row(row["variant"], *map(_number, numbers), *shares)
+    return view
 
 
 def _number(value: float | None) -> str:
@@ -395,8 +431,12 @@ def _show(document: dict[str, Any], console: Console) -> None:
         console.print()
         title = f"{part['batch']} at once" if part["batch"] else ""
         console.print(_table(title, columns, part["figures"], together=together))
+        if not together:
+            console.print()
+            console.print(_time(part["figures"]))
         _ratios(part, console)
     console.print()
+    columns = columns if together else columns | TIME
     labelled(console, [(name, meaning) for name, meaning in columns.items() if meaning], 10)
     if warning := contention.remark(document["others"]):
         prose(console, warning, bold=warning)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 from dataclasses import asdict
-from datetime import datetime
+from datetime import date, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,7 +59,7 @@ def doctor(
         Path | None,
         typer.Option(
             help="Measure on this text how rounding to --dtype changes the model (default: the "
-            "shipped target). Give text it was not trained on."
+            "shipped target), for --cache too. Give text it was not trained on."
         ),
     ] = None,
     speed: Annotated[
@@ -250,13 +250,18 @@ def _rounded(
 
     texts = pieces(content, exact.tokenizer)
     rounded = load(model, "none", **options)
-    return {
+    document = {
         "model": rounded.target_name,
         "dtype": placing.dtype,
+        "date": date.today().isoformat(),
         "held_out": held_out.name,
         "held_out_sha256": hashlib.sha256(content.encode()).hexdigest(),
         **asdict(rounding(exact.target, rounded.target, texts)),
     }
+    from foretoken.models.openvino import store  # where it runs, or not at all
+
+    identity = getattr(rounded.target, "identity", None) or ""
+    return {**document, "kept": store.keep_card(identity.partition(" ")[0], document)}
 
 
 def _show_rounded(console: Console, document: dict[str, Any]) -> None:
@@ -267,18 +272,20 @@ def _show_rounded(console: Console, document: dict[str, Any]) -> None:
         soft_wrap=True,
         markup=False,
     )
-
-    def told(name: str, form: str) -> str:
-        part = document[name]
-        return f"{part['value']:{form}} ± {(part['high'] - part['low']) / 2:{form.lstrip('+')}}"
-
     bits, rounded = (document[name]["value"] for name in ("bits_per_byte", "rounded_bits_per_byte"))
-    more = told("more_bits_per_byte", "+.4f")
+    more = _told(document, "more_bits_per_byte", "+.4f")
     view = table("", EXACT, document["dtype"])
     view.add_row("bits per byte", f"{bits:.3f}", f"{rounded:.3f} ({more})")
-    view.add_row(f"likeliest token is {EXACT}'s", "", told("same", ".1%"))
-    view.add_row("sum min(p, q) at temperature 1", "", told("overlap", ".4f"))
+    view.add_row(f"likeliest token is {EXACT}'s", "", _told(document, "same", ".1%"))
+    view.add_row("sum min(p, q) at temperature 1", "", _told(document, "overlap", ".4f"))
     console.print(view)
+    if not document["kept"]:
+        console.print("not kept for --cache: the conversion is not in the cache folder")
+
+
+def _told(document: dict[str, Any], name: str, form: str) -> str:
+    part = document[name]
+    return f"{part['value']:{form}} ± {(part['high'] - part['low']) / 2:{form.lstrip('+')}}"
 
 
 def _folder() -> str:
@@ -302,11 +309,23 @@ def _show_cached(console: Console, document: dict[str, Any]) -> None:
             f"{_date(row['made'])}  {row['bytes'] / 1e6:6.0f} MB  {row['dtype']:8}  {row['name']}"
         )
         console.print(line, soft_wrap=True)
+        if row["card"]:
+            console.print(f"    {_card(row['card'])}", soft_wrap=True, markup=False)
     total = sum(row["bytes"] for row in document["models"]) / 1e6
     console.print(f"{total:.0f} MB in {document['folder']}", soft_wrap=True)
     for each in document["costs"]:
         line = f"{_date(each['when'])}  costs of {each['label']}: {each['trust']}"
         console.print(line, soft_wrap=True)
+
+
+def _card(card: dict[str, Any]) -> str:
+    """Say in a line how rounding changed a model, as `--held-out` measured it."""
+    bits, rounded = (card[name]["value"] for name in ("bits_per_byte", "rounded_bits_per_byte"))
+    return (
+        f"on {card['held_out']}, {card['date']}: {rounded:.3f} bits per byte "
+        f"({_told(card, 'more_bits_per_byte', '+.4f')} from {EXACT}'s {bits:.3f}), likeliest token "
+        f"the same at {_told(card, 'same', '.1%')}, sum min(p, q) {_told(card, 'overlap', '.4f')}"
+    )
 
 
 def _trust(kept: Kept) -> str:

@@ -9,10 +9,10 @@ import json
 import shlex
 import sys
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files as resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,8 +21,13 @@ from foretoken.cli.command import command
 from foretoken.cli.render import page, prose
 from foretoken.errors import InputError, RefusedError, shown
 
+if TYPE_CHECKING:
+    from foretoken.lab.measurement.result import Measurement
+
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "openvino-genai")
 OURS = ("self", "heads", "ngram", "copy", "uniform")  # drafts, by the word before their colon
+# options of a measurement that a setting has, or that are of the measurement alone
+TOLD = ("temperature", "gamma", "revision", "draft_revision", "max_new_tokens", "seed")
 VLLM_NGRAM = 8  # tokens of a match at most that vLLM is told: it wants a number, ours matches any
 
 
@@ -35,8 +40,27 @@ class ExportSetting:
     draft: str  # "none" for plain decoding
     gamma: int
     temperature: float = 0.0
-    revision: str | None = None  # of either model
+    revision: str | None = None
+    draft_revision: str | None = None
     encoder_decoder: bool = False
+    measured: str = ""  # flags of the measurement beside the above
+
+    @classmethod
+    def of(cls, measured: Measurement, gamma: int) -> ExportSetting:
+        """Return the setting of a measured pair at this gamma."""
+        from foretoken.lab.measurement.plan import flags  # late: torch takes seconds to import
+
+        options = measured.options
+        return cls(
+            measured.target.name,
+            measured.draft.name,
+            gamma,
+            options.temperature,
+            options.revision,
+            options.draft_revision,
+            measured.target.encoder_decoder,
+            " ".join(flags(options, apart=TOLD)),
+        )
 
     @property
     def kind(self) -> str:
@@ -69,14 +93,13 @@ def export(
     """Print how to run the same target, draft and gamma in another system, and how it differs."""
     if system not in SYSTEMS:
         raise InputError(f"system is {shown(system)}; give one of {', '.join(SYSTEMS)}")
-    if files and (target or draft or temperature or gamma is not None):
+    if files and ((target, draft, gamma) != (None, None, None) or temperature):
         raise InputError(
             "give files of measurements, or --target, --draft, --gamma and --temperature; not both"
         )
     setting = _planned(files) if files else _setting(target, draft, gamma, temperature)
-    text = (resources("foretoken.cli") / "systems.toml").read_text(encoding="utf-8")
-    known = tomllib.loads(text)[system]
-    _require(known, setting)
+    known = known_of(system)
+    require(known, setting)
     document = {
         "system": known["name"],
         "version": known["version"],
@@ -84,7 +107,7 @@ def export(
         "setting": asdict(setting),
         "steps": steps(known, setting),
         "law": facts(known["law"], setting) if setting.gamma else [],
-        "lacks": facts(known["lacks"], setting),
+        "lacks": [*_left_out(setting), *facts(known["lacks"], setting)],
     }
     if as_json:
         print(json.dumps(document, allow_nan=False))
@@ -99,15 +122,7 @@ def _planned(files: list[Path]) -> ExportSetting:
     from foretoken.lab.measurement.plan import plan
 
     planned = plan(saved(files))
-    measured = planned.first.measurement
-    return ExportSetting(
-        measured.target.name,
-        measured.draft.name,
-        planned.gamma,
-        measured.options.temperature,
-        measured.options.revision or measured.options.draft_revision,
-        measured.target.encoder_decoder,
-    )
+    return ExportSetting.of(planned.first.measurement, planned.gamma)
 
 
 def _setting(
@@ -116,6 +131,9 @@ def _setting(
     from foretoken.sampling.params import SamplingParams  # late: NumPy
 
     SamplingParams(temperature)  # raises InputError
+    for name, value in (("target", target), ("draft", draft)):
+        if value == "":
+            raise InputError(f"{name} is empty; give a folder or a hub id, or leave it out")
     if target is None:
         import foretoken
 
@@ -147,7 +165,13 @@ def _encodes(folder: Path) -> bool:
         return False
 
 
-def _require(known: dict[str, Any], setting: ExportSetting) -> None:
+def known_of(system: str) -> dict[str, Any]:
+    """Return what is known of another system."""
+    text = (resources("foretoken.cli") / "systems.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)[system]
+
+
+def require(known: dict[str, Any], setting: ExportSetting) -> None:
     """RefusedError for a target, a draft or a temperature that the system does not have."""
     if setting.encoder_decoder:
         raise RefusedError(
@@ -159,10 +183,11 @@ def _require(known: dict[str, Any], setting: ExportSetting) -> None:
             f"draft {setting.draft} exists in foretoken only; give the folder of a model, lookup "
             "or none"
         )
-    if setting.revision is not None:
+    revision = setting.revision or setting.draft_revision
+    if "convert" in known and revision is not None:
         raise RefusedError(
-            f"revision {setting.revision} of a model on the hub is not passed on; give the folder "
-            "of that revision"
+            f"revision {revision} of a model on the hub: {known['name']} reads converted files; "
+            "give the folder of that revision"
         )
     if known.get("greedy") and setting.temperature and setting.gamma:
         raise RefusedError(
@@ -174,16 +199,55 @@ def _require(known: dict[str, Any], setting: ExportSetting) -> None:
 def steps(known: dict[str, Any], setting: ExportSetting) -> list[str]:
     """Return shell commands, or lines of Python for OpenVINO GenAI."""
     at = f"do_sample=True, temperature={setting.temperature:g}, top_k=0"
+    conversions, setting = _converted(known, setting)
+    quote = json.dumps if known.get("python") else shlex.quote
     values = {
-        "target": shlex.quote(setting.target),
-        "draft": shlex.quote(setting.draft),
+        "target": quote(setting.target),
+        "draft": quote(setting.draft),
+        "revision": _flag(known, "revision", setting.revision),
+        "draft_revision": _flag(known, "draft_revision", setting.draft_revision),
         "gamma": setting.gamma,
         "verified": setting.gamma + 1,  # the last token counts among those that are verified
         "temperature": f"{setting.temperature:g}",
         "sampling": at if setting.temperature else "do_sample=False",
         "config": shlex.quote(json.dumps(vllm_config(setting))),
     }
-    return [line.format(**values) for line in known["steps"][setting.kind]]
+    return [*conversions, *(line.format(**values) for line in known["steps"][setting.kind])]
+
+
+def _flag(known: dict[str, Any], name: str, value: str | None) -> str:
+    """Return an option of a system's command, where it has one and there is something to tell."""
+    return "" if value is None or name not in known else f" {known[name]} {shlex.quote(value)}"
+
+
+def _converted(known: dict[str, Any], setting: ExportSetting) -> tuple[list[str], ExportSetting]:
+    """Return the commands that convert models for a system, comments in Python, and the setting
+    with their results. Files that are converted already stay as they are."""
+    if "convert" not in known:
+        return [], setting
+    commands: list[str] = []
+    results = {"target": setting.target, "draft": setting.draft}
+    for role in ("target", "draft") if setting.kind == "model" else ("target",):
+        model = results[role]
+        if Path(model).match(known["ready"]) or (Path(model) / known["ready"]).exists():
+            continue
+        if role == "draft" and _lacks_tokenizer(setting):
+            model = "draft-with-tokenizer"
+            files = f"{shlex.quote(setting.draft)}/* {shlex.quote(setting.target)}/*tokenizer*"
+            commands.append(f"mkdir -p {model} && cp {files} {model}")
+        results[role] = role + known["ending"]
+        commands.append(known["convert"].format(model=shlex.quote(model), file=results[role]))
+    comment = "# " if known.get("python") else ""
+    return [comment + each for each in commands], replace(setting, **results)
+
+
+def _lacks_tokenizer(setting: ExportSetting) -> bool:
+    """Return True if the target's folder has a tokenizer and the draft's has none: converters want
+    one in each."""
+    target, draft = Path(setting.target), Path(setting.draft)
+    return (
+        draft.is_dir() and not [*draft.glob("*tokenizer*")] and bool([*target.glob("*tokenizer*")])
+    )
 
 
 def vllm_config(setting: ExportSetting) -> dict[str, Any]:
@@ -200,9 +264,18 @@ def vllm_config(setting: ExportSetting) -> dict[str, Any]:
         "model": setting.draft,
         "num_speculative_tokens": setting.gamma,
     }
+    if setting.draft_revision is not None:
+        config["revision"] = setting.draft_revision
     if setting.temperature:
         config["draft_sample_method"] = "probabilistic"
     return config
+
+
+def _left_out(setting: ExportSetting) -> list[dict[str, str]]:
+    if not setting.measured:
+        return []
+    text = f"it was measured with {setting.measured}, which the above does not ask for"
+    return [{"text": text, "source": "the measurement"}]
 
 
 def facts(known: list[dict[str, str]], setting: ExportSetting) -> list[dict[str, str]]:

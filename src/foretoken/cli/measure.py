@@ -4,6 +4,7 @@ draft and gamma are predicted to be fastest."""
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict, fields
 from functools import partial
@@ -20,12 +21,12 @@ from foretoken.cli import option, prompts
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, labelled, milliseconds, page, prose, table
 from foretoken.costing.contention import remark
-from foretoken.errors import InputError
+from foretoken.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
     from foretoken.lab.measurement.plan import GammaPrediction, Plan
-    from foretoken.lab.measurement.result import Footprint, Measurement
+    from foretoken.lab.measurement.result import Footprint, Measurement, Position
 
 LABEL = 28  # letters of the column of labels
 LEGEND = [
@@ -56,6 +57,13 @@ def measure(
             show_default=False,
         ),
     ] = None,
+    own: Annotated[
+        bool,
+        Option(
+            "--self",
+            help="Also measure what needs no second model: the target's own copies and look-up.",
+        ),
+    ] = False,
     gamma: option.Gamma = 4,
     temperature: option.Temperature = 0.0,
     top_k: option.TopK = 0,
@@ -76,7 +84,7 @@ def measure(
 ) -> None:
     """Measure drafts with a target, and pick the draft and gamma that are fastest here.
 
-    One draft: alpha, acceptance by position, c, v(n), overhead and speed-up. Several
+    One draft: alpha, acceptance by position, c, v(n), overhead, memory and speed-up. Several
     drafts, or files: a comparison. Both end with the command to use, or with "do not speculate".
     """
     if files:
@@ -90,7 +98,7 @@ def measure(
     if prompt_file is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     lines = prompts.first(prompt_file, limit)
-    drafts = draft or [None]
+    drafts = [*(draft or []), *(_own_drafts(target, loading) if own else [])] or [None]
     if len(drafts) > 1 and (out is not None or rows is not None):
         flag = "--out" if out is not None else "--rows"
         raise InputError(f"{flag} is for one draft; measure each by itself and compare the files")
@@ -118,6 +126,21 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     from foretoken.lab.measurement.result import load  # late: torch takes seconds to import
 
     return [(str(file), load(file)) for file in files]
+
+
+def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
+    """Return the drafts that a target has without a second model."""
+    loading.require(target)
+    import foretoken  # late: torch takes seconds to import
+    from foretoken.loading.draft import kinds
+    from foretoken.loading.runtimes import Placement
+    from foretoken.loading.sources import source
+    from foretoken.loading.target import ModelFacts
+
+    model = target or str(Path(foretoken.__file__).parent / "assets" / "target")
+    read = source(model, loading.revision, loading.trust_remote_code)
+    facts = ModelFacts(read, Placement(loading.dtype, runtime=loading.runtime))
+    return [*kinds(loading.dtype, facts.layers), "lookup"]
 
 
 def run(
@@ -203,6 +226,9 @@ def _document(measurement: Measurement) -> dict[str, Any]:
         "c": measurement.c,
         "c_hat": measurement.c_hat,
         "v": measurement.v,
+        "accepted": [rate and asdict(rate) for rate in map(_rate, measurement.positions)],
+        "bandwidth_bytes_per_second": measurement.bandwidth,
+        "floor_seconds": measurement.floor_seconds,
         "measured_over_formula": measurement.speedup.value / formula(measurement),
         "predictions": [asdict(prediction) for prediction in predictions(measurement)],
     }
@@ -215,6 +241,7 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
         "draft": plan.first.draft if plan.gamma else None,
         "gamma": plan.gamma,
         "command": plan.command,
+        "vllm_speculative_config": _vllm(plan),
         "candidates": [
             {
                 "draft": candidate.draft,
@@ -239,8 +266,9 @@ def show(measurement: Measurement, console: Console) -> None:
     console.print()
     prose(
         console,
-        "acceptance of the last of gamma draft tokens, where it was judged, a target pass over "
-        f"gamma + 1 tokens behind {measurement.context:.0f} others, and what follows",
+        "acceptance of the last of gamma draft tokens, where it was judged, with its interval "
+        f"(Wilson), a target pass over gamma + 1 tokens behind {measurement.context:.0f} others, "
+        "and what follows",
     )
     console.print(_gammas(measurement, predicted))
     console.print()
@@ -272,7 +300,7 @@ def _head(measurement: Measurement, console: Console) -> None:
         f"{len(measurement.prompts)} prompts, {measurement.tokens:.0f} new tokens each, {how}, "
         f"gamma {options.gamma}; {machine.cpu}, cores: {machine.cores}",
     )
-    prose(console, "intervals are 95 %, Student t over prompts")
+    prose(console, "intervals are 95 %, Student t over prompts unless named")
 
 
 def _model(model: Footprint) -> str:
@@ -315,20 +343,47 @@ def _costs(m: Measurement) -> list[tuple[str, str]]:
     if m.draft_seconds is not None:
         times = f"a draft token {_time(m.draft_seconds)}, a target pass {_time(m.plain_pass)}"
         lines.insert(0, ("c", f"{m.c:.4f}: {times} (in the runs; medians, quartiles)"))
-    return lines
+    return [*lines, *_memory(m)]
+
+
+def _memory(m: Measurement) -> list[tuple[str, str]]:
+    """Return lines on bytes: those held, those moved, and the time that moving them takes."""
+    models = ("target", m.target, "a pass"), ("draft", m.draft, "a draft token")
+    weights = [
+        f"{role} {_bytes(model.weight_bytes)}, of which {what} reads {_bytes(model.pass_bytes)}"
+        for role, model, what in models
+        if model.weight_bytes and model.pass_bytes
+    ]
+    lines = [("weights", "; ".join(weights))] if weights else []
+    if m.bandwidth and m.floor_seconds:
+        floor = f"{m.floor_seconds * 1e3:.3f} ms at {m.bandwidth / 1e9:.1f} GB/s of bandwidth"
+        over = f"{m.passes[0].median / m.floor_seconds:.2f}x"
+        lines.append(("floor of a target pass", f"{floor}; measured {over}"))
+    held = [] if m.peak_bytes is None else [f"process peak {_bytes(m.peak_bytes)}"]
+    held += [
+        f"{_bytes(model.cache_bytes)} a token in the {role}'s cache"
+        for role, model, _ in models
+        if model.cache_bytes
+    ]
+    return [*lines, ("memory", "; ".join(held))] if held else lines
 
 
 def _gammas(m: Measurement, predicted: list[GammaPrediction]) -> Table:
     """Make a table with a row for each gamma."""
     fastest = max(predicted, key=lambda row: row.speedup.value)
-    view = table("gamma", "accepted", "ms", "quartiles", "v", "tokens", "speed-up", "", left=0)
-    rates = [p.kept / p.judged if p.judged else None for p in m.positions]
+    heads = ("gamma", "accepted", "95 %", "ms", "quartiles", "v", "tokens", "speed-up", "")
+    view = table(*heads, left=0, gap=0)
+    rates = [_rate(position) for position in m.positions]
     for row, seconds, v in zip(predicted, m.passes, m.v, strict=True):
         rate = rates[row.gamma - 1] if 0 < row.gamma <= len(rates) else None
         marks = ["run"] * (row.gamma == m.options.gamma) + ["best"] * (row is fastest)
         view.add_row(
             str(row.gamma),
-            "" if rate is None else f"{rate:.3f}",
+            *(
+                ("", "")
+                if rate is None
+                else (f"{rate.value:.3f}", f"{rate.low:.2f}-{rate.high:.2f}")
+            ),
             milliseconds(seconds.median),
             f"{milliseconds(seconds.q1)}-{milliseconds(seconds.q3)}",
             f"{v:.2f}",
@@ -338,6 +393,13 @@ def _gammas(m: Measurement, predicted: list[GammaPrediction]) -> Table:
             style="bold" if marks else None,
         )
     return view
+
+
+def _rate(position: Position) -> Estimate | None:
+    """Return how often a draft token was accepted where it was judged."""
+    from foretoken.lab.estimate import wilson
+
+    return wilson(position.kept, position.judged)
 
 
 def _compare(plan: Plan, console: Console) -> None:
@@ -387,6 +449,23 @@ def _advise(plan: Plan, console: Console) -> None:
     prose(console, f"{advice}: {reason}", bold="speculate" if plan.gamma else advice)
     console.print()
     console.print(plan.command, soft_wrap=True, markup=False)
+    if plan.gamma:
+        config = _vllm(plan)
+        told = "none, vLLM has no such draft" if config is None else shlex.quote(json.dumps(config))
+        console.print(f"vLLM --speculative-config: {told}", soft_wrap=True, markup=False)
+
+
+def _vllm(plan: Plan) -> dict[str, Any] | None:
+    """Return vLLM's --speculative-config; None for plain decoding, and where it has no such
+    draft."""
+    from foretoken.cli.export import ExportSetting, known_of, require, vllm_config
+
+    setting = ExportSetting.of(plan.first.measurement, plan.gamma)
+    try:
+        require(known_of("vllm"), setting)
+    except RefusedError:
+        return None
+    return vllm_config(setting) if plan.gamma else None
 
 
 def _estimate(estimate: Estimate) -> str:
@@ -395,6 +474,13 @@ def _estimate(estimate: Estimate) -> str:
 
 def _interval(estimate: Estimate) -> str:
     return f"({estimate.low:.3f} to {estimate.high:.3f})"
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} B"
 
 
 def _time(spread: Spread) -> str:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import date
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,9 +97,8 @@ def trace(
 def _require(written: dict[str, Path]) -> None:
     """Raise InputError for files that cannot be written or drawn, before models load."""
     for flag, path in written.items():
-        option.require_file(path, flag)
-        if flag != "--chrome" and not find_spec("matplotlib"):
-            raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")
+        require = option.require_file if flag == "--chrome" else option.require_picture
+        require(path, flag)
     if len({path.resolve() for path in written.values()}) < len(written):
         raise InputError(f"two of {' and '.join(written)} name one file; give each its own")
 

@@ -115,6 +115,16 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeShares:
+    """Shares of the time behind the first tokens; they sum to 1."""
+
+    draft: float
+    target: float
+    verify: float  # distributions, the acceptance method, commit and rollback
+    rest: float
+
+
+@dataclass(frozen=True, slots=True)
 class RaceAgreement:
     """With the greedy text of this package's plain decoding."""
 
@@ -136,6 +146,7 @@ class Figures:
     tokens_per_call: float | None  # of a row
     occupancy: float | None  # rows that a pass advances, as a share of the texts
     padding: float | None  # positions computed for no row, as a share of all computed
+    shares: TimeShares | None  # of texts one after another
     predicted: Predicted | None
     agreement: RaceAgreement | None
 
@@ -209,6 +220,7 @@ class Race:
             tokens_per_call=fmean(len(step.kept) for step in steps) if steps else None,
             occupancy=occupancy(steps, texts) if steps else None,
             padding=padding(steps) if steps else None,
+            shares=None if self.together else self._shares(key),
             predicted=None if self.together else predict(self._steps(PLAIN), steps),
             agreement=self.agreement(key) if greedy else None,
         )
@@ -232,6 +244,16 @@ class Race:
         if others := tokens - sum(run.first_tokens for run in runs):
             return sum(run.seconds - run.first_seconds for run in runs) / others
         return sum(run.seconds for run in runs) / tokens
+
+    def _shares(self, key: Key) -> TimeShares | None:
+        steps, runs = self._steps(key), [run for turns in self.rounds for run in turns[key]]
+        total = sum(run.seconds - run.first_seconds for run in runs)
+        if not steps or not total:
+            return None
+        draft = sum(step.draft_seconds for step in steps) / total
+        target = sum(step.score_seconds for step in steps) / total
+        verify = sum(step.verify_seconds for step in steps) / total
+        return TimeShares(draft, target, verify, 1 - draft - target - verify)
 
     def _steps(self, key: Key) -> list[StepRecord]:
         return [step for turns in self.rounds for run in turns[key] for step in run.steps]

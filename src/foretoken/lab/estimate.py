@@ -87,6 +87,18 @@ def mean(values: Sequence[float]) -> Estimate | None:
     return ratio(values, [1.0] * len(values))
 
 
+def wilson(hits: int, trials: int) -> Estimate | None:
+    """The share of hits in independent trials (Wilson 1927); None without trials."""
+    if not trials:
+        return None
+    z, rate = float(special.ndtri((1 + LEVEL) / 2)), hits / trials
+    shrunk = 1 / (1 + z * z / trials)
+    centre = shrunk * (rate + z * z / (2 * trials))
+    error = shrunk * z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials**2))
+    low, high = max(0.0, centre - error), min(1.0, centre + error)
+    return Estimate(rate, min(rate, low), max(rate, high))  # where rounding would leave it out
+
+
 def student(df: int) -> float:
     """The t that |T| stays below with 95 %."""
     return float(special.stdtrit(df, (1 + LEVEL) / 2))

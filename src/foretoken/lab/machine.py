@@ -1,5 +1,5 @@
-"""The machine that the clock ran on: a description, its memory bandwidth, and what its processor
-can do.
+"""The machine that the clock ran on: a description, its memory bandwidth, peak memory, and what its
+processor can do.
 
 Times of different machines do not compare, so every saved measurement names its own. Linux tells
 instructions in a file; elsewhere only the name and the number of cores are known.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -69,6 +70,16 @@ def bandwidth(device: torch.device) -> tuple[Spread, int]:
     finally:
         torch.set_num_threads(threads)
     return spread(seconds), numbers.numel() * 4
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has held, on the device if it has its own."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # late: Windows has none
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024  # others count in kB
 
 
 def _read_seconds(numbers: torch.Tensor) -> float:

@@ -25,7 +25,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.hub import is_folder
-from foretoken.loading.options import ROUNDED, LoadOptions
+from foretoken.loading.options import ROUNDED, LoadOptions, smaller
 from foretoken.loading.runtimes import Placement, companion, place, require_shared
 from foretoken.loading.sources import Source, in_memory, read_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
@@ -89,6 +89,14 @@ def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callabl
     if runtime != "auto":
         require_shared(runtime)
     return partial(own_copy, name, kind if rounding else dtype, layers=layers)
+
+
+def kinds(dtype: str, layers: int) -> list[str]:
+    """Name the copies that may pay for a target in `dtype` with so many layers: all roundings that
+    are smaller, and every other layer."""
+    some = sorted({*range(0, layers, 2), layers - 1})
+    thinned = [",".join(map(str, some))] if layers > len(some) else []
+    return [f"self:{kind}" for kind in (*smaller(dtype), *thinned)]
 
 
 def _layers(kind: str, count: int) -> tuple[int, ...]:

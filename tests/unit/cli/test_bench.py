@@ -99,9 +99,31 @@ def test_a_document_of_batches(call: Run, pair: tuple[object, ...]):
 def test_tables(call: Run, pair: tuple[object, ...]):
     code, out, _ = call(*pair, *QUICK, "--temperature", 1)
     assert code == 0
-    for words in ("gamma 2", "automatic", "speed-up", "target", "best fixed one", "temperature 1"):
+    heads = ("first ms", "tokens/s", "of it", "verify", "speed-up", "target")
+    for words in (*heads, "gamma 2", "automatic", "best fixed one", "temperature 1"):
         assert words in out
     assert "…" not in out and "against" not in out
+
+
+def test_where_the_time_went_and_a_picture(call: Run, pair: tuple[object, ...], tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "speed.svg"
+    result = call(*pair, *QUICK, "--json", "--svg", picture)
+    figures = json.loads(result.out)["figures"]
+    for row in figures:
+        assert sum(row["shares"].values()) == pytest.approx(1)
+        assert 0 < row["shares"]["target"] < 1 and row["first_seconds"]["median"] > 0
+    assert figures[0]["shares"]["draft"] < 0.1 < figures[1]["shares"]["draft"]
+    for label in ("foretoken, automatic", "foretoken, predicted", "gamma, draft tokens per step"):
+        assert label in picture.read_text()
+    shown = call(*pair, *QUICK, "--batch", "1,2", "--svg", picture)
+    assert shown.code == 0 and "foretoken, 2 at once" in picture.read_text()
+
+
+def test_a_picture_needs_matplotlib(call: Run, pair: tuple[object, ...], monkeypatch):
+    monkeypatch.setattr("foretoken.cli.option.find_spec", lambda name: None)
+    code, _, err = call(*pair, *QUICK, "--svg", "a.svg")
+    assert code == 2 and "--svg draws; give it matplotlib: pip install 'foretoken[plot]'" in err
 
 
 def test_what_other_processes_took_is_said(call: Run, pair: tuple[object, ...], monkeypatch):

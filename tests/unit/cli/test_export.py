@@ -64,10 +64,64 @@ def test_vllm(console: Run):
 
 
 @pytest.mark.parametrize("of", ["revision", "draft_revision"])
-def test_a_revision_is_refused(console: Run, tmp_path: Path, of: str):
+def test_a_revision_is_refused_by_a_system_that_converts(console: Run, tmp_path: Path, of: str):
     path = tmp_path / "m.json"
-    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **{of: "v1"})))
-    mistake(console("export", "vllm", path), "revision v1 of a model on the hub is not passed on")
+    revision: dict[str, Any] = {of: "v1"}
+    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **revision)))
+    told = "revision v1 of a model on the hub: llama.cpp reads converted files"
+    mistake(console("export", "llama.cpp", path), told)
+
+
+def test_revisions_are_passed_on(console: Run, tmp_path: Path):
+    path = tmp_path / "m.json"
+    revisions: dict[str, Any] = {"revision": "v1", "draft_revision": "v2"}
+    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **revisions)))
+    (line,) = steps(console, "vllm", path)
+    assert line.startswith("vllm serve target --revision v1 --spec") and '"revision": "v2"' in line
+    (line,) = steps(console, "sglang", path)
+    assert "--model-path target --revision v1 " in line
+    assert "--speculative-draft-model-path b/d --speculative-draft-model-revision v2 " in line
+
+
+def test_what_was_measured_and_is_not_asked_for_is_told_first(console: Run, tmp_path: Path):
+    path = tmp_path / "m.json"
+    options: dict[str, Any] = {
+        "top_k": 20,
+        "dtype": "int8",
+        "kv_dtype": "int8",
+        "temperature": 0.5,
+        "seed": 3,
+    }
+    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **options)))
+    first = json.loads(console("export", "vllm", path, "--json").out)["lacks"][0]["text"]
+    flags = "--top-k 20 --dtype int8 --kv-dtype int8"
+    assert first == f"it was measured with {flags}, which the above does not ask for"
+
+
+def test_files_that_are_converted_stay_as_they_are(console: Run, tmp_path: Path):
+    (line,) = steps(console, "llama.cpp", "--target", "/m/t.gguf", *LOOKUP[2:])
+    assert line.startswith("llama-server --model /m/t.gguf --spec-type ngram-simple ")
+    (tmp_path / "openvino_model.xml").touch()
+    script = steps(console, "openvino-genai", "--target", tmp_path, *LOOKUP[2:])
+    assert script[0].startswith("import") and f'LLMPipeline("{tmp_path}"' in script[1]
+
+
+@pytest.mark.parametrize("system", ["llama.cpp", "openvino-genai"])
+def test_a_draft_without_a_tokenizer_gets_the_targets(console: Run, tmp_path: Path, system: str):
+    """In a copy: its own folder stays as it is."""
+    target, draft = tmp_path / "t", tmp_path / "d"
+    for each in (target, draft):
+        each.mkdir()
+        (each / "config.json").touch()
+    (target / "tokenizer.json").touch()
+    pair = ("--target", target, "--draft", draft, "--gamma", 4)
+    _, copy, convert, *_ = steps(console, system, *pair)
+    made = (
+        f"mkdir -p draft-with-tokenizer && cp {draft}/* {target}/*tokenizer* draft-with-tokenizer"
+    )
+    assert copy.removeprefix("# ") == made and " draft-with-tokenizer " in convert
+    (draft / "tokenizer.json").touch()
+    assert not any("cp " in step for step in steps(console, system, *pair))
 
 
 def test_sglang(console: Run):
@@ -158,6 +212,7 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
         (("vllm", "--target", "a/t", "--draft", "none", "--gamma", 3), "gamma is 3 with --draft"),
         (("vllm", *GIVEN, "--gamma", -1), "gamma is -1 with --draft b/d; give 1 or more"),
         (("vllm", *GIVEN, "--temperature", "nan"), "temperature is nan"),
+        (("vllm", *GIVEN, "--draft", ""), "draft is empty; give a folder or a hub id"),
         (("vllm", "m.json", *GIVEN), "not both"),
         (("vllm", tmp_path / "m.json"), "there is no"),
     ):

@@ -53,6 +53,9 @@ def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):
         "c_hat ",
         "a draft token ",
         "other work of a step ",
+        "weights                     target ",
+        "GB/s of bandwidth; measured ",
+        "memory                      process peak ",
         "gamma 2 measured: ",
         f"{out}: compare with `foretoken measure {out} OTHER`",
     ):
@@ -67,6 +70,7 @@ def test_what_is_measured_is_printed_saved_and_planned(run, base, tmp_path):
     advice = plan.out[plan.out.index("speculate") :]
     assert advice in printed.out  # one measurement advises as a comparison does
     report = json.loads(run("measure", out, "--json").out)
+    assert report["vllm_speculative_config"] is None or "draft_model" in plan.out
     assert report["command"] in plan.out and f"--gamma {report['gamma']}" in report["command"]
     (candidate,) = report["candidates"]
     assert candidate["draft"] == str(base / "draft")
@@ -89,8 +93,13 @@ def test_what_is_printed_fits_the_terminal(monkeypatch, capsys, tmp_path, run):
     plan = run("measure", *files)
     shown += plan.out
     assert plan.code == 0 and "run, best" in shown
-    command = plan.out[plan.out.index("foretoken generate") :].strip()
-    lines = [line for line in shown.splitlines() if line != command]
+    command, config = plan.out[plan.out.index("foretoken generate") :].strip().splitlines()
+    assert config == "vLLM --speculative-config: " + shlex.quote(
+        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 8, '
+        '"prompt_lookup_min": 1}'
+    )
+    lines = [line for line in shown.splitlines() if line not in (command, config)]
+    lines = [line for line in lines if "vLLM --speculative-config" not in line]
     assert all(len(line) <= 80 for line in lines) and "…" not in shown
     words = shlex.split(command)
     assert words[words.index("--target") + 1] == folder and words[-2:] == ["--gamma", "5"]
@@ -104,6 +113,12 @@ def test_json_is_one_document(run, base):
     assert derived["d_lk"] == pytest.approx(1 - report["alpha"]["value"])
     assert derived["v"][0] == 1 and len(derived["v"]) == 16
     assert 0 < derived["c_hat"] < 1
+    assert derived["bandwidth_bytes_per_second"] > 0 and report["peak_bytes"] > 10**7
+    floor = report["target"]["pass_bytes"] / derived["bandwidth_bytes_per_second"]
+    assert derived["floor_seconds"] == pytest.approx(floor)
+    for position, rate in zip(report["positions"], derived["accepted"], strict=True):
+        assert (rate is None) == (position["judged"] == 0)
+        assert rate is None or 0 <= rate["low"] <= rate["value"] <= rate["high"] <= 1
     assert [one["gamma"] for one in derived["predictions"]] == list(range(16))
 
 
@@ -144,11 +159,12 @@ def test_drafts_are_measured_and_planned(run, base):
 @pytest.mark.openvino
 def test_a_target_s_own_copies_are_planned(run, base):
     args = ("--target", base / "bare", "--prompts", base / "ids.jsonl", "--limit", 2)
-    args = (*args, "--draft", "self:int4", "--draft", "self:int8")
-    result = run("measure", *args, "--max-new-tokens", 8, "--json")
+    result = run("measure", *args, "--self", "--max-new-tokens", 8, "--json")
     assert result.code == 0, result.err
-    names = {one["draft"] for one in json.loads(result.out)["candidates"]}
-    assert names == {"self:int4", "self:int8"}
+    report = json.loads(result.out)
+    names = {one["draft"] for one in report["candidates"]}
+    assert names == {"self:int4", "self:int8", "lookup"}
+    assert report["draft"] in (None, "lookup") or report["vllm_speculative_config"] is None
 
 
 def test_an_interrupted_measurement_is_picked_up(run, base, tmp_path, monkeypatch):
@@ -195,6 +211,7 @@ def test_mistakes_are_told_before_models_are_loaded(run, base, tmp_path):
     mistake(run("measure", *args, "--out", tmp_path / "no" / "m"), "there is no folder")
     mistake(run("measure", "--prompts", tmp_path / "no.txt"), "no.txt cannot be read")
     mistake(run("measure", *args), "is no folder")
+    mistake(run("measure", *args, "--self"), "is no folder")
     mistake(run("measure"), "give files of foretoken measure --out, or --prompts")
     mistake(run("measure", "a.json", "--draft", "lookup"), "give files of measurements, or options")
     two = (*args, "--draft", "lookup", "--draft", "uniform")

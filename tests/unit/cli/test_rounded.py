@@ -37,7 +37,15 @@ def test_figures_of_a_rounded_model(console: Run, base: Path) -> None:
     more = document["rounded_bits_per_byte"]["value"] - document["bits_per_byte"]["value"]
     assert more == pytest.approx(document["more_bits_per_byte"]["value"])
     kept = json.loads(console("doctor", "--cache", "--json").out)["models"]
-    assert {row["dtype"] for row in kept} == {"float32", "int8"}
+    cards = {row["dtype"]: row["card"] for row in kept}
+    assert document["kept"] and cards["float32"] is None
+    assert cards["int8"] == {name: document[name] for name in cards["int8"]}
+    listed = console("doctor", "--cache").out
+    assert f"    on text.txt, {document['date']}: " in listed and "sum min(p, q) " in listed
+    assert console(*args[:4]).code == 0  # the conversion is found, as it was
+    assert len(json.loads(console("doctor", "--cache", "--json").out)["models"]) == 2
+    assert console("doctor", "--clear-cache").code == 0
+    assert json.loads(console("doctor", "--cache", "--json").out)["models"] == []
 
 
 @pytest.mark.openvino

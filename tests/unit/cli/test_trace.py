@@ -105,6 +105,6 @@ def test_mistakes(run, pair, tmp_path):
 
 
 def test_a_picture_needs_matplotlib(run, pair, tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.cli.trace.find_spec", lambda name: None)
+    monkeypatch.setattr("foretoken.cli.option.find_spec", lambda name: None)
     says = "--html draws; give it matplotlib: pip install 'foretoken[plot]'"
     mistake(run("trace", PROMPT, *pair, "--html", tmp_path / "t.html"), says)

@@ -30,6 +30,11 @@ def test_a_read_of_memory(monkeypatch: pytest.MonkeyPatch):
     assert torch.get_num_threads() == threads
 
 
+def test_peak_memory_never_falls():
+    before = machine.peak_bytes(CPU)
+    assert 10**7 < before <= machine.peak_bytes(CPU)
+
+
 def info(folder: Path, line: str) -> Path:
     (folder / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: a cpu\n{line}\n\n{line}\n")
     return folder / "cpuinfo"

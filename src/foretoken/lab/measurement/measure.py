@@ -27,7 +27,7 @@ from foretoken.engine.batch import threads
 from foretoken.errors import ForetokenError, InputError
 from foretoken.lab.agreement import overlaps
 from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread
-from foretoken.lab.machine import Machine, describe
+from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
 from foretoken.lab.measurement import serving
 from foretoken.lab.measurement.result import (
     Footprint,
@@ -210,6 +210,8 @@ def _summary(
     target_loading = options.dtype, options.revision
     draft_loading = _draft_dtype(spec, options), options.draft_revision
     drafted = [step.draft_seconds / step.drafted for step in steps if step.drafted]
+    peak = peak_bytes(spec.target.device)  # before the large read
+    read, read_bytes = bandwidth(spec.target.device)
     return Measurement(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         options=options,
@@ -230,6 +232,9 @@ def _summary(
         speedup=_speedup(observed),
         prompts=observed,
         others=contention.share(one.taken for one in observed),
+        read_bytes=read_bytes,
+        read=read,
+        peak_bytes=peak,
     )
 
 
@@ -301,8 +306,31 @@ def of_model(
     facts = (name, model.runtime, dtype, model.encoder_decoder)
     if network is None:
         return Footprint(*facts, None, None)
-    numbers = sum(weight.numel() for weight in network.parameters())
-    return Footprint(*facts, numbers, 2 * _products(network))
+    numbers, products = sum(each.numel() for each in network.parameters()), _products(network)
+    kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+    kind = kind if isinstance(kind, torch.dtype) else torch.float32
+    head = getattr(network.get_output_embeddings(), "weight", None)
+    heads = {} if head is None else {id(head): head.numel()}
+    embedded = heads | {id(each): each.numel() for each in _embeddings(network)}
+    return Footprint(
+        *facts,
+        parameters=numbers,
+        operations=2 * products,
+        weight_bytes=_bytes(numbers, sum(embedded.values()), kind, dtype),
+        pass_bytes=_bytes(products, sum(heads.values()), kind, dtype),
+        cache_bytes=getattr(model, "token_bytes", None),
+    )
+
+
+FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
+
+
+def _bytes(numbers: int, embedded: int, kind: torch.dtype, dtype: str) -> int:
+    """Return the bytes of weights of which so many are embeddings or output layer, which stay in
+    eight bits where the others have four."""
+    if dtype == "int4":
+        return round((numbers - embedded) * FOUR_BITS) + embedded
+    return numbers * kind.itemsize
 
 
 def of_drafter(

@@ -9,9 +9,9 @@ pass grows with gamma. Compares measurements of one target on one machine.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from math import hypot
+from math import hypot, sqrt
 from statistics import median
 from typing import Any
 
@@ -20,6 +20,8 @@ import numpy as np
 from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate
 from foretoken.lab.measurement.result import Measurement, MeasureOptions
+
+LEAST = 1e-9  # seconds of a pass at the low end of its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class GammaPrediction:
-    """A prediction for one gamma; its interval follows from those of the measured speed-up and
-    alpha, 95 % each and independent."""
+    """A prediction for one gamma; its interval follows from those of the measured speed-up, alpha,
+    draft time and passes, 95 % each and taken as independent."""
 
     gamma: int
     tokens_per_call: float  # of a long text
@@ -89,18 +91,46 @@ class GammaPrediction:
 def predictions(measured: Measurement) -> list[GammaPrediction]:
     """Predict gamma 0, 1, .. as far as passes were measured; keep the measured speed-up."""
     basis, clock = _basis(measured), measured.speedup
-    error = measured.alpha.error
-    around = [_shares(measured, _moved(basis, sign * error)) for sign in (-1, 1)]
+    ends = [[_shares(measured, end) for end in both] for both in _ends(measured, basis)]
     table = [GammaPrediction(0, 1.0, Estimate(1.0, 1.0, 1.0))]  # plain decoding
     for gamma, share in list(enumerate(_shares(measured, basis)))[1:]:
-        by_alpha = clock.value * (around[1][gamma] - around[0][gamma]) / 2
-        value = clock.value * share
+        halves = [(high[gamma] - low[gamma]) / 2 for low, high in ends]
+        error, value = clock.value * sqrt(sum(half * half for half in halves)), clock.value * share
         below, above = (
-            hypot(share * (end - clock.value), by_alpha) for end in (clock.low, clock.high)
+            hypot(share * (end - clock.value), error) for end in (clock.low, clock.high)
         )
         speedup = Estimate(value, max(0.0, value - below), value + above)
         table.append(GammaPrediction(gamma, sum(basis.survival(gamma)), speedup))
     return table
+
+
+def _ends(measured: Measurement, basis: Basis) -> list[tuple[Basis, Basis]]:
+    """Return the basis at both ends of each uncertain number's interval, the others as they are."""
+
+    def around(make: Callable[[float], Basis], error: float) -> tuple[Basis, Basis]:
+        return make(-error), make(error)
+
+    def drafting(error: float) -> Basis:
+        return replace(basis, guess=max(0.0, basis.guess + error))
+
+    def plain_pass(error: float) -> Basis:
+        return replace(basis, passes=(max(LEAST, basis.passes[0] + error), *basis.passes[1:]))
+
+    def passing(n: int) -> Callable[[float], Basis]:
+        def moved(error: float) -> Basis:
+            times = [each.median for each in measured.passes]
+            times[n] = max(LEAST, times[n] + error)
+            return replace(basis, passes=(basis.passes[0], *_passes(measured, times)[1:]))
+
+        return moved
+
+    draft_token = measured.draft_seconds
+    return [
+        around(lambda error: _moved(basis, error), measured.alpha.error),
+        around(drafting, draft_token.error if draft_token else 0.0),
+        around(plain_pass, measured.plain_pass.error),
+        *(around(passing(n), each.error) for n, each in enumerate(measured.passes) if n),
+    ]
 
 
 def _moved(basis: Basis, error: float) -> Basis:
@@ -135,13 +165,12 @@ def _gains(survival: list[float]) -> np.ndarray:
     return -np.diff([*survival, 0.0])
 
 
-def _passes(measured: Measurement) -> tuple[float, ...]:
+def _passes(measured: Measurement, times: list[float]) -> tuple[float, ...]:
     """Return the seconds of the target's pass in a step with 0, 1, .. guesses.
 
-    With 0 it is as in the plain runs; else the time alone, times the median slow-down of passes
-    beside a draft in the runs.
+    With 0 it is as in the plain runs; else the time alone, from `times`, times the median slow-down
+    of passes beside a draft in the runs.
     """
-    times = [each.median for each in measured.passes]
     # where they exceed those of larger passes, the machine was busy
     alone = np.minimum.accumulate(times[::-1])[::-1].tolist()
     steps = [step for one in measured.prompts for step in one.loop.steps if step.drafted]
@@ -158,14 +187,16 @@ def _basis(measured: Measurement) -> Basis:
         kept=tuple(p.kept / p.asked if p.asked else alpha for p in measured.positions),
         offered=tuple(p.offered for p in measured.positions),
         guess=measured.draft_seconds.median if measured.draft_seconds else 0.0,
-        passes=_passes(measured),
+        passes=_passes(measured, [each.median for each in measured.passes]),
         plain=measured.plain_overhead.median,
         loop=measured.loop_overhead.median,
     )
 
 
-# "prompts" is the file's name: its text may not differ
-MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts")
+# "prompts" is the file's name: its text may not differ. Not every version knew the bytes, which
+# follow from name and dtype
+BYTES = ("weight_bytes", "pass_bytes", "cache_bytes")
+MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts", *BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +270,7 @@ def _require_same(name: str, one: Measurement, other_name: str, other: Measureme
         ("options", asdict(one.options), asdict(other.options)),
     ]:
         for key in a:
-            if a[key] != b[key] and not (part == "options" and key in MAY_DIFFER):
+            if a[key] != b[key] and key not in MAY_DIFFER:
                 raise InputError(
                     f"{name} and {other_name} differ in {part}: {key} is {a[key]} and {b[key]}; "
                     "measure again with the same target, machine, prompts and options"

@@ -71,6 +71,9 @@ class Footprint:
     encoder_decoder: bool
     parameters: int | None
     operations: int | None  # of the matrix products, per token (section 3.4)
+    weight_bytes: int | None = None
+    pass_bytes: int | None = None  # of the weights that a pass over one token reads
+    cache_bytes: int | None = None  # of a token that a row holds
 
 
 class Step(NamedTuple):
@@ -176,6 +179,9 @@ class Measurement:
     prompts: list[Observed]
     others: float | None = None  # share of the processors that others took; None: not known
     serving: Serving | None = None  # what a batch costs; None: not measured
+    read_bytes: int | None = None
+    read: Spread | None = None  # seconds of one read of so many bytes from memory
+    peak_bytes: int | None = None  # the most memory that the process held
     format: Literal["foretoken.measurement"] = FORMAT
     version: int = VERSION
 
@@ -200,6 +206,19 @@ class Measurement:
     def v(self) -> list[float]:
         """v(1), v(2), ..: seconds of a pass over those of a pass over one token."""
         return [p.median / self.passes[0].median for p in self.passes]
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes that are read from memory in a second."""
+        if self.read_bytes is None or self.read is None or not self.read.median:
+            return None
+        return self.read_bytes / self.read.median
+
+    @property
+    def floor_seconds(self) -> float | None:
+        """Seconds that a pass takes at least: its weights are read once."""
+        read = self.target.pass_bytes
+        return read / self.bandwidth if read and self.bandwidth else None
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all; OSError where it cannot be written."""

@@ -21,9 +21,9 @@ import openvino as ov
 
 from foretoken.models.openvino.tracing import Exported, core
 from foretoken.storage.cache import cache_folder, owned, remember, remembered
-from foretoken.storage.files import parse_json
+from foretoken.storage.files import parse_json, write
 
-FACTS = "facts.json"
+FACTS, CARD = "facts.json", "card.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
 STALE = 24 * 3600  # seconds; older ones were left
 
@@ -37,6 +37,7 @@ class Entry:
     dtype: str
     bytes: int
     made: float  # seconds since 1970
+    card: dict[str, Any] | None = None  # as `keep_card` wrote it
 
 
 def folder() -> Path | None:
@@ -94,7 +95,7 @@ def facts(key: str) -> dict[str, Any] | None:
 
 
 def _parts(place: Path) -> list[Path]:
-    return [file for file in place.iterdir() if file.name != FACTS]
+    return [file for file in place.iterdir() if file.name not in (FACTS, CARD)]
 
 
 def _facts(place: Path) -> dict[str, Any]:
@@ -140,6 +141,28 @@ def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
     return True
 
 
+def keep_card(key: str, card: dict[str, Any]) -> bool:
+    """Write what is to be known of the conversion under `key` into its folder; False where it is
+    not kept, or cannot be written."""
+    home = folder()
+    if home is None or facts(key) is None:
+        return False
+    try:
+        write(home / key / CARD, json.dumps(card, allow_nan=False).encode(), mode=0o600)
+    except OSError:
+        return False
+    return True
+
+
+def _card(place: Path) -> dict[str, Any] | None:
+    """Return the card in a folder; None where there is none that can be read."""
+    try:
+        card = parse_json((place / CARD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return card if isinstance(card, dict) else None
+
+
 def _sweep(home: Path) -> None:
     for place in home.glob(f"{MAKING}*"):
         if time.time() - place.stat().st_mtime > STALE:
@@ -153,7 +176,8 @@ def entries() -> list[Entry]:
         try:
             facts = _facts(file.parent)
             size = sum(part.stat().st_size for part in file.parent.iterdir())
-            listed.append(Entry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
+            about = facts["name"], facts["dtype"], size, facts["made"]
+            listed.append(Entry(file.parent, *about, _card(file.parent)))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(listed, key=lambda entry: -entry.made)

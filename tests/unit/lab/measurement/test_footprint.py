@@ -1,4 +1,4 @@
-"""Parameters and operations, counted by hand and, as FLOPs, by torch."""
+"""Parameters, bytes and operations, counted by hand and, as FLOPs, by torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ def test_llama_by_hand():
     layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48  # q, k and v, o; gate, up, down
     products = 2 * layer + 320 * 32
     assert footprint_of.parameters == products + 320 * 32 + 5 * 32  # embedding, norms
-    assert footprint_of.operations == 2 * products
+    assert footprint_of.operations == 2 * products and footprint_of.pass_bytes == 4 * products
+    assert footprint_of.weight_bytes == 4 * footprint_of.parameters
+    half = of_model(CausalModel(llama(320)), "name", "bfloat16")
+    assert half.weight_bytes == footprint_of.weight_bytes // 2
+    quarter = of_model(CausalModel(llama(320)), "name", "int4")  # groups of 64, head in 8 bits
+    assert quarter.pass_bytes == 2 * layer * (0.5 + 2 / 64) + 320 * 32
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX", "OPT", "Phi-3", "Gemma 3"])

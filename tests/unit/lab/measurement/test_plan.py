@@ -116,5 +116,16 @@ def test_what_is_not_alike_is_refused(where, key, value):
         planned(one, other)
 
 
+def test_files_of_versions_that_did_not_know_bytes_compare():
+    older = document([0.8], 0.1)
+    for name in ("weight_bytes", "pass_bytes", "cache_bytes"):
+        del older["target"][name]
+    for name in ("read_bytes", "read", "peak_bytes"):
+        del older[name]
+    older = parse(older, Measurement, "")
+    assert older.bandwidth is None and older.floor_seconds is None
+    assert planned(measured([0.8], 0.1), older).gamma > 0
+
+
 def test_drafts_and_their_gammas_may_differ():
     assert planned(measured([0.8], 0.1), measured([0.8] * 7, 0.1, draft="b", seed=4)).gamma > 0

@@ -104,7 +104,7 @@ def test_passes_cost_what_they_did_in_the_runs():
     assert one == pytest.approx(measurement.speedup.value) and two == pytest.approx(one)
 
 
-def test_errors_come_from_alpha_and_the_clock():
+def test_errors_come_from_alpha_draft_time_and_the_clock():
     """Three tokens, against gamma 1 as measured: at gamma 2 each interval's ends by hand.
 
     With draft tokens accepted with s: cost(2) = 2 + g - s; cost(3) = (1 + g) + (1 - s) cost(2) + s
@@ -124,6 +124,35 @@ def test_errors_come_from_alpha_and_the_clock():
     half = 1.5 * (share(0.85, 0.1) - share(0.75, 0.1)) / 2
     assert by_alpha.error == pytest.approx(half) and by_alpha.value == exact.value
     timed = document([0.8], 0.1, tokens=3, error=0.05)
+    timed["draft_seconds"] |= {"q1": 0.08, "q3": 0.12}
+    moved = 1.57 * 0.04 / 3
+    also = 1.5 * (share(0.8, 0.1 - moved) - share(0.8, 0.1 + moved)) / 2
+    assert predicted(timed).error == pytest.approx((half**2 + also**2) ** 0.5)
     timed["speedup"] = {"value": 1.5, "low": 1.4, "high": 1.6}
     clock = 0.1 * share(0.8, 0.1)
-    assert predicted(timed).error == pytest.approx((half**2 + clock**2) ** 0.5)
+    assert predicted(timed).error == pytest.approx((half**2 + also**2 + clock**2) ** 0.5)
+
+
+def test_errors_come_from_how_passes_grow():
+    """Three tokens, draft tokens always accepted: cost(3) is pass(3) at gamma 2; at gamma 1, which
+    was run, pass(2) + pass(1). If pass(2) alone was timed wrongly, pass(3) beside drafts is too,
+    inversely.
+    """
+    content = document([1.0], 0.0, passes=[1.0, 1.2, 1.5], tokens=3)
+    exact = predictions(parse(content, Measurement, "by hand"))[2].speedup
+    assert exact.value == pytest.approx(1.5 * 2.2 / 1.5) and exact.error == pytest.approx(0)
+    error = 1.57 * 0.3 / 3
+    content["passes"][1] |= {"q1": 1.05, "q3": 1.35}
+    two = predictions(parse(content, Measurement, "by hand"))[2].speedup
+    ends = [1.5 * 2.2 / (1.5 * 1.2 / (1.2 + sign * error)) for sign in (1, -1)]
+    assert two.value == exact.value and two.error == pytest.approx((ends[0] - ends[1]) / 2)
+
+
+def test_errors_come_from_the_plain_pass():
+    """As before, where the plain runs' pass(1) was 0.8 to 1.2: at gamma 1 it ends the text."""
+    content = document([1.0], 0.0, passes=[1.0, 1.2, 1.5], tokens=3)
+    step = content["prompts"][0]["plain"]["steps"][0]
+    content["prompts"][0]["plain"]["steps"] = [[*step[:7], each] for each in (0.8, 1.0, 1.2)]
+    two = predictions(parse(content, Measurement, "by hand"))[2].speedup
+    error = 1.57 * 0.2 / 3**0.5
+    assert two.error == pytest.approx(1.5 * 2 * error / 1.5 / 2)
