@@ -34,6 +34,8 @@ from served import pair, until
         (["here", "--target", "there"], "the target is 'here' and --target 'there'; give one"),
         (["--gamma", "-1"], "gamma is -1"),
         (["--rule", "eagle"], "rule is 'eagle'"),
+        (["--draft", "none", "--speculative-config", "{}"], "sets --draft, --gamma and --rule"),
+        (["--speculative-config", '{"modle": "a"}'], "holds 'modle'; did you mean model?"),
         (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
     ],
 )
