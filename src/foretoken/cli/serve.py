@@ -66,12 +66,7 @@ def serve(
     if "" in (server.api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
     given, keywords = _given(server, SERVER), _given(engine, ENGINE)
-    if speculative_config is not None:
-        if (draft, gamma, rule) != (None, None, "block"):
-            raise InputError(
-                "--speculative-config sets --draft, --gamma and --rule; give it or these"
-            )
-        draft, gamma, rule = speculative(speculative_config)
+    draft, gamma, rule = speculative(speculative_config, draft, gamma, rule)
     require(gamma, rule, 1.0)
     cluster.require()
     target = option.target(model, target)

@@ -25,13 +25,19 @@ KEYS = ("method", "model", "num_speculative_tokens", "rejection_sample_method")
 class SpeculativeSettings(NamedTuple):
     """Settings of speculation: the draft, its tokens where not automatic, and the rule."""
 
-    draft: str
-    gamma: int | None
-    rule: str
+    draft: str | None = None
+    gamma: int | None = None
+    rule: str = "block"
 
 
-def speculative(text: str) -> SpeculativeSettings:
-    """Read the option's JSON. InputError for values that vLLM knows and foretoken does not."""
+def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
+    """Read the option's JSON, which stands in place of `flags`. InputError for both, and for values
+    that vLLM knows and foretoken does not."""
+    given = SpeculativeSettings(*flags)
+    if text is None:
+        return given
+    if given != SpeculativeSettings():
+        raise InputError("--speculative-config sets --draft, --gamma and --rule; give it or these")
     config = as_json("--speculative-config", text)
     if not isinstance(config, dict):
         raise InputError(f"--speculative-config is {shown(text)}; give a JSON object")
