@@ -134,8 +134,21 @@ class Lines:
 
 
 def write(output: Path, lines: Lines, cluster: option.Cluster) -> int:
-    """Write the texts that the file lacks, with a bar on standard error; return how many failed."""
+    """Write the texts that the file lacks, with a bar on standard error; return how many failed.
+
+    A folder gets results.jsonl; a Parquet file is made, at the end, of the lines beside it.
+    """
     lines.loading.require(lines.names[0])
+    if output.is_dir():
+        output /= "results.jsonl"
+    if output.suffix == ".parquet":
+        with option.needing("ray"):
+            from foretoken.cluster import table  # before the work, which may take hours
+        results = output.with_suffix(".jsonl")
+        failed = write(results, lines, cluster)
+        if results.exists():  # one text at least
+            table.convert(results, output)
+        return failed
     quiet()
     origins = {
         (line, copy): lines.origin((line, copy))

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 PROMPTS = (
-    'File of prompts: one per line, or .jsonl of {"prompt": text or ids, "id": any}, or "messages" '
-    'in place of "prompt". Options in a line ("temperature", "stop_strings", ...) win over those '
-    "given here."
+    "File of prompts: one per line, or .jsonl or .parquet of "
+    '{"prompt": text or ids, "id": any}, or "messages" in place of "prompt". Options in a line '
+    '("temperature", "stop_strings", ...) win over those given here.'
 )
 
 
@@ -53,7 +53,8 @@ def generate(
         Path | None,
         Option(
             help="Write a line of JSON for each prompt of the file as it is done. The same command "
-            "resumes a run that was stopped."
+            "resumes a run that was stopped. A folder gets results.jsonl; a .parquet file is made "
+            "of a .jsonl beside it, at the end."
         ),
     ] = None,
     show_tokens: Annotated[

@@ -371,9 +371,11 @@ class Cluster:
         return self.ray or "local"
 
     def require(self) -> None:
-        """Raise InputError for threads of no replica."""
+        """Raise InputError for threads of no replica, and for an empty address."""
         if self.threads is not None and not self.used:
             raise InputError("--threads is for replicas; give --replicas, or set OMP_NUM_THREADS")
+        if self.ray == "":
+            raise InputError("--ray is empty; give host:port, auto or local")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
-from foretoken.cli.option import as_json
+from foretoken.cli.option import as_json, needing
 from foretoken.errors import ForetokenError, InputError, shown, whole
 from foretoken.sampling.params import WRITABLE, SamplingParams, meant
 from foretoken.storage.files import read_text
@@ -84,14 +84,23 @@ def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]
 
     Each is a function that parses the line; it raises InputError for a bad one.
     """
-    rows = [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
+    rows = _rows(file)
     filled = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not filled:
         raise InputError(f"{file} holds no prompt; give one on each line")
-    if file.suffix not in (".jsonl", ".json"):
+    if file.suffix not in (".jsonl", ".json", ".parquet"):
         return [(number, partial(Line, prompt=row)) for number, row in filled]
     keys = (*PLAIN, "messages", "seed", *WRITABLE) if sampling else PLAIN
     return [(n, partial(_parse, f"{file}, line {n}", row, keys)) for n, row in filled]
+
+
+def _rows(file: Path) -> list[str]:
+    """Return the lines of a file; of a Parquet file its rows, as JSON."""
+    if file.suffix != ".parquet":
+        return [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
+    with needing("ray"):
+        from foretoken.cluster import table  # late: pyarrow, which the extra brings
+    return table.lines(file)
 
 
 def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:

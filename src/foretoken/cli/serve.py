@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from foretoken.cli import option
 from foretoken.cli.command import Config, command
+from foretoken.cli.speculative import Speculative, speculative
 from foretoken.errors import InputError
 from foretoken.sampling.options import DeclaredOption
 from foretoken.server.options import OPTIONS as SERVER
@@ -52,6 +53,7 @@ def serve(
     draft: option.Draft = None,
     gamma: option.Guesses = None,
     rule: option.Rule = "block",
+    speculative_config: Speculative = None,
     config: Config = None,
 ) -> None:
     """Serve a model in OpenAI's protocol, with a page at /.
@@ -64,6 +66,7 @@ def serve(
     if "" in (server.api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
     given, keywords = _given(server, SERVER), _given(engine, ENGINE)
+    draft, gamma, rule = speculative(speculative_config, draft, gamma, rule)
     require(gamma, rule, 1.0)
     cluster.require()
     target = option.target(model, target)
@@ -76,7 +79,8 @@ def serve(
     from foretoken.server.process.worker import Setup
 
     given["max_texts"] = min(given["max_texts"], keywords["max_rows"] + keywords["max_waiting"])
-    options = ServerOptions(**{"served_model_name": _name(target), **given}, gamma=gamma)
+    given["served_model_name"] = given.get("served_model_name") or _name(target)
+    options = ServerOptions(**given, gamma=gamma)
     setup = Setup(
         target,
         draft,

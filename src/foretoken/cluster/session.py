@@ -17,6 +17,10 @@ from foretoken.errors import InputError, one_line
 LOCAL = "local"
 OBJECTS = 100_000_000  # bytes of Ray's object store, where it is started here: little goes through
 ANSWER = 5.0  # seconds for an address to answer
+# HTTP/2, which Ray's head speaks, begins with the client's preface, and with a frame of this type
+# from either side (RFC 9113, section 3.4)
+SETTINGS = b"\x04"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 BASE = 400_000_000  # bytes of a replica beside weights, keys and values
 # Where it is 0, Ray takes the loopback address for this machine's and listens nowhere else, as it
 # does by itself on macOS and Windows
@@ -117,13 +121,17 @@ def _quiet() -> Iterator[None]:
 
 
 def _require_answer(address: str) -> None:
-    """InputError for an address that nobody listens at: Ray itself waits a minute for one, and says
-    so in many lines."""
+    """InputError for an address that nobody listens at, or something else: Ray itself waits a
+    minute for the one, and says so in many lines, and for the other for ever."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"--ray is {address!r}; give host:port, auto or {LOCAL}")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as connection:
+            connection.sendall(PREFACE)
+            with connection.makefile("rb") as answer:
+                if not os.environ.get("RAY_USE_TLS") and answer.read(4)[3:] != SETTINGS:
+                    raise OSError("something else listens there")
     except OSError as error:
         reason = error.strerror or one_line(error)
         raise InputError(

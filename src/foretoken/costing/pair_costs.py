@@ -112,7 +112,8 @@ class PairCosts:
 
     def known(self) -> Costs | None:
         """Costs of one row for the sampling that was measured last; None before."""
-        single_costs = [measured for (_, rows), measured in self.measured.items() if rows == 1]
+        measured = list(self.measured.items())  # at once: another thread may measure
+        single_costs = [each for (_, rows), each in measured if rows == 1]
         return single_costs[-1] if single_costs else None
 
     def watch(self, row: Row) -> None:

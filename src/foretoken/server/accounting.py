@@ -1,5 +1,5 @@
 """Accounts of every request: metrics for Prometheus, under our own names and vLLM's, and a line in
-the log. Neither holds a prompt or a text. A body that is too large is not read to its end."""
+the log. Neither holds a prompt or a text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from uuid import uuid4
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foretoken.server.access import Access
 from foretoken.server.api import answers
+from foretoken.server.api.errors import ApiError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation
 
@@ -53,26 +55,16 @@ class Accounting:
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, known: Callable[[str], bool], max_body: int
+        self, app: ASGIApp, metrics: Metrics, known: Callable[[str], bool], access: Access
     ) -> None:
-        self.app, self.metrics, self.known, self.max_body = app, metrics, known, max_body
+        self.app, self.metrics, self.known, self.access = app, metrics, known, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, state, size = perf_counter(), scope["state"], 0
+        start, state = perf_counter(), scope["state"]
         id = state["id"] = Headers(scope=scope).get("x-request-id", "")[:128] or uuid4().hex
-
-        async def bounded() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self.max_body:
-                raise HTTPException(
-                    413, f"the body is larger than {self.max_body} bytes; send less"
-                )
-            return message
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -81,7 +73,10 @@ class Accounting:
             await send(message)
 
         try:
-            await self.app(scope, bounded, named)
+            self.access.require(scope)
+            await self.app(scope, self.access.bounded(receive), named)
+        except ApiError as error:  # `access` refuses it; the app answers its own
+            await JSONResponse(error.body, error.status)(scope, receive, named)
         finally:
             self._account(scope, perf_counter() - start)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -12,17 +10,18 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from time import time
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
+from foretoken.server.access import Access
 from foretoken.server.accounting import Accounting, Metrics
 from foretoken.server.api import answers
 from foretoken.server.api.answers import Answer
@@ -34,6 +33,7 @@ from foretoken.server.api.errors import (
     BadRequestError,
     api_error,
     invalid,
+    unreadable,
 )
 from foretoken.server.api.responses import ResponseAnswer, Responses
 from foretoken.server.api.tokens import Detokenize, Tokenize
@@ -46,7 +46,7 @@ from foretoken.server.process.generation import Generation, several
 VERSION = version("foretoken")
 PAGE = Path(__file__).parent / "page"
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
-Sent = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+KEY = HTTPBearer(auto_error=False)  # for the document: `Access` has looked at it already
 log = logging.getLogger(__name__)
 
 
@@ -69,9 +69,8 @@ def make(engine: Engines, options: ServerOptions) -> FastAPI:
     routes = Routes(engine, options)
     routes.route(app)
     paths = app.openapi()["paths"]
-    app.add_middleware(
-        Accounting, metrics=routes.metrics, known=paths.__contains__, max_body=options.max_body
-    )
+    access = Access(options.api_key, options.max_body)
+    app.add_middleware(Accounting, metrics=routes.metrics, known=paths.__contains__, access=access)
     if options.allowed_origin:  # what browsers ask beforehand comes without a key
         app.add_middleware(
             CORSMiddleware,
@@ -80,16 +79,6 @@ def make(engine: Engines, options: ServerOptions) -> FastAPI:
             allow_methods=["GET", "POST"],
         )
     return app
-
-
-def salt(keys: tuple[str, ...], key: str) -> str | None:
-    """Return the cache salt of a client's key, so that clients never share cached prefixes; None
-    for an invalid key. Without any keys, everybody is served."""
-    if not keys:
-        return ""
-    token = key.encode("latin-1")  # as headers are read
-    same = [hmac.compare_digest(token, each.encode()) for each in keys]  # all, always
-    return hashlib.sha256(token).hexdigest() if any(same) else None
 
 
 class Routes:
@@ -102,7 +91,8 @@ class Routes:
 
     def route(self, app: FastAPI) -> None:
         """Every path, and what becomes of errors."""
-        api = APIRouter(prefix="/v1", dependencies=[Depends(self.admit)], responses=DOCUMENTED)
+        keyed: dict[str, Any] = {"dependencies": [Depends(KEY)], "responses": DOCUMENTED}
+        api = APIRouter(prefix="/v1", **keyed)
         api.post("/chat/completions", responses=STREAM)(self.chat)
         api.post("/completions", responses=STREAM)(self.completions)
         api.post("/responses", responses=STREAM)(self.responses)
@@ -110,7 +100,6 @@ class Routes:
         api.get("/models/{name:path}")(self.model)
         api.get("/speculation")(self.speculation)
         app.include_router(api)
-        keyed: dict[str, Any] = {"dependencies": [Depends(self.admit)], "responses": DOCUMENTED}
         app.post("/tokenize", **keyed)(self.tokenize)
         app.post("/detokenize", **keyed)(self.detokenize)
         app.get("/health", responses={503: {"description": "There is no engine now."}})(self.health)
@@ -128,13 +117,6 @@ class Routes:
         ):
             app.add_exception_handler(kind, _told)
         app.add_exception_handler(Exception, _broken)
-
-    async def admit(self, request: Request, sent: Sent) -> None:
-        """Refuse a client without a key that the server asks for."""
-        own_salt = salt(self.options.api_key, "" if sent is None else sent.credentials)
-        if own_salt is None:
-            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-        request.state.salt = own_salt
 
     async def chat(self, request: Request, asked: Chat) -> Response:
         generation = self._generation(request, asked)
@@ -157,7 +139,7 @@ class Routes:
             "tokenize",
             prompt=prompt,
             template=None if asked.messages is None else options.chat_template,
-            variables=asked.chat_template_kwargs,
+            chat_template_kwargs=asked.chat_template_kwargs,
             texts=asked.return_token_strs,
         )
         context = None if self.engine.info is None else self.engine.info.context
@@ -175,17 +157,17 @@ class Routes:
         return self._model()
 
     async def speculation(self) -> dict[str, Any]:
-        engine = self.engine
-        info, rates = engine.info, engine.statistics.rates()
-        if info is None:
-            raise UnavailableError(f"there is no engine yet ({engine.state})", 2)
+        engine, statistics = self.engine, self.engine.statistics
+        info, asked = engine.info, {"alpha": statistics.alpha, "made": dict(statistics.made)}
+        costs, rates = await engine.ask("speculation", **asked), statistics.rates()
+        assert info is not None  # of an engine that was asked
         names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
         return {
-            **{name: getattr(info, name) for name in (*names, "text", "max_rows", "c", "v")},
+            **{name: getattr(info, name) for name in (*names, "text", "max_rows")},
             "chat": info.chat or self.options.chat_template is not None,
             "temperature": info.suggested["temperature"],
             **rates,
-            "predicted_speedup": engine.statistics.predicted(info.c, info.v),
+            **costs,
             "gamma": "automatic" if self.options.gamma is None else self.options.gamma,
             "active": info.draft is not None and rates["active"] is not False,
             "running": engine.running,
@@ -337,6 +319,8 @@ async def _told(request: Request, error: Exception) -> Response:
             refusal = error
         case RequestValidationError():
             refusal = invalid(error.errors())
+        case HTTPException(status_code=400, __cause__=Exception() as cause):  # of the body
+            refusal = BadRequestError(f"the body is no JSON: {unreadable(cause)}")
         case HTTPException(status_code=status, detail=detail):
             paths = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
             refusal = ApiError(status, paths.get(status, detail))

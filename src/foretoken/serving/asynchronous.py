@@ -40,7 +40,7 @@ class AsyncEngine:
         self._make = partial(Engine, spec, **options)
         self._ids = count()
         self._inboxes: dict[int, Inbox] = {}
-        self._awake = Condition()  # held while inboxes change
+        self._awake = Condition()  # held while inboxes are read and dropped
         self._closing = False
         self._thread = Thread(target=self._work, name="foretoken engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,8 +79,7 @@ class AsyncEngine:
         if asyncio.get_running_loop() is not self._loop:
             raise InputError("the engine belongs to the loop that entered it; stream there")
         id, inbox = next(self._ids), Inbox()
-        with self._awake:
-            self._inboxes[id] = inbox
+        self._inboxes[id] = inbox  # without the lock: a thread holds it while it waits for a step
         adding = self._loop.run_in_executor(None, self._add, id, prompt, params, options)
         try:
             await asyncio.shield(adding)

@@ -207,6 +207,31 @@ def test_what_is_no_file_is_refused(tmp_path) -> None:
             Results.opened(path).__enter__()
 
 
+def test_parquet_in_and_out(run, pair, tmp_path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    import pyarrow
+
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS[:5]), tmp_path / "in.parquet")
+    files = ("--prompt-file", tmp_path / "in.parquet", "--output", tmp_path / "out.parquet")
+    result = run("generate", *files, *pair, *OPTIONS)
+    assert result.code == 0, result.err
+    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    lines = read(tmp_path)  # beside it: what is gone on with
+    assert [row["line"] for row in rows] == [1, 2, 3, 4, 5] and len(lines) == 5
+    assert [json.loads(row["id"]) for row in rows] == [row["id"] for row in ROWS[:5]]
+    assert [row["tokens"] for row in rows] == [lines[n, 0]["tokens"] for n in range(1, 6)]
+    again = run("generate", *files, *pair, *OPTIONS)
+    assert again.code == 0 and "all 5 texts were there" in again.err
+
+
+def test_a_folder_holds_results(run, pair, tmp_path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]))
+    files = ("--prompt-file", tmp_path / "in.jsonl", "--output", tmp_path / "out")
+    assert run("generate", *files, *pair, *OPTIONS).code == 0
+    assert (tmp_path / "out" / "results.jsonl").read_text().count("\n") == 1
+
+
 def test_a_new_file_without_results_does_not_stay(tmp_path) -> None:
     path = tmp_path / "out.jsonl"
     with Results.opened(path):

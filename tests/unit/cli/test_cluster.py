@@ -17,6 +17,7 @@ from foretoken.errors import InputError
         (("serve", "--replicas", "0"), "--replicas': it must be 1 or more"),
         (("serve", "--replicas", "2", "--threads", "0"), "--threads': it must be 1 or more"),
         (("serve", "--threads", "2"), "--threads is for replicas; give --replicas"),
+        (("serve", "--ray", ""), "--ray is empty; give host:port, auto or local"),
         (("generate", "hi", "--replicas", "2"), "--ray and --replicas are for files"),
         (("generate", "hi", "--threads", "2"), "--threads is for replicas; give --replicas"),
     ],

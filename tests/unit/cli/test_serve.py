@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -34,11 +35,28 @@ from served import pair, until
         (["here", "--target", "there"], "the target is 'here' and --target 'there'; give one"),
         (["--gamma", "-1"], "gamma is -1"),
         (["--rule", "eagle"], "rule is 'eagle'"),
+        (["--draft", "none", "--speculative-config", "{}"], "sets --draft, --gamma and --rule"),
+        (["--speculative-config", '{"modle": "a"}'], "holds 'modle'; did you mean model?"),
         (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
     ],
 )
 def test_mistakes_are_told_at_once(console: Run, arguments: list[str], said: str) -> None:
     mistake(console("serve", *arguments), said)
+
+
+def test_names_and_speculation_reach_the_server(
+    console: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An empty name is none; vLLM's JSON stands in place of draft, gamma and rule."""
+    target, _ = pair(tmp_path)
+    served: list[Any] = []
+    monkeypatch.setattr("foretoken.server.run.run", lambda *made: served.append(made))
+    config = '{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "block"}'
+    asked = (target, "--served-model-name", "", "--speculative-config", config)
+    assert console("serve", *asked).code == 0
+    ((setup, options),) = served
+    assert options.name == "target" and options.gamma == 3
+    assert setup.draft == "lookup" and setup.engine["rule"] == "block"
 
 
 def test_a_port_that_is_taken(console: Run) -> None:

@@ -7,6 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,9 +152,35 @@ def test_weights_are_those_of_folders(tmp_path: Path) -> None:
     assert session.weights(None, None) == 0
 
 
-def test_a_cluster_that_answers_is_joined(cluster) -> None:
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The address of what says this to whoever connects."""
     with socket.create_server(("127.0.0.1", 0)) as there:
-        address = f"127.0.0.1:{there.getsockname()[1]}"
+
+        def other() -> None:
+            connection, _ = there.accept()
+            connection.sendall(answer)
+            ended.wait(60)
+            connection.close()
+
+        ended, thread = threading.Event(), threading.Thread(target=other)
+        thread.start()
+        yield f"127.0.0.1:{there.getsockname()[1]}"
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_listens_and_is_no_ray_is_told(monkeypatch, answer: bytes) -> None:
+    """Ray itself would wait for ever."""
+    monkeypatch.setattr(session, "ANSWER", 0.2)
+    with answering(answer) as address:
+        with pytest.raises(InputError, match=f"no Ray answers at {address} .(timed|something)"):
+            session.prepare(address)
+
+
+def test_what_answers_as_ray_does_is_joined(cluster) -> None:
+    with answering(bytes(3) + session.SETTINGS + bytes(5)) as address:
         session.prepare(address)
         session.join(address)
     assert cluster["address"] == address

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import openai
@@ -17,7 +19,7 @@ import pytest
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.server.app import salt
+from foretoken.server.access import Access
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawned
 from served import LOADING, pair, serving, until
@@ -119,6 +121,25 @@ def test_a_stream_concatenates_to_the_answer(client: openai.OpenAI) -> None:
     assert told == whole.choices[0].logprobs.content
     assert choices[-1].finish_reason == whole.choices[0].finish_reason
     assert last.usage == whole.usage and not last.choices
+
+
+def test_a_stream_tells_its_usage_so_far(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"return_token_ids": True, **GAMMA}
+    stream = client.completions.create(
+        prompt="It was", **SAMPLING, stream=True, stream_options=options, extra_body=asked
+    )
+    *chunks, last = list(stream)
+    written = 0
+    for chunk in chunks:
+        written += len(chunk.choices[0].model_dump()["token_ids"])
+        assert chunk.usage is not None and chunk.usage.completion_tokens == written
+    assert last.usage == chunks[-1].usage
+    chat = client.chat.completions.create(
+        messages=HELLO, **SAMPLING, stream=True, stream_options=options, extra_body=GAMMA
+    )
+    told = [chunk.usage.completion_tokens for chunk in chat if chunk.usage is not None]
+    assert len(told) > 2 and told == sorted(told)
 
 
 def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) -> None:
@@ -371,6 +392,7 @@ def test_what_speculation_does_now(url: str) -> None:
     assert answer["active"] is True and answer["chat"] is True
     assert 0 <= answer["alpha"] <= 1 and answer["tokens_per_call"] >= 1
     assert answer["acceptance_by_position"] and answer["running"] == answer["waiting"] == 0
+    assert {"c", "v", "predicted_speedup"} <= answer.keys()
 
 
 @pytest.mark.parametrize(
@@ -391,13 +413,14 @@ def test_what_speculation_does_now(url: str) -> None:
         ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix is not supported"),
         ("completions", {"prompt": "a", "best_of": 1, "n": 2}, 400, "best_of"),
         ("completions", {"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "regex"),
-        ("responses", {"input": "a", "previous_response_id": "x"}, 400, "unknown field"),
+        ("responses", {"input": "a", "previous_response_id": "x"}, 400, "nothing is stored"),
+        ("responses", {"input": "a", "max_tokens": 3}, 400, "did you mean max_output_tokens?"),
         ("responses", {"input": "a", "return_token_ids": True}, 400, "leave it out"),
         ("responses", {"input": "a", "background": 0}, 400, "background"),
         ("responses", {"input": "a", "store": 0}, 400, "store is not supported"),
         ("responses", {"input": []}, 400, "input: it is too short"),
         ("responses", {"input": "a", "prediction": {"type": "content", "content": "b"}}, 400,
-         "unknown field 'prediction'"),
+         "predicted outputs are for completions and chats"),
         ("chat/completions", {"messages": HELLO, "prediction": "b"}, 400, "prediction"),
         ("completions", {"prompt": []}, 400, "prompt is empty"),
         ("completions", {"prompt": [[]]}, 400, "prompt is empty"),
@@ -528,17 +551,32 @@ def test_a_call_of_a_tool_has_no_content(url: str, spec: Any) -> None:
     assert spec.generate(messages, max_new_tokens=4)[0].tokens == expected[0].tokens[:4]
 
 
-@pytest.mark.parametrize("body", ["", "{", "[]", "null", '{"prompt": NaN}', "[" * 100_000, b"\xff"])
-def test_what_is_no_json_object(url: str, body: str | bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("", "send a JSON object"),
+        ("{", "the body is no JSON: "),
+        ("[]", "object"),
+        ("null", "object"),
+        ('{"prompt": NaN}', "the body is no JSON: "),
+        ("[" * 100_000, "the body is no JSON: it is nested too deeply; flatten it"),
+        (b"\xff", "the body is no JSON: it is not in UTF-8; encode it so"),
+        ('{"seed": ' + "1" * 5000 + "}", "the body is no JSON: Exceeds the limit (4300 digits)"),
+    ],
+)
+def test_what_is_no_json_object(url: str, body: str | bytes, said: str) -> None:
     answer = post(url, "/v1/completions", body)
-    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
 
 
 def test_what_is_nested_too_deeply(url: str) -> None:
     deep = "[" * 900 + "]" * 900
     body = '{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": %s}}'
-    answer = post(url, "/v1/chat/completions", body % deep)
-    assert answer.status_code == 400 and "nested too deeply" in answer.json()["error"]["message"]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        answer = post(url, path, body % deep)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and "nested too deeply" in error["message"]
+        assert error["param"] == "chat_template_kwargs"
 
 
 def test_errors_reach_the_official_client(client: openai.OpenAI) -> None:
@@ -599,8 +637,9 @@ def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
         *_, last = streamed.result().text.strip().split("\n\n")
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_stopped"
         until(lambda: link.state == "restarting")
-        now = post(url, "/v1/completions", long)
-        assert now.status_code == 503 and now.headers["retry-after"]
+        asked = httpx2.get(f"{url}/v1/speculation")  # whose facts would be of the engine before
+        for now in (post(url, "/v1/completions", long), asked):
+            assert now.status_code == 503 and now.headers["retry-after"]
         until(lambda: link.state == "ready")
         again = post(url, "/v1/completions", long | {"max_tokens": 3})
         assert again.status_code == 200 and link.restarts == 1
@@ -631,13 +670,13 @@ def guarded(folders: tuple[str, str]) -> Iterator[str]:
 
 def test_a_key_has_a_salt_of_its_own() -> None:
     keys = ("one", "two")
-    salts = {salt(keys, key) for key in keys}
+    salts = {Access(keys).salt(key) for key in keys}
     assert len(salts) == 2 and None not in salts
     assert "one" not in "".join(str(each) for each in salts)
     for wrong in ("", "on", "one "):
-        assert salt(keys, wrong) is None
-    assert salt(("clé",), "clé".encode().decode("latin-1")) is not None
-    assert salt((), "") == ""
+        assert Access(keys).salt(wrong) is None
+    assert Access(("clé",)).salt("clé".encode().decode("latin-1")) is not None
+    assert Access().salt("") == ""
 
 
 def test_keys_and_bounds(guarded: str) -> None:
@@ -667,6 +706,26 @@ def test_keys_and_bounds(guarded: str) -> None:
     headers = {"Authorization": "Bearer other", "X-Request-Id": "mine"}
     answer = httpx2.get(f"{url}/v1/models", headers=headers)
     assert answer.status_code == 200 and answer.headers["x-request-id"] == "mine"
+
+
+def test_a_key_is_asked_for_before_a_body_is_read(guarded: str) -> None:
+    """Nor do the document and what is not there tell anything without one."""
+    for answer in (post(guarded, "/v1/completions", "{"), httpx2.get(f"{guarded}/openapi.json")):
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+        assert answer.headers["x-request-id"]
+    assert httpx2.get(f"{guarded}/nowhere").status_code == 401
+    for key, status in (("", 401), ("secret", 413)):
+        assert _announced(guarded, key, 5_000_000) == status
+
+
+def _announced(url: str, key: str, size: int) -> int:
+    """Status of the answer to a body that is announced, and not sent."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), 20) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n"
+        head += f"Authorization: Bearer {key}\r\n" if key else ""
+        connection.sendall(f"{head}\r\n".encode())
+        return int(connection.recv(100).split()[1])
 
 
 def test_numbers_for_prometheus(url: str) -> None:

@@ -47,3 +47,20 @@ def test_errors_are_told_with_their_body(document: dict[str, Any]) -> None:
     assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
     fields = document["components"]["schemas"]["ErrorFields"]
     assert fields["required"] == ["message", "type", "param", "code"]
+
+
+def test_every_form_that_is_taken_is_in_the_document(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+
+    def kinds(schema: dict[str, Any]) -> set[str | None]:
+        parts = schema.get("anyOf", [])
+        return set[str | None]().union(*map(kinds, parts)) if parts else {schema.get("type")}
+
+    def forms(name: str, field: str) -> set[str | None]:
+        return kinds(schemas[name]["properties"][field])
+
+    assert forms("Responses", "input") == {"string", "array"}
+    assert forms("Item", "content") == {"string", "array"}
+    assert {"string", "array"} <= forms("Message", "content")
+    assert {"string", "array"} <= forms("Text", "stop")
+    assert schemas["Tool"]["required"] == ["type"]  # a response's is its function itself

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from threading import Event
 
 import pytest
 
@@ -70,6 +72,31 @@ def test_leaving_the_loop_and_cancelling_free_the_row() -> None:
                 await task
             await idle(engine)
             assert engine.stats().aborted == 2
+
+    run(work)
+
+
+def test_an_end_that_waits_for_a_step_holds_up_nothing_else() -> None:
+    async def work() -> None:
+        async with AsyncEngine(speculator()) as engine:
+            abort, aborting, go_on = engine._engine.abort, Event(), Event()
+
+            def slow(id: int) -> None:
+                aborting.set()
+                go_on.wait(1)
+                abort(id)
+
+            engine._engine.abort = slow  # pyright: ignore[reportAttributeAccessIssue]
+            stream = engine.stream([1], LONG, gamma=2)
+            await anext(stream)
+            await stream.aclose()
+            await asyncio.to_thread(aborting.wait)
+            start = time.monotonic()
+            other = asyncio.create_task(anext(engine.stream([2], SAMPLING, gamma=2)))
+            await asyncio.sleep(0.01)  # in which the other begins
+            assert time.monotonic() - start < 0.5
+            go_on.set()
+            assert (await other).tokens
 
     run(work)
 

@@ -118,7 +118,7 @@ class ChoicesAnswer(Answer[Asked]):
         return answer | self.metrics() | self.speculation(whole=True)
 
     async def events(self) -> AsyncGenerator[str]:
-        head = self._head(self.kinds[1])
+        head, options = self._head(self.kinds[1]), self.asked.stream_options
         for i, text in enumerate(self.texts):
             if (beginning := self.beginning(text)) is not None:
                 yield event(head | {"choices": [self._choice(i, beginning)]})
@@ -130,8 +130,9 @@ class ChoicesAnswer(Answer[Asked]):
                 if part.words is not None:  # for those who ask for the steps
                     steps = [shown_step(step, part.words) for step in part.steps]
                     chunk["speculation"] = {"steps": steps}
+                if options is not None and options.continuous_usage_stats:
+                    chunk["usage"] = usage(self.generation)
                 yield event(head | chunk)
-        options = self.asked.stream_options
         if options is not None and options.include_usage:
             last: dict[str, Any] = {"choices": [], "usage": usage(self.generation)}
             yield event(head | last | self.metrics() | self.speculation())

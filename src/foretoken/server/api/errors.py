@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from foretoken.errors import mismatch
+from foretoken.errors import mismatch, one_line
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 
 if TYPE_CHECKING:
@@ -110,6 +110,17 @@ def invalid(problems: Sequence[Any]) -> BadRequestError:
     ).lstrip(".")
     message = context["message"] if first["type"] == "unknown" else mismatch(first)
     return BadRequestError(f"{param}: {message}", param)
+
+
+def unreadable(error: Exception) -> str:
+    """Return why a body cannot be read, from what Python's own reader raised."""
+    match error:
+        case RecursionError():
+            return "it is nested too deeply; flatten it"
+        case UnicodeDecodeError():
+            return "it is not in UTF-8; encode it so"
+        case _:  # a number of too many digits, and its remedy for programs in Python
+            return one_line(error).partition(";")[0]
 
 
 def _kind(part: int | str) -> bool:

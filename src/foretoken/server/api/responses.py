@@ -7,8 +7,9 @@ from itertools import count
 from time import time
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from foretoken.errors import shown
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import (
@@ -19,6 +20,7 @@ from foretoken.server.api.wire import (
     Tool,
     Whole,
     Wire,
+    refused,
     small,
 )
 
@@ -33,6 +35,15 @@ class Item(Wire):
     content: Content
     id: str | None = None
     status: str | None = None
+    phase: None = None  # which clients send of an answer that they had
+
+    @model_validator(mode="before")
+    @classmethod
+    def message(cls, item: Any) -> Any:
+        """Refuse an item of another type by its type, and not by what only such an item holds."""
+        if isinstance(item, dict) and (kind := item.get("type", "message")) != "message":
+            raise refused("type", f"it is {shown(kind)}; give messages")
+        return item
 
 
 def _items(content: Any) -> Any:
@@ -49,12 +60,16 @@ class Format(Wire):
 
 class TextOptions(Wire):
     format: Format = Format()  # pyright: ignore[reportCallIssue]
+    verbosity: Literal["medium"] | None = None
 
 
 class Responses(ApiRequest):
     """Request for a response."""
 
-    input: Annotated[list[Item], BeforeValidator(_items)] = Field(min_length=1)
+    input: Annotated[
+        Annotated[list[Item], Field(min_length=1)],
+        BeforeValidator(_items, json_schema_input_type=str | list[Item]),
+    ]
     instructions: str | None = None
     max_output_tokens: Whole | None = Field(None, ge=1)
     text: TextOptions | None = None

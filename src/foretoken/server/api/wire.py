@@ -7,14 +7,14 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from foretoken.sampling import checks
 from foretoken.sampling.params import OPTIONS, Controls
+from foretoken.server.api import unsupported
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import GenerateRequest, Prompt
 
@@ -25,23 +25,6 @@ MOST_N, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 MOST_GAMMA = 32  # others wait for its drafts
 MOST_GRAMMAR, MOST_CHOICES = 50_000, 1000  # compiling more stalls those who wait
 
-# Fields that are not honoured, and their values beside null that ask for nothing
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "modalities": (["text"],),
-    "function_call": ("none",),
-    "functions": ([],),
-    "verbosity": ("medium",),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "metadata": ({},),
-    "suffix": ("",),
-    "skip_special_tokens": (True,),
-    "prompt_cache_retention": ("in_memory",),
-    "stream_obfuscation": (False,),
-}
-# Fields that say who asks or where: one engine serves all, so there is nothing to do for them.
-NOTED = frozenset(("user", "safety_identifier", "prompt_cache_key"))
-
 
 class Wire(BaseModel):
     """A part of a request: only fields that are known here."""
@@ -51,27 +34,24 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def known(cls, body: Any) -> Any:
-        """Leave out what asks for nothing, and refuse what is unknown, with the nearest name."""
+        """Refuse what is unknown, and leave out what asks for nothing."""
         if not isinstance(body, dict):
             return body
         fields = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in body.items():
-            neutral = (None, *NEUTRAL.get(name, ()))
-            if (
-                name in fields
-                or name in NOTED
-                or any(value == each and type(value) is type(each) for each in neutral)
-            ):
-                continue
-            near = get_close_matches(name, sorted(fields | NOTED), 1, 0.8)
-            remedy = (
-                f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"
-            )
-            message = f"unknown field {name[:60]!r}; {remedy}"
-            if name in NEUTRAL:
-                message = f"{name} is not supported; leave it out"
-            raise PydanticCustomError("unknown", "{message}", {"message": message, "field": name})
+            if name not in fields and (message := cls.refusal(name, value, fields)):
+                raise refused(name, message)
         return {name: value for name, value in body.items() if name in fields}
+
+    @classmethod
+    def refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
+        """Return why a field beside these is refused; None where it asks for nothing."""
+        return unsupported.unknown(name, fields)
+
+
+def refused(field: str, message: str) -> PydanticCustomError:
+    """Return the error for a field of a part of a request."""
+    return PydanticCustomError("unknown", "{message}", {"message": message, "field": field})
 
 
 class Speculation(Wire):
@@ -95,6 +75,7 @@ class Speculation(Wire):
 
 class StreamOptions(Wire):
     include_usage: Flag = False
+    continuous_usage_stats: Flag = Field(False, description="vLLM's: usage so far in every chunk")
     include_obfuscation: Literal[False] | None = None  # events are as long as they are
 
 
@@ -114,6 +95,11 @@ class Body(Wire):
 
     # Fields that set an option of the engine, where it has another name
     sets: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    @classmethod
+    def refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
+        """Honour null, too, in fields of OpenAI's and vLLM's that a request has elsewhere."""
+        return unsupported.refusal(name, value, fields)
 
     @model_validator(mode="before")
     @classmethod
@@ -152,7 +138,10 @@ KINDS: dict[Any, Any] = {
     checks.as_flag: Flag,
     checks.as_strings: Annotated[
         list[str],
-        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        BeforeValidator(
+            lambda value: [value] if isinstance(value, str) else value,
+            json_schema_input_type=str | list[str],
+        ),
         Field(max_length=MOST_STOPS),
     ],
     checks.as_ids: list[Whole],
@@ -329,7 +318,8 @@ class Predicting(ApiRequest):
         return (content if isinstance(content, str) else "".join(p.text for p in content)) or None
 
 
-TEXTS = ("text", "input_text", "output_text", "refusal")
+TextKind = Literal["text", "input_text", "output_text", "refusal"]
+TEXTS = get_args(TextKind)
 
 
 def _text(content: Any) -> Any:
@@ -344,7 +334,15 @@ def _text(content: Any) -> Any:
     return "".join(known)
 
 
-Content = Annotated[str, BeforeValidator(_text)]
+class ContentPart(BaseModel, extra="allow"):
+    """A part of a message, as the OpenAPI document has it: a refusal has its text of that name."""
+
+    type: TextKind
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[ContentPart])]
 
 
 class Function(BaseModel, extra="allow"):
@@ -353,7 +351,7 @@ class Function(BaseModel, extra="allow"):
     name: str
 
 
-class Tool(BaseModel, extra="allow"):
+class Tool(BaseModel, extra="allow", json_schema_extra={"required": ["type"]}):
     """A tool as chat templates read it. A tool of a response is its function itself."""
 
     type: Literal["function"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -40,6 +41,7 @@ AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before an engine that died is sta
 TICK = 1.0  # seconds between two looks at an engine
 STALL = 300.0  # seconds without a step while somebody waits: tens are a slow machine's
 READING = 0.1  # and for each token of prompts, which may be read in one step
+NUMBERS = count()
 log = logging.getLogger(__name__)
 
 
@@ -107,6 +109,7 @@ class EngineClient:
 
     def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawned) -> None:
         self.setup, self._begin = setup, begin
+        self.number = next(NUMBERS)  # unlike its `id`, no other's later
         self.statistics = SpecDecodeStats()
         self.state: State = "loading"
         self.info: ModelInfo | None = None  # once it has been ready
@@ -222,7 +225,8 @@ class EngineClient:
             self._outgoing.put(ForkingPickler.dumps(message))
         except RecursionError:
             problem = "the request is nested too deeply; flatten it"
-            self._deliver(Refusal(getattr(message, "id", -1), "input", problem))
+            id = getattr(message, "id", -1)
+            self._deliver(Refusal(id, "input", problem, _deepest(message)))
 
     @staticmethod
     def _post(pipe: Pipe, outgoing: SimpleQueue[Any]) -> None:
@@ -321,6 +325,25 @@ class EngineClient:
     def _restart(self) -> None:
         if self.state == "restarting":
             self.start()
+
+
+def _deepest(message: ToEngine) -> str | None:
+    """Return the argument that is nested too deeply to be sent."""
+    arguments: dict[str, Any] = {}
+    match message:
+        case Add(_, request):
+            own = {each.name: getattr(request, each.name) for each in fields(request)}
+            arguments = {**request.controls, **own}
+        case Ask(_, _, asked):
+            arguments = asked
+        case _:
+            pass
+    for name, value in arguments.items():
+        try:
+            ForkingPickler.dumps(value)
+        except RecursionError:
+            return name
+    return None
 
 
 def _settle(answer: asyncio.Future[Any], message: Told) -> None:

@@ -74,6 +74,7 @@ class EngineFleet:
         self._read: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
         self._measured = False  # whether the first has been ready
         self._left: dict[EngineClient, asyncio.Task[None]] = {}  # which take no more texts
+        self._past = Counter[str]()  # sums of those that have ended
         self._end: State | None = None
 
     def start(self) -> None:
@@ -87,8 +88,11 @@ class EngineFleet:
             return
         self._end = "draining"
         self._starting.cancel()
-        ends = (client.stop(patience) for client in self._clients)
-        await asyncio.gather(*ends, *self._left.values())
+        ends = [client.stop(patience) for client in self._clients]
+        results = await asyncio.gather(*ends, *self._left.values(), return_exceptions=True)
+        for error in results[: len(ends)]:
+            if error is not None:
+                log.error("an engine did not end in order", exc_info=error)
         self._end = "stopped"
 
     def scale(self, count: int, patience: float) -> None:
@@ -106,7 +110,15 @@ class EngineFleet:
                 reversed(self._clients), key=lambda client: (client.state == "ready", client.open)
             )
             self._clients.remove(client)
-            self._left[client] = asyncio.create_task(client.stop(patience))
+            end = self._left[client] = asyncio.create_task(client.stop(patience))
+            end.add_done_callback(partial(self._forget, client))
+
+    def _forget(self, client: EngineClient, end: asyncio.Task[None]) -> None:
+        """Keep no more than the sums of one that has left."""
+        del self._left[client]
+        self._past.update(preempted=client.preempted, restarts=client.restarts)
+        if not end.cancelled() and (error := end.exception()) is not None:
+            log.error("an engine did not end in order", exc_info=error)
 
     @property
     def state(self) -> State:
@@ -121,8 +133,7 @@ class EngineFleet:
     @property
     def states(self) -> dict[str, int]:
         """The number of engines in each state."""
-        leaving = (client for client, end in self._left.items() if not end.done())
-        return dict(Counter(client.state for client in [*self._clients, *leaving]))
+        return dict(Counter(client.state for client in [*self._clients, *self._left]))
 
     @property
     def info(self) -> ModelInfo | None:
@@ -222,7 +233,8 @@ class EngineFleet:
         self.failed()
 
     def _sum(self, name: str) -> int:
-        return sum(getattr(client, name) for client in [*self._clients, *self._left])
+        there = sum(getattr(client, name) for client in [*self._clients, *self._left])
+        return there + self._past[name]
 
 
 class MovableText:
@@ -281,7 +293,7 @@ class MovableText:
 
 def _name(client: EngineClient) -> tuple[int, int]:
     """An engine by what it has read: one that was started again has read nothing."""
-    return id(client), client.restarts
+    return client.number, client.restarts
 
 
 Engines = EngineClient | EngineFleet

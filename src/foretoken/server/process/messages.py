@@ -55,7 +55,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question that no step answers: "tokenize" or "detokenize"."""
+    """A question that no step answers: "tokenize", "detokenize" or "speculation"."""
 
     id: int
     name: str
@@ -83,8 +83,6 @@ class ModelInfo:
     suggested: dict[str, Any]  # temperature, top_p, top_k of the generation config, or None
     max_rows: int
     pid: int
-    c: float | None  # of one row, as they were measured when it was loaded; None: there is no draft
-    v: list[tuple[int, float]] | None
     costs: bytes  # of steps, pickled: for other engines, and read only where torch is
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from foretoken.records import StepRecord
 from foretoken.sampling.params import GREEDY_BELOW, SamplingParams
 from foretoken.server.process.messages import GenerateRequest, Pace
-from foretoken.theory import steps_factor
 
 RECENT = 0.98  # the weight of what was known, with each step of a row
 # Controls that say when a text ends, and not what a step of it costs
@@ -111,12 +108,3 @@ class SpecDecodeStats:
             "tokens": self.tokens,
             **self.measured(),
         }
-
-    def predicted(self, c: float | None, v: Sequence[tuple[int, float]] | None) -> float | None:
-        """Return the speed-up that these costs predict of one text that makes as many draft tokens
-        as were made; None where nothing is known yet."""
-        if c is None or v is None or self.alpha is None or not any(self.made.values()):
-            return None
-        tokens, costs = zip(*v, strict=True)
-        alpha = min(1.0, self.alpha)
-        return steps_factor(alpha, self.made, c, v=lambda n: float(np.interp(n, tokens, costs)))

@@ -54,6 +54,7 @@ from foretoken.server.process.messages import (
 )
 from foretoken.serving.options import AllEngineKeywords
 from foretoken.text.decoding import Spelling, decode
+from foretoken.theory import steps_factor
 
 if TYPE_CHECKING:
     from foretoken.request import Completion
@@ -250,6 +251,12 @@ class Worker:
             with about("prediction"):
                 self._require_short(request.prediction, "prediction")
                 prediction = list(self.spec.inputs.prediction(request.prediction))
+                context = self.engine.longest
+                if context is not None and len(prediction) > context:
+                    raise _TooLongError(
+                        f"the prediction has {len(prediction)} tokens, the context is {context}; "
+                        "shorten it"
+                    )
         if structure := controls.get("structured"):
             with about("structured"):
                 self.sandbox.require(as_structured("structured", structure))
@@ -314,17 +321,26 @@ class Worker:
             self._tell([])  # no step follows that of the last text
 
     def _answer(self, id: int, name: str, arguments: dict[str, Any]) -> None:
-        questions = {"tokenize": self._tokenize, "detokenize": self._detokenize}
+        questions = {
+            "tokenize": self._tokenize,
+            "detokenize": self._detokenize,
+            "speculation": self._speculation,
+        }
         try:
             self._send(Reply(id, questions[name](**arguments)))
         except Exception as error:
             self._refuse(id, error)
 
     def _tokenize(
-        self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None, *, texts: bool
+        self,
+        prompt: Prompt,
+        template: str | None,
+        chat_template_kwargs: dict[str, Any] | None,
+        *,
+        texts: bool,
     ) -> dict[str, Any]:
         with about("prompt"):
-            ids = self._ids(prompt, template, variables)
+            ids = self._ids(prompt, template, chat_template_kwargs)
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.text, ids)]} if texts else {})
 
     def _detokenize(self, tokens: list[int]) -> str:
@@ -334,11 +350,24 @@ class Worker:
             raise InputError("there is no tokenizer; the model has none")
         return decode(self.spec.tokenizer, ids)
 
+    def _speculation(self, alpha: float | None, made: dict[int, int]) -> dict[str, Any]:
+        """Return the costs of one row, for the sampling that was measured last, and the speed-up
+        that they predict of one text with steps of as many draft tokens as were `made`; None where
+        nothing is known yet."""
+        costs = self.spec.costing.known()
+        if costs is None:
+            return {"c": None, "v": None, "predicted_speedup": None}
+        predicted = None
+        if alpha is not None and any(made.values()):
+            predicted = steps_factor(min(1.0, alpha), made, costs.c, v=costs.v)
+        table = [(n, costs.v(n)) for n, _ in costs.score]
+        return {"c": costs.c, "v": table, "predicted_speedup": predicted}
+
     def _info(self) -> ModelInfo:
         from foretoken.drafters.none import NoDrafter
 
         spec, tokenizer = self.spec, self.spec.tokenizer
-        drafts, costs = not isinstance(spec.drafter, NoDrafter), spec.costing.known()
+        drafts = not isinstance(spec.drafter, NoDrafter)
         suggested = {name: spec.suggested.get(name) for name in ("temperature", "top_p", "top_k")}
         return ModelInfo(
             target=_name(spec.target_name),
@@ -353,8 +382,6 @@ class Worker:
             suggested=suggested,
             max_rows=self.engine.max_rows,
             pid=os.getpid(),
-            c=None if costs is None else costs.c,
-            v=None if costs is None else [(n, costs.v(n)) for n, _ in costs.score],
             costs=pickle.dumps(spec.costing.measured),
         )
 

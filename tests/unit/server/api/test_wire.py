@@ -16,7 +16,8 @@ from foretoken.server.api.chat import Chat
 from foretoken.server.api.completions import Text
 from foretoken.server.api.errors import BadRequestError, invalid
 from foretoken.server.api.responses import Responses
-from foretoken.server.api.wire import NEUTRAL, NOTED, Wire
+from foretoken.server.api.unsupported import NOTED, UNSUPPORTED
+from foretoken.server.api.wire import Wire
 from foretoken.server.process.messages import GenerateRequest
 
 CLIENTS: dict[type[Wire], Any] = {
@@ -58,14 +59,31 @@ def test_the_docs_name_every_field(kind: type[Wire]) -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_fields_of_the_client_that_are_not_honoured_are_refused_by_name(kind: type[Wire]) -> None:
-    theirs = set(typing.get_type_hints(CLIENTS[kind])) | set(NEUTRAL)
-    for name in theirs - fields(kind) - NOTED:
-        for value in (None, *NEUTRAL.get(name, ())):
+def test_every_field_of_the_client_is_known(kind: type[Wire]) -> None:
+    theirs = set(typing.get_type_hints(CLIENTS[kind]))
+    assert theirs - fields(kind) - set(UNSUPPORTED) - NOTED == set()
+    for name in NOTED:
+        read(kind, LEAST[kind] | {name: "somebody"})
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_refused_fields_say_why_and_neutral_values_pass(name: str) -> None:
+    neutral, reason = UNSUPPORTED[name]
+    for kind in (kind for kind in CLIENTS if name not in fields(kind)):
+        for value in (None, *neutral):
             read(kind, LEAST[kind] | {name: value})
-        with pytest.raises(BadRequestError, match=f"{name}") as caught:
+        with pytest.raises(BadRequestError) as caught:
             read(kind, LEAST[kind] | {name: {"un": "likely"}})
-        assert caught.value.param == name
+        assert caught.value.param == name and reason in caught.value.message
+
+
+def test_null_hides_no_mistake() -> None:
+    with pytest.raises(BadRequestError, match="temprature: .* did you mean temperature"):
+        read(Text, {"prompt": "a", "temprature": None})
+    for part in ({"user": 3}, {"gama": None}, {"store": False}):
+        with pytest.raises(BadRequestError, match=r"speculation\.\w+: unknown field"):
+            read(Text, {"prompt": "a", "speculation": part})
+    read(Text, {"prompt": "a", "max_completion_tokens": None})  # of chats, and known
 
 
 @pytest.mark.parametrize("kind", [Chat, Text])
@@ -91,6 +109,33 @@ def test_unknown_fields_get_the_nearest_known() -> None:
         read(Text, {"prompt": "a", "max_token": 3})
     with pytest.raises(BadRequestError, match="known are"):
         read(Text, {"prompt": "a", "length_penalty": 3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "here"),
+    [
+        (Text, "max_completion_tokens", "max_tokens"),
+        (Responses, "max_tokens", "max_output_tokens"),
+        (Chat, "max_output_tokens", "max_completion_tokens"),
+        (Text, "response_format", "structured_outputs"),
+        (Responses, "response_format", "text"),
+        (Chat, "guided_json", "structured_outputs"),
+    ],
+)
+def test_what_is_called_otherwise_elsewhere(kind: type[Wire], name: str, here: str) -> None:
+    with pytest.raises(BadRequestError, match=f"{name!r}; did you mean {here}\\?"):
+        read(kind, LEAST[kind] | {name: 3})
+
+
+def test_items_of_other_types_are_refused_by_their_type() -> None:
+    called = {"type": "function_call_output", "call_id": "a", "output": "sea"}
+    with pytest.raises(BadRequestError, match="it is 'function_call_output'; give messages") as e:
+        read(Responses, {"input": [called]})
+    assert e.value.param == "input[0].type"
+    part = {"type": "output_text", "text": "b", "annotations": [], "logprobs": None}
+    answer = {"type": "message", "id": "m", "status": "completed", "phase": None}
+    answer |= {"role": "assistant", "content": [part]}  # as clients have it of an answer
+    assert read(Responses, {"input": [answer]}).prompts == [[{"role": "assistant", "content": "b"}]]
 
 
 def test_unknown_parts_of_a_field_get_the_nearest_known() -> None:

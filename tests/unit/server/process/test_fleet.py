@@ -164,6 +164,26 @@ def test_scaling_loses_nothing(patience: float) -> None:
         assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
 
 
+def test_engines_that_have_left_leave_their_sums_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def life() -> None:
+        fleet = await begun(3, [])
+        failing, leaving = fleet._clients[1:]
+        failing.restarts, leaving.preempted = 2, 5
+
+        async def fail(patience: float) -> None:
+            raise OSError("its machine is gone")
+
+        monkeypatch.setattr(failing, "stop", fail)
+        fleet.scale(1, 0)
+        while fleet._left:
+            await asyncio.sleep(0.005)
+        assert (fleet.restarts, fleet.preempted) == (2, 5)
+        await fleet.stop(5)
+        assert fleet.state == "stopped"
+
+    asyncio.run(life())
+
+
 def test_any_engine_answers_what_takes_no_step() -> None:
     async def life() -> None:
         fleet = await begun(2, [])

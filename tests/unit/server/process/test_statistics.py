@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -67,15 +66,6 @@ def test_texts_asked_for_plainly_say_nothing_of_draft_tokens_made() -> None:
     (text,) = spec.generate([1], gamma=0, max_new_tokens=5)
     ledger.note(text.steps, plain=True)
     assert ledger.steps == 5 and not any(ledger.made.values())
-
-
-def test_what_is_predicted_follows_from_the_draft_tokens_made() -> None:
-    """Always kept, at every other step: (4 + 1) tokens in (3 c + v(4)) + 1 plain passes."""
-    ledger, costs = SpecDecodeStats(), [(1, 1.0), (5, 1.4)]
-    assert ledger.predicted(0.1, costs) is None
-    ledger.alpha, ledger.made = 1.0, Counter({3: 5, 0: 5})
-    assert ledger.predicted(0.1, costs) == pytest.approx(5 / (3 * 0.1 + 1.3 + 1))
-    assert ledger.predicted(None, None) is None
 
 
 def compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from threading import Event, Thread
@@ -14,6 +15,7 @@ import torch
 
 from foretoken import Engine, Speculator
 from foretoken.controls import grammar
+from foretoken.costing.costs import Costs
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -25,6 +27,7 @@ from foretoken.server.process.messages import (
     Abort,
     Accepted,
     Add,
+    Ask,
     Failed,
     GenerateRequest,
     Ready,
@@ -118,6 +121,7 @@ def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
         ([1] * 300, {}, "length", "the prompt has 300 tokens, the context is 200"),
         ([1] * 190, {"max_new_tokens": 20}, "length", "max_tokens is 20"),
         ([{"role": "user", "content": "a"}], {}, "input", "no chat template"),
+        ("It", {"prediction": "ab " * 150}, "length", "tokens, the context is 200; shorten it"),
         ("It", {"prediction": "a" * 90_000}, "length", "the prediction has 90000 characters"),
         ("It", {"prediction": "\ud800"}, "input", "prediction is not valid text"),
     ],
@@ -139,6 +143,23 @@ def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
     assert [token for part in received for token in part.tokens] == plain
     first = received[0].steps[0]
     assert first.predicted and first.drafted - first.accepted in (1, 2)
+
+
+def test_speculation_is_told_of_the_sampling_that_was_measured_last() -> None:
+    """Costs go on with their last slope: (4 + 1) tokens in (3 c + v(4)) + 1 plain passes."""
+    asked = Ask(0, "speculation", {"alpha": 1.0, "made": {3: 5, 0: 5}})
+    spec = Speculator(TableModel(DISTRIBUTION, V), LMDrafter(TableModel(DISTRIBUTION, V), V))
+    ours, theirs = Pipe()
+    told = partial(Worker(theirs, spec, Engine(spec))._answer, 0, asked.name, asked.arguments)
+    told()
+    assert ours.recv().value == {"c": None, "v": None, "predicted_speedup": None}
+    for kind, c in (("sampled", 0.5), ("greedy", 0.1)):
+        costs = Costs(((1, c),), ((1, 1.0), (2, 1.1)), ((1, 0.0),))
+        spec.costing.measured[kind, 1] = costs
+        told()
+        answer = ours.recv().value
+        assert answer["c"] == c and answer["v"] == [(1, 1.0), (2, 1.1)]
+        assert answer["predicted_speedup"] == pytest.approx(5 / (3 * c + 1.3 + 1))
 
 
 def test_without_a_limit_a_text_may_fill_the_context(pipe: Connection) -> None:

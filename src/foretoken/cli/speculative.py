@@ -1,0 +1,69 @@
+"""`--speculative-config`: draft, gamma and rule in vLLM's JSON and words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+from typer import Option
+
+from foretoken.cli.option import as_json
+from foretoken.errors import InputError, shown, whole
+from foretoken.sampling.params import meant
+
+Speculative = Annotated[
+    str | None,
+    Option(
+        help='Draft, gamma and rule as vLLM takes them: {"method": "draft_model", "model": "...", '
+        '"num_speculative_tokens": 4}.'
+    ),
+]
+DRAFTS = {"draft_model": None, "ngram": "lookup"}  # None: the model that is named
+RULES = {"standard": "speculative", "block": "block"}
+KEYS = ("method", "model", "num_speculative_tokens", "rejection_sample_method")
+
+
+class SpeculativeSettings(NamedTuple):
+    """Settings of speculation: the draft, its tokens where not automatic, and the rule."""
+
+    draft: str | None = None
+    gamma: int | None = None
+    rule: str = "block"
+
+
+def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
+    """Read the option's JSON, which stands in place of `flags`. InputError for both, and for values
+    that vLLM knows and foretoken does not."""
+    given = SpeculativeSettings(*flags)
+    if text is None:
+        return given
+    if given != SpeculativeSettings():
+        raise InputError("--speculative-config sets --draft, --gamma and --rule; give it or these")
+    config = as_json("--speculative-config", text)
+    if not isinstance(config, dict):
+        raise InputError(f"--speculative-config is {shown(text)}; give a JSON object")
+    for name in config:
+        if name not in KEYS:
+            near = meant(name, KEYS)
+            remedy = f"did you mean {near}?" if near else f"known here are {', '.join(KEYS)}"
+            raise InputError(f"--speculative-config holds {shown(name)}; {remedy}")
+    model, gamma = config.get("model"), config.get("num_speculative_tokens")
+    method = _choice(config, "method", DRAFTS, "draft_model" if model else None)
+    draft = DRAFTS[method] or model
+    if not isinstance(draft, str) or (DRAFTS[method] and model not in (None, method)):
+        raise _bad("model", model, "name the draft model, and none for ngram")
+    if gamma is not None and (not whole(gamma) or gamma < 1):
+        remedy = "give a whole number from 1, or leave it out: it is then chosen before every step"
+        raise _bad("num_speculative_tokens", gamma, remedy)
+    rule = _choice(config, "rejection_sample_method", RULES, "block")
+    return SpeculativeSettings(draft, gamma, RULES[rule])
+
+
+def _choice(config: dict[str, Any], key: str, choices: dict[str, Any], default: str | None) -> str:
+    value = config.get(key, default)
+    if not isinstance(value, str) or value not in choices:
+        raise _bad(key, value, f"give one of {', '.join(choices)}")
+    return value
+
+
+def _bad(key: str, value: object, remedy: str) -> InputError:
+    return InputError(f"--speculative-config's {key} is {shown(value)}; {remedy}")

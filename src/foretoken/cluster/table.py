@@ -1,0 +1,51 @@
+"""Parquet files of prompts and of results, beside lines of JSON, by the pyarrow of Ray Data."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from foretoken.errors import InputError, one_line
+from foretoken.storage.files import write
+
+COLUMNS = {  # of results; each other one holds JSON
+    "line": pyarrow.int64(),
+    "copy": pyarrow.int64(),
+    "text": pyarrow.string(),
+    "tokens": pyarrow.list_(pyarrow.int64()),
+    "finish_reason": pyarrow.string(),
+    "error": pyarrow.string(),
+    "seed": pyarrow.list_(pyarrow.uint64()),
+}
+
+
+def lines(file: Path) -> list[str]:
+    """Return the rows of a file as lines of JSON, without what is null. InputError where it cannot
+    be read."""
+    try:
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
+        return [json.dumps({n: v for n, v in row.items() if v is not None}) for row in rows]
+    except (OSError, TypeError, pyarrow.ArrowException) as error:
+        raise InputError(
+            f"{file} cannot be read as Parquet: {one_line(error)}; give a .parquet file of prompts"
+        ) from None
+
+
+def convert(results: Path, file: Path) -> None:
+    """Write results, lines of JSON, as a Parquet file by line and copy, whole or not at all."""
+    rows = [json.loads(line) for line in results.read_bytes().splitlines()]
+    rows.sort(key=lambda row: (row["line"], row["copy"]))
+    arrays: dict[str, Any] = {}
+    for name in dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]):
+        values = [row.get(name) for row in rows]
+        kind = COLUMNS.get(name)
+        json_values = values if kind else [json.dumps(value) for value in values]
+        arrays[name] = pyarrow.array(json_values, kind or pyarrow.string())
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(arrays), out)
+    write(file, out.getvalue())

@@ -1,0 +1,63 @@
+"""Access to the server: a request needs a key and a bounded body, looked at before it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope
+
+from foretoken.server.api.errors import ApiError
+
+OPEN = ("/", "/health", "/ready", "/version", "/metrics")  # as everything below /page/: no key
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Keys of clients, all of whom are served where there are none, and bytes of a body at most."""
+
+    keys: tuple[str, ...] = ()
+    max_body: int = 4_000_000
+
+    def require(self, scope: Scope) -> None:
+        """Raise ApiError for a request without a key or with a body that is said to be too large;
+        leave the salt of its key in its state."""
+        headers, path = Headers(scope=scope), scope["path"]
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        scope["state"]["salt"] = salt = self.salt(key if scheme.lower() == "bearer" else "")
+        if salt is None and path not in OPEN and not path.startswith("/page/"):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self.max_body:
+            raise ApiError(413, self._too_large)
+
+    def salt(self, key: str) -> str | None:
+        """Return the cache salt of a client's key, so that clients never share cached prefixes;
+        None for an invalid key."""
+        if not self.keys:
+            return ""
+        token = key.encode("latin-1")  # as headers are read
+        same = [hmac.compare_digest(token, each.encode()) for each in self.keys]  # all, always
+        return hashlib.sha256(token).hexdigest() if any(same) else None
+
+    def bounded(self, receive: Receive) -> Receive:
+        """Return what reads a body, of which nobody said beforehand how large it is, up to the
+        bound."""
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.max_body:
+                raise HTTPException(413, self._too_large)  # as FastAPI lets through
+            return message
+
+        return counted
+
+    @property
+    def _too_large(self) -> str:
+        return f"the body is larger than {self.max_body} bytes; send less"

@@ -1,0 +1,51 @@
+"""`--speculative-config` is read as vLLM reads it, or refused by the key that is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from foretoken.cli.speculative import speculative
+from foretoken.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        ({"model": "a/d"}, ("a/d", None, "block")),
+        (
+            {"method": "draft_model", "model": "a/d", "num_speculative_tokens": 4},
+            ("a/d", 4, "block"),
+        ),
+        (
+            {"method": "ngram", "model": "ngram", "rejection_sample_method": "standard"},
+            ("lookup", None, "speculative"),
+        ),
+    ],
+)
+def test_draft_gamma_and_rule_follow(config: dict[str, Any], settings: tuple[Any, ...]) -> None:
+    assert speculative(json.dumps(config)) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "give a JSON object"),
+        ("{}", "method is None; give one of draft_model, ngram"),
+        ('{"methd": "ngram"}', "holds 'methd'; did you mean method?"),
+        ('{"draft_tensor_parallel_size": 1}', "known here are method, model"),
+        ('{"method": "eagle", "model": "a"}', "method is 'eagle'"),
+        ('{"method": ["ngram"]}', "give one of draft_model, ngram"),
+        ('{"method": "draft_model"}', "model is None; name the draft model"),
+        ('{"method": "ngram", "model": "a"}', "model is 'a'"),
+        ('{"model": "a", "num_speculative_tokens": 0}', "num_speculative_tokens is 0"),
+        ('{"model": "a", "rejection_sample_method": "typical"}', "give one of standard, block"),
+    ],
+)
+def test_what_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match="--speculative-config") as caught:
+        speculative(text)
+    assert said in str(caught.value)
