@@ -250,9 +250,7 @@ def _require_kind(name: str, encoder_decoder: bool, target: KnownTarget) -> None
         raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
 
 
-def _require_ids(
-    tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, int]
-) -> None:
+def _require_ids(tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, int]) -> None:
     """RefusedError where a model lacks ids of the tokenizer that both are said to share."""
     last = max(tokenizer.get_vocab().values(), default=-1) if tokenizer else -1
     for name, V in models:
