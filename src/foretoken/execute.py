@@ -114,9 +114,9 @@ def speculate(
 
     g runs on guesses that may be wrong, so it must not do anything that cannot be undone. A g with
     a parameter named `cancelled` is given an Event, or a `Flag` outside threads: once it is set the
-    result will not be used, and g may return anything or raise. All calls have ended
-    when this returns or raises. An error of f is raised, whatever g does; an error of g only where
-    y was its argument.
+    result will not be used, and g may return anything or raise. All calls have ended when this
+    returns or raises. An error of f is raised, whatever g does; an error of g only where y was its
+    argument.
 
     Args:
         f: A slow function of x that returns a distribution.
@@ -302,7 +302,8 @@ def _calls(
         finally:
             for call in calls:
                 call.cancel()
-            wait(call.future for call in calls)
+            # one that never began does not end either, where the workers have died
+            wait([call.future for call in calls if not call.future.cancelled()])
 
 
 def _require_picklable(sent: dict[str, Any]) -> None:
