@@ -34,7 +34,7 @@ def report(plain: list[Execution], runs: list[Execution]) -> str:
     right = sum(run.kept is not None for run in runs)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     factor = theory.execution_factor(beta, f, g, q)
-    gains = q < beta * min(f, g)
+    gains = theory.execution_improves(beta, f, g, q)
     sign, predicted = ("<", "a gain") if gains else (">=", "no gain")
     verification = "a gain" if after < before else "no gain"
     return "\n".join(

@@ -6,12 +6,13 @@ coarse time step. g is the world: a cloud of carts at a fine time step. While f 
 ahead, g already runs on the push that q takes to be likely; the pushes follow f's distribution all
 the same.
 
-    python examples/policy_and_simulator.py [--steps 100] [--guesses 1]
+    python examples/policy_and_simulator.py [--steps 100] [--guesses 1] [--processes]
 """
 
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
 import measured
 import numpy as np
@@ -76,11 +77,11 @@ class World:
         return cloud.mean(1)
 
 
-def balance(steps: int, guesses: int) -> list[Execution]:
+def balance(steps: int, guesses: int, executor: Executor | None = None) -> list[Execution]:
     state, runs = UPRIGHT, []
     for step in range(steps):
         args = (policy, World(state, step), quick_policy, state)
-        runs.append(speculate(*args, guesses=guesses, seed=step))
+        runs.append(speculate(*args, guesses=guesses, executor=executor, seed=step))
         state = runs[-1].value
     return runs
 
@@ -89,9 +90,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=100, help="pushes")
     parser.add_argument("--guesses", type=int, default=1, help="pushes that are simulated ahead")
+    parser.add_argument("--processes", action="store_true", help="processes in place of threads")
     options = measured.options(parser, arguments, {"steps": 1, "guesses": 0})
-    plain = balance(options.steps, 0)
-    runs = balance(options.steps, options.guesses)
+    kind = ProcessPoolExecutor if options.processes else ThreadPoolExecutor
+    with kind(1 + options.guesses) as pool:
+        balance(2, options.guesses, pool)  # the workers start
+        plain = balance(options.steps, 0, pool)
+        runs = balance(options.steps, options.guesses, pool)
     angle = np.degrees(runs[-1].value[2])
     print(f"after {len(runs)} pushes the pole is {angle:+.1f} degrees from upright")
     print(measured.report(plain, runs))

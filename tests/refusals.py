@@ -47,6 +47,13 @@ class Nine(StoppingCriteria):
         return torch.full((len(ids),), ids.shape[1] >= 9)
 
 
+class Unsure(StoppingCriteria):
+    """Ends rows where the last token was likely."""
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return scores[-1].softmax(-1).amax(-1) > 0.9
+
+
 @dataclass(frozen=True)
 class Refusal:
     """`options`: of the call, made of the model; a fresh streamer or cache for each."""
@@ -172,7 +179,7 @@ OTHERS: dict[str, Refusal] = {
         lambda _: {"inputs": TWO, "stopping_criteria": [MaxTimeCriteria(600.0)]},
     ),
     "scores for a criterion": _entry(
-        "Nine may read the scores", stopping_criteria=[Nine()], output_scores=True, **TOLD
+        "Unsure reads the scores", stopping_criteria=[Unsure()], output_scores=True, **TOLD
     ),
     "places of a batch": Refusal(
         "MinNewTokensLengthLogitsProcessor counts a batch's places",

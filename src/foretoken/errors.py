@@ -200,6 +200,7 @@ KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
     "float_type": "a number",
     "float_parsing": "a number",
     "bool_type": "true or false",

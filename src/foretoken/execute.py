@@ -19,24 +19,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import pickle
 import secrets
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from threading import Event
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken import checked
-from foretoken.errors import InputError, renamed, shown
+from foretoken.errors import InputError, one_line, renamed, shown
 from foretoken.options import as_seed
 from foretoken.sampling.checks import Count
 from foretoken.sampling.keys import Purpose, RowKey, uniform
 
-__all__ = ["Execution", "Seconds", "speculate", "speculate_async"]
+__all__ = ["Execution", "Flag", "Seconds", "speculate", "speculate_async"]
 
 Masses = NDArray[np.float64]
 
@@ -98,6 +102,7 @@ def speculate(
     x: Any,
     *,
     guesses: int = 1,
+    executor: Executor | None = None,
     seed: int | None = 0,
 ) -> Execution:
     """Return g(y) for y drawn from f(x), with g under way on guesses before f is done.
@@ -107,11 +112,11 @@ def speculate(
     distribution (paper, section 2.3 and Discussion; several guesses as in Sequoia, arXiv
     2402.12374).
 
-    Each call of f and g has a thread. g runs on guesses that may be wrong, so it must not do
-    anything that cannot be undone. A g with a parameter named `cancelled` is given an Event: once
-    it is set the result will not be used, and g may return anything or raise. All calls have ended
-    when this returns or raises. An error of f is raised, whatever g does; an error of g only where
-    y was its argument.
+    g runs on guesses that may be wrong, so it must not do anything that cannot be undone. A g with
+    a parameter named `cancelled` is given an Event, or a `Flag` outside threads: once it is set the
+    result will not be used, and g may return anything or raise. All calls have ended when this
+    returns or raises. An error of f is raised, whatever g does; an error of g only where y was its
+    argument.
 
     Args:
         f: A slow function of x that returns a distribution.
@@ -120,6 +125,9 @@ def speculate(
             keeps the distribution of y; one close to f's saves time.
         x: The argument of f.
         guesses: How many distinct guesses g is started on; 0 is f and then g, for comparison.
+        executor: Where f and g run, such as processes, to which f, g, x and results must be sent;
+            None is a thread for each call. A g that itself speculates must not use the executor
+            that it runs on: with all workers taken it would wait for ever.
         seed: The same seed draws the same numbers, so give every call its own; None draws one.
 
     Returns:
@@ -137,30 +145,20 @@ def speculate(
         4
     """
     start = perf_counter()
-    _require_functions(f, g)
+    _require_functions(f, g, q, told=("f", "g"))
     drafted = _timed(q, x)[0] if guesses and callable(q) else q
     bet = Bet(finite_distribution("q", drafted) if guesses else EMPTY, guesses, seed)
     drawn = perf_counter()
-    calls: list[_Call] = []
-    with ThreadPoolExecutor(len(bet.guesses) + 1, "foretoken-execute") as pool:
-
-        def begun(function: Callable[..., Any], argument: Any) -> _Call:
-            calls.append(_Call(function, argument, pool))
-            return calls[-1]
-
-        try:
-            slow = begun(f, x)
-            early = [begun(g, guess) for guess in bet.guesses]
-            distribution, f_seconds = slow.future.result()
-            winner, y, beta = bet.settle(finite_distribution("f", distribution))
-            for i, call in enumerate(early):
-                if i != winner:
-                    call.cancel()
-            right = begun(g, y) if winner is None else early[winner]
-            value, g_seconds = right.future.result()
-        finally:
-            for call in calls:
+    with _calls(executor, len(bet.guesses) + 1, {"f": f, "g": g, "x": x}) as begun:
+        slow = begun(f, x)
+        early = [begun(g, guess) for guess in bet.guesses]
+        distribution, f_seconds = slow.future.result()
+        winner, y, beta = bet.settle(finite_distribution("f", distribution))
+        for i, call in enumerate(early):
+            if i != winner:
                 call.cancel()
+        right = begun(g, y) if winner is None else early[winner]
+        value, g_seconds = right.future.result()
     seconds = Seconds(drawn - start, f_seconds, g_seconds, perf_counter() - start)
     return Execution(value, y, winner, bet.guesses, beta, bet.seed, seconds)
 
@@ -202,7 +200,7 @@ async def speculate_async(
         4
     """
     began = perf_counter()
-    _require_functions(f, g)
+    _require_functions(f, g, q, told=())
     drafted = q(x) if guesses and callable(q) else q
     distribution = await drafted if inspect.isawaitable(drafted) else drafted
     bet = Bet(finite_distribution("q", distribution) if guesses else EMPTY, guesses, seed)
@@ -230,22 +228,96 @@ async def speculate_async(
     return Execution(value, y, winner, bet.guesses, beta, bet.seed, seconds)
 
 
-class _Call:
-    """A call under way in a thread, and the Event that tells it that its result is not used."""
+class Flag:
+    """An Event that processes share: it is set, for all of them, once its file exists.
 
-    def __init__(
-        self, function: Callable[..., Any], argument: Any, pool: ThreadPoolExecutor
-    ) -> None:
-        self.cancelled = Event()
-        keywords = {"cancelled": self.cancelled} if _takes_cancelled(function) else {}
-        self.future: Future[tuple[Any, float]] = pool.submit(_timed, function, argument, **keywords)
+    Args:
+        path: The file.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     flag, same = Flag(f"{folder}/flag"), Flag(f"{folder}/flag")
+        ...     before = flag.is_set()
+        ...     same.set()
+        ...     before, flag.is_set(), flag.wait()
+        (False, True, True)
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def set(self) -> None:
+        """Set it."""
+        with open(self._path, "w"):
+            pass
+
+    def is_set(self) -> bool:
+        """Tell whether it is set."""
+        return os.path.exists(self._path)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or for so many seconds; tell whether it is set."""
+        end = None if timeout is None else perf_counter() + timeout
+        while not self.is_set() and (end is None or perf_counter() < end):
+            sleep(0.002)
+        return self.is_set()
+
+
+class _Call(NamedTuple):
+    """A call under way, and the Event that tells it that its result is not used."""
+
+    future: Future[tuple[Any, float]]
+    cancelled: Event | Flag
 
     def cancel(self) -> None:
         self.cancelled.set()
         self.future.cancel()
 
 
-def _timed(function: Callable[..., Any], argument: Any, **keywords: Event) -> tuple[Any, float]:
+@contextmanager
+def _calls(
+    executor: Executor | None, threads: int, sent: dict[str, Any]
+) -> Iterator[Callable[[Callable[..., Any], Any], _Call]]:
+    """Give what begins a call of a function. On exit all calls are cancelled, and have ended."""
+    if not isinstance(executor, Executor | None):
+        raise InputError(f"executor is {shown(executor)}; give one of concurrent.futures, or None")
+    calls: list[_Call] = []
+    with ExitStack() as stack:
+        pool, folder = executor, None
+        if pool is None:
+            pool = stack.enter_context(ThreadPoolExecutor(threads, "foretoken-execute"))
+        if not isinstance(pool, ThreadPoolExecutor):
+            _require_picklable(sent)
+            folder = stack.enter_context(TemporaryDirectory(prefix="foretoken-"))
+
+        def begun(function: Callable[..., Any], argument: Any) -> _Call:
+            cancelled = Event() if folder is None else Flag(f"{folder}/{len(calls)}")
+            keywords = {"cancelled": cancelled} if _cancelled(function) else {}
+            calls.append(_Call(pool.submit(_timed, function, argument, **keywords), cancelled))
+            return calls[-1]
+
+        try:
+            yield begun
+        finally:
+            for call in calls:
+                call.cancel()
+            # one that never began does not end either, where the workers have died
+            wait([call.future for call in calls if not call.future.cancelled()])
+
+
+def _require_picklable(sent: dict[str, Any]) -> None:
+    for name, value in sent.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # anybody's code
+            raise InputError(
+                f"{name} cannot be sent to another process ({one_line(error)}); "
+                "define it at the top level of a module, or use threads"
+            ) from error
+
+
+def _timed(function: Callable[..., Any], argument: Any, **keywords: Any) -> tuple[Any, float]:
     start = perf_counter()
     value = function(argument, **keywords)
     if inspect.iscoroutine(value):
@@ -266,17 +338,27 @@ async def _awaited(
     return await value, perf_counter() - start
 
 
-def _require_functions(f: object, g: object) -> None:
-    for name, function in (("f", f), ("g", g)):
-        if not callable(function):
+def _require_functions(f: object, g: object, q: object, told: Sequence[str]) -> None:
+    """Raise InputError where one cannot be called; `told`: those that are given `cancelled`."""
+    for name, function in (("f", f), ("g", g), ("q", q)):
+        if name != "q" and not callable(function):
             raise InputError(f"{name} is {shown(function)}; give a function")
+        flag = _cancelled(function)
+        if flag is None:
+            continue
+        if flag.kind is flag.POSITIONAL_ONLY:
+            raise InputError(f"{name} takes `cancelled` by position; let it be given by name")
+        if flag.default is flag.empty and name not in told:
+            reason = "q is never cancelled" if told else "asyncio cancels tasks"
+            raise InputError(f"{name} wants `cancelled`; leave it out: {reason}")
 
 
-def _takes_cancelled(function: Callable[..., Any]) -> bool:
+def _cancelled(function: Any) -> inspect.Parameter | None:
+    """The parameter of that name, if it is a function that has it."""
     try:
-        return "cancelled" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some builtins have no signature
-        return False
+        return inspect.signature(function).parameters.get("cancelled")
+    except (TypeError, ValueError):  # no function, or a builtin without a signature
+        return None
 
 
 class Distribution(NamedTuple):

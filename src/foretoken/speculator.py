@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 MOVED = {  # names of version 0.1.0, and where these are now
     "engaged": "spec.scheduler.engage",
     "foresight": "spec.predicted_output",
+    "freeze": "spec.costing.freeze",
+    "frozen": "spec.costing.measured",
+    "known_costs": "spec.costing.known",
+    "outbox": "foretoken.engine.output_stream.output_stream",
     "output_stream": "foretoken.engine.output_stream.output_stream",
     "policy": "spec.costing.policy",
     "prompts": "spec.inputs.prompts",
@@ -58,7 +62,7 @@ MOVED = {  # names of version 0.1.0, and where these are now
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Speculator:
     """A target, a drafter and, where there is one, a tokenizer, ready to generate.
 
@@ -102,16 +106,23 @@ class Speculator:
     _told: Event = field(default_factory=Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_drafter(self.drafter)
-        target, drafter = self.target, self.drafter
+        target, drafter = self.target, require_drafter(self.drafter)
         scheduler = Scheduler(target, drafter, BATCH)
         inputs = InputProcessor(
             target, self.tokenizer, self.ends, self.controls, self.predicted_output
         )
         pair = f"{self.target_name}, {self.draft_name}"
         costing = PairCosts(target, drafter, inputs, scheduler, BATCH, pair)
-        for name, part in (("scheduler", scheduler), ("inputs", inputs), ("costing", costing)):
-            object.__setattr__(self, name, part)
+        object.__setattr__(self, "drafter", drafter)
+        self.scheduler, self.inputs, self.costing = scheduler, inputs, costing
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name):
+            raise InputError(
+                f"the {name} of a Speculator stays; make another Speculator with "
+                f"dataclasses.replace(spec, {name}=...)"
+            )
+        object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 

@@ -29,6 +29,14 @@ from foretoken.errors import InputError, as_float, renamed, shown
 MAX_GAMMA = 64  # how far `optimal_gamma` looks
 ORACLE_BOUND = math.e / (math.e - 1)  # `oracle_factor` over the best fixed gamma, at most: + 58 %
 
+RENAMED = {  # names of version 0.1.0, and what stands for them now
+    "expected_runs": "tokens / walltime_factor(alpha, gamma, c=0, tokens=tokens)",
+    "factor_bound": "oracle_factor(alpha, c=0)",
+    "guaranteed_factor": "walltime_factor(alpha, gamma=1, c=c)",
+    "memory_factor": "expected_tokens",
+    "tokens_law": "tokens_distribution",
+}
+
 VerifyCost = Callable[[int], float] | Sequence[float]
 """v: the target's time for n tokens at once over that for one; v(n), or v[n] with v[0] unused."""
 
@@ -80,6 +88,39 @@ def alpha(betas: ArrayLike) -> float:
     return float(values.mean())
 
 
+def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, ...]:
+    """Return the probability of acceptance at a lenience in the five forms of appendix A.5.
+
+    They are equal; the last is `lenient_beta`.
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+        lenience: l, in (0, 1].
+
+    Returns:
+        The five numbers, in the paper's order.
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens, or l is out of range.
+
+    Examples:
+        >>> lenient_betas([0.25, 0.75], [1.0, 0.0], 0.5)
+        (0.5, 0.5, 0.5, 0.5, 0.5)
+    """
+    p, q = checked.distributions(p, q)
+    p, q = p[q > 0], q[q > 0]  # the other tokens add nothing
+    lenience = checked.lenience(lenience)
+    scaled = lenience * q
+    return (
+        float(q @ np.where(scaled <= p, 1.0, p / scaled)),
+        float(q @ (p / np.maximum(p, scaled))),
+        float((p * q / np.maximum(p, scaled)).sum()),
+        float(np.minimum(p, scaled).sum() / lenience),
+        float(np.minimum(p / lenience, q).sum()),
+    )
+
+
 def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
     """Return the probability of acceptance at a lenience, sum min(p / l, q) (paper, appendix A.5).
 
@@ -98,8 +139,30 @@ def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
         >>> lenient_beta([0.25, 0.75], [1.0, 0.0], 0.5)
         0.5
     """
-    p, q = checked.distributions(p, q)
-    return min(1.0, float(np.minimum(p / checked.lenience(lenience), q).sum()))
+    return min(1.0, lenient_betas(p, q, lenience)[-1])
+
+
+def lenient_bias(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
+    """Return how far a lenience takes the output from p, in total variation (paper, appendix A.5).
+
+    It is `lenient_beta` less `beta`.
+
+    Args:
+        p: The target's distribution, `[V]`.
+        q: The draft's distribution, `[V]`.
+        lenience: l, in (0, 1].
+
+    Returns:
+        The distance, in [0, 1].
+
+    Raises:
+        InputError: p and q are not two distributions over the same tokens, or l is out of range.
+
+    Examples:
+        >>> lenient_bias([0.25, 0.75], [1.0, 0.0], 0.5)
+        0.25
+    """
+    return lenient_beta(p, q, lenience) - beta(p, q)
 
 
 def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
@@ -493,6 +556,29 @@ def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
     return (f + g) / execution_seconds(beta, f, g, q)
 
 
+def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
+    """Tell whether `execute.speculate` is faster than f and then g: q < beta min(f, g).
+
+    Args:
+        beta: The probability that a draft token is right.
+        f: Time of f, in any unit.
+        g: Time of g, in the same unit.
+        q: Time of q, in the same unit.
+
+    Returns:
+        True where it pays.
+
+    Raises:
+        InputError: An argument is out of range.
+
+    Examples:
+        >>> execution_improves(0.5, f=2.0, g=1.0, q=0.25), execution_improves(0.5, 2.0, 1.0, q=0.5)
+        (True, False)
+    """
+    least = min(checked.cost("f", f), checked.cost("g", g))
+    return checked.cost("q", q) < checked.probability("beta", beta) * least
+
+
 def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tokens: int) -> float:
     """Time to generate `tokens` tokens: cost[n] = that of a run + E cost[n - the tokens it gives].
 
@@ -535,4 +621,4 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> None:
-        raise renamed("foretoken.theory", name, {"tokens_law": "tokens_distribution"})
+        raise renamed("foretoken.theory", name, RENAMED)

@@ -64,7 +64,7 @@ def test_what_was_predicted_and_what_was_seen(monkeypatch, total: float, seen: s
     assert re.search(rf"measured: {seen} on \d+ cores?, {verification}$", printed)
 
 
-@pytest.mark.parametrize("extra", [[], ["--guesses", "2"]])
+@pytest.mark.parametrize("extra", [[], ["--guesses", "2"], ["--processes"]])
 def test_policy_and_simulator(run, extra: list[str]) -> None:
     printed = run("policy_and_simulator", "--steps", "6", *extra)
     formula, measured = factors(printed)

@@ -66,6 +66,7 @@ class Shape(BaseModel):
 
     text: Annotated[str, Field(min_length=2, max_length=3)] = "ab"
     count: Annotated[int, Field(ge=1, le=5)] = 1
+    loose: Annotated[int, Field(strict=False)] = 1
     share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
     on: bool = True
     kind: Literal["a", "b"] = "a"
@@ -80,6 +81,7 @@ class Shape(BaseModel):
         ({"text": "a"}, "it is too short, 2 characters at least"),
         ({"text": "abcd"}, "it is too long, 3 characters at most"),
         ({"count": 1.5}, "it must be a whole number"),
+        ({"loose": "9" * 5000}, "it must be a whole number"),
         ({"count": 0}, "it must be 1 or more"),
         ({"count": 6}, "it must be 5 or less"),
         ({"share": "x"}, "it must be a number"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import multiprocessing
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import torch
 
 from foretoken.errors import InputError
 from foretoken.execute import (
+    Flag,
     finite_distribution,
     pick,
     sample_distribution,
@@ -190,6 +193,46 @@ def test_only_a_parameter_named_cancelled_is_given_the_event() -> None:
     assert speculate(distribution_a, g, RIGHT, None).value == "aaa"
 
 
+def test_a_given_executor_is_kept_and_left_empty() -> None:
+    """One worker is enough: guesses that did not begin are dropped; it is only slow."""
+    for workers in (2, 1):
+        with ThreadPoolExecutor(workers) as pool:
+            g = wrong_waits if workers > 1 else twice
+            assert speculate(distribution_a, g, WRONG, None, executor=pool).value == "aa"
+            assert pool.submit(twice, "c").result() == "cc"
+
+
+# --- processes ---
+
+
+def test_processes() -> None:
+    """A Flag stands for the Event; f, g and x go to other processes, q need not."""
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        for seed in range(3):
+            run = speculate(
+                distribution_a, wrong_waits, lambda x: WRONG, None, executor=pool, seed=seed
+            )
+            assert (run.value, run.kept) == ("aa", None)
+        with pytest.raises(LookupError, match="of 7"):
+            speculate(fails, twice, RIGHT, 7, executor=pool)
+        for f, g, x, name in [
+            (lambda x: RIGHT, twice, None, "f"),
+            (distribution_a, lambda y: y, None, "g"),
+            (distribution_a, twice, threading.Lock(), "x"),
+        ]:
+            with pytest.raises(InputError, match=f"{name} cannot be sent to another process") as e:
+                speculate(f, g, RIGHT, x, executor=pool)
+            assert "define it at the top level of a module, or use threads" in str(e.value)
+
+
+def test_two_flags_of_one_file_are_one(tmp_path) -> None:
+    ours, theirs = Flag(str(tmp_path / "flag")), Flag(str(tmp_path / "flag"))
+    assert not ours.is_set() and not ours.wait(0.001)
+    threading.Timer(0.05, theirs.set).start()
+    assert ours.wait(LONG) and ours.is_set()
+
+
 # --- what is raised ---
 
 
@@ -264,6 +307,7 @@ def test_what_is_no_distribution_is_named(distribution: object, says: str) -> No
         ({"guesses": 1.5}, "guesses is 1.5"),
         ({"guesses": True}, "guesses is True; give a whole number"),
         ({"seed": -1}, "seed is -1; give an integer in [0, 2**63)"),
+        ({"executor": "threads"}, "executor is 'threads'; give one of concurrent.futures, or None"),
     ],
 )
 def test_bad_options(options: dict, says: str) -> None:
@@ -287,6 +331,26 @@ def test_functions_that_give_coroutines_are_refused(whose: str) -> None:
     for function in (distribution_soon, lambda y: distribution_soon(y)):
         with pytest.raises(InputError, match=says):
             speculate(**(functions | {whose: function}), x=None)
+
+
+@pytest.mark.parametrize("whose", ["f", "g", "q"])
+def test_the_event_is_given_by_name(whose: str) -> None:
+    def by_place(y: str, cancelled: object, /) -> dict[str, float]:
+        return RIGHT
+
+    functions = {"f": distribution_a, "g": twice, "q": distribution_a} | {whose: by_place}
+    with pytest.raises(InputError, match=f"^{whose} takes `cancelled` by position; let it be"):
+        speculate(**functions, x=None)
+    with pytest.raises(InputError, match=f"^{whose} takes `cancelled` by position; let it be"):
+        awaited(**functions, x=None)
+
+
+def test_q_is_never_cancelled() -> None:
+    def q(x: object, cancelled) -> dict[str, float]:
+        return RIGHT
+
+    with pytest.raises(InputError, match="^q wants `cancelled`; leave it out: q is never"):
+        speculate(distribution_a, twice, q, None)
 
 
 # --- asyncio ---
@@ -351,6 +415,18 @@ def test_async_errors() -> None:
         awaited(distribution_soon, fails_soon, WRONG, 7)
     with pytest.raises(InputError, match="f gives {'a': 1.0}, nothing to await; use speculate"):
         awaited(distribution_a, wrong_sleeps, RIGHT, None)
+
+
+def test_async_gives_no_event() -> None:
+    async def g(y: str, cancelled) -> str:
+        return y
+
+    async def may_have_one(y: str, cancelled=None) -> str:
+        return y
+
+    with pytest.raises(InputError, match="^g wants `cancelled`; leave it out: asyncio cancels"):
+        awaited(distribution_soon, g, RIGHT, None)
+    assert awaited(distribution_soon, may_have_one, RIGHT, None).value == "a"
 
 
 def test_async_may_itself_be_cancelled() -> None:

@@ -369,9 +369,9 @@ TAKING = {  # an argument's name: a function of it
     "c_hat": [lambda x: operations_factor(0.5, 2, x)],
     "beta": [lambda x: theory.execution_seconds(x, 1, 1)],
     "f": [lambda x: theory.execution_factor(0.5, x, 1)],
-    "g": [lambda x: theory.execution_factor(0.5, 1, x)],
+    "g": [lambda x: theory.execution_improves(0.5, 1, x)],
     "q": [lambda x: theory.execution_seconds(0.5, 1, 1, x)],
-    "lenience": [lambda x: theory.lenient_beta([0.5, 0.5], [1, 0], x)],
+    "lenience": [lambda x: theory.lenient_betas([0.5, 0.5], [1, 0], x)],
 }
 CALLS = [(name, call) for name, calls in TAKING.items() for call in calls]
 

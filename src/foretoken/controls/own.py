@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.controls.penalties import History
-from foretoken.errors import ControlError, InputError, RefusedError, one_line, shown
+from foretoken.errors import ControlError, ForeignError, InputError, RefusedError, one_line, shown
 from foretoken.models.base import Model
 from foretoken.sampling.params import FIELDS, BeamControls, SamplingParams
 
@@ -55,18 +55,22 @@ class Own:
 
 
 class OwnEnding:
-    """A user's stopping criterion: `criterion(ids [1, n], None) -> [1]` or a bool."""
+    """A user's stopping criterion: `criterion(ids [1, n], scores) -> [1]` or a bool. `scores`:
+    None, or what stands for them where its caller would be given some."""
 
-    def __init__(self, criterion: Callable[[Tensor, None], Any], prompt: list[int]) -> None:
+    def __init__(self, criterion: Callable[[Tensor, Any], Any], prompt: list[int]) -> None:
         self.criterion, self.tokens = criterion, list(prompt)
+        self.scores: Any = None
 
     def read(self, token: int) -> str | None:
         """The criterion's name where it ends the text with this token."""
         self.tokens.append(token)
         name = type(self.criterion).__name__
         try:
-            over = self.criterion(torch.tensor([self.tokens]), None)
+            over = self.criterion(torch.tensor([self.tokens]), self.scores)
             over = bool(over.all()) if isinstance(over, Tensor) else bool(over)
+        except ForeignError:
+            raise
         except Exception as error:  # anybody's code
             kind = type(error).__name__
             raise ControlError(f"stopping {name} raised {kind}: {one_line(error)}") from error

@@ -8,7 +8,7 @@ history grows and shrinks a token at a time, with the draft tokens before a posi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,13 +29,59 @@ class Rewindable(Protocol):
         ...
 
 
+class Numbers:
+    """Whole numbers in a row, of which a view costs the same however many there are."""
+
+    def __init__(self, numbers: Collection[int] = ()) -> None:
+        self._room, self._count = np.fromiter(numbers, np.int64, len(numbers)), len(numbers)
+
+    def push(self, number: int) -> None:
+        if self._count == len(self._room):
+            self._room = np.concatenate([self._room, np.zeros(max(64, self._count), np.int64)])
+        self._room[self._count] = number
+        self._count += 1
+
+    def pop(self) -> None:
+        self._count -= 1
+
+    @property
+    def view(self) -> np.ndarray:
+        """All of them, valid until the next push."""
+        return self._room[: self._count]
+
+
+class Tally:
+    """Which ids have occurred, in the order of their first time, and how often."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        counts = Counter(tokens)
+        self.ids, self.counts = Numbers(counts), Numbers(counts.values())
+        self._places = {token: place for place, token in enumerate(counts)}
+
+    def push(self, token: int) -> None:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self.ids.view):
+            self.ids.push(token)
+            self.counts.push(0)
+        self.counts.view[place] += 1
+
+    def pop(self, token: int) -> None:
+        """Forget the last token pushed: if it was the first of its kind, its place is the last."""
+        place = self._places[token]
+        self.counts.view[place] -= 1
+        if not self.counts.view[place]:
+            del self._places[token]
+            self.ids.pop()
+            self.counts.pop()
+
+
 class History:
     """A text of tokens, of which the first `prompt` are given; and how often each id has occurred
-    in it and among the new tokens, in the order of their first time."""
+    in it and among the new tokens. A control costs the same at any length of it."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens, self.prompt = list(prompt), len(prompt)
-        self.every, self.new = Counter(prompt), Counter[int]()
+        self.every, self.new, self._ids = Tally(prompt), Tally(), Numbers(prompt)
 
     @property
     def done(self) -> int:
@@ -44,24 +90,18 @@ class History:
 
     def push(self, token: int) -> None:
         self.tokens.append(token)
-        for counts in (self.every, self.new):
-            counts[token] += 1
+        for each in (self.every, self.new, self._ids):
+            each.push(token)
 
     def pop(self) -> None:
         token = self.tokens.pop()
-        for counts in (self.every, self.new):
-            counts[token] -= 1
-            if not counts[token]:
-                del counts[token]
+        self._ids.pop()
+        for tally in (self.every, self.new):
+            tally.pop(token)
 
     def ids(self, device: torch.device) -> Tensor:
         """All tokens, `[n]`; a copy, which others may change."""
-        return _tensor(self.tokens, device)
-
-
-def _tensor(numbers: Collection[int], device: torch.device) -> Tensor:
-    array = np.fromiter(numbers, np.int64, len(numbers))  # in half of the time of torch.tensor
-    return torch.from_numpy(array).to(device)
+        return torch.from_numpy(self._ids.view.copy()).to(device)
 
 
 class Suppressed:
@@ -184,7 +224,8 @@ class Repetition:
     penalty: float
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return scaled(scores, _tensor(history.every, scores.device), self.penalty)
+        ids = torch.from_numpy(history.every.ids.view).to(scores.device)
+        return scaled(scores, ids, self.penalty)
 
 
 class Encoder:
@@ -207,10 +248,10 @@ class Occurrence:
     frequency: float
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        if not history.new:
+        if not history.done:
             return scores
-        counts = _tensor(history.new.values(), scores.device).to(scores)
-        ids = _tensor(history.new, scores.device)
+        counts = torch.from_numpy(history.new.counts.view).to(scores)
+        ids = torch.from_numpy(history.new.ids.view).to(scores.device)
         return scores.index_add_(0, ids, -(self.presence + self.frequency * counts))
 
 

@@ -11,7 +11,9 @@ disturbing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -44,7 +46,8 @@ def read() -> Reading | None:
     own = psutil.Process()
     try:
         cpus, times = own.cpu_affinity(), psutil.cpu_times(percpu=True)
-        busy = [_busy(each) for i, each in enumerate(times) if i in cpus]
+        numbered = zip(_numbers(len(times)), times, strict=False)
+        busy = [_busy(each) for i, each in numbered if i in cpus]
         spent = sum(map(_spent, [own, *own.children(recursive=True)]))
     except (AttributeError, OSError, psutil.Error):
         return None
@@ -85,6 +88,15 @@ def remark(share: float | None) -> str | None:
         f"other processes took {share:.0%} of the processors meanwhile: these times are uncertain, "
         "so measure again on an idle machine"
     )
+
+
+def _numbers(count: int) -> list[int]:
+    """Numbers of the processors that are counted: on Linux those that are switched on."""
+    try:
+        lines = Path("/proc/stat").read_text()
+    except OSError:
+        return list(range(count))
+    return [int(number) for number in re.findall(r"^cpu(\d+) ", lines, re.MULTILINE)]
 
 
 def _busy(times: Any) -> float:

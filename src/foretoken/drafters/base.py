@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -98,24 +98,36 @@ class Drafter(Protocol):
         ' at the doctor, and the doctor said'
     """
 
-    @property
-    def vocab_size(self) -> int | None: ...
-    @property
-    def runtime(self) -> str: ...
-    @property
-    def model(self) -> Any: ...
-    @property
-    def holds(self) -> tuple[object, ...]: ...
-    @property
-    def identity(self) -> str | None: ...
-    @property
-    def singular(self) -> bool: ...
-    @property
-    def reads_target(self) -> bool: ...
-    @property
-    def shares(self) -> bool: ...
-    @property
-    def rewinds(self) -> bool: ...
+    if TYPE_CHECKING:  # only read, so that a class may make a property of each
+
+        @property
+        def vocab_size(self) -> int | None: ...
+        @property
+        def runtime(self) -> str: ...
+        @property
+        def model(self) -> Any: ...
+        @property
+        def holds(self) -> tuple[object, ...]: ...
+        @property
+        def identity(self) -> str | None: ...
+        @property
+        def singular(self) -> bool: ...
+        @property
+        def reads_target(self) -> bool: ...
+        @property
+        def shares(self) -> bool: ...
+        @property
+        def rewinds(self) -> bool: ...
+
+    else:  # the defaults of a class that derives from the protocol itself
+        vocab_size = model = identity = None
+        runtime = "python"
+        holds = ()
+        singular = reads_target = shares = False
+
+        @property
+        def rewinds(self) -> bool:
+            return type(self).rewind is not Drafter.rewind
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -160,15 +172,18 @@ class Drafter(Protocol):
         """
         ...
 
-    def rewind(self, counts: list[int]) -> None:
+    def rewind(self: Any, counts: list[int]) -> None:
         """Go back: forget the last committed tokens, and all draft tokens behind them.
 
         Args:
             counts: How many tokens of each sequence.
-        """
-        ...
 
-    def reading(self, target: Model) -> Drafter:
+        Raises:
+            RefusedError: It cannot; by itself no drafter can.
+        """
+        raise RefusedError(f"{type(self).__name__} cannot go back; give it a method rewind(counts)")
+
+    def reading(self: Any, target: Model) -> Any:
         """Return this drafter for another target, where it reads the states of one.
 
         Args:
@@ -176,8 +191,16 @@ class Drafter(Protocol):
 
         Returns:
             The same drafter where it reads no target.
+
+        Raises:
+            RefusedError: It reads the states of one target alone.
         """
-        ...
+        if not self.reads_target:
+            return self
+        raise RefusedError(
+            f"{type(self).__name__} reads the states of one target and cannot take another's; "
+            "give it a method reading(target)"
+        )
 
 
 class DrafterBase:
@@ -206,53 +229,63 @@ class DrafterBase:
     @property
     def rewinds(self) -> bool:
         """True where the class has a `rewind` of its own."""
-        return type(self).rewind is not DrafterBase.rewind
+        return type(self).rewind is not Drafter.rewind
+
+    rewind = Drafter.rewind
+    reading = Drafter.reading
+
+
+METHODS = ("start", "propose", "commit", "leave")
+
+
+class FourMethods(DrafterBase):
+    """An object with the four methods that a drafter must have, and defaults of what it lacks."""
+
+    singular = True  # its speed is the object's, not that of this class
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.start, self.propose, self.commit, self.leave = (getattr(own, m) for m in METHODS)
+        for name in ("vocab_size", "runtime", "model", "identity", "reads_target", "shares"):
+            setattr(self, name, getattr(own, name, getattr(self, name)))
+        self.holds = (own, *getattr(own, "holds", ()))
+
+    @property
+    def rewinds(self) -> bool:
+        return hasattr(self.own, "rewind")
 
     def rewind(self, counts: list[int]) -> None:
-        """Refuse to go back.
-
-        Args:
-            counts: How many tokens of each sequence to forget.
-
-        Raises:
-            RefusedError: Always.
-        """
-        raise RefusedError(f"{type(self).__name__} cannot go back; give it a method rewind(counts)")
+        self.own.rewind(counts)
 
     def reading(self, target: Model) -> Any:
-        """Return the drafter itself, if it reads no target.
-
-        Args:
-            target: The target that it is to read.
-
-        Returns:
-            The drafter.
-
-        Raises:
-            RefusedError: It reads the states of one target.
-        """
-        if not self.reads_target:
-            return self
-        raise RefusedError(
-            f"{type(self).__name__} reads the states of one target and cannot take another's; "
-            "give it a method reading(target)"
-        )
+        return self.own.reading(target) if hasattr(self.own, "reading") else super().reading(target)
 
 
 def require_drafter(value: object) -> Drafter:
-    """Return `value` if it is a drafter; InputError for anything else."""
-    if isinstance(value, Drafter) and not isinstance(value, type):
-        return value
+    """Return `value` as a drafter: itself, or with what it lacks beside the four methods. Raises
+    InputError for anything else."""
+    kind = type(value)
     if isinstance(value, type) or not hasattr(value, "propose"):
         raise InputError(f"draft is {value!r:.60}; give a folder, a name, a model or a Drafter")
-    raise InputError(
-        f"{type(value).__name__} lacks attributes of a drafter; derive it from "
-        "foretoken.DrafterBase"
-    )
+    lacking = [
+        m
+        for m in METHODS
+        if not callable(getattr(value, m, None)) or getattr(kind, m, None) is getattr(Drafter, m)
+    ]
+    if lacking:
+        raise InputError(
+            f"{kind.__name__} lacks {' and '.join(lacking)}; a drafter has the methods "
+            f"{', '.join(METHODS)}"
+        )
+    if isinstance(value, Drafter):
+        return value
+    return type(kind.__name__, (FourMethods,), {})(value)  # messages name the object's class
 
 
-def rewinding(drafter: Drafter, name: str) -> Drafter:
-    """Return `drafter`, a part of the drafter `name`; RefusedError where it cannot go back."""
+def rewinding(value: object, name: str) -> Drafter:
+    """Return `value`, a part of the drafter `name`, as a drafter. Raises InputError where it is
+    none, RefusedError where it cannot go back."""
+    drafter = require_drafter(value)
     if not drafter.rewinds:
         raise RefusedError(
             f"{type(drafter).__name__} cannot go back, as the parts of {name} must; "

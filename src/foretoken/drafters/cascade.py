@@ -18,7 +18,6 @@ from foretoken.drafters.base import (
     Drafter,
     DrafterBase,
     pack,
-    require_drafter,
     require_vocabulary,
     rewinding,
 )
@@ -67,10 +66,9 @@ class CascadeDrafter(DrafterBase):
         require_model(middle)
         remedy = "the guesses for a run of the middle model, 0 or more"
         self.gamma = Count(ge=0, remedy=remedy)("gamma", gamma)
-        require_drafter(drafter)
-        require_vocabulary(drafter, middle.vocab_size, "the model that it guesses for")
         self.middle, self.drafter = middle, rewinding(drafter, "a cascade")
-        self.holds = (middle, drafter)
+        require_vocabulary(self.drafter, middle.vocab_size, "the model that it guesses for")
+        self.holds = (middle, self.drafter)
         self.vocab_size, self.runtime = middle.vocab_size, middle.runtime
         self._reader = Reader(middle)
         # committed to `drafter`, but not to the reader's texts

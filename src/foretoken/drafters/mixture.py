@@ -19,7 +19,6 @@ from foretoken.drafters.base import (
     Drafter,
     DrafterBase,
     pack,
-    require_drafter,
     require_vocabulary,
     rewinding,
 )
@@ -67,19 +66,13 @@ class MixtureDrafter(DrafterBase):
             raise InputError(
                 f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
             )
-        self.holds = tuple(drafter for drafter, _ in parts)
-        self.parts = [
-            (rewinding(require_drafter(drafter), "a mixture"), most) for drafter, most in parts
-        ]
-        vocabularies = [
-            drafter.vocab_size for drafter, _ in parts if drafter.vocab_size is not None
-        ]
-        self.vocab_size = vocabularies[0] if vocabularies else None
-        for drafter, _ in parts:
-            require_vocabulary(
-                drafter, vocabularies[0] if vocabularies else 0, "another part of the mixture"
-            )
-        runtimes = {drafter.runtime: None for drafter, _ in parts}
+        self.parts = [(rewinding(drafter, "a mixture"), most) for drafter, most in parts]
+        self.holds = tuple(drafter for drafter, _ in self.parts)
+        sizes = [part.vocab_size for part, _ in self.parts if part.vocab_size is not None]
+        self.vocab_size = sizes[0] if sizes else None
+        for drafter, _ in self.parts:
+            require_vocabulary(drafter, sizes[0] if sizes else 0, "another part of the mixture")
+        runtimes = {drafter.runtime: None for drafter, _ in self.parts}
         self.runtime = "+".join(runtimes)
 
     def start(

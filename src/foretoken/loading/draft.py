@@ -36,7 +36,7 @@ from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from foretoken.drafters.blockwise import Heads
     from foretoken.drafters.heads import HeadsDrafter
@@ -237,7 +237,9 @@ def _model_draft(
                 partial(translated, name, place(facts.read, placement).model, dictionary)
             )
     _require_kind(name, facts.encoder_decoder, target)
-    if not same or None not in (tokenizer, target.tokenizer):
+    if same and None in (tokenizer, target.tokenizer):
+        _require_ids(tokenizer or target.tokenizer, (name, facts.V), (target.name, V))
+    else:
         remedy = None if loaded else WORDS_MISSING
         require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
     drafter = LMDrafter(place(facts.read, placement).model, V)
@@ -254,6 +256,17 @@ def _model_draft(
 def _require_kind(name: str, encoder_decoder: bool, target: KnownTarget) -> None:
     if encoder_decoder and not target.facts.encoder_decoder:
         raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
+
+
+def _require_ids(tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, int]) -> None:
+    """RefusedError where a model lacks ids of the tokenizer that both are said to share."""
+    last = max(tokenizer.get_vocab().values(), default=-1) if tokenizer else -1
+    for name, V in models:
+        if V <= last:
+            raise RefusedError(
+                f"same_tokenizer is True, but the tokenizer has ids up to {last}, and {name} has "
+                f"{V} output rows; give a draft of the target's tokenizer, or leave it out"
+            )
 
 
 def name_of(source: object) -> str:

@@ -15,7 +15,7 @@ from foretoken.generation_config import require_ids
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import draft_of, name_of
 from foretoken.loading.memory import usable
-from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
+from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
 from foretoken.loading.runtimes import Placement, place, place_exact
 from foretoken.loading.sources import read_of, unwrapped
 from foretoken.loading.sources import tokenizer as tokenizer_of
@@ -71,6 +71,7 @@ def load(
         >>> out.text
         ' at the doctor, and the doctor said'
     """
+    require_known(options, "load")
     asked = LoadOptions(**options)
     device = usable(asked.device)
     ships = target is None

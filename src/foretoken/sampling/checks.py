@@ -33,6 +33,8 @@ class Structured(NamedTuple):
 
 Check = Callable[[str, Any], Any]
 
+LONGEST_ID = 18  # digits: Python reads no more than 4,300, and a tensor no more than these
+
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
@@ -144,7 +146,7 @@ def as_biases(name: str, value: Any) -> Biases:
             raise InputError(f"{name} holds {shown(pair)}; give {remedy}")
         ids, bias = pair
         if isinstance(ids, str):  # as JSON's keys are
-            if not ids.isascii() or not ids.isdigit():
+            if not ids.isascii() or not ids.isdigit() or len(ids) > LONGEST_ID:
                 raise InputError(f"{name} holds {shown(ids)}; give {remedy}")
             ids = int(ids)
         ids = _sequence(name, [ids] if whole(ids) else ids)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from contextvars import ContextVar
-from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from traceback import walk_tb
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from foretoken.drafters.base import Drafter
 from foretoken.errors import ForeignError, InputError, one_line, shown
 from foretoken.generation_config import NOT_FOLLOWED
 from foretoken.loading.load import load
-from foretoken.loading.options import OPTIONS
+from foretoken.loading.options import require_known
 from foretoken.loading.sources import unwrapped
 from foretoken.speculator import Speculator
 from foretoken.transformers_integration.generate_call import ending_strings
@@ -78,7 +79,7 @@ def attach(
         raise InputError(f"strict is {shown(strict)}; give True or False")
     if not callable(getattr(model, "generate", None)):
         raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
-    _require_known(options)
+    require_known(options, "attach")
     detach(model)
     if not strict and options.get("generation_config") is None:
         options |= _passed_over(model)
@@ -92,6 +93,7 @@ def attach(
         args, kwargs = _named(theirs, args, kwargs)
         if LEFT.get() or kwargs.get("custom_generate") is not None:
             return theirs(*args, **kwargs)
+        state = torch.get_rng_state()
         try:
             return _speculative(theirs, spec, args, kwargs)
         except Exception as error:
@@ -101,6 +103,7 @@ def attach(
             log.info("transformers decodes this call: %s", one_line(error))
         if reached and kwargs.get("streamer") is not None:
             kwargs["streamer"] = Prompted(kwargs["streamer"])
+        torch.set_rng_state(state)  # a seed may have been drawn
         token = LEFT.set(True)
         try:
             return theirs(*args, **kwargs)
@@ -111,15 +114,6 @@ def attach(
     # a method, so that a copy of the model does not generate with this one
     open_.generate = MethodType(generate, model)
     return spec
-
-
-def _require_known(options: dict[str, Any]) -> None:
-    """InputError for a keyword that `load` has not."""
-    for name in options:
-        if name not in OPTIONS:
-            near = get_close_matches(name, OPTIONS, 1, 0.5)
-            remedy = f"did you mean {near[0]}?" if near else "give it to model.generate"
-            raise InputError(f"{name} is no option of attach; {remedy}")
 
 
 class Prompted:

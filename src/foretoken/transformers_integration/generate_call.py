@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.controls.own import require, require_own
+from foretoken.controls.own import OwnEnding, require, require_own
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import forced
 from foretoken.models.base import Model
@@ -213,7 +213,6 @@ class GenerateCall:
             elif name != "MaxLengthCriteria":
                 processors.append(each)
         _require_own(processors)
-        self._require_no_scores(processors)
         if not explained:
             raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
         if processors and not self.eos() and len(self.ids) > 1:
@@ -222,20 +221,6 @@ class GenerateCall:
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
         return processors
-
-    def _require_no_scores(self, criteria: Sequence[Any]) -> None:
-        """Raise ForeignError for a user's criterion that `generate` would hand the scores.
-
-        Criteria run as each token is accepted, before scores exist for the call. The
-        criteria of transformers do not read them.
-        """
-        told = self.config.return_dict_in_generate and self.config.output_scores
-        for each in criteria if told else ():
-            if not type(each).__module__.startswith("transformers."):
-                raise ForeignError(
-                    f"{type(each).__name__} may read the scores that output_scores=True makes, "
-                    "which criteria do not get here; leave one of them out"
-                )
 
     def decoded(
         self,
@@ -248,6 +233,9 @@ class GenerateCall:
         has), and return what `generate` returns. Raises what a row failed with."""
         for row in rows if self.reports else ():
             row.seen = []
+            for ending in row.endings:
+                if self.config.output_scores and isinstance(ending, OwnEnding):
+                    ending.scores = WithheldScores(type(ending.criterion).__name__)
         sent = 0
         with self.heard(target):
             for _ in steps:
@@ -298,6 +286,22 @@ class GenerateCall:
         if self.samples:
             scores = warped(scores, row.request.params.standard)
         return (scores.log_softmax(-1) if self.config.renormalize_logits else scores).float()
+
+
+class WithheldScores:
+    """Stands for the scores that `generate` would hand a criterion: here it runs before there are
+    any. One that does not read them is honoured."""
+
+    def __init__(self, reader: str) -> None:
+        self.reader = reader
+
+    def _refuse(self, *_: object) -> Any:
+        raise ForeignError(
+            f"{self.reader} reads the scores that output_scores=True makes, which criteria do not "
+            "get here; leave one of them out"
+        )
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = _refuse
 
 
 def _places(rows: list[Tensor]) -> Any:

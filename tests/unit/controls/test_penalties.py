@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -98,10 +99,23 @@ def test_a_history_is_what_its_text_makes_of_it_whatever_was_taken_back(prompt, 
             text.pop()
             past.pop()
     assert past.tokens == text and past.done == len(text) - len(prompt)
-    assert list(past.every.items()) == list(Counter(text).items())
-    assert list(past.new.items()) == list(Counter(text[len(prompt) :]).items())
+    for tally, tokens in ((past.every, text), (past.new, text[len(prompt) :])):
+        seen = zip(tally.ids.view.tolist(), tally.counts.view.tolist(), strict=True)
+        assert list(seen) == list(Counter(tokens).items())
     past.ids(torch.device("cpu")).zero_()
     assert past.ids(torch.device("cpu")).tolist() == text
+
+
+def test_a_position_costs_the_same_at_any_length():
+    """What penalties read is never made anew: a view of one array, that grows in few steps."""
+    past, arrays = History([*range(1000)]), set()
+    for token in range(4000):
+        past.push(token % 2000)
+        for numbers in (past.every.ids, past.new.ids, past.new.counts):
+            view = numbers.view
+            assert view.base is numbers.view.base and np.shares_memory(view, numbers.view)
+            arrays.add(view.base.ctypes.data)
+    assert len(arrays) < 30
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from time import perf_counter, sleep
 from types import SimpleNamespace
 
@@ -22,9 +23,21 @@ def test_the_processors_that_this_process_may_run_on(monkeypatch: pytest.MonkeyP
     times = {"user": 1.0, "nice": 2.0, "system": 3.0, "idle": 1000.0, "iowait": 2000.0}
     times |= {"irq": 4.0, "softirq": 5.0, "steal": 6.0, "guest": 1.0}
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [SimpleNamespace(**times)] * 3)
+    monkeypatch.setattr(Path, "read_text", lambda self: "cpu  9\ncpu0 1\ncpu1 1\ncpu2 1\nintr 9")
     monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: [0, 2])
     reading = read()
     assert reading is not None and (reading.cpus, reading.busy) == (2, 42.0)
+
+
+def test_processors_that_are_off_do_not_shift_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = [SimpleNamespace(user=busy) for busy in (1.0, 20.0, 300.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: counted)
+    monkeypatch.setattr(Path, "read_text", lambda self: "cpu  9\ncpu0 1\ncpu2 1\ncpu13 1\nintr 9")
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: [0, 2])
+    reading = read()
+    assert reading is not None and (reading.cpus, reading.busy) == (2, 21.0)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: [0, 1])
+    assert read() is None
 
 
 def test_a_count_of_fewer_processors_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,10 @@ def test_models_in_memory_padded_otherwise_are_taken_at_the_callers_word(V):
 
 
 def test_two_tokenizers_are_compared_whatever_is_said_of_them(pair, bare):
-    """One at hand is taken at the caller's word."""
+    """One at hand is taken at the caller's word, where both have its ids."""
+    says = "the tokenizer has ids up to 319, and LlamaForCausalLM has 300 output rows"
+    refused(RefusedError, says, pair[0], llama(300), same_tokenizer=True)
+    refused(RefusedError, says, llama(300), pair[1], same_tokenizer=True)
     assert foretoken.load(pair[0], llama(320), same_tokenizer=True)
     assert foretoken.load(bare, llama(320), same_tokenizer=True)
     assert foretoken.load(*pair, same_tokenizer=True)

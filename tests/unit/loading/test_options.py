@@ -34,8 +34,13 @@ def test_an_option_is_wherever_text_can_hold_it(name: str) -> None:
 
 def test_there_is_no_other() -> None:
     assert [*PARAMETERS][2:] == [*OPTIONS] == [*LoadKeywords.__annotations__]
-    with pytest.raises(TypeError, match="dytpe"):
-        foretoken.load(None, "none", **{"dytpe": "int8"})
+    for given, said in (
+        ({"dytpe": "int8"}, "^dytpe is no option of load; did you mean dtype?"),
+        ({"temperature": 0.5}, "^temperature is no option of load; give it to generate$"),
+        ({"tensor_parallel": 2}, "^tensor_parallel is gone; give dtype='int8' or 'int4' for a"),
+    ):
+        with pytest.raises(InputError, match=said):
+            foretoken.load(None, "none", **given)
 
 
 def test_what_cannot_be_together_is_refused_before_a_model_is_read() -> None:

@@ -166,6 +166,7 @@ def test_what_is_taken_and_how_it_is_kept(name, given, kept):
         ({"sequence_bias": 5}, "sequence_bias is 5; give a mapping from ids to numbers"),
         ({"logit_bias": {(1, 2): 1.0}}, r"logit_bias holds \[1, 2\]; give single ids, or use seq"),
         ({"logit_bias": {"x": 1.0}}, "logit_bias holds 'x'; give a mapping from ids"),
+        ({"logit_bias": {"9" * 5000: 1.0}}, "logit_bias holds '9{56}...; give a mapping from ids"),
         ({"logit_bias": {-(10**5000): 1.0}}, "logit_bias holds a int too large to show; give ids"),
         ({"logit_bias": None}, "logit_bias is None; give a mapping"),
         ({"suppress_tokens": [1.5]}, "suppress_tokens holds 1.5; give ids, 0 or more"),

@@ -437,6 +437,7 @@ def test_what_speculation_does_now(url: str) -> None:
         ("completions", {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, 400,
          "does not go with stream"),
         ("completions", {"prompt": "a", "logit_bias": {"1_0": 1}}, 400, "'1_0'"),
+        ("completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias holds '9"),
         ("responses", {"input": [HELLO[0] | {"name": "x"}]}, 400, "input[0].name: unknown field"),
         ("completions", {"prompt": "\ud800"}, 400, "no JSON"),
         ("completions", {"\ud800": 1}, 400, "no JSON"),

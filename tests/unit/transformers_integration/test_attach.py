@@ -208,7 +208,7 @@ def test_load_s_options_are_checked(model):
 def test_what_is_no_model_and_what_is_no_option(model):
     with pytest.raises(InputError, match="^model is 'a folder'; give a model of transformers"):
         foretoken.attach("a folder")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="^gamma is no option of attach; give it to model.gen"):
+    with pytest.raises(InputError, match="^gamma is no option of attach; give it to generate"):
         foretoken.attach(model, "lookup", gamma=3)
     with pytest.raises(InputError, match="^dtyp is no option of attach; did you mean dtype?"):
         foretoken.attach(model, "lookup", dtyp="float64")

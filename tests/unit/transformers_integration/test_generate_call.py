@@ -356,6 +356,8 @@ def near(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) ->
         {},
         {"repetition_penalty": 1.5, "suppress_tokens": [3, 9]},
         {"no_repeat_ngram_size": 2, "renormalize_logits": True},
+        {"stopping_criteria": [After()]},
+        {"stopping_criteria": [MaxTimeCriteria(600.0)]},
     ],
 )
 def test_scores_and_logits(pair, options):
