@@ -1,11 +1,11 @@
 """A report's files: one HTML page that loads nothing else, the same as Markdown and JSON, and its
-pictures (PNG), which need matplotlib.
+pictures, SVG in the page and PNG beside it, which need matplotlib.
 """
 
 from __future__ import annotations
 
 import json
-from base64 import b64encode
+import re
 from dataclasses import asdict, replace
 from importlib import resources
 from io import BytesIO
@@ -33,15 +33,31 @@ STYLE: Any = {
     "lines.linewidth": 1.5,
     "errorbar.capsize": 2,
 }
+INK = "#010203"  # stands for the colour of the page's text
+INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 
 def png(plot: Plot) -> bytes:
     """A picture on white."""
+    return _drawn(plot, STYLE, format="png", dpi=DPI, metadata={"Software": None})
+
+
+def svg(plot: Plot) -> Markup:
+    """The same in the colour of the text around it; its ids are those of no other picture."""
+    style = STYLE | dict.fromkeys(INKED, INK) | {"svg.fonttype": "none", "svg.hashsalt": plot.name}
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    text = _drawn(plot, style, format="svg", transparent=True, metadata=nothing).decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r' id="([^"]+)"', lambda id: id[0] if f"#{id[1]}" in text else "", text)
+    return Markup(text.replace(INK, "currentColor"))
+
+
+def _drawn(plot: Plot, style: Any, **how: Any) -> bytes:
     file = BytesIO()
-    with rc_context(STYLE):
+    with rc_context(style):
         figure = Figure(figsize=plot.size, layout="constrained")
         plot.draw(figure)
-        figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+        figure.savefig(file, **how)
     return file.getvalue()
 
 
@@ -54,17 +70,16 @@ def _cell(text: str) -> str:
     return _line(text).replace("|", "\\|")
 
 
-def _rendered(template: str, report: PaperReport, pictures: dict[Path, bytes]) -> str:
+def _rendered(template: str, report: PaperReport) -> str:
     environment = Environment(
         autoescape=template.endswith("html"),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"line": _line, "cell": _cell}
-    encoded = {path.name: b64encode(picture).decode() for path, picture in pictures.items()}
+    environment.filters |= {"line": _line, "cell": _cell, "svg": svg}
     text = resources.files("foretoken_lab").joinpath(template).read_text("utf-8")
-    known = {"report": report, "view": view, "pictures": encoded, "style": Markup(view.STYLE)}
+    known = {"report": report, "view": view, "style": Markup(view.STYLE)}
     return environment.from_string(text).render(known).rstrip() + "\n"
 
 
@@ -97,16 +112,11 @@ def write(report: PaperReport, out: Path) -> list[Path]:
     """Write them to a folder, each whole or not at all; returns page, Markdown and JSON. OSError,
     naming the file, where one cannot be written."""
     (out / "plots").mkdir(parents=True, exist_ok=True)
-    pictures = {
-        Path("plots", f"{chapter.name}-{plot.name}.png"): png(plot)
-        for chapter in report.chapters
-        for section in chapter.sections
-        for plot in section.plots
-    }
-    for path, picture in pictures.items():
-        files.write(out / path, picture)
+    for chapter in report.chapters:
+        for plot in (plot for section in chapter.sections for plot in section.plots):
+            files.write(out / "plots" / f"{chapter.name}-{plot.name}.png", png(plot))
     for name, template in ((PAGE, "page.html"), (TEXT, "page.md")):
-        files.write(out / name, _rendered(template, report, pictures).encode())
+        files.write(out / name, _rendered(template, report).encode())
     content = json.dumps(document(report), allow_nan=False) + "\n"
     files.write(out / DOCUMENT, content.encode())
     return [out / PAGE, out / TEXT, out / DOCUMENT]

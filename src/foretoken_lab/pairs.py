@@ -14,7 +14,7 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
-from foretoken.errors import RefusedError
+from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.load import load
 from foretoken.options import Prompt
 from foretoken.request import Request, uninterrupted
@@ -42,6 +42,7 @@ class Pairs:
         self.recipe = recipe
         self.tasks = read_prompts(recipe.prompts)
         self._loaded: tuple[str | None, Speculator] | None = None  # a draft's name, and the pair
+        self._unable: dict[str | None, str] = {}  # why a draft's pair cannot be loaded
         self._written: dict[tuple[int, float, int], list[WrittenTexts]] = {}
         self._tables: dict[int, Drafter] = {}
 
@@ -55,7 +56,7 @@ class Pairs:
         return self.prompts[: self.recipe.timed]
 
     def spec(self, label: str) -> Speculator:
-        """The target with the draft of that label."""
+        """The target with the draft of that label; a pair that cannot be loaded is tried once."""
         draft = self.recipe.draft(label)
         if draft.order is not None:
             return self._with_table(draft, draft.order)
@@ -88,9 +89,15 @@ class Pairs:
         return self._written[key]
 
     def _load(self, draft: str | None) -> Speculator:
+        if draft in self._unable:
+            raise InputError(self._unable[draft])
         if self._loaded is None or self._loaded[0] != draft:
             self._loaded = None  # one at a time
-            self._loaded = draft, load(self.recipe.target, draft, dtype=self.recipe.dtype)
+            try:
+                self._loaded = draft, load(self.recipe.target, draft, dtype=self.recipe.dtype)
+            except ForetokenError as error:
+                self._unable[draft] = str(error)
+                raise
         return self._loaded[1]
 
     def _any(self) -> Speculator:

@@ -14,6 +14,7 @@ import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -231,7 +232,14 @@ def _mistake(error: ValidationError) -> str:
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"{key} is no key of a recipe; recipes/own.toml in the repository has all"
+        tables: dict[Any, type[RecipeForm]] = {"drafts": RecipeDraft, "prompts": Prompts}
+        *place, name = first["loc"]
+        table = tables[place[0]] if place else Recipe
+        near = get_close_matches(str(name), table.model_fields, 1, 0.5)
+        remedy = (
+            f"did you mean {near[0]}?" if near else f"there are {', '.join(table.model_fields)}"
+        )
+        return f"{key} is no key of a recipe; {remedy}"
     if first["type"] == "missing":
         return f"{key} is missing; give it"
     value = "" if first["type"] == "value_error" else f"{key} is {shown(first['input'])}: "
@@ -271,6 +279,12 @@ def read_prompts(prompts: Prompts) -> list[RecipePrompt]:
             tasks.append(task)
         if len(tasks) == prompts.limit:
             break
+    bare = [task for task in tasks if task.reference is None]
+    if kind == "tsv" and 0 < len(bare) < len(tasks):
+        raise InputError(
+            f"{path}: {len(bare)} of {len(tasks)} prompts have no reference, the first "
+            f"{shown(bare[0].prompt)}; give all of them one, or none"
+        )
     if len(tasks) < 2:
         fitting = "" if prompts.longest is None else f" of {prompts.longest} characters at most"
         raise InputError(f"{path} holds {len(tasks)} prompts{fitting}; give 2 or more, one a line")

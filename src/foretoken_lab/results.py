@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -125,6 +126,14 @@ class ResultFile:
         """Return the experiments and cases that were measured."""
         return [(line.experiment, line.case) for line in self._lines.values() if line.of == origin]
 
+    def seconds(self, origin: str, experiment: str | None = None) -> list[float]:
+        """Return what its measurements took, of one experiment or of all."""
+        return [
+            line.seconds
+            for line in self._lines.values()
+            if line.of == origin and experiment in (None, line.experiment) and line.failed is None
+        ]
+
     def origins(self, origin: str) -> list[ResultOrigin]:
         """Return the conditions that its measurements were made with, the latest last."""
         return self._origins.get(origin, [])
@@ -212,20 +221,32 @@ def _by_draft(own: list[Job]) -> list[Job]:
 
 def run(
     jobs_asked: list[Job], results: ResultFile, machine: Machine, command: str
-) -> Iterator[tuple[int, str]]:
+) -> Iterator[tuple[int, str, float | None]]:
     """Measure the cases that have no result, those that failed before included; says before each
-    how many are done, and which it is. A case that fails is a result, with its reason, and the
-    others go on."""
+    how many are done, which it is, and the seconds left, None where nothing tells. A case that
+    fails is a result, with its reason, and the others go on."""
     rows = [results.row(job.of, job.experiment, job.case) for job in jobs_asked]
     missing = [job for job, row in zip(jobs_asked, rows, strict=True) if row is None or row.failed]
     pairs: Pairs | None = None
-    for i, job in enumerate(missing, len(jobs_asked) - len(missing)):
-        yield i, f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
+    for i, job in enumerate(missing):
+        label = f"{job.recipe.name}: {job.experiment}, {named(job.case)}"
+        yield len(jobs_asked) - len(missing) + i, label, _seconds_left(missing[i:], results)
         if pairs is None or pairs.recipe is not job.recipe:
             pairs = None  # one recipe's models at a time
             pairs = Pairs(job.recipe)
             _begin(results, job, sum(one.of == job.of for one in jobs_asked), machine, command)
         results.add(_measured(pairs, job))
+
+
+def _seconds_left(missing: list[Job], results: ResultFile) -> float | None:
+    """Estimate by the mean of the experiment's measurements, or else of all of the recipe's."""
+    total = 0.0
+    for job in missing:
+        measured = results.seconds(job.of, job.experiment) or results.seconds(job.of)
+        if not measured:
+            return None
+        total += fmean(measured)
+    return total
 
 
 def _begin(results: ResultFile, job: Job, cases: int, machine: Machine, command: str) -> None:

@@ -5,7 +5,7 @@ commands, one after another, each of which goes on where it was.
     python -m foretoken_lab.standins news TEXT ... --out runs/news
 
 OUT/target/model and OUT/DRAFT/model are then in bfloat16; OUT/DRAFT-taught/model is the draft after
-it was distilled.
+it was distilled. `look-up` and `lead` score the baselines of translations and summaries.
 """
 
 from __future__ import annotations
@@ -111,6 +111,43 @@ def news(
         execute("foretoken-lab", "train", "lm", data=data, out=out / model, **options)
     distill(data, out, "draft", steps=distill_steps, target_generated=0.5, on_policy=0.25)
     tables(out, data)
+
+
+@app.command()
+def look_up(
+    known: Annotated[str, Argument(help="Pairs to look up in, such as OUT/pairs.jsonl.")],
+    test: Annotated[list[str], Argument(help="Pairs to translate.")],
+    keys: Keys = ("en", "de"),
+    known_keys: Annotated[tuple[str, str], Option(help="Source and target of KNOWN.")] = (
+        "source",
+        "target",
+    ),
+) -> None:
+    """Score the baseline of translations: the known pair whose source is most alike."""
+    from foretoken_lab.experiments import quality  # late: torch takes seconds
+
+    pairs = read(known, known_keys)
+    for name in test:
+        sources, references = zip(*read(name, keys), strict=True)
+        _show(name, quality.translation(quality.looked_up(pairs, sources), references))
+
+
+@app.command()
+def lead(
+    articles: Annotated[list[str], Argument(help="A .jsonl file of articles and summaries.")],
+    keys: Keys = ("article", "highlights"),
+    sentences: Annotated[int, Option(min=1, help="Sentences of the beginning.")] = 3,
+) -> None:
+    """Score the baseline of summaries: an article's first sentences."""
+    from foretoken_lab.experiments import quality  # late: torch takes seconds
+
+    for name in articles:
+        texts, references = zip(*read(name, keys), strict=True)
+        _show(name, quality.rouge([quality.lead(text, sentences) for text in texts], references))
+
+
+def _show(name: str, scores: Mapping[str, float]) -> None:
+    print(f"{name}: {', '.join(f'{score} {value:.1f}' for score, value in scores.items())}")
 
 
 def execute(*words: str, **options: object) -> None:

@@ -3,6 +3,7 @@ moved a text from the target's distribution; or all of it as JSON."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -74,11 +75,11 @@ class TaskAnswer:
 
 def answers(
     tasks: list[ModelTask], requests: list[Request], completions: Iterable[Completion]
-) -> list[TaskAnswer]:
+) -> Iterator[TaskAnswer]:
     """Pair completions with their tasks; after an interruption these are the first ones."""
     copies = [(task, copy) for task in tasks for copy in range(task.texts)]
     paired = zip(completions, copies, requests, strict=False)
-    return [TaskAnswer(*which, request, completion) for completion, which, request in paired]
+    return (TaskAnswer(*which, request, completion) for completion, which, request in paired)
 
 
 def show(
@@ -122,8 +123,9 @@ def remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Ite
             f"{len(cut)} of {len(answers)} texts end where the model's context does, before "
             f"max_new_tokens: {', '.join(cut[:8])}{', ...' * (len(cut) > 8)}"
         )
-    if lenience < 1:
-        yield departure(answers, lenience)
+    for greedy in (True, False) if lenience < 1 else ():
+        if same := [answer for answer in answers if answer.task.params.greedy is greedy]:
+            yield departure(same, lenience)
 
 
 def _steps(spec: Speculator, answer: TaskAnswer) -> None:
@@ -180,40 +182,65 @@ def speedup(comparison: Any) -> None:
 
 
 def departure(answers: list[TaskAnswer], lenience: float) -> str:
-    """Say how far lenience moved the text from the target's distribution, if it did."""
+    """Say how far lenience moved texts, all greedy or none, from the target's distribution."""
     if all(answer.is_targets(lenience) for answer in answers):
         return f"lenience {lenience:g}: still the target's distribution"
     completions = [answer.completion for answer in answers]
     tokens = sum(len(completion.tokens) for completion in completions)
     bias = sum(completion.stats.bias * len(completion.tokens) for completion in completions)
+    if answers[0].task.params.greedy:
+        return (
+            f"lenience {lenience:g}: not the target's greedy text: {round(bias)} of {tokens} "
+            f"tokens are not its first choice; each has at least {lenience:g} of that one's "
+            "probability"
+        )
     return (
         f"lenience {lenience:g}: not the target's distribution but {bias / max(1, tokens):.4f} "
-        f"away from it (total variation, mean of {tokens} tokens; at temperature 0 the share of "
-        f"them that is not its first choice) and nowhere above {1 / lenience:.3g} times it"
+        f"away from it (total variation, mean of {tokens} tokens) and nowhere above "
+        f"{1 / lenience:.3g} times it"
     )
 
 
-def document(
-    spec: Speculator, answers: list[TaskAnswer], speculation: dict[str, Any], comparison: Any
-) -> dict[str, Any]:
-    """Return the document of `--json`; `params` of a text: as a line of a prompt file has them."""
-    completions = [
-        {
-            "prompt": answer.task.number,
-            "id": answer.task.line.id,
-            **result(answer.completion),
-            "params": answer.task.given,
-            **speculation,
-            "law": f"{'' if answer.is_targets(speculation['lenience']) else 'not '}the target's",
-            "gammas": [step.gamma for step in answer.completion.steps],
-        }
-        for answer in answers
-    ]
-    names = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
-    whole = {**names, "completions": completions}
+def begin(
+    spec: Speculator, answers: Iterable[TaskAnswer], speculation: dict[str, Any]
+) -> Iterator[TaskAnswer]:
+    """Yield the answers, printing each as a line of the document of `--json`; `end` ends that."""
+    print(json.dumps(names(spec))[:-1], end=', "completions": [')
+    for i, answer in enumerate(answers):
+        line = json.dumps(described(answer, speculation), allow_nan=False)
+        print("," * (i > 0) + f"\n{line}", end="", flush=True)
+        yield answer
+
+
+def end(comparison: Any) -> None:
+    """Print the rest of the document."""
+    print("\n]", end="")
     if comparison:
-        whole["comparison"] = {**asdict(comparison), "speedup": comparison.speedup}
-    return whole
+        compared = {**asdict(comparison), "speedup": comparison.speedup}
+        print(f', "comparison": {json.dumps(compared, allow_nan=False)}', end="")
+    print("}")
+
+
+def names(spec: Speculator) -> dict[str, Any]:
+    """Return the names that head the document of `--json`."""
+    return {
+        "target": spec.target_name,
+        "draft": spec.draft_name,
+        "runtime": spec.target.runtime,
+    }
+
+
+def described(answer: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer as `--json` has it; `params`: as a line of a prompt file has them."""
+    return {
+        "prompt": answer.task.number,
+        "id": answer.task.line.id,
+        **result(answer.completion),
+        "params": answer.task.given,
+        **speculation,
+        "law": f"{'' if answer.is_targets(speculation['lenience']) else 'not '}the target's",
+        "gammas": [step.gamma for step in answer.completion.steps],
+    }
 
 
 def result(completion: Completion) -> dict[str, Any]:

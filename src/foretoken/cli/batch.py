@@ -16,10 +16,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from foretoken.cli import answer, option, prompts
 from foretoken.cli.command import quiet
 from foretoken.cli.prompts import ModelTask, Template
-from foretoken.cli.render import bar
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage.files import lock, naming, parse_json
@@ -35,7 +37,7 @@ Completed = Generator[tuple[Name, "Completion | ForetokenError"]]
 @dataclass(slots=True)
 class Results:
     """An output file, locked while it is open; opening removes what a kill left of a last line,
-    and closing a file without a result."""
+    and closing a new file without a result."""
 
     path: Path
     done: dict[Name, str]  # each with its origin
@@ -48,6 +50,7 @@ class Results:
         option.require_folder(path, "--output")
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is no file; give another --output")
+        new = not path.exists()
         with naming(path):
             # without a buffer, which would be written again where the disk is full
             out = open(path, "ab", buffering=0)
@@ -63,7 +66,7 @@ class Results:
             try:
                 yield results
             finally:
-                if not results.done:
+                if new and not results.done:
                     path.unlink(missing_ok=True)
 
     def require(self, origins: dict[Name, str]) -> None:
@@ -164,7 +167,7 @@ def write(output: Path, lines: Lines, cluster: option.Cluster) -> int:
         completed = on_ray(lines, missing, cluster) if cluster.used else here(lines, missing)
         try:
             with closing(completed) as texts:
-                return _fill(results, lines, origins, bar(texts, "generating", len(missing)))
+                return _fill(results, lines, origins, texts)
         except KeyboardInterrupt:
             print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
             raise
@@ -178,20 +181,33 @@ def _fill(
 ) -> int:
     """Write each text as it is done; tell and count those that fail."""
     start, failed, tokens, accepted, drafted = perf_counter(), 0, 0, 0, 0
-    for name, text in texts:
-        if isinstance(text, ForetokenError):
-            failed += 1
-            print(f"error: line {name[0]}: {text}", file=sys.stderr)
-            continue
-        id = lines.tasks[name[0]].line.id
-        results.write(name, origins[name], {"id": id, **answer.result(text)})
-        failed += text.error is not None
-        tokens += len(text.tokens)
-        accepted, drafted = accepted + text.stats.accepted, drafted + text.stats.drafted
-    share = f", {accepted / drafted:.0%} of draft tokens accepted" if drafted else ""
-    rate = tokens / max(perf_counter() - start, 1e-9)
-    print(f"{results.path}: {rate:.0f} tokens/s{share}", file=sys.stderr)
+    speed = ""
+    with _bar() as bar:
+        task = bar.add_task("", total=len(origins), completed=len(results.done), speed="")
+        for name, text in texts:
+            if isinstance(text, ForetokenError):
+                failed += 1
+                print(f"error: line {name[0]}: {text}", file=sys.stderr)
+            else:
+                id = lines.tasks[name[0]].line.id
+                results.write(name, origins[name], {"id": id, **answer.result(text)})
+                failed += text.error is not None
+                tokens += len(text.tokens)
+                accepted, drafted = accepted + text.stats.accepted, drafted + text.stats.drafted
+                share = f", {accepted / drafted:.0%} of draft tokens accepted" if drafted else ""
+                speed = f"{tokens / max(perf_counter() - start, 1e-9):.0f} tokens/s{share}"
+            bar.update(task, advance=1, speed=speed)
+    if speed:
+        print(f"{results.path}: {speed}", file=sys.stderr)
     return failed
+
+
+def _bar() -> Progress:
+    """Make a bar with the time left, tokens a second and the acceptance."""
+    speed = TextColumn("{task.fields[speed]}")
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), speed)
+    # texts end in bursts, and one may take minutes
+    return Progress(*columns, console=Console(stderr=True), speed_estimate_period=600)
 
 
 def here(lines: Lines, names: list[Name]) -> Completed:

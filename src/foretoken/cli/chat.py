@@ -4,6 +4,7 @@ process or by a server."""
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, fields
 from secrets import randbits
 from typing import Annotated, Any
@@ -118,6 +119,9 @@ def chat(
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     with opened as source:
         source.require(options)
+        if lenience < 1 and gamma != 0:
+            texts = "texts are no longer in the target's distribution"
+            print(f"lenience {lenience:g}: {texts}", file=sys.stderr)
         messages = None if raw else system
         session.run(source, options, show_tokens=show_tokens, quick=quick, messages=messages)
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from foretoken.errors import InputError, one_line
+from foretoken.sampling.params import meant
 from foretoken.storage.files import read_text
 
 # Modules whose work is told as well as their warnings: long loads, and which draft was chosen
@@ -99,9 +100,11 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no mapping; give lines such as 'port: 8000'")
     options = {str(name).replace("-", "_"): value for name, value in content.items()}
-    known = {parameter.name for parameter in context.command.params} - {"config"}
+    known = {str(parameter.name) for parameter in context.command.params} - {"config"}
     if unknown := sorted(options.keys() - known):
-        raise InputError(f"{path} holds the unknown option {unknown[0]!r}; see --help")
+        near = meant(unknown[0], known)
+        remedy = f"did you mean {near}?" if near else "see --help"
+        raise InputError(f"{path} holds the unknown option {unknown[0]!r}; {remedy}")
     context.default_map = {**(context.default_map or {}), **options}
     return path
 

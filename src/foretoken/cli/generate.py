@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from foretoken.cli.render import bar
 from foretoken.errors import ControlError, InputError
 
 if TYPE_CHECKING:
-    from foretoken.request import Completion, Request
+    from foretoken.request import Completion, Row
     from foretoken.speculator import Speculator
 
 PROMPTS = (
@@ -131,7 +130,10 @@ def _answer(
     show_tokens: bool,
     as_json: bool,
 ) -> None:
-    """Generate and print all texts. Exit code 1 if one failed, 130 after Ctrl-C."""
+    """Generate and print all texts. Exit code 1 if one failed, 130 after Ctrl-C.
+
+    JSON is printed text by text, and is whole whatever ends it.
+    """
     prompts.require(tasks, spec)
     keys = prompts.keys(tasks, seed)
     params = [each.params for each in tasks]
@@ -140,22 +142,24 @@ def _answer(
     completions = (
         [_streamed(spec, tasks[0], ready[0], keys, speculation)]
         if streamed
-        else _all(spec, requests, speculation)
+        else _all(spec, spec.inputs.rows(requests), speculation)  # a bad grammar fails now
     )
-    answers = answer.answers(tasks, requests, completions)
-    if not as_json:
-        answer.show(spec, answers, steps=show_tokens, printed=streamed)
-    reasons = {each.completion.finish_reason for each in answers}
-    broken = reasons & {"interrupted", "error"}
+    made = answer.answers(tasks, requests, completions)
     comparison = None
-    if compare and not broken:
-        from foretoken.lab.bench import compare as measured  # late: torch
+    try:
+        answers = list(answer.begin(spec, made, speculation) if as_json else made)
+        if not as_json:
+            answer.show(spec, answers, steps=show_tokens, printed=streamed)
+        reasons = {each.completion.finish_reason for each in answers}
+        broken = reasons & {"interrupted", "error"}
+        if compare and not broken:
+            from foretoken.lab.bench import compare as measured  # late: torch
 
-        comparison = measured(spec, ready[0], seed=seed, **tasks[0].given, **speculation)
-    if as_json:
-        document = answer.document(spec, answers, speculation, comparison)
-        print(json.dumps(document, allow_nan=False))
-    elif comparison:
+            comparison = measured(spec, ready[0], seed=seed, **tasks[0].given, **speculation)
+    finally:
+        if as_json:
+            answer.end(comparison)
+    if comparison and not as_json:
         answer.speedup(comparison)
     for remark in answer.remarks(answers, speculation["lenience"], as_json=as_json):
         print(remark, file=sys.stderr)
@@ -190,9 +194,7 @@ def _streamed(
         raise typer.Exit(130) from None
 
 
-def _all(
-    spec: Speculator, requests: list[Request], speculation: dict[str, Any]
-) -> Iterator[Completion]:
+def _all(spec: Speculator, rows: list[Row], speculation: dict[str, Any]) -> Iterator[Completion]:
     """Yield completions in order, each as it is done; after Ctrl-C those that have begun.
 
     Progress of many is shown on standard error.
@@ -200,7 +202,6 @@ def _all(
     from foretoken.options import check
     from foretoken.speculator import BATCH
 
-    rows = spec.inputs.rows(requests)  # all at once: a bad grammar fails now
     completions = spec.completions(rows, check(**speculation), speculation["gamma"])
     several = bar(completions, "generating", len(rows)) if len(rows) > BATCH else completions
     for row, completion in zip(rows, several, strict=True):

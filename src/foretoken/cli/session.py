@@ -38,6 +38,7 @@ STYLES = {"accepted": view.ACCEPTED, "corrected": view.CORRECTED, "bonus": view.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
 SETTABLE = tuple(name for name, each in OPTIONS.items() if each.panel and each.one_text)
 WIDTH = 22  # of the first column of /help
+HEADS = ("system", "developer")  # roles of messages that come before the turns
 Message = dict[str, Any]
 
 
@@ -57,14 +58,15 @@ class Printer:
 
     def put(self, part: ReplyPart) -> None:
         """Print the next part of the text."""
-        text = CONTROL.sub("", part.text) if self._terminal else part.text
+        text = self._shown(part.text)
         self.begun = self.begun or bool(text)
         if not self.coloured:
             print(text, end="", flush=True)
             return
         for token in part.tokens:
             style = STYLES.get(token.fate, "")
-            self._ahead += ((each, style) for each in token.text if each != REPLACEMENT)
+            spelled = self._shown(token.text)
+            self._ahead += ((each, style) for each in spelled if each != REPLACEMENT)
         for style, letters in groupby(text, self._style):
             spelled = "".join(letters)
             marked = self._marks and style and not spelled.isspace()
@@ -77,10 +79,17 @@ class Printer:
         self._ahead.clear()
         self.begun = False
 
+    def _shown(self, text: str) -> str:
+        return CONTROL.sub("", text) if self._terminal else text
+
     def _style(self, letter: str) -> str:
-        """Return the next character's style: none where its token spells otherwise."""
-        known = bool(self._ahead) and self._ahead[0][0] == letter
-        return self._ahead.popleft()[1] if known else ""
+        """Return the next character's style, passing over what is no part of the text; none where
+        no token has it."""
+        if not any(each == letter for each, _ in self._ahead):
+            return ""
+        while self._ahead[0][0] != letter:
+            self._ahead.popleft()
+        return self._ahead.popleft()[1]
 
 
 @dataclass(slots=True)
@@ -164,6 +173,8 @@ class Session:
         most = self.options.get("max_new_tokens", default)
         if reply.finish_reason == "length" and reply.tokens < most:
             _tell(f"the text is cut off after {reply.tokens} tokens: there is room for no more")
+        elif reply.finish_reason == "length" and self.messages is not None:
+            _tell(f"the text is cut off after {reply.tokens} tokens: max_new_tokens allows no more")
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
@@ -192,7 +203,7 @@ class Session:
         }
 
     def _system(self, text: str) -> str:
-        turns = [message for message in self.messages or [] if message["role"] != "system"]
+        turns = [message for message in self.messages or [] if message["role"] not in HEADS]
         self.messages = [*([{"role": "system", "content": text}] * bool(text)), *turns]
         return "the system's message is set" if text else "there is no system's message"
 
@@ -205,7 +216,7 @@ class Session:
         return f"taken back: {' '.join(str(messages[users[-1]]['content']).split())[:60]}"
 
     def _reset(self, _: str) -> str:
-        self.messages = [each for each in self.messages or [] if each["role"] == "system"]
+        self.messages = [each for each in self.messages or [] if each["role"] in HEADS]
         return "the conversation begins anew"
 
     def _save(self, file: str) -> str:
@@ -243,7 +254,9 @@ class Session:
         if reply is None:
             raise InputError("there is no text yet")
         alpha = sum(reply.overlaps) / len(reply.overlaps) if reply.overlaps else None
-        return f"{figures(reply.tokens, reply.calls, alpha)}, {reply.seconds:.2f} s"
+        away = reply.bias / max(1, reply.tokens)
+        bias = f", {away:.4f} from the target's distribution (mean of its tokens)" if away else ""
+        return f"{figures(reply.tokens, reply.calls, alpha)}{bias}, {reply.seconds:.2f} s"
 
     def _help(self, _: str) -> str:
         rows = [(f"/{name} {each.argument}", each.help) for name, each in self._commands().items()]

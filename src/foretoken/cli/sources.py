@@ -73,6 +73,7 @@ class ChatReply:
     tokens: int = 0
     calls: int = 0  # target forwards; 0 where the source does not say
     overlaps: list[float] = field(default_factory=list[float])  # sum min(p, q), by draft token
+    bias: float = 0.0  # of all tokens; 0 where the source does not say
     seconds: float = 0.0
     finish_reason: str | None = None  # None: broken off
 
@@ -124,6 +125,7 @@ class LocalModel:
                     reply.finish_reason = event.finish_reason
                     reply.calls += len(event.steps)
                     reply.overlaps += [each for step in event.steps for each in step.overlaps]
+                    reply.bias += sum(each for step in event.steps for each in step.biases)
                     tokens = [token for step in event.steps for token in _tokens(step, stream)]
                     yield ReplyPart(text, tokens)
                     if event.completion is not None and event.completion.error is not None:
@@ -301,10 +303,15 @@ def first_model(client: OpenAI) -> str:
 
 
 def get(client: OpenAI, path: str) -> dict[str, Any]:
-    """Return the JSON object there, {} where there is none."""
+    """Return the JSON object there, {} where there is none; ask again while the server loads."""
+    from openai import InternalServerError
+
     try:
         with told(client):
-            read = client.get(path, cast_to=object)
+            try:
+                read = client.get(path, cast_to=object)
+            except InternalServerError:  # where nothing answers, that is told at once
+                read = client.with_options(max_retries=RETRIES).get(path, cast_to=object)
     except RejectedError:
         return {}
     return read if isinstance(read, dict) else {}

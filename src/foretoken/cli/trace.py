@@ -67,6 +67,8 @@ def trace(
     """
     from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
 
+    if table and as_json:
+        raise InputError("--json has all that --table prints; leave one of them out")
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     (one,) = prompts.tasks(prompts.read(prompt, None), sampling.given)
@@ -80,8 +82,9 @@ def trace(
     traced = _traced(spec, one, seed, speculation)
     steps = traced.completion.steps
     if as_json:
-        document = answer.document(spec, [traced], speculation, None)
-        document["completions"][0]["steps"] = [asdict(step) for step in steps]
+        completion = answer.described(traced, speculation)
+        completion["steps"] = [asdict(step) for step in steps]
+        document = {**answer.names(spec), "completions": [completion]}
         print(json.dumps(document, allow_nan=False))
     else:
         answer.show(spec, [traced], steps=True)

@@ -31,6 +31,8 @@ from foretoken.errors import InputError
 from foretoken.storage import files
 
 if TYPE_CHECKING:
+    from foretoken.drafters.ngram import NGram
+    from foretoken.speculator import Speculator
     from foretoken.train.loop import TrainingRecipe
 
 
@@ -99,7 +101,7 @@ def distill(
     loss: Annotated[
         str,
         Option(
-            help="kl, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
+            help="kl, rkl (reverse), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
             "distributions are far apart, then tv."
         ),
     ] = "lk",
@@ -237,16 +239,36 @@ def samples(
 ) -> None:
     """Write texts sampled from a target, to train a draft on with `foretoken-lab train lm`."""
     from foretoken.text.decoding import decode
-    from foretoken.train import corpus
-    from foretoken.train.pair import samples as sampled
 
     option.require_file(out)
     quiet()
-    # without the sampling params that its config suggests
-    spec = replace(loading.load(target, "none"), suggested={})
+    spec = _sampler(loading, target)
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its samples have no text")
-    prompts = corpus.encode(corpus.read_texts(data), spec.tokenizer)
+    texts = _sampled(spec, data, tokens, temperature, seed)
+    files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
+    print(f"{out}: {sum(map(len, texts))} tokens")
+    if target is not None:
+        print(f"use it: foretoken-lab train lm --data {out} --tokenizer {target} --out FOLDER")
+
+
+def _sampler(loading: option.Loading, target: str | None) -> Speculator:
+    """Load a target alone, without the sampling params that its config suggests."""
+    return replace(loading.load(target, "none"), suggested={})
+
+
+def _sampled(
+    spec: Speculator, data: Path | None, tokens: int, temperature: float, seed: int
+) -> list[list[int]]:
+    """Sample texts with prompts from a file or, where there is none, with none."""
+    from foretoken.train import corpus
+    from foretoken.train.pair import samples as sampled
+
+    prompts = None
+    if data is not None:
+        if spec.tokenizer is None:
+            raise InputError("the target has no tokenizer, so no prompts can be cut from --data")
+        prompts = corpus.encode(corpus.read_texts(data), spec.tokenizer)
     options = {"prompts": prompts, "temperature": temperature, "seed": seed}
     sequences = sampled(spec, tokens, **options)  # a mistake is told before the bar
     texts: list[list[int]] = []
@@ -255,41 +277,92 @@ def samples(
         for sequence in sequences:
             texts.append(sequence)
             progress.advance(bar, len(sequence))
-    files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
-    print(f"{out}: {sum(map(len, texts))} tokens")
-    if target is not None:
-        print(f"use it: foretoken-lab train lm --data {out} --tokenizer {target} --out FOLDER")
+    return texts
 
 
 @app.command()
 @command
 def ngram(
-    origin: option.Origin,
+    loading: option.Loading,
     out: Annotated[Path, Option(help="File to write, a .safetensors.")],
     data: Annotated[
-        Path, Option(help="Text: a file, a folder, or the targets of pairs (.jsonl, .tsv).")
-    ],
-    tokenizer: Annotated[str, Option(help="The target, or the folder or hub id of its tokenizer.")],
+        Path | None,
+        Option(
+            "--data",
+            "--from-text",
+            help="Text to count: a file, a folder, or the targets of pairs (.jsonl, .tsv). With "
+            "--target, the text that prompts are cut from.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        Option(
+            "--target",
+            "--from-samples",
+            help="Count texts sampled from this target: a folder or hub id.",
+        ),
+    ] = None,
     order: Annotated[int, Option(help="Length of the n-grams; 1: unigrams, 2: bigrams, ...")] = 3,
+    tokens: Annotated[
+        int | None, Option(help="Tokens to sample from the target. Default: 100,000.")
+    ] = None,
+    temperature: Annotated[
+        float | None, Option(help="Temperature of the samples. Default: 1.")
+    ] = None,
+    seed: option.Seed = 0,
     as_json: option.Json = False,
 ) -> None:
-    """Fit an n-gram table to text; use it as --draft ngram:FILE.
+    """Fit an n-gram table to text, or to a target's own; use it as --draft ngram:FILE.
 
-    For a target's own text, give what `foretoken train samples` wrote.
+    Text needs --tokenizer: the target, or the folder or hub id of its tokenizer. Bits a token are
+    of held-out text, under a table of the rest; the table that is written is of all text.
     """
-    from foretoken.loading import sources
-    from foretoken.train.ngram import fit_from_text
-
+    if order < 1:  # before anything is sampled
+        raise InputError(f"order is {order}; give 1 (unigram) or more")
+    if target is None and (tokens is not None or temperature is not None):
+        raise InputError("--tokens and --temperature are of samples; give --target too")
     option.require_file(out)
     quiet()
-    read = sources.tokenizer(tokenizer, origin.revision, origin.trust_remote_code, required=True)
-    assert read is not None  # required
-    table = fit_from_text(data, read, order)
+    if target is not None:
+        spec = _sampler(loading, target)
+        warmth = 1.0 if temperature is None else temperature
+        count = 100_000 if tokens is None else tokens
+        texts = _sampled(spec, data, count, warmth, seed)
+        table, bits = _fitted_to_samples(spec, texts, order)
+    elif data is not None and loading.tokenizer is not None:
+        table, bits = _fitted_to_text(data, loading, order)
+    else:
+        raise InputError("give --data with --tokenizer, or --target")
     table.save(out)
     count = out.stat().st_size
     lines = [f"{out}: order {table.order}, vocabulary {table.vocab_size}, {count / 1e6:.1f} MB"]
-    summary = {"order": table.order, "vocab_size": table.vocab_size, "bytes": count}
-    show(summary, lines, use(target_of(tokenizer), f"ngram:{out}", origin), as_json=as_json)
+    lines += [] if bits is None else [f"held-out text: {bits:.2f} bits a token"]
+    sizes = {"order": table.order, "vocab_size": table.vocab_size, "bytes": count}
+    summary = {**sizes, "held_out_bits_per_token": bits}
+    reading = loading if target is not None else replace(loading, tokenizer=None)
+    used = use(target or target_of(loading.tokenizer), f"ngram:{out}", reading)
+    show(summary, lines, used, as_json=as_json)
+
+
+def _fitted_to_text(data: Path, loading: option.Loading, order: int) -> tuple[NGram, float | None]:
+    from foretoken.loading import sources
+    from foretoken.train.ngram import fit_from_text, held_out_bits_of_text
+
+    origin = loading.revision, loading.trust_remote_code
+    tokenizer = sources.tokenizer(loading.tokenizer, *origin, required=True)
+    assert tokenizer is not None  # required
+    return fit_from_text(data, tokenizer, order), held_out_bits_of_text(data, tokenizer, order)
+
+
+def _fitted_to_samples(
+    spec: Speculator, texts: list[list[int]], order: int
+) -> tuple[NGram, float | None]:
+    from foretoken.drafters.ngram import fingerprint
+    from foretoken.train.ngram import fit, held_out_bits
+
+    V = spec.target.vocab_size
+    mark = fingerprint(spec.tokenizer.get_vocab()) if spec.tokenizer else None
+    return fit(texts, V, order, fingerprint=mark), held_out_bits(texts, V, order)
 
 
 @contextmanager

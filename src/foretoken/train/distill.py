@@ -2,7 +2,7 @@
 train distill`.
 
 Both distributions are compared at every position of texts by the data, the target or the draft
-itself (see `pair`), at the temperature of later use, by one of four distances (paper, section 3.6:
+itself (see `pair`), at the temperature of later use, by one of six distances (paper, section 3.6:
 custom-made approximation models). alpha on held-out prompts, over the target's own text, decides
 which weights are kept (DistillSpec, arXiv 2310.08461).
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from math import nan
+from math import log, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -51,6 +51,18 @@ def forward_kl(p: Tensor, q: Tensor) -> Tensor:
     return (p.exp() * (p - q)).sum(-1)
 
 
+def reverse_kl(p: Tensor, q: Tensor) -> Tensor:
+    """sum q log(q / p): seeks the target's modes (Gu et al., arXiv 2306.08543)."""
+    return forward_kl(q, p)
+
+
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2: symmetric, at most log 2 (Agarwal et al.,
+    arXiv 2306.13649)."""
+    m = torch.logaddexp(p, q) - log(2)
+    return (forward_kl(p, m) + forward_kl(q, m)) / 2
+
+
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """1 - alpha = 1 - sum min(p, q): the share that is rejected (paper, Theorem 3.5).
 
@@ -75,6 +87,8 @@ def lk(p: Tensor, q: Tensor) -> Tensor:
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": forward_kl,
+    "rkl": reverse_kl,
+    "jsd": jensen_shannon,
     "tv": total_variation,
     "nla": log_alpha,
     "lk": lk,

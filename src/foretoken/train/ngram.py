@@ -65,16 +65,76 @@ def fit_from_text(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) ->
     return fit(ids, V, order, separator=int(ids[0]), fingerprint=mark)
 
 
+def held_out_bits_of_text(
+    path: Path, tokenizer: PreTrainedTokenizerBase, order: int
+) -> float | None:
+    """Return the bits a token of text or targets that are held out, under a table of the others;
+    None where there is too little to hold out."""
+    V = max(tokenizer.get_vocab().values()) + 1
+    if path.suffix in PAIRS:
+        start = len(_start(tokenizer, order))
+        return held_out_bits(_targets(path, tokenizer, order), V, order, start)
+    train, unseen = corpus.split(corpus.read_texts(path))
+    if not any(unseen):
+        return None
+    ids = corpus.encode(train, tokenizer)
+    table = fit(ids, V, order, separator=int(ids[0]))
+    return bits_per_token(table, corpus.encode(unseen, tokenizer), separator=int(ids[0]))
+
+
+def held_out_bits(
+    sequences: Sequence[Sequence[int]], V: int, order: int, given: int = 0
+) -> float | None:
+    """Return the same of sequences, without the first `given` tokens of each."""
+    train, unseen = corpus.hold_out(sequences)
+    if not (any(train) and any(unseen)):
+        return None
+    return bits_per_token(fit(train, V, order), unseen, given=given)
+
+
+def bits_per_token(
+    table: NGram, ids: Ids, *, separator: int | None = None, given: int = 0
+) -> float:
+    """Return the mean of -log2 of the table's distribution at every id; `ids` as for `fit`, the
+    first `given` of every sequence not counted."""
+    parts = _parts(ids)
+    tokens, room = _flatten(parts, separator, table.vocab_size)
+    counted = np.concatenate([np.arange(len(part)) >= given for part in parts])
+    p, node = table.unigram[tokens].astype(np.float64), tokens
+    for k, level in enumerate(table.levels, 2):
+        at = np.flatnonzero((room >= k) & (node >= 0))
+        context, token = node[at], tokens[at + k - 1]
+        number = _numbers(level, context, token, table.vocab_size)
+        weight = np.where(number >= 0, np.append(level.weights, 0)[number], 0)
+        p[at + k - 1] = weight + level.backoff[context] * p[at + k - 1]
+        node = np.full(len(tokens), -1)
+        node[at] = number
+    with np.errstate(divide="ignore"):
+        return float(-np.log2(p[counted]).mean())
+
+
+def _numbers(level: Level, context: np.ndarray, token: np.ndarray, V: int) -> np.ndarray:
+    """Return the numbers of these k-grams in the level, -1 for those that it lacks."""
+    grams = context * V + token
+    spans = np.diff(level.starts.astype(np.int64))
+    keys = np.repeat(np.arange(len(spans)), spans) * V + level.tokens
+    numbers = np.searchsorted(keys, grams)
+    return np.where(np.append(keys, -1)[numbers] == grams, numbers, -1)
+
+
 def _targets(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> list[list[int]]:
     """The targets of pairs, from a decoder's start to the end that the tokenizer puts there."""
     targets = [line.target for line in corpus.lines(path).values() if line.target]
     if not targets:
         raise InputError(f"{path} has no targets; give pairs, or text in a .txt file")
     ids = tokenizer(text_target=targets, verbose=False).input_ids
-    # where a decoder of T5's kind begins, for a table that looks back at it
+    return [[*_start(tokenizer, order), *row] for row in ids]
+
+
+def _start(tokenizer: PreTrainedTokenizerBase, order: int) -> list[int]:
+    """Return the beginning of a decoder of T5's kind, for a table that looks back at it."""
     padding = cast(int | None, tokenizer.pad_token_id)
-    start = [] if order == 1 or padding is None else [padding]
-    return [[*start, *row] for row in ids]
+    return [] if order == 1 or padding is None else [padding]
 
 
 def _flatten(ids: Ids, separator: int | None, V: int) -> tuple[np.ndarray, np.ndarray]:

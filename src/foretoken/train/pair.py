@@ -318,10 +318,10 @@ LENGTH = 240  # tokens of a sample, behind its prompt
 
 
 def samples(
-    spec: Speculator, tokens: int, *, prompts: np.ndarray, temperature: float, seed: int
+    spec: Speculator, tokens: int, *, prompts: np.ndarray | None, temperature: float, seed: int
 ) -> Iterator[list[int]]:
     """Sequences that the target writes, `tokens` in all or a few more, without their prompts, which
-    are cut from `prompts`.
+    are cut from `prompts`; None: behind an end-of-text token.
 
     Raises InputError for less than a token, RefusedError for a target that cannot be sampled.
     """
@@ -329,7 +329,7 @@ def samples(
         raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
     if tokens < 1:
         raise InputError(f"tokens is {tokens}; give 1 or more")
-    if len(prompts) <= PROMPT:
+    if prompts is not None and len(prompts) <= PROMPT:
         raise InputError(f"the text gives {len(prompts)} tokens; give more than {PROMPT}")
     SamplingParams(temperature)  # raises for one that is invalid, before the work
     context = spec.target.context or PROMPT + LENGTH
@@ -342,16 +342,17 @@ def _sampled(
     spec: Speculator,
     tokens: int,
     length: int,
-    prompts: np.ndarray,
+    prompts: np.ndarray | None,
     temperature: float,
     seed: int,
 ) -> Iterator[list[int]]:
     random = np.random.default_rng(seed)
+    text = np.array([min(spec.ends.eos, default=0)]) if prompts is None else prompts
     written = 0
     while written < tokens:
         rows = min(BATCH, -(-(tokens - written) // length))
-        starts = random.integers(0, max(1, len(prompts) - PROMPT), size=rows).tolist()
-        batch = [[int(token) for token in prompts[at : at + PROMPT]] for at in starts]
+        starts = random.integers(0, max(1, len(text) - PROMPT), size=rows).tolist()
+        batch = [[int(token) for token in text[at : at + PROMPT]] for at in starts]
         keys = [(seed, written + b) for b in range(rows)]
         options = {"temperature": temperature, "gamma": 0, "seed": keys}
         texts = spec.generate(list(batch), max_new_tokens=length, **options)

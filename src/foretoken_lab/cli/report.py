@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer import Argument, Option
 
 from foretoken.cli import option
@@ -46,6 +47,7 @@ def report(
             help="Measure nothing: show what results.jsonl holds, of whatever machine and weights.",
         ),
     ] = False,
+    as_json: option.Json = False,
 ) -> None:
     """Measure the paper's experiments; write a page, Markdown and JSON with its figures.
 
@@ -58,7 +60,7 @@ def report(
     if quick:
         chosen = [recipe.quick() for recipe in chosen]
     with option.needing("lab"):
-        from foretoken_lab.page import RESULTS, write  # late: torch takes seconds
+        from foretoken_lab.page import RESULTS, document, write  # late: torch takes seconds
     from foretoken_lab.report import report as made_of
     from foretoken_lab.results import ResultFile
     from foretoken_lab.results import as_measured as latest
@@ -76,11 +78,16 @@ def report(
         if as_measured:
             cases = latest(chosen, results)
             quick = any("--quick" in results.origins(of)[-1].command for _, of, *_ in cases)
+            _tell_changed(chosen, cases)
         else:
             cases, interrupted = _measured(chosen, results, typed)
     header = {"date": date.today().isoformat(), "command": typed}
     whole = made_of(cases, results, quick=quick, **header)
-    print(*write(whole, out), sep="\n")
+    paths = write(whole, out)
+    if as_json:
+        print(json.dumps(document(whole), allow_nan=False))
+    else:
+        print(*paths, sep="\n")
     failed = [f"{chapter.name}: {line}" for chapter in whole.chapters for line in chapter.failed]
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)
@@ -111,6 +118,19 @@ def _recipes(paths: list[Path], out: Path, *, measuring: bool) -> list[Recipe]:
     return recipes
 
 
+def _tell_changed(recipes: list[Recipe], cases: list[Job]) -> None:
+    """Print, on standard error, the keys that a recipe has changed since it was measured."""
+    from foretoken_lab.recipe import shown_from  # late: pydantic
+
+    then = {job.recipe.name: job.recipe.model_dump() for job in cases}
+    for recipe in recipes:
+        now, was = shown_from(recipe, Path.cwd()).model_dump(), then[recipe.name]
+        keys = [name for name in now if name != "experiments" and now[name] != was[name]]
+        if keys:
+            changed = f"the recipe has changed since: {', '.join(keys)}"
+            print(f"{recipe.name}: shown as it was measured; {changed}", file=sys.stderr)
+
+
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """A results file that no other process adds to meanwhile."""
@@ -138,12 +158,25 @@ def _measured(recipes: list[Recipe], results: ResultFile, typed: str) -> tuple[l
                 "weights or another machine: --as-measured shows that",
                 file=sys.stderr,
             )
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(cases))
+    text, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), left)
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(cases), left="")
         try:
-            for done, label in run(cases, results, machine, typed):
-                bar.update(task, description=label, completed=done)
+            for done, label, seconds in run(cases, results, machine, typed):
+                bar.update(task, description=label, completed=done, left=time_left(seconds))
         except KeyboardInterrupt:
             return cases, True
-        bar.update(task, description="done", completed=len(cases))
+        bar.update(task, description="done", completed=len(cases), left="")
     return cases, False
+
+
+def time_left(seconds: float | None) -> str:
+    """Say how long it goes on."""
+    if seconds is None:
+        return "time left unknown"
+    if seconds < 90:
+        return f"about {seconds:.0f} s left"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} min left"
+    return f"about {seconds / 3600:.1f} h left"

@@ -110,12 +110,20 @@ def _show(
     console.print()
     console.print(rates)
     console.print()
+    capacity = simulated[0].capacity
     prose(
         console,
-        f"times in ms; at most {simulated[0].capacity:.3g} requests a second can be answered: of "
-        "more the queue grows as long as they come, so give more replicas; batch: rows of a step, "
-        "by time; busy: share of the time",
+        f"times in ms; at most {capacity:.3g} requests a second can be answered; batch: rows of a "
+        "step, by time; busy: share of the time",
     )
+    for one in simulated:
+        if one.overloaded:
+            replicas = int(one.rate / (capacity / fleet.replicas)) + 1
+            prose(
+                console,
+                f"{one.rate:g} requests a second are too many: the queue grows as long as they "
+                f"come; give {replicas} replicas or more, or fewer requests",
+            )
 
 
 def _row(one: Simulated) -> tuple[str, ...]:

@@ -81,7 +81,11 @@ def kept(place: ScoredPlace, lenience: list[float], *, greedy: bool) -> list[flo
     if place.guess is None:
         return [0.0] * len(lenience)
     p = place.p.double().numpy()
-    q = np.eye(len(p))[place.guess] if place.q is None else place.q.double().numpy()
+    if place.q is None:
+        q = np.zeros(len(p))
+        q[place.guess] = 1.0
+    else:
+        q = place.q.double().numpy()
     form = theory.greedy_lenient_beta if greedy else theory.lenient_beta
     return [form(p, q, each) for each in lenience]
 

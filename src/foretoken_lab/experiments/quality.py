@@ -4,11 +4,15 @@ the target's loss on texts that are sampled; with a draft, and plainly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from importlib import import_module
+from itertools import chain
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from foretoken.errors import InputError
 from foretoken.lab.estimate import Estimate, ratio
@@ -32,6 +36,7 @@ from foretoken_lab.pairs import Pairs
 from foretoken_lab.recipe import Recipe, read_prompts
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
+SENTENCE = re.compile(r"""(?<=[.!?])\s+|(?<=[.!?]["')\]])\s+""")  # also after a closing quote
 Scores = dict[str, float]  # by name, of 100
 
 
@@ -60,6 +65,38 @@ def _library(name: str) -> Any:
 
 
 SCORES = {"translation": translation, "summarization": rouge}  # by task
+
+
+def lead(article: str, count: int = 3) -> str:
+    """Return the first sentences of an article, the baseline of summaries."""
+    return " ".join(SENTENCE.split(article.strip())[:count])
+
+
+def looked_up(known: Sequence[tuple[str, str]], sources: Iterable[str]) -> list[str]:
+    """Return the baseline of translations: for each source the target of the known pair whose
+    source shares most different n-grams of 1 to 5 words; of equals the shortest, then the first."""
+    if not known:
+        raise InputError("there is no pair to look up; give one or more")
+    grams = [_grams(source) for source, _ in known]
+    sizes = np.array([len(row) for row in grams])
+    hashes = np.fromiter(chain.from_iterable(grams), np.int64, int(sizes.sum()))
+    order = np.argsort(hashes, kind="stable")
+    hashes, owners = hashes[order], np.repeat(np.arange(len(known)), sizes)[order]
+
+    def best(source: str) -> str:
+        wanted = np.fromiter(_grams(source), np.int64)
+        begins, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
+        spans = [owners[a:b] for a, b in zip(begins, ends, strict=True)]
+        shared = np.bincount(np.concatenate([owners[:0], *spans]), minlength=len(known))
+        return known[int(np.argmax(shared * (sizes.max() + 1) - sizes))][1]
+
+    return [best(source) for source in sources]
+
+
+def _grams(text: str) -> set[int]:
+    """Return the different n-grams of a text, as hashes."""
+    words = text.lower().split()
+    return {hash(tuple(words[i : i + n])) for n in range(1, 6) for i in range(len(words) - n + 1)}
 
 
 def with_and_without(

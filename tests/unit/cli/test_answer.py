@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from foretoken.cli.answer import TaskAnswer, answers, departure, document, remarks, show
+from foretoken.cli.answer import TaskAnswer, answers, begin, departure, end, remarks, show
 from foretoken.cli.prompts import Line, tasks
 from foretoken.sampling.logprobs import Logprobs
 
@@ -22,7 +22,7 @@ def made(completions, lines=None, **given) -> list[TaskAnswer]:
     """Each of a prompt of its own, unless `lines` are given."""
     lines = lines or [Line(chr(ord("a") + i)) for i in range(len(completions))]
     requests = [SimpleNamespace(prompt=[1], source=None)] * len(completions)
-    return answers(tasks(lines, given), requests, completions)
+    return list(answers(tasks(lines, given), requests, completions))
 
 
 def said(completions, lenience: float = 1.0, **given) -> list[str]:
@@ -46,10 +46,20 @@ def test_a_text_without_bias_or_draft_tokens_is_the_target_s():
 
 def test_bias_is_a_mean_over_all_tokens():
     completions = [completion(3, bias=0.2, drafted=2), completion(1)]
-    for given in ({"temperature": 1.0}, {}):
-        drawn = departure(made(completions, **given), 0.5)
-        assert "but 0.1500 away from it (total variation, mean of 4 tokens" in drawn
-        assert "2 times it" in drawn
+    drawn = departure(made(completions, temperature=1.0), 0.5)
+    assert "but 0.1500 away from it (total variation, mean of 4 tokens" in drawn
+    assert "2 times it" in drawn
+
+
+def test_greedy_texts_are_told_apart_from_sampled_ones():
+    completions = [completion(4, bias=0.5, drafted=2), completion(4, bias=0.25, drafted=2)]
+    lines = [Line("a"), Line("b", sampling={"temperature": 1.0})]
+    assert list(remarks(made(completions, lines, max_new_tokens=4), 0.5, as_json=False)) == [
+        "lenience 0.5: not the target's greedy text: 2 of 4 tokens are not its first choice; each "
+        "has at least 0.5 of that one's probability",
+        "lenience 0.5: not the target's distribution but 0.2500 away from it (total variation, "
+        "mean of 4 tokens) and nowhere above 2 times it",
+    ]
 
 
 def test_several_texts_have_headings(capsys):
@@ -88,8 +98,14 @@ def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):
     lines = [Line("a", sampling={"logprobs": 2}), Line("b")]
     completions = [completion(1, logprobs=likelihoods), completion(1, "stop", stop_reason="x")]
     speculation = {"gamma": 2, "rule": "block", "lenience": 1.0}
-    report = document(spec, made(completions, lines, temperature=0.5), speculation, None)
-    report = json.loads(json.dumps(report, allow_nan=False))["completions"]
+    passing = begin(spec, made(completions, lines, temperature=0.5), speculation)
+    next(passing)
+    assert '"prompt": 0' in (first := capsys.readouterr().out)  # before the second is there
+    assert len(list(passing)) == 1
+    end(None)
+    document = first + capsys.readouterr().out
+    assert [line[:12] for line in document.splitlines()[1:-1]] == ['{"prompt": 0', '{"prompt": 1']
+    report = json.loads(document)["completions"]
     assert report[0]["params"] == {"temperature": 0.5, "logprobs": 2} and report[0]["prompt"] == 0
     assert report[0]["logprobs"] == [{"token": 7, "logprob": -0.5, "top": [[7, -0.5], [8, None]]}]
     assert report[1]["stop_reason"] == "x" and report[1]["gamma"] == 2

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from rich.progress import TimeRemainingColumn
 
 import foretoken
 from console import Run, mistake
@@ -237,3 +238,26 @@ def test_a_new_file_without_results_does_not_stay(tmp_path) -> None:
     with Results.opened(path):
         assert path.exists()
     assert not path.exists()
+    path.touch()
+    with Results.opened(path):
+        pass
+    assert path.exists()  # as it was
+
+
+def test_the_bar_has_tokens_a_second_acceptance_and_the_time_left(
+    run, pair, tmp_path, monkeypatch
+) -> None:
+    from foretoken.cli import batch
+
+    updates: list[dict] = []
+
+    class Watched(batch.Progress):
+        def update(self, task, **fields):
+            updates.append(fields)
+            super().update(task, **fields)
+
+    monkeypatch.setattr(batch, "Progress", Watched)
+    assert run("generate", *prompts(tmp_path, *ROWS[:2]), *pair, *OPTIONS).code == 0
+    assert len(updates) == 2 and "tokens/s, " in updates[-1]["speed"]
+    assert "% of draft tokens accepted" in updates[-1]["speed"]
+    assert any(isinstance(each, TimeRemainingColumn) for each in batch._bar().columns)

@@ -476,14 +476,21 @@ def test_samples(run, base, tmp_path, monkeypatch, capsys):
     mistake(run("train", "samples", "--out", tmp_path, *args), "is a folder; give another --out")
 
 
-def test_ngram(run, base, tmp_path):
+@pytest.mark.parametrize("source", ["text", "samples"])
+def test_ngram(run, base, tmp_path, source):
     out, target = tmp_path / "table.safetensors", base / "target"
-    args = ("--data", base / "text", "--tokenizer", target)
+    args = {
+        "text": ("--data", base / "text", "--tokenizer", target),
+        "samples": ("--target", target, "--tokens", 2000),
+    }[source]
     result = run("train", "ngram", "--out", out, "--order", 2, *args)
     assert result.code == 0 and "order 2, vocabulary 320" in result.out
+    bits = re.search(r"held-out text: (\d+\.\d+) bits a token", result.out)
+    assert bits and 0 < float(bits[1]) < 20
     command = f"use it: foretoken generate --target {target} --draft ngram:{out} PROMPT\n"
     assert result.out.endswith(command)
     document = json.loads(run("train", "ngram", "--out", out, "--order", 2, *args, "--json").out)
+    assert document.pop("held_out_bits_per_token") == pytest.approx(float(bits[1]), abs=0.01)
     assert document == {"order": 2, "vocab_size": 320, "bytes": out.stat().st_size}
     options = ("--target", target, "--draft", f"ngram:{out}", "--max-new-tokens", 9)
     drafted = run("generate", "It was", *options, "--gamma", 3)
@@ -491,11 +498,21 @@ def test_ngram(run, base, tmp_path):
     assert drafted.code == 0 and drafted.out == plain.out
 
 
+def test_options_of_samples_are_none_of_text(run, base, tmp_path):
+    of = ("--data", base / "text", "--tokenizer", base / "target")
+    for option in (("--tokens", 5), ("--temperature", 0.5)):
+        result = run("train", "ngram", "--out", tmp_path / "t.safetensors", *of, *option)
+        mistake(result, "--tokens and --temperature are of samples; give --target too")
+
+
 def test_bad_training_input(run, base, tmp_path):
     out, target, text = tmp_path / "out", base / "target", base / "text"
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "book.txt.gz").write_bytes(b"no gzip")
     ngram = ("train", "ngram", "--out", out)
+    mistake(run(*ngram), "give --data with --tokenizer, or --target")
+    mistake(run(*ngram, "--data", text), "give --data with --tokenizer, or --target")
+    mistake(run(*ngram, "--target", base / "t5"), "an encoder-decoder has no text of its own")
     mistake(run(*ngram, "--data", text, "--tokenizer", text), "holds no tokenizer")
     mistake(run(*ngram, "--data", text, "--tokenizer", "no"), "the tokenizer in no cannot be")
     counted = ("--tokenizer", target, "--data")
@@ -578,6 +595,21 @@ def test_ctrl_c_in_a_batch_prints_every_completion(run, base, tmp_path, monkeypa
     completions = json.loads(result.out)["completions"]
     assert [len(c["tokens"]) for c in completions] == [3, 3]
     assert {c["finish_reason"] for c in completions} == {"interrupted"}
+
+
+def test_ctrl_c_between_two_texts_leaves_whole_json(run, base, tmp_path, monkeypatch):
+    file = tmp_path / "prompts.txt"
+    file.write_text("It was\nThe day\n")
+
+    def completions(spec, rows, *_):
+        yield from spec.generate(["It was"], max_new_tokens=2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(foretoken.Speculator, "completions", completions)
+    args = ("--prompt-file", file, "--target", base / "target", "--draft", "none", "--json")
+    monkeypatch.setattr("foretoken.cli.generate._all", lambda spec, *how: completions(spec, *how))
+    result = run("generate", *args)
+    assert result.code == 130 and len(json.loads(result.out)["completions"]) == 1
 
 
 def test_ctrl_c_while_loading_is_quiet(run, monkeypatch):

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from foreign import Answer, body, chat, event, refusal, replaying, said, streamed
+from foreign import MODELS, Answer, body, chat, event, refusal, replaying, said, streamed
 from foretoken.cli import sources as module
 from foretoken.cli.sources import ChatReply, ReplyToken, TextError, connected, get, place, remote
 from foretoken.errors import InputError
@@ -247,6 +247,15 @@ def test_a_busy_server_is_asked_again(capsys):
         with opened(server.url) as source:
             assert answered(source)[0] == "a"
     assert "Retrying" in capsys.readouterr().err
+
+
+def test_a_server_that_loads_is_asked_again():
+    """When it says so; one that nothing answers for is told at once."""
+    loading = refusal(503, "loading", Retry_After="0")
+    with replaying(models=[loading, loading, MODELS], speculation=[loading, body(FACTS)]) as server:
+        with opened(server.url) as source:
+            assert source.name == f"other at {server.url}, d"
+    assert [place for place, *_ in server.requests].count("/v1/models") == 3
 
 
 def test_silence_ends(monkeypatch):

@@ -69,6 +69,14 @@ def test_a_terminal_is_given_no_orders(capsys, monkeypatch):
     assert shown == "a]0;titleb\tc\n2Jd\n"
 
 
+def test_colours_go_on_after_characters_that_a_terminal_is_not_given(capsys, monkeypatch, colours):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    parts = [(text, [(text, ACCEPTED)]) for text in ("ab", "\r\n", "cd")]
+    assert f"{GREEN}cd{OFF}" in printed(capsys, *parts)
+    shown = printed(capsys, ("ab", [("ab", ACCEPTED), ("</s>", BONUS)]), ("cd", [("cd", ACCEPTED)]))
+    assert shown == f"{GREEN}ab{OFF}{GREEN}cd{OFF}\n"
+
+
 def test_leftover_tokens_are_not_the_next_text_s(capsys, colours):
     printer = Printer(coloured=True)
     printer.put(ReplyPart("a", [ReplyToken("a", PLAIN), ReplyToken("b", ACCEPTED)]))

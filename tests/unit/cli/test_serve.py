@@ -89,7 +89,7 @@ def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
     file.write_text("target: nowhere/at/all\napi-key: [a]\n")
     mistake(console("serve", "--config", file), "nowhere")
     for text, message in (
-        ("prot: 1", "holds the unknown option 'prot'"),
+        ("prot: 1", "holds the unknown option 'prot'; did you mean port?"),
         ("- a", "no mapping"),
         ("a: [", "YAML"),
     ):

@@ -95,6 +95,8 @@ def test_one_answer(run):
     assert run(source, quick="Hi") == Result(0, "Well.\n", "")
     assert source.asked == [(turns("Hi"), {}, 0)]
     assert run(Said("..."), quick="Hi", talk=False, sampling={"max_new_tokens": 3}).err == ""
+    cut = run(Said("..."), quick="Hi", sampling={"max_new_tokens": 3})
+    assert cut.err == "the text is cut off after 3 tokens: max_new_tokens allows no more\n"
     cut = run(Said("..."), quick="Hi", talk=False)
     assert cut.err == "the text is cut off after 3 tokens: there is room for no more\n"
 
@@ -212,6 +214,26 @@ def test_plain_text_has_no_turns(run):
 def test_stats_are_of_the_last_text(run):
     told = run(Said("abc", ("d", KeyboardInterrupt())), typed=["x", "/stats", "y", "/stats"]).err
     assert re.findall(r"^(\d tokens), \d\.\d\d s$", told, re.M) == ["3 tokens", "1 tokens"]
+
+
+def test_stats_say_how_far_lenience_went(run):
+    class Lenient(Said):
+        def parts(self, prompt, sampling, number, reply):
+            yield from super().parts(prompt, sampling, number, reply)
+            reply.bias = 0.6
+
+    told = run(Lenient("abc"), typed=["x", "/stats"]).err
+    assert "3 tokens, 0.2000 from the target's distribution (mean of its tokens), 0.0" in told
+
+
+def test_a_developer_s_message_is_a_head_too(run, tmp_path):
+    file, source = tmp_path / "talk.json", Said("a", "b")
+    head = {"role": "developer", "content": "Be brief."}
+    file.write_text(json.dumps([head, *turns("x", "y")]))
+    run(source, typed=[f"/load {file}", "/reset", "c", "/system Be long.", "d"])
+    assert source.asked[0][0] == [head, *turns("c")]
+    system = {"role": "system", "content": "Be long."}
+    assert source.asked[1][0] == [system, *turns("c", "a", "d")]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_mistakes(run, pair, tmp_path):
     same = ("--svg", tmp_path / "t", "--chrome", tmp_path / "t")
     mistake(run("trace", PROMPT, *pair, *same), "two of --svg and --chrome name one file")
     mistake(run("trace", "", *pair), "empty")
+    mistake(run("trace", PROMPT, *pair, "--table", "--json"), "--json has all that --table prints")
     assert not list(tmp_path.iterdir())
 
 

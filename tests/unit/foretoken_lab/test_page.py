@@ -102,7 +102,8 @@ def test_the_page_is_whole_and_loads_nothing(folder):
     assert outside == ["https://arxiv.org/abs/2211.17192"]  # followed by a reader, not loaded
     assert len(set(page.ids)) == len(page.ids)
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
-    assert page.tags.count("img") == len(list((folder / "plots").glob("*.png"))) >= 5
+    assert page.tags.count("svg") == len(list((folder / "plots").glob("*.png"))) >= 5
+    assert "currentColor" in text and plots.INK not in text  # light on a dark page
 
 
 def test_the_page_says_what_it_is_made_of(folder):

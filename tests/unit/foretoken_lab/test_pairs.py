@@ -8,7 +8,7 @@ import pytest
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
-from foretoken.errors import RefusedError
+from foretoken.errors import ForetokenError, RefusedError
 from foretoken.sampling.params import SamplingParams
 from foretoken_lab import pairs as module
 from foretoken_lab.pairs import Pairs, written
@@ -47,6 +47,23 @@ def test_tables_are_fitted_once_to_other_texts(monkeypatch):
     other = pairs._with_table(unigram, 1)
     assert isinstance(other.drafter, NGramDrafter) and other.drafter.table.order == 1
     assert spec.target is pairs.spec("small").target and spec.draft_name == "bigram"
+
+
+def test_a_pair_that_cannot_be_loaded_is_tried_once(tmp_path, monkeypatch):
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+    drafts = [RecipeDraft(label="wrong", draft="nowhere")]
+    pairs = Pairs(recipe(drafts=drafts, prompts=Prompts(file=str(tmp_path / "prompts.txt"))))
+    asked: list[object] = []
+
+    def load(target, draft, **options):
+        asked.append(draft)
+        raise RefusedError("nowhere is no model")
+
+    monkeypatch.setattr(module, "load", load)
+    for _ in range(2):
+        with pytest.raises(ForetokenError, match="nowhere is no model"):
+            pairs.spec("wrong")
+    assert asked == ["nowhere"]
 
 
 def test_a_cascade_drafts_for_a_model_only(monkeypatch):

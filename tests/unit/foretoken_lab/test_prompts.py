@@ -59,6 +59,7 @@ def test_jsonl_by_its_keys(tmp_path):
         ("p.txt", "one\n", "holds 1 prompts; give 2 or more"),
         ("p.tsv", "a\tb\n\tc\n", "line 2: 2 columns, the first ''"),
         ("p.tsv", "a\tb\nc\td\te\n", "line 2: 3 columns, the first 'c'; give prompt<TAB>reference"),
+        ("p.tsv", "a\tb\nc\nd\n", "2 of 3 prompts have no reference, the first 'c'; give all of"),
         ("p.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', "line 2 has no 'prompt'"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": 3}\n', "line 2: the prompt is 3"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt"\n', "line 2 has no 'prompt' .Expecting"),

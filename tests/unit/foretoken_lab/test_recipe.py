@@ -70,9 +70,11 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (('target = "', 'targt = "'), "targt is no key of a recipe; recipes/own.toml"),
-        (('draft = "', 'drafft = "'), "drafts.0.drafft is no key of a recipe"),
-        (('file = "', 'files = "'), "prompts.files is no key"),
+        (('target = "', 'targt = "'), "targt is no key of a recipe; did you mean target?"),
+        (('title = "Mine"', 'title = "Mine"\ngamas = [2]'), "did you mean gammas?"),
+        (('draft = "', 'drafft = "'), "drafts.0.drafft is no key of a recipe; did you mean draft?"),
+        (('file = "', 'files = "'), "prompts.files is no key of a recipe; did you mean file?"),
+        (('draft = "', 'qqqq = "'), "drafts.0.qqqq is no key of a recipe; there are label, draft,"),
         (
             ('draft = "', 'paper = "T5-smal"\ndraft = "'),
             "'T5-smal': it must be one of 'Unigram'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date
+from itertools import count
 from typing import Any
 
 import pytest
@@ -110,7 +111,7 @@ def test_each_is_kept_and_none_is_measured_again(own, measured, tmp_path):
     standings.close()
     assert len(measured) == 3
     rest = list(run(cases, ResultFile(path), MACHINE, "report"))
-    assert [done for done, _ in rest] == list(range(3, 12))
+    assert [done for done, *_ in rest] == list(range(3, 12))
     assert len(measured) == 12 and measured[3] == cases[3].case
 
 
@@ -129,6 +130,15 @@ def test_what_fails_says_why_and_is_tried_again(own, measured, tmp_path):
     measured.clear()
     list(run(cases, results, MACHINE, "report"))
     assert {case["draft"] for case in measured} == {"large", "bigram"} and len(measured) == 6
+
+
+def test_the_time_left_is_of_measurements_alike(own, measured, tmp_path, monkeypatch):
+    """Of the same experiment's, or else all the recipe's; those that failed tell nothing."""
+    monkeypatch.setattr(module, "perf_counter", count(step=100.0).__next__)
+    cases = [job for job in jobs([own], MACHINE) if job.case["draft"] == "small"]
+    results = ResultFile(tmp_path / "results.jsonl")
+    left = [seconds for *_, seconds in run(cases, results, MACHINE, "report")]
+    assert left == [None, 300.0, 200.0, 100.0]
 
 
 def test_a_figure_that_is_no_number_is_a_failure(own, measured, tmp_path, monkeypatch):

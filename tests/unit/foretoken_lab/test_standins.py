@@ -92,6 +92,18 @@ def test_news_in_parts_of_which_some_are_held_out(tmp_path, ran):
     assert not any(p in f"\n{text}" for text in learnt for p in (f"\n{p}" for p in prompts))
 
 
+def test_baselines_are_scored(tmp_path, capsys):
+    (tmp_path / "known.jsonl").write_text(
+        '{"source": "the old house", "target": "das alte Haus"}\n'
+    )
+    (tmp_path / "test.jsonl").write_text('{"en": "an old house", "de": "das alte Haus"}\n')
+    standins.look_up(str(tmp_path / "known.jsonl"), [str(tmp_path / "test.jsonl")])
+    assert "test.jsonl: bleu 0.0, chrf 100.0" in capsys.readouterr().out  # no 4-gram for BLEU
+    (tmp_path / "a.jsonl").write_text('{"article": "One. Two. Three. Four.", "highlights": "One."}')
+    standins.lead([str(tmp_path / "a.jsonl")], sentences=1)
+    assert "rouge1 100.0, rouge2 0.0, rougeL 100.0" in capsys.readouterr().out
+
+
 def test_the_flags_of_a_command(ran):
     standins.execute("foretoken-lab", "theory", c_hat=0.5, as_json=True, quick=False)
     assert ran == [["foretoken-lab", "theory", "--c-hat", "0.5", "--as-json"]]

@@ -30,8 +30,12 @@ def naive(name: str, p: np.ndarray, q: np.ndarray) -> float:
     kl = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     weight = math.exp(-3 * alpha)
     mixed = weight * kl + (1 - weight) * (1 - alpha)
-    values = {"kl": kl, "tv": 1 - alpha, "nla": -math.log(alpha)}
-    return (values | {"lk": mixed})[name]
+    values = {"kl": kl, "tv": 1 - alpha, "nla": -math.log(alpha), "lk": mixed}
+    if name == "rkl":
+        return naive("kl", q, p)
+    if name == "jsd":
+        return (naive("kl", p, (p + q) / 2) + naive("kl", q, (p + q) / 2)) / 2
+    return values[name]
 
 
 @every
@@ -68,7 +72,7 @@ def test_neither_a_constant_nor_the_order_of_tokens_matters(name):
     turned = loss(name, target[..., order], draft[..., order])
     assert torch.allclose(value, turned, rtol=0, atol=1e-12)
     swapped = loss(name, draft, target)
-    assert torch.allclose(value, swapped, atol=1e-12) == (name in ("tv", "nla"))
+    assert torch.allclose(value, swapped, atol=1e-12) == (name in ("tv", "nla", "jsd"))
 
 
 @every
@@ -122,5 +126,7 @@ def test_bounds_between_the_losses():
         values = {name: loss(name, target, draft) for name in LOSSES}
         assert (values["nla"] >= values["tv"]).all()
         assert (values["tv"] <= (values["kl"] / 2).sqrt()).all()
+        assert (values["tv"] <= (values["rkl"] / 2).sqrt()).all()
+        assert (values["jsd"] <= math.log(2) * values["tv"]).all()
         low, high = (f(values["kl"], values["tv"]) for f in (torch.minimum, torch.maximum))
         assert ((low <= values["lk"]) & (values["lk"] <= high)).all()

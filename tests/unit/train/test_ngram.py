@@ -10,10 +10,13 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.drafters.ngram import NGram, fingerprint
 from foretoken.errors import InputError
-from foretoken.train.corpus import train_pair_tokenizer
+from foretoken.train.corpus import hold_out, train_pair_tokenizer
 from foretoken.train.ngram import (
+    bits_per_token,
     fit,
     fit_from_text,
+    held_out_bits,
+    held_out_bits_of_text,
 )
 
 V = 6
@@ -150,17 +153,26 @@ def test_an_order_longer_than_the_text_saves_and_loads(tmp_path):
     assert table.distribution([3, 1, 2, 1]).argmax() == 2
 
 
+@pytest.mark.parametrize("order", [1, 2, 4])
+@pytest.mark.parametrize("separator", [None, 5])
+def test_bits_are_those_of_the_distributions(order, separator):
+    table = fit([text(300, 5)], V, order, separator=separator)
+    sequences = [text(80, 6), text(30, 7)]
+    bits = []
+    for s in sequences:
+        for i, x in enumerate(s):
+            past = s[:i]
+            if separator in past:
+                past = past[len(past) - 1 - past[::-1].index(separator) :]
+            bits.append(-np.log2(table.distribution(past[max(0, len(past) - order + 1) :])[x]))
+    measured = bits_per_token(table, sequences, separator=separator)
+    assert measured == pytest.approx(np.mean(bits), abs=1e-5)
+
+
 def test_longer_contexts_help_on_held_out_text():
     """On a chain of order 1 a bigram beats a unigram, and a 4-gram loses next to nothing."""
-    train, held_out = [text(5000, 8)], text(1000, 9)
-
-    def bits(order: int) -> float:
-        table = fit(train, V, order)
-        pasts = (held_out[max(0, i - order + 1) : i] for i in range(len(held_out)))
-        pairs = zip(pasts, held_out, strict=True)
-        return float(np.mean([-np.log2(table.distribution(past)[x]) for past, x in pairs]))
-
-    unigram, bigram, longer = map(bits, (1, 2, 4))
+    train, held_out = [text(5000, 8)], [text(1000, 9)]
+    unigram, bigram, longer = (bits_per_token(fit(train, V, n), held_out) for n in (1, 2, 4))
     entropy = -(skew(V) * np.log2(skew(V))).sum()
     assert unigram > 2.4 and bigram < entropy + 0.1 and longer < entropy + 0.15
 
@@ -208,6 +220,24 @@ def test_text_from_a_folder_or_a_file(tmp_path):
     assert alone.distribution([0]).argmax() == 4
 
 
+def test_bits_on_text_that_is_held_out(tmp_path):
+    """Of two texts the second, under a table of the first; of sequences the first."""
+    (tmp_path / "1.txt").write_text("a b a b c")
+    (tmp_path / "2.txt").write_text("a b c")
+    train, unseen = np.array([0, 2, 3, 2, 3, 4, 0]), np.array([0, 2, 3, 4, 0])
+    expected = bits_per_token(fit(train, 5, 2, separator=0), unseen, separator=0)
+    assert held_out_bits_of_text(tmp_path, words(), 2) == pytest.approx(expected)
+    expected = bits_per_token(fit([[2, 3]] * 15, 5, 2), [[3, 4], [4]])
+    sequences = [[3, 4], *[[2, 3]] * 15, [4]]
+    assert held_out_bits(sequences, 5, 2) == pytest.approx(expected)
+
+
+def test_nothing_to_hold_out(tmp_path):
+    (tmp_path / "a.txt").write_text("a b")  # a sixteenth of it is nothing
+    assert held_out_bits_of_text(tmp_path, words(), 2) is None
+    assert held_out_bits([[1, 2]], 5, 2) is None and held_out_bits([[], [1]], 5, 2) is None
+
+
 def test_missing_text_is_named(tmp_path):
     with pytest.raises(InputError, match="there is no .*gone"):
         fit_from_text(tmp_path / "gone", words(), 2)
@@ -231,6 +261,14 @@ def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
         assert all(
             np.array_equal(found.distribution(c), expected.distribution(c)) for c in contexts
         )
+        train, held_out = hold_out(sequences)
+        table = fit(train, size, order)
+        costs = [
+            -np.log2(table.distribution(row[:i])[row[i]])
+            for row in held_out
+            for i in range(len(start), len(row))  # the start is given
+        ]
+        assert held_out_bits_of_text(path, tokenizer, order) == pytest.approx(np.mean(costs))
     (tmp_path / "sources.jsonl").write_text('{"source": "a"}\n')
     with pytest.raises(InputError, match="sources.jsonl has no targets; give pairs"):
         fit_from_text(tmp_path / "sources.jsonl", tokenizer, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import foretoken_lab
 from console import Run, mistake
 from foretoken.storage import files
 from foretoken_lab import page as plots
+from foretoken_lab.cli.report import time_left
 from foretoken_lab.experiments import arithmetic
 from tiny import byte_level, folder, llama
 
@@ -72,6 +74,8 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     assert shown == text.partition("\n## ")[2]
     assert (out / "results.jsonl").read_text().splitlines() == kept_lines
     assert f"foretoken-lab report {recipe} --out {out}" in (out / "report.md").read_text()
+    document = json.loads(console("report", recipe, "--out", out, "--as-measured", "--json").out)
+    assert document == json.loads((out / "report.json").read_text())
     console("report", recipe, "--out", tmp_path / "quick", "--quick")
     console("report", recipe, "--out", tmp_path / "quick", "--as-measured")
     assert "The quick report" in (tmp_path / "quick" / "report.md").read_text()
@@ -103,6 +107,8 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     own.write_text(text.replace("temperatures = [1]", "temperatures = [0]"))
     shown = console("report", own, "--out", out, "--as-measured")
     assert "cannot read line 1; left as it is" in shown.err
+    says = "tiny: shown as it was measured; the recipe has changed since: temperatures\n"
+    assert says in shown.err
     assert shown.code == 0 and "Measured: " in (out / "report.md").read_text()
     assert (out / "results.jsonl").read_bytes().endswith(content)
     (out / "results.jsonl").write_bytes(content.replace(b'"lines"', b'"others"'))
@@ -126,7 +132,7 @@ def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
     (tmp_path / "short.txt").write_text("one\n")
     for change, says in [
-        (("repeats", "repeat"), "repeat is no key of a recipe"),
+        (("repeats", "repeat"), "repeat is no key of a recipe; did you mean repeats?"),
         (('"target"', '"no/target"'), "there is no folder 'no/target', and HF_HUB_OFFLINE"),
         (("[prompts]", 'dtype = "float31"\n[prompts]'), "dtype is 'float31'"),
         (("prompts.txt", "none.txt"), "there is no"),
@@ -138,6 +144,12 @@ def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
         (tmp_path / "wrong.toml").write_text(text)
         mistake(console("report", tmp_path / "wrong.toml", "--out", out), says)
     assert not out.exists()
+
+
+def test_the_time_left_in_words():
+    assert time_left(None) == "time left unknown"
+    words = [time_left(seconds) for seconds in (40, 100, 9000)]
+    assert words == ["about 40 s left", "about 2 min left", "about 2.5 h left"]
 
 
 def test_a_library_that_is_missing_is_named(console: Run, recipe, tmp_path, monkeypatch):

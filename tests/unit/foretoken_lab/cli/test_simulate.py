@@ -31,7 +31,8 @@ def test_a_row_for_every_rate_and_what_is_too_much(console: Run, file: Path):
     assert result.code == 0 and "0.001 requests a second" in result.err
     assert "1 x target with draft draft, up to 1 rows each" in result.out
     assert "at most 0.667 requests a second can be answered" in result.out
-    assert "grows" in result.out and "give more replicas" in result.out
+    assert "2 requests a second are too many: the queue grows" in result.out
+    assert "give 4 replicas or more" in result.out  # 3 of them answer just as many
     report = json.loads(console(*arguments, "--json").out)
     slow, fast = report["rates"]
     assert slow["whole"] == {"p50": 1.5, "p99": 1.5} and not slow["overloaded"]

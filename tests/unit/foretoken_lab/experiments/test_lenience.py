@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -42,6 +44,17 @@ def test_draft_tokens_that_are_certain_and_none():
     assert drawn == pytest.approx([0.1, 1.0])
     for greedy in (True, False):
         assert lenience.kept(ScoredPlace(p, None, None), [1.0, 0.5], greedy=greedy) == [0.0, 0.0]
+
+
+def test_a_large_vocabulary_takes_little_memory():
+    """A matrix of V x V would take 8 GB for a token."""
+    V = 2**15
+    place = ScoredPlace(torch.full((V,), 1 / V), None, 7)
+    tracemalloc.start()
+    alphas = lenience.kept(place, FACTORS, greedy=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert alphas == pytest.approx([1 / V / factor for factor in FACTORS]) and peak < 100 * V
 
 
 def test_only_the_papers_temperatures():

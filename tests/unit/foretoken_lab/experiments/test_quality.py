@@ -9,7 +9,14 @@ import pytest
 from foretoken import SamplingParams, load
 from foretoken.errors import InputError
 from foretoken_lab.experiments import quality
-from foretoken_lab.experiments.quality import nats, rouge, translation, with_and_without
+from foretoken_lab.experiments.quality import (
+    lead,
+    looked_up,
+    nats,
+    rouge,
+    translation,
+    with_and_without,
+)
 from pairs import relative
 from tiny import TEXT, byte_level, t5
 
@@ -39,6 +46,27 @@ def test_a_missing_library_is_said(monkeypatch):
     monkeypatch.setattr(quality, "import_module", missing)
     with pytest.raises(InputError, match=r"rouge-score is missing; pip install 'foretoken\[lab"):
         rouge(["a"], ["a"])
+
+
+def test_the_lead_is_the_first_sentences():
+    article = 'One. "Two?" Three, of 3.5 miles!\n Four. '
+    assert lead(article) == 'One. "Two?" Three, of 3.5 miles!'
+    assert lead(article, 9) == 'One. "Two?" Three, of 3.5 miles! Four.' and lead("") == ""
+
+
+def test_the_look_up_takes_the_most_alike():
+    known = [("a man walks a dog", "eins"), ("a man walks home", "zwei"), ("a man walks", "drei")]
+    known += [("Two dogs", "vier"), ("two dogs", "five")]
+    asked = {
+        "a man walks a dog": "eins",
+        "A man walks": "drei",
+        "the man walks home": "zwei",
+        "two dogs": "vier",  # of equals the first
+        "nothing alike": "vier",  # the shortest, where nothing is shared
+    }
+    assert looked_up(known, asked) == list(asked.values())
+    with pytest.raises(InputError, match="no pair to look up"):
+        looked_up([], asked)
 
 
 @pytest.fixture(scope="module")
