@@ -47,7 +47,26 @@ OPEN |= {"topk_group": 1, "moe_intermediate_size": 48, "pad_token_id": 0}
 # By class: settings of its parts beside these, by hand
 AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}
 INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
+STATE_SPACE = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16}
+PERIODS = {"attn_layer_period": 2, "attn_layer_offset": 1}
+HYBRID = ["linear_attention", "full_attention"]
 SETTINGS: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": STATE_SPACE | {"attn_layer_indices": [1], "mamba_chunk_size": 8},
+    "CodeGenForCausalLM": {"rotary_dim": 8},
+    "GPTJForCausalLM": {"rotary_dim": 8},
+    "GraniteMoeHybridForCausalLM": STATE_SPACE | {"layer_types": HYBRID},
+    "JambaForCausalLM": PERIODS | {"mamba_dt_rank": 4},
+    "KimiLinearForCausalLM": {
+        "layer_types": HYBRID, "linear_head_dim": 16, "linear_num_heads": 4
+    },
+    "Lfm3ForCausalLM": {"layer_types": ["conv", "full_attention"]},
+    "Mamba2ForCausalLM": {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 16},
+    "NemotronHForCausalLM": {
+        "layers_block_type": HYBRID, "mamba_num_heads": 4, "mamba_head_dim": 32,
+        "ssm_state_size": 16, "n_groups": 2,
+    },
+    "RwkvForCausalLM": {"attention_hidden_size": 64},
+    "xLSTMForCausalLM": {"embedding_dim": 64, "num_blocks": 2},
     "BltForCausalLM": {"encoder_hash_byte_group_vocab": 128},
     "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6}},
     "DeepseekOcr2ForConditionalGeneration": {"mlp_layer_types": ["dense", "sparse"]},

@@ -58,7 +58,8 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     device = placement.device if loaded else source.device
     plain = placement.runtime == "auto" and not placement.kv_dtype
     if not loaded and plain and device.type != "cuda":
-        return Placed(_torch(source, placement.dtype, device)[0], "it was in memory")
+        model, remarks = _torch(source, placement.dtype, device)
+        return Placed(model, "; ".join(["it was in memory", *remarks]))
     dtype = dtype_of(source, placement)
     reason = "it was asked for"
     on_openvino = dtype in ROUNDED or placement.kv_dtype is not None
@@ -117,12 +118,26 @@ def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Place
 def _torch(
     source: Source | PreTrainedModel, dtype: str, device: torch.device
 ) -> tuple[Model, list[str]]:
-    """Return the model on torch over a ragged cache, and the outcome of packing."""
-    from foretoken.models.stock.selfcheck import ON_TORCH  # late: takes seconds
+    """Return the model on torch, over a ragged cache or else row by row; and remarks on that."""
+    form, objections = _form(source.empty if isinstance(source, Source) else source)
+    network = _network(source, dtype, device, form)
+    return form.run(network), [*objections, *_packed(source, network)]
 
-    network = _network(source, dtype, device, ON_TORCH)
-    packed = _packed(source, network)
-    return ON_TORCH.run(network), packed
+
+def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
+    """Return the first form on torch that passes the self-check; what it costs, and the objections
+    to those before it. Raises RefusedError where none passes."""
+    from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN  # late: takes seconds
+    from foretoken.models.stock.selfcheck import ON_TORCH, self_check
+
+    objections: list[str] = []
+    for form in (ON_TORCH, BY_ROW, BY_TOKEN):
+        try:
+            self_check(network, form)
+            return form, [*objections, *filter(None, [form.costs])]
+        except RefusedError as error:
+            objections.append(str(error))
+    raise RefusedError(objections[0])
 
 
 def _packed(source: Source | PreTrainedModel, network: PreTrainedModel) -> list[str]:
@@ -150,18 +165,16 @@ def _network(
     loaded = isinstance(source, Source)
     self_check(source.empty if loaded else source, form)
     network = source.network(getattr(torch, dtype), device) if loaded else source
-    require_precision(network)
+    require_precision(network, form)
     return network
 
 
-def require_precision(network: PreTrainedModel) -> None:
+def require_precision(network: PreTrainedModel, form: Form) -> None:
     """RefusedError where torch cannot run the network in its precision, tried on one token unless
     that is float32, in which the self-check has run."""
     if network.dtype == torch.float32:
         return
-    from foretoken.models.stock.selfcheck import on_torch  # late: takes seconds
-
-    model = on_torch(network)
+    model = form.run(network)
     try:
         model.start([[]], [[0]] if model.encoder_decoder else None)
         model.score([[0]], [1])
@@ -251,15 +264,17 @@ def _way(network: PreTrainedModel) -> Way:
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
     """Return the runtimes that may serve a model here, each with its form, the fastest first."""
     from foretoken.models.graphs import ON_GRAPHS  # late: takes seconds
+    from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN
     from foretoken.models.stock.selfcheck import ON_TORCH
 
+    stock = [("transformers", form) for form in (ON_TORCH, BY_ROW, BY_TOKEN)]
     if torch.cuda.is_available():
-        return [("graphs", ON_GRAPHS), ("transformers", ON_TORCH)]
+        return [("graphs", ON_GRAPHS), *stock]
     try:
         fast = [("openvino", way.form) for way in _library().ways(network)]
     except RefusedError:
         fast = []
-    return [*fast, ("transformers", ON_TORCH)]
+    return [*fast, *stock]
 
 
 def openvino() -> str:

@@ -18,6 +18,7 @@ from zoo import NOT_BUILT, build, classes
 REASONS = (
     r"it reads \w+, not text",
     "it has no head that generates text; load its ForCausalLM class",
+    "its config says is_decoder false: it fills in masked words; set is_decoder",
     "it keeps a recurrent state, which cannot go back to before a rejected token",
     r"its attention is outside transformers' attention interface \(ALiBi and older models\)",
     "its decoder counts positions from the padding id, for a whole batch at a time",
@@ -49,13 +50,19 @@ RUNS = [
     "Qwen2VLForConditionalGeneration",
     "T5ForConditionalGeneration",
 ]
-REFUSED = [
+BY_ROW = [
     "BartForCausalLM",
-    "BltForCausalLM",
     "BloomForCausalLM",
     "Gemma4UnifiedForConditionalGeneration",
+    "GPTJForCausalLM",
+    "JambaForCausalLM",
+    "M2M100ForConditionalGeneration",
     "MambaForCausalLM",
     "NllbMoeForConditionalGeneration",
+    "RwkvForCausalLM",
+]
+REFUSED = [
+    "BltForCausalLM",
     "PI0ForConditionalGeneration",
     "RobertaForCausalLM",
     "SwitchTransformersForConditionalGeneration",
@@ -71,7 +78,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome(name: str) -> str:
-    """ "runs", or the message that the class is refused with."""
+    """Its backend, or the message that the class is refused with."""
     model = build(name)
     try:
         spec = foretoken.load(model, "lookup", runtime="transformers")
@@ -82,21 +89,26 @@ def outcome(name: str) -> str:
     whole = model.generate(torch.tensor([PROMPT]), max_new_tokens=NEW, do_sample=False)[0].tolist()
     begun = 1 if model.config.is_encoder_decoder else len(PROMPT)
     assert list(completion.tokens) == whole[begun:]
-    return "runs"
+    return spec.target.runtime
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_class_that_runs(name: str) -> None:
-    assert outcome(name) == "runs"
+    assert outcome(name) == "transformers"
+
+
+@pytest.mark.parametrize("name", BY_ROW)
+def test_a_class_that_runs_row_by_row(name: str) -> None:
+    assert outcome(name) == "transformers, row by row"
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_class_that_is_refused(name: str) -> None:
-    assert outcome(name) != "runs"
+    assert not outcome(name).startswith("transformers")
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", sorted({*classes()} - {*NOT_BUILT, *RUNS, *REFUSED}))
+@pytest.mark.parametrize("name", sorted({*classes()} - {*NOT_BUILT, *RUNS, *BY_ROW, *REFUSED}))
 @pytest.mark.filterwarnings("ignore")  # of transformers' own code, at random configurations
 def test_every_other_class(name: str) -> None:
     outcome(name)

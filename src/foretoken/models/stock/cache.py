@@ -308,23 +308,44 @@ def admit(model: PreTrainedModel) -> None:
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
 
 
-def objection(model: PreTrainedModel) -> str | None:
-    """Why this model's rows could not be rolled back one by one, or None."""
+def no_writer(model: PreTrainedModel) -> str | None:
+    """Why this model writes no text from ids that could be called its own, or None."""
     if model.main_input_name != "input_ids":
         return f"it reads {model.main_input_name}, not text"
     if not model.can_generate():
         return "it has no head that generates text; load its ForCausalLM class"
-    if getattr(model, "_is_stateful", False):
-        return "it keeps a recurrent state, which cannot go back to before a rejected token"
-    if not model._can_set_attn_implementation():
-        return "its attention is outside transformers' attention interface (ALiBi and older models)"
-    if any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules()):
-        if model.config.is_encoder_decoder:
-            return "its decoder counts positions from the padding id, for a whole batch at a time"
+    if model.config.is_encoder_decoder:
+        return None
+    if getattr(model.config, "is_decoder", True) is False and _reads_both_ways(model):
+        return "its config says is_decoder false: it fills in masked words; set is_decoder"
+    if _counts_from_padding(model):
         return (
             "its own code counts positions from the padding id, as RoBERTa's, and transformers' "
             "generate from 0: what it writes is not what it was trained for"
         )
+    return None
+
+
+def _reads_both_ways(model: PreTrainedModel) -> bool:
+    """Tell whether no attention is causal, as BERT's."""
+    return not any(getattr(part, "is_causal", False) for part in model.modules())
+
+
+def _counts_from_padding(model: PreTrainedModel) -> bool:
+    return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
+
+
+def objection(model: PreTrainedModel) -> str | None:
+    """Why this model's rows could not be rolled back one by one, or None."""
+    reason = no_writer(model)
+    if reason:
+        return reason
+    if getattr(model, "_is_stateful", False):
+        return "it keeps a recurrent state, which cannot go back to before a rejected token"
+    if not model._can_set_attn_implementation():
+        return "its attention is outside transformers' attention interface (ALiBi and older models)"
+    if model.config.is_encoder_decoder and _counts_from_padding(model):
+        return "its decoder counts positions from the padding id, for a whole batch at a time"
     try:
         names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     except Exception as error:  # a config without what transformers looks for

@@ -18,10 +18,11 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ from foretoken.models.stock.sizes import context_limit, switch_of
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
-CHECK_FORMAT = 1
+CHECK_FORMAT = 2
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
@@ -45,11 +46,34 @@ HEAD, HEADS = 16, 2  # width of a head, and how many keys and values have at mos
 THRESHOLD = re.compile(r"(window|chunk)(_size|_len)?$|floor|^local_attention$|^expert_capacity$")
 SWITCH = "original_max_position_embeddings"  # where the factors of rotary positions change
 CONTEXT = 128  # positions that the check needs
+# Names of a state space layer's heads, their width, the factor of the hidden size, groups, state
+STATE_SPACES = (
+    ("mamba_n_heads", "mamba_d_head", "mamba_expand", "mamba_n_groups", "mamba_d_state"),
+    ("mamba_num_heads", "mamba_head_dim", "expand", "n_groups", "ssm_state_size"),
+    ("n_mamba_heads", "mamba_headdim", "mamba_expand", "mamba_ngroups", "mamba_d_state"),
+)
 LARGEST = 1_000_000_000  # parameters of a small copy
 FILE = "selfcheck.json"
 OURS = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
 INSTALLED = {"site-packages", "dist-packages"}
 FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation or objection
+
+
+class Whole(Protocol):
+    """Logits `[need, V]` of the last tokens of a text `[1, n]` that is read by itself, without a
+    cache; `source` `[1, m]` is for the encoder."""
+
+    def __call__(
+        self, model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int
+    ) -> Tensor: ...
+
+
+def forward(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
+    """A `Whole`: one forward of the stock model."""
+    ids: Any = {"input_ids": text}
+    if source is not None:
+        ids = {"input_ids": source, "decoder_input_ids": text}
+    return model(**ids, use_cache=False, return_dict=True).logits[0, -need:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +84,9 @@ class Form:
     run: Callable[[PreTrainedModel], Model]
     switches: bool = False  # it also runs texts that a model reads in another way
     instead: str = ""  # what to do where a family fails in it; "": another form is tried
+    admit: Callable[[PreTrainedModel], None] = cache.admit  # raises RefusedError
+    whole: Whole = forward  # what its logits are compared with
+    costs: str = ""  # what it costs beside the others
 
 
 def on_torch(model: PreTrainedModel) -> Model:
@@ -89,7 +116,7 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
 
     `model` may be on the meta device. Raises RefusedError naming the family and what failed.
     """
-    cache.admit(model)
+    form.admit(model)
     start, key = time.perf_counter(), structure(model, form)
     if key is None:
         return check(model, form)
@@ -116,7 +143,7 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
 
 def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
     """The self-check itself, whatever is remembered."""
-    cache.admit(model)
+    form.admit(model)
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -127,7 +154,8 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
             reason = f"cannot be checked: no small copy can be built, its code raised {kind}"
             raise Unfinished(_told(name, reason, form)) from error
     try:
-        delta, apart = deviation(small, form.run(small)), contradiction(small)
+        delta = deviation(small, form.run(small), form.whole)
+        apart = contradiction(small, form.whole)
     except RefusedError:
         raise
     except Exception as error:  # an unknown forward raises anything
@@ -149,14 +177,14 @@ def _told(name: str, reason: str, form: Form) -> str:
     return f"{name} {reason}" + (f"; {form.instead}" if form.instead else "")
 
 
-def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
+def deviation(model: PreTrainedModel, runner: Model | None = None, whole: Whole = forward) -> float:
     """Largest |delta logit| over the spread of the logits, of ragged batches against the stock
-    model on each row alone.
+    model on each row alone, read whole.
 
     `runner` runs the batches; None: on torch. Rows join, grow by ragged blocks, go back, change
     places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
     """
-    rows = CheckedRows(model.eval(), random.Random(0), runner)
+    rows = CheckedRows(model.eval(), random.Random(0), runner, whole)
     rows.start([cache.BUCKET - 4, 3, 11])
     for width in (1, 5, 0, 12):
         rows.score(width)
@@ -174,31 +202,32 @@ def deviation(model: PreTrainedModel, runner: Model | None = None) -> float:
     return rows.worst / rows.spread
 
 
-def contradiction(model: PreTrainedModel) -> float:
-    """Largest |delta logit| over their spread between `generate`, which caches, and a full forward
-    of the text that it makes, past windows of `WINDOW` tokens and across the length at which the
-    model reads a text in another way."""
+def contradiction(model: PreTrainedModel, whole: Whole = forward) -> float:
+    """Largest |delta logit| over their spread between `generate`, which caches, and the text that
+    it makes read whole, past windows of `WINDOW` tokens and across the length at which the model
+    reads a text in another way."""
     switch = switch_of(model)
     starts = [3 * WINDOW] if switch is None else [3 * WINDOW, switch - 1]
-    return max(_contradiction(model, start) for start in starts)
+    return max(_contradiction(model, start, whole) for start in starts)
 
 
 @torch.inference_mode()
-def _contradiction(model: PreTrainedModel, start: int) -> float:
+def _contradiction(model: PreTrainedModel, start: int, whole: Whole) -> float:
     """The same of the text that begins with so many tokens."""
     dice = random.Random(1)
     text = torch.tensor([[dice.randrange(2, VOCABULARY) for _ in range(start)]])
-    source: Any = {"input_ids": text[:, :5]} if model.config.is_encoder_decoder else {}
-    name = "decoder_input_ids" if source else "input_ids"
+    source = text[:, :5] if model.config.is_encoder_decoder else None
+    given = {"input_ids": text}
+    if source is not None:
+        given = {"input_ids": source, "decoder_input_ids": text}
     settings = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
     settings.output_logits = settings.return_dict_in_generate = True
     settings.decoder_start_token_id = int(text[0, 0])
     network: Any = model
-    made: Any = network.generate(**source, **{name: text}, generation_config=settings)
+    made: Any = network.generate(**given, generation_config=settings)
     worst, spread = 0.0, 1e-9
     for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
-        whole = {name: made.sequences[:, : start + i]}
-        full = model(**source, **whole, use_cache=False, return_dict=True).logits[0, -1]
+        full = whole(model, made.sequences[:, : start + i], source, 1)[0]
         worst = max(worst, float((cached[0] - full).abs().max().nan_to_num(float("inf"))))
         spread = max(spread, float(full.max() - full.min()))
     return worst / spread
@@ -208,9 +237,13 @@ class CheckedRows:
     """Random operations on a model's rows; its logits are compared with the stock model's."""
 
     def __init__(
-        self, model: PreTrainedModel, dice: random.Random, runner: Model | None = None
+        self,
+        model: PreTrainedModel,
+        dice: random.Random,
+        runner: Model | None = None,
+        whole: Whole = forward,
     ) -> None:
-        self.model, self.dice = model, dice
+        self.model, self.dice, self.whole = model, dice, whole
         self.runner = runner or on_torch(model)
         self.ids = min(self.runner.vocab_size, VOCABULARY)
         self.texts: list[list[int]] = []
@@ -276,11 +309,10 @@ class CheckedRows:
     def alone(self, b: int, n: int) -> Tensor:
         """Logits `[n, V]` of the last tokens of row b by the stock model."""
         text = torch.tensor([self.texts[b]], device=self.model.device)
-        ids: Any = {"input_ids": text}
+        source = None
         if self.runner.encoder_decoder:
             source = torch.tensor([self.sources[b]], device=self.model.device)
-            ids = {"input_ids": source, "decoder_input_ids": text}
-        return self.model(**ids, use_cache=False, return_dict=True).logits[0, -n:]
+        return self.whole(self.model, text, source, n)
 
     def permute(self, rows: list[int]) -> None:
         self.runner.permute(rows)
@@ -293,12 +325,19 @@ class CheckedRows:
 
 
 def small_copy(model: PreTrainedModel, form: Form = ON_TORCH) -> PreTrainedModel:
-    """A random model of the same class and structure for this form, in float32 on the CPU. Raises
-    whatever its code raises."""
+    """A random model of the same class and structure for this form, in float32 on the CPU: as
+    narrow as its code allows, at most the configuration as it is. Raises whatever its code
+    raises."""
     problem: Exception | None = None
-    for narrow in (True, False):
+    switch = switch_for(model, form)
+    for attempt in (
+        lambda: shrunk(model.config, True, switch),
+        lambda: shrunk(model.config, True, switch, ties=True),
+        lambda: shrunk(model.config, False, switch),
+        lambda: copy.deepcopy(model.config),
+    ):
         try:
-            config = shrunk(model.config, narrow, switch_for(model, form))
+            config = attempt()
             _require_small(type(model), config)
             small: Any = type(model)(config).float().eval()
             stir(small)
@@ -327,17 +366,20 @@ def switch_for(model: PreTrainedModel, form: Form) -> int:
     return 2 * WINDOW if form.switches and switch_of(model) is not None else CONTEXT
 
 
-def shrunk(config: PreTrainedConfig, narrow: bool, switch: int = CONTEXT) -> PreTrainedConfig:
-    """The configuration of the small copy: one layer of each kind, at least two."""
+def shrunk(
+    config: PreTrainedConfig, narrow: bool, switch: int = CONTEXT, *, ties: bool = False
+) -> PreTrainedConfig:
+    """The configuration of the small copy: one layer of each kind, at least two. ties: sizes that
+    equal the hidden size, or a head's, stay equal."""
     config = copy.deepcopy(config)
     config._attn_implementation = None
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:
-            shrink(part, narrow, switch)
+            shrink(part, narrow, switch, ties)
     return config
 
 
-def shrink(part: PreTrainedConfig, narrow: bool, switch: int) -> None:
+def shrink(part: PreTrainedConfig, narrow: bool, switch: int, ties: bool) -> None:
     settings: dict[str, Any] = {"vocab_size": VOCABULARY, "decoder_vocab_size": VOCABULARY}
     settings["vocab_size_per_layer_input"] = VOCABULARY
     settings |= dict.fromkeys(thresholds(part), WINDOW)
@@ -349,10 +391,12 @@ def shrink(part: PreTrainedConfig, narrow: bool, switch: int) -> None:
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):
         settings |= widths(part)
+        settings |= tied(part, settings) if ties else {}
     layers_own = getattr(vars(part).get("_heterogeneity_spec"), "per_layer_attributes", ())
     for name, value in settings.items():
         if name not in layers_own and getattr(part, name, None) is not None:
-            setattr(part, name, value)
+            with suppress(AttributeError, NotImplementedError):  # one that follows from others
+                setattr(part, name, value)
     ropes: dict[str, Any] = getattr(part, "rope_parameters", None) or {}
     for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
         shrink_rope(rope, narrow, switch)
@@ -386,10 +430,17 @@ def shorten(part: PreTrainedConfig) -> None:
     picked = sorted({kinds.index(kind) for kind in kinds} | set(range(min(2, count))))
     for name, values in lists.items():
         setattr(part, name, [values[i] for i in picked])
-    for name in ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"):
+    sizes: dict[str, Any] = dict.fromkeys(
+        ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"), len(picked)
+    )
+    # kinds by number: the second layer is of the rarer one
+    sizes |= {f"{kind}_layer_period": 2 for kind in ("attn", "expert")}
+    sizes |= {f"{kind}_layer_offset": 1 for kind in ("attn", "expert")}
+    for name, value in ({"attn_layer_indices": [1]} | sizes).items():
         if getattr(part, name, None) is not None:
-            setattr(part, name, len(picked))
-    part.num_hidden_layers = len(picked)
+            setattr(part, name, value)
+    with suppress(AttributeError, NotImplementedError):  # one that follows from the lists
+        part.num_hidden_layers = len(picked)
 
 
 def widths(part: PreTrainedConfig) -> dict[str, Any]:
@@ -403,9 +454,30 @@ def widths(part: PreTrainedConfig) -> dict[str, Any]:
     )
     settings |= {"num_key_value_heads": few, "head_dim": HEAD, "d_kv": HEAD}
     settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), HEAD * queries)
-    settings |= _fixed(part, queries)
+    settings |= _fixed(part, queries) | _recurrent(part, HEAD * queries)
     inner = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
     return settings | dict.fromkeys((*inner, "n_inner", "moe_intermediate_size"), 32)
+
+
+def _recurrent(part: PreTrainedConfig, width: int) -> dict[str, Any]:
+    """Heads of state space layers, which divide a multiple of the hidden size among them."""
+    for heads, size, expand, groups, state in STATE_SPACES:
+        if getattr(part, heads, None) and getattr(part, size, None):
+            inner = width * (getattr(part, expand, None) or 1)
+            few = {heads: HEADS, size: inner // HEADS, groups: 1, state: HEAD}
+            return few | {"mamba_d_ssm": inner, "mamba_dt_rank": HEADS}
+    return {}
+
+
+def tied(part: PreTrainedConfig, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of the other sizes that equal the hidden size, or a head's."""
+    sizes = {name: getattr(part, name, None) for name in ("hidden_size", "head_dim")}
+    return {
+        other: settings[name]
+        for name, size in sizes.items()
+        for other, value in vars(part).items()
+        if type(value) is int and value == size and value > VOCABULARY and other not in settings
+    }
 
 
 def _fixed(part: PreTrainedConfig, queries: int) -> dict[str, Any]:

@@ -79,8 +79,12 @@ def encoder_limit(model: PreTrainedModel) -> int | None:
 
 def encoder_rows(model: PreTrainedModel) -> int:
     """Ids that the encoder knows: some families give it a vocabulary of its own."""
-    embeddings: Any = model.get_encoder().get_input_embeddings()
-    return embeddings.weight.shape[0]
+    encoder: Any = model.get_encoder()
+    try:
+        return encoder.get_input_embeddings().weight.shape[0]
+    except (AttributeError, NotImplementedError):  # an encoder that does not say what it embeds
+        config: Any = model.config
+        return getattr(config, "src_vocab_size", None) or config.get_text_config().vocab_size
 
 
 def output_rows(model: PreTrainedModel) -> int:

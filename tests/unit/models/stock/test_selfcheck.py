@@ -151,7 +151,7 @@ def test_a_passing_failure_is_no_refusal_for_ever(
         self_check(model, form)
     assert not selfcheck.FOUND and not (folder / "foretoken" / "selfcheck.json").exists()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="no small copy can be"):
-        patch.setattr(selfcheck, "shrunk", lambda config, narrow: failing(model))
+        patch.setattr(selfcheck, "_require_small", lambda kind, config: failing(model))
         selfcheck.check(model)
     assert not self_check(model).remembered
 

@@ -1,0 +1,293 @@
+"""The Model protocol row by row, each over the cache that transformers makes for it, whatever that
+keeps: keys and values, recurrent states, or nothing.
+
+Passes are prepared as `generate` prepares them, so that each family runs by its own code, its own
+attention and its own positions. A row goes back by cropping a cache of keys and values that only
+grow; any other is replaced by a copy from before the block, and accepted tokens behind that are
+read again with the next block. It does not know how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from foretoken.errors import RefusedError
+from foretoken.models.base import Blocks
+from foretoken.models.rows import check_lengths, check_room, check_sources, staying
+from foretoken.models.stock.attention import twin
+from foretoken.models.stock.cache import INSTEAD, no_writer
+from foretoken.models.stock.selfcheck import Form, forward
+from foretoken.models.stock.sizes import (
+    context_limit,
+    encoder_limit,
+    encoder_rows,
+    output_rows,
+)
+
+# Names that families have for what they keep of a text, in the output and as an argument
+CACHES = {name: name for name in ("past_key_values", "cache_params", "state", "cache")}
+CACHES |= {"past_buckets_states": "past_key_values", "mems": "past_key_values"}
+APPENDS = {"DynamicLayer", "DummyLayer"}  # layers that can be cropped to any length
+Kept = dict[str, Any]  # a cache by the name that the forward has for it; {}: nothing is kept
+
+
+@dataclass(slots=True)
+class OwnRow:
+    """A row: its tokens, what the model keeps of the first `read` of them, and earlier states."""
+
+    text: list[int]
+    source: dict[str, Any]  # the encoder's output, by its name as an argument of a forward
+    read: int = 0
+    kept: Kept = field(default_factory=Kept)
+    # `read` and a copy of `kept` before each block since the last rollback
+    earlier: list[tuple[int, Kept]] = field(default_factory=list[tuple[int, Kept]])
+
+    def fork(self) -> OwnRow:
+        """Return a row of the same text, with a cache of its own."""
+        earlier = [(n, duplicate(kept)) for n, kept in self.earlier]
+        return replace(self, text=[*self.text], kept=duplicate(self.kept), earlier=earlier)
+
+    def mark(self) -> None:
+        """Keep the state from before a block, where a crop could not bring it back."""
+        if self.kept and not croppable(self.kept):
+            if not self.earlier or self.earlier[-1][0] != self.read:
+                self.earlier.append((self.read, duplicate(self.kept)))
+
+    def back(self, length: int) -> None:
+        """Go back to `length` tokens. Where no state of so many is kept, the tokens behind the last
+        one before are read again with the next block."""
+        del self.text[length:]
+        if self.read > length and croppable(self.kept):
+            crop(self.kept, length)
+            self.read = length
+        elif self.read > length:
+            before = [each for each in self.earlier if each[0] <= length]
+            self.read, kept = before[-1] if before else (0, Kept())
+            self.kept = duplicate(kept)
+        self.earlier = [each for each in self.earlier if each[0] <= self.read][-1:]
+
+
+class RowwiseModel:
+    """Runs a twin of `model`, in evaluation mode, one row at a time.
+
+    Args:
+        model: A network of transformers that generates text from ids.
+        single: Read one token in a pass behind the beginning of a text, as `generate` does, for
+            families whose code takes no more.
+    """
+
+    runtime = "transformers, row by row"
+    takes_tensors = False
+    padding = 0
+
+    def __init__(self, model: PreTrainedModel, *, single: bool = False) -> None:
+        admit(model)
+        self.model, self.single = model, single
+        self.network: Any = twin(model)
+        self.device, self.computed = model.device, str(model.dtype).removeprefix("torch.")
+        self.encoder_decoder = bool(model.config.is_encoder_decoder)
+        self.vocab_size = output_rows(model)
+        self.context = context_limit(model.config.get_text_config(decoder=True))
+        self.source_context = encoder_limit(model) if self.encoder_decoder else None
+        self.source_vocab_size = encoder_rows(model) if self.encoder_decoder else None
+        self.encoder_seconds = 0.0
+        self.rows: list[OwnRow] = []
+
+    @torch.inference_mode()
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        if not prompts:
+            return
+        if self.encoder_decoder:
+            check_sources(prompts, sources, self.source_context)
+        check_room([0] * len(prompts), [len(prompt) for prompt in prompts], self.context)
+        if not self.rows:
+            self.network = twin(self.model)  # which may have changed since
+        fresh = [
+            OwnRow([], self._encoded(sources[b]) if sources else {}) for b in range(len(prompts))
+        ]
+        for row, prompt in zip(fresh, prompts, strict=True):
+            self._extend(row, prompt, 0)
+        self.rows = self.rows + fresh
+
+    @torch.inference_mode()
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)
+        check_room([len(row.text) for row in self.rows], [len(b) for b in blocks], self.context)
+        shape = len(blocks), max(need, default=0), self.vocab_size
+        logits = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
+        for b, (row, block, n) in enumerate(zip(self.rows, blocks, need, strict=True)):
+            row.mark()
+            for at, some in self._extend(row, block, n):
+                logits[b, at : at + len(some)] = some
+        return logits
+
+    @torch.inference_mode()
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths([len(row.text) for row in self.rows], lengths)
+        for row, length in zip(self.rows, lengths, strict=True):
+            row.back(length)
+
+    @torch.inference_mode()
+    def permute(self, rows: list[int]) -> None:
+        old, self.rows = self.rows, []
+        for b, row in enumerate(rows):
+            self.rows.append(old[row].fork() if row in rows[:b] else old[row])
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self.rows), rows))
+
+    def _encoded(self, source: list[int]) -> dict[str, Any]:
+        start = perf_counter()
+        ids = torch.tensor([source], device=self.device)
+        output = self.network.get_encoder()(input_ids=ids, return_dict=True)
+        self.encoder_seconds += perf_counter() - start
+        return {"encoder_outputs": output}
+
+    def _extend(self, row: OwnRow, block: list[int], need: int) -> list[tuple[int, Tensor]]:
+        """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
+        with the number of those before it."""
+        row.text += block
+        first, at = len(row.text) - need, row.read
+        parts: list[tuple[int, Tensor]] = []
+        while block and at < len(row.text):
+            end = len(row.text)
+            if self.single:  # `generate` begins a decoder's text with one token
+                end = at + 1 if at or self.encoder_decoder else min(end, first + 1)
+            wanted = end - max(first, at)
+            logits = self._forward(row, end, max(1, wanted))
+            if wanted > 0:
+                parts.append((end - wanted - first, logits))
+            at = end
+        return parts
+
+    def _forward(self, row: OwnRow, end: int, wanted: int) -> Tensor:
+        """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
+        kept = row.kept or fresh_cache(self.model)
+        text = torch.tensor([row.text[:end]], device=self.device)
+        inputs = prepared(self.network, text, row.read, {**row.source, **kept}, wanted)
+        output = self.network(**inputs, return_dict=True)
+        row.kept = next(({CACHES[n]: output[n]} for n in CACHES if output.get(n) is not None), {})
+        row.read = end if row.kept else 0
+        return output.logits[0, -wanted:]
+
+
+def prepared(
+    network: Any, text: Tensor, read: int, kept: dict[str, Any], wanted: int
+) -> dict[str, Any]:
+    """Return a forward's arguments as `generate` makes them, for text `[1, n]` of which `read`
+    tokens are in the cache, and logits of `wanted` tokens."""
+    accepted = accepted_by(type(network))
+    given: dict[str, Any] = {"use_cache": True, "attention_mask": None, **kept}
+    if "logits_to_keep" in accepted:
+        given["logits_to_keep"] = wanted
+    if "position_ids" in accepted and not network.config.is_encoder_decoder:
+        given["position_ids"] = network._prepare_position_ids_for_generation(text, {})
+    return network.prepare_inputs_for_generation(
+        text,
+        next_sequence_length=text.shape[1] - read if read else None,
+        is_first_iteration=read == 0,
+        **given,
+    )
+
+
+@lru_cache
+def accepted_by(kind: type[PreTrainedModel]) -> frozenset[str]:
+    """The names of a forward's arguments."""
+    return frozenset(inspect.signature(kind.forward).parameters)
+
+
+def fresh_cache(model: PreTrainedModel) -> Kept:
+    """The empty cache that `generate` would begin with; {} for families that make their own."""
+    network: Any = model
+    if "past_key_values" not in accepted_by(type(model)):
+        return {}
+    supported = getattr(network, "_supports_default_dynamic_cache", None)
+    if supported is None or not supported():
+        return {}
+    config = model.config.get_text_config(decoder=True)
+    cache: Any = DynamicCache(config=config)
+    if model.config.is_encoder_decoder:
+        cache = EncoderDecoderCache(cache, DynamicCache(config=config))
+    return {"past_key_values": cache}
+
+
+def croppable(kept: Kept) -> bool:
+    """Tell whether all that is kept are keys and values, each of its token alone."""
+    return bool(kept) and all(
+        type(part) is DynamicCache and {type(layer).__name__ for layer in part.layers} <= APPENDS
+        for cache in kept.values()
+        for part in [getattr(cache, "self_attention_cache", cache)]
+    )
+
+
+def crop(kept: Kept, length: int) -> None:
+    """Keep the first `length` tokens. The next pass copies them."""
+    for cache in kept.values():
+        for layer in getattr(cache, "self_attention_cache", cache).layers:
+            if getattr(layer, "is_initialized", False):
+                layer.keys = layer.keys[..., :length, :]
+                layer.values = layer.values[..., :length, :]
+
+
+def duplicate(kept: Kept) -> Kept:
+    """Copy what is kept, but for keys and values, which no pass changes: it makes new ones."""
+    same: dict[int, Any] = {}
+    for cache in kept.values():
+        for part in _parts(cache):
+            for layer in getattr(part, "layers", ()):
+                if isinstance(layer, DynamicLayer):
+                    same |= {id(x): x for x in (layer.keys, layer.values) if x is not None}
+    return copy.deepcopy(kept, same)
+
+
+@torch.inference_mode()
+def read_whole(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
+    """The logits that `generate` makes of a prompt `[1, n]`, for each of its last `need` tokens by
+    the text up to it: a `Whole` for the self-check."""
+    if source is not None:  # a decoder's text is prepared as any
+        return forward(model, text, source, need)
+    network: Any = model
+    ends = range(text.shape[1] - need + 1, text.shape[1] + 1)
+    inputs = [prepared(network, text[:, :end], 0, {}, 1) | {"use_cache": False} for end in ends]
+    return torch.cat([network(**each, return_dict=True).logits[0, -1:] for each in inputs])
+
+
+def _parts(cache: Any) -> list[Any]:
+    if isinstance(cache, EncoderDecoderCache):
+        return [cache.self_attention_cache, cache.cross_attention_cache]
+    return [cache]
+
+
+def admit(model: PreTrainedModel) -> None:
+    """Raise RefusedError for a model that does not write text from ids."""
+    reason = no_writer(model)
+    if reason:
+        name = f"{model.config.model_type} ({type(model).__name__})"
+        raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
+
+
+BY_ROW = Form(
+    "a cache of each row",
+    RowwiseModel,
+    admit=admit,
+    whole=read_whole,
+    costs="each sequence of a batch takes a pass of its own",
+)
+BY_TOKEN = Form(
+    "a cache of each row, one token in a pass",
+    partial(RowwiseModel, single=True),
+    instead=INSTEAD,
+    admit=admit,
+    whole=read_whole,
+    costs="each token takes a pass of its own, so that draft tokens save none",
+)

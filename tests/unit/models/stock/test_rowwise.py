@@ -1,0 +1,132 @@
+"""Rows over caches of their own: families whose rows cannot share one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.stock import rowwise
+from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN, RowwiseModel
+from foretoken.models.stock.selfcheck import check
+from foretoken.models.stock.selfcheck import deviation as deviation_of
+from zoo import build
+
+BLOCKS = ["BloomForCausalLM", "OpenAIGPTLMHeadModel", "Qwen3NextForCausalLM"]
+BLOCKS += ["LEDForConditionalGeneration"]
+SINGLE = ["MambaForCausalLM"]
+PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8]]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_rows_are_exact_over_their_own_caches(name: str) -> None:
+    assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.read_whole) < 1e-5
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_family_that_takes_one_token_in_a_pass(name: str) -> None:
+    model = build(name)
+    assert deviation_of(model, RowwiseModel(model, single=True), rowwise.read_whole) < 1e-5
+
+
+@pytest.mark.parametrize("name", [*BLOCKS, *SINGLE])
+def test_texts_are_those_of_generate(name: str) -> None:
+    model: Any = build(name)
+    spec = foretoken.load(model, "lookup", runtime="transformers")
+    assert spec.target.runtime == "transformers, row by row"
+    begun = [1 if model.config.is_encoder_decoder else len(prompt) for prompt in PROMPTS]
+    whole = [
+        model.generate(torch.tensor([p]), max_new_tokens=16, do_sample=False)[0].tolist()
+        for p in PROMPTS
+    ]
+    for gamma in (0, 1, 4):
+        completions = spec.generate(PROMPTS, max_new_tokens=16, gamma=gamma)
+        assert [c.tokens for c in completions] == [w[n:] for w, n in zip(whole, begun, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["BloomForCausalLM", "MambaForCausalLM"])
+def test_a_draft_goes_back_over_several_passes(name: str) -> None:
+    draft, target = build(name), build("LlamaForCausalLM")
+    spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
+    plain = foretoken.load(target, "none", runtime="transformers")
+    texts, expected = (
+        [c.tokens for c in each.generate(PROMPTS, max_new_tokens=16, gamma=gamma)]
+        for each, gamma in ((spec, 4), (plain, 0))
+    )
+    assert texts == expected
+
+
+def test_going_back_before_every_copy_reads_the_text_again() -> None:
+    model = build("MambaForCausalLM")
+    rows = RowwiseModel(model, single=True)
+    rows.start([PROMPTS[0]])
+    for token in (4, 5, 6):
+        rows.score([[token]], [1])
+    rows.set_lengths([2])
+    again = rows.score([[12, 13]], [2])[0]
+    whole = rowwise.read_whole(model, torch.tensor([[3, 7, 12, 13]]), None, 2)
+    assert torch.allclose(again, whole, atol=1e-5)
+
+
+def test_a_row_that_is_repeated_has_a_state_of_its_own() -> None:
+    model = build("Qwen3NextForCausalLM")
+    rows = RowwiseModel(model)
+    rows.start([PROMPTS[0]])
+    rows.permute([0, 0])
+    rows.score([[4, 5, 6], [7, 8]], [1, 1])
+    rows.set_lengths([9, 10])
+    logits = rows.score([[9], [9]], [1, 1])
+    for b, text in enumerate(([*PROMPTS[0], 4, 9], [*PROMPTS[0], 7, 8, 9])):
+        whole = rowwise.read_whole(model, torch.tensor([text]), None, 1)
+        assert torch.allclose(logits[b], whole, atol=1e-5)
+
+
+def test_a_state_that_is_not_copied_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the same state for a row and what it goes back to."""
+    monkeypatch.setattr(rowwise, "duplicate", lambda kept: kept)
+    with pytest.raises(RefusedError, match="is not exact over a cache of each row"):
+        check(build("Qwen3NextForCausalLM"), BY_ROW)
+
+
+def test_a_crop_to_the_wrong_length_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: one token too many stays."""
+    crop = rowwise.crop
+    monkeypatch.setattr(rowwise, "crop", lambda kept, length: crop(kept, length + 1))
+    with pytest.raises(RefusedError):
+        check(build("BloomForCausalLM"), BY_ROW)
+
+
+def test_a_block_is_not_read_at_once_where_that_is_wrong() -> None:
+    model = build("MambaForCausalLM")
+    with pytest.raises(RefusedError, match="is not exact over a cache of each row"):
+        check(model, BY_ROW)
+    assert check(model, BY_TOKEN).delta < 1e-5
+
+
+def test_a_row_that_is_full_is_refused() -> None:
+    model = build("BloomForCausalLM")
+    rows = RowwiseModel(model)
+    rows.context = 4
+    rows.start([[3, 4, 5]])
+    with pytest.raises(InputError, match="row 0 would hold 5 tokens, the model 4"):
+        rows.score([[6, 7]], [1])
+
+
+def test_random_operations_agree_with_reading_each_text_anew() -> None:
+    """A model with windows, whose layers forget: blocks, rollbacks of any depth, joins."""
+    model, dice = build("Gemma2ForCausalLM"), random.Random(0)
+    rows, texts = RowwiseModel(model), [[3, 4, 5], [6]]
+    rows.start(texts)
+    for _ in range(12):
+        blocks = [[dice.randrange(2, 60) for _ in range(dice.randrange(1, 5))] for _ in texts]
+        logits = rows.score(blocks, [1, 1])
+        texts = [text + block for text, block in zip(texts, blocks, strict=True)]
+        for b, text in enumerate(texts):
+            whole = rowwise.read_whole(model, torch.tensor([text]), None, 1)
+            assert torch.allclose(logits[b, -1:], whole, atol=1e-5)
+        texts = [text[: dice.randrange(1, len(text) + 1)] for text in texts]
+        rows.set_lengths([len(text) for text in texts])
