@@ -253,11 +253,22 @@ class Flag:
             pass
 
     def is_set(self) -> bool:
-        """Tell whether it is set."""
+        """Tell whether it is set.
+
+        Returns:
+            True once any process has set it.
+        """
         return os.path.exists(self._path)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, or for so many seconds; tell whether it is set."""
+        """Wait until it is set.
+
+        Args:
+            timeout: Seconds to wait at most; None for no limit.
+
+        Returns:
+            True once it is set, False where the time has passed before.
+        """
         end = None if timeout is None else perf_counter() + timeout
         while not self.is_set() and (end is None or perf_counter() < end):
             sleep(0.002)

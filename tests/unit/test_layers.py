@@ -38,8 +38,9 @@ LAYERS = [
     ["cli"],
     ["__main__", "foretoken_lab"],  # the second package imports the first, never the other way
     ["foretoken_lab.fleet", "foretoken_lab.recipe", "foretoken_lab.train"],
-    ["foretoken_lab.pairs", "foretoken_lab.standins"],
+    ["foretoken_lab.pairs"],
     ["foretoken_lab.experiments"],
+    ["foretoken_lab.standins"],
     ["foretoken_lab.results"],
     ["foretoken_lab.report"],
     ["foretoken_lab.page"],
