@@ -107,7 +107,9 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     own.write_text(text.replace("temperatures = [1]", "temperatures = [0]"))
     shown = console("report", own, "--out", out, "--as-measured")
     assert "cannot read line 1; left as it is" in shown.err
-    says = "tiny: shown as it was measured; the recipe has changed since: temperatures\n"
+    says = (
+        "tiny: shown as it was measured; the recipe has changed since: temperatures, max_new_tokens"
+    )
     assert says in shown.err
     assert shown.code == 0 and "Measured: " in (out / "report.md").read_text()
     assert (out / "results.jsonl").read_bytes().endswith(content)
