@@ -111,7 +111,7 @@ REFUSED = {
     ),
     "encoder": ("BertConfig", "BertModel", {}, "bert .*no head that generates"),
     "masked": ("BertConfig", "BertForMaskedLM", {}, "bert .*no head that generates"),
-    "bidirectional": ("BertConfig", "BertLMHeadModel", {}, "bert .*not exact"),
+    "bidirectional": ("BertConfig", "BertLMHeadModel", {}, "bert .*is_decoder false"),
     "T5 encoder": ("T5Config", "T5EncoderModel", {"d_model": 32, "d_ff": 32}, "t5 .*no head"),
 }
 

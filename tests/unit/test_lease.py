@@ -256,7 +256,7 @@ def test_a_drafter_whose_end_fails_is_told_once() -> None:
 @pytest.mark.parametrize("name", ["target", "drafter"])
 def test_parts_of_a_speculator_stay(name: str) -> None:
     mid, big = three()
-    with pytest.raises(AttributeError, match=f"cannot assign to field '{name}'"):
+    with pytest.raises(InputError, match=f"the {name} of a Speculator stays; make another"):
         setattr(mid, name, getattr(big, name))
     assert mid.target is not big.target
 

@@ -141,6 +141,7 @@ class Session:
                         self._command(line[1:])
                     else:
                         self._answer(line[1:] if line.startswith("//") else line)
+                        self._tell_limit()
                 except (ForetokenError, OSError) as error:
                     _tell(f"error: {error}")
                 except KeyboardInterrupt:
@@ -173,8 +174,14 @@ class Session:
         most = self.options.get("max_new_tokens", default)
         if reply.finish_reason == "length" and reply.tokens < most:
             _tell(f"the text is cut off after {reply.tokens} tokens: there is room for no more")
-        elif reply.finish_reason == "length" and self.messages is not None:
-            _tell(f"the text is cut off after {reply.tokens} tokens: max_new_tokens allows no more")
+
+    def _tell_limit(self) -> None:
+        """Say where an answer ended because the user's own limit was reached."""
+        reply, most = self.reply, self.options.get("max_new_tokens")
+        if self.messages is None or reply is None or most is None:
+            return
+        if reply.finish_reason == "length" and reply.tokens >= most:
+            _tell(f"the text is cut off after {most} tokens; /set max_new_tokens allows more")
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")

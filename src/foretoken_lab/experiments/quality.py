@@ -74,7 +74,7 @@ def lead(article: str, count: int = 3) -> str:
 
 def looked_up(known: Sequence[tuple[str, str]], sources: Iterable[str]) -> list[str]:
     """Return the baseline of translations: for each source the target of the known pair whose
-    source shares most different n-grams of 1 to 5 words; among equals the shortest, then the first."""
+    source shares most different n-grams of 1 to 5 words, the shortest, then the first of equals."""
     if not known:
         raise InputError("there is no pair to look up; give one or more")
     grams = [_grams(source) for source, _ in known]

@@ -92,7 +92,7 @@ def test_interrupted_while_a_text_is_written(run, base, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "args, said",
     [
-        (("--loss", "mse"), "loss is 'mse'; give one of kl, tv, nla, lk"),
+        (("--loss", "mse"), "loss is 'mse'; give one of kl, rkl, jsd, tv, nla, lk"),
         (("--temperature", -1), "temperature is -1.0; give 0 (greedy) or more"),
         (("--on-policy", 2), "on_policy is 2.0; give a share in [0, 1]"),
         (("--steps", 0), "steps is 0; give 1 or more"),

@@ -58,7 +58,7 @@ def test_commands_with_a_pair_take_all(run, command):
 
 def test_other_commands_take_what_they_can_honour(run):
     assert options(run, "train", "samples") == READING | PLACING
-    assert options(run, "train", "ngram") == {"--revision", "--trust-remote-code", "--tokenizer"}
+    assert options(run, "train", "ngram") == READING | PLACING | {"--tokenizer"}
     assert options(run, "train", "heads") == READING
     assert options(run, "train", "distill") == READING | {"--draft-revision"}
     assert options(run, "doctor") == PLACING | {"--revision", "--trust-remote-code"}

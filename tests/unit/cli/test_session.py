@@ -95,8 +95,7 @@ def test_one_answer(run):
     assert run(source, quick="Hi") == Result(0, "Well.\n", "")
     assert source.asked == [(turns("Hi"), {}, 0)]
     assert run(Said("..."), quick="Hi", talk=False, sampling={"max_new_tokens": 3}).err == ""
-    cut = run(Said("..."), quick="Hi", sampling={"max_new_tokens": 3})
-    assert cut.err == "the text is cut off after 3 tokens: max_new_tokens allows no more\n"
+    assert run(Said("..."), quick="Hi", sampling={"max_new_tokens": 3}).err == ""
     cut = run(Said("..."), quick="Hi", talk=False)
     assert cut.err == "the text is cut off after 3 tokens: there is room for no more\n"
 
@@ -275,6 +274,12 @@ def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):
     result = run(source, typed=["a", "b", "c"])
     assert result.out == "We\nd\n" and source.asked[2][0] == turns("a", "We", "c")
     assert "stopped after 2 tokens\nstopped after 0 tokens\n" in result.err
+
+
+def test_a_limit_that_cuts_an_answer_is_told(run):
+    said = "the text is cut off after 3 tokens; /set max_new_tokens allows more"
+    assert said in run(Said("..."), typed=["x"], sampling={"max_new_tokens": 3}).err
+    assert said not in run(Said("...", "."), typed=["x"], sampling={"max_new_tokens": 9}).err
 
 
 def test_errors_end_nothing(run):

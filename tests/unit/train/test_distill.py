@@ -177,7 +177,7 @@ def test_alpha_is_the_overlap_of_the_distributions_along_the_target_s_text():
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ({"loss": "mse"}, "loss is 'mse'; give one of kl, tv, nla, lk"),
+        ({"loss": "mse"}, "loss is 'mse'; give one of kl, rkl, jsd, tv, nla, lk"),
         ({"temperature": -1.0}, "temperature is -1.0; give 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"on_policy": 1.5}, "on_policy is 1.5; give a share"),
