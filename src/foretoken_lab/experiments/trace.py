@@ -66,7 +66,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
             "example and no measurement; table 3 has the rates."
         )
         trace = Trace(f"Prompt: {result['prompt']}", result["html"], result["lines"])
-        return Section("Figure 1: what became of the guesses", [paragraph], traces=[trace])
+        return Section("Figure 1: draft tokens, by outcome", [paragraph], traces=[trace])
     return None
 
 

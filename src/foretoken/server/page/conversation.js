@@ -31,7 +31,7 @@ export class Conversation {
     return this.turns.flatMap((turn) => [turn.run, ...(turn.plain ? [turn.plain.run] : [])]);
   }
 
-  /** Texts that were decoded both with guesses and plainly. */
+  /** Texts that were decoded both with a draft and plainly. */
   get pairs() {
     return this.turns.filter((turn) => turn.plain).map(({ run, plain }) => [run, plain.run]);
   }
@@ -52,7 +52,7 @@ export class Conversation {
     return [...before, ...said, { role: "user", content: prompt }];
   }
 
-  /** Sends a request, as a new turn; `compare`: and then the same one without guesses. */
+  /** Sends a request, as a new turn; `compare`: and then the same one without a draft. */
   async send(path, body, asked, compare, shown = asked) {
     const run = new Run(path, body, body.speculation.gamma === 0);
     const inline = "prompt" in body;

@@ -120,7 +120,7 @@ function serverTold(problem) {
 }
 
 function describe(info) {
-  const draft = info.draft ? [el("span", {}, " guessed for by "), named(info.draft)] : [];
+  const draft = info.draft ? [el("span", {}, " drafted for by "), named(info.draft)] : [];
   $("pair").replaceChildren(named(info.target), ...draft);
   $("server").replaceChildren(...described(server.facts()));
   settings.follow(info);

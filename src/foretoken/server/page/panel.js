@@ -5,11 +5,11 @@ import { el } from "./dom.js";
 import { UNKNOWN, count, duration, measures, rate, shown, speedup } from "./run.js";
 
 const WHAT =
-  "Predicted: by Theorem 3.8, for one text with as many guesses as the server has made, from the α, c and v below.";
+  "Predicted: by Theorem 3.8, for one text with as many draft tokens as the server has made, from the α, c and v below.";
 const WHEN = "For this page's own number, decode a text plainly too.";
 
 /** run: whose measurements are shown, if any; pairs: the page's texts that were decoded both with
- * guesses and plainly; info: what the server says. */
+ * draft tokens and plainly; info: what the server says. */
 export function drawPanel($, run, pairs, info) {
   const m = run?.steps.length ? measures(run) : null;
   $("this").replaceChildren(
@@ -39,9 +39,9 @@ function pageOn({ texts }) {
 }
 
 function figures(m) {
-  const guesses = m.drafted
-    ? `${shown(m.accepted)} of ${shown(m.drafted)} guesses kept`
-    : "no guesses";
+  const drafted = m.drafted
+    ? `${shown(m.accepted)} of ${shown(m.drafted)} draft tokens accepted`
+    : "no draft tokens";
   const more = [
     ["Tokens", shown(m.tokens)],
     ["Speed", rate(m.perSecond)],
@@ -56,7 +56,7 @@ function figures(m) {
       el("strong", {}, shown(m.perCall, 2)),
       " tokens per run of the target",
     ),
-    el("p", { class: "note" }, `${count(m.calls, "run")}, ${guesses}`),
+    el("p", { class: "note" }, `${count(m.calls, "run")}, ${drafted}`),
     el("dl", {}, ...described(more)),
   ];
 }
@@ -76,9 +76,9 @@ function bar(share, kind) {
   return el("span", { class: "bar", "aria-hidden": "true" }, fill);
 }
 
-/** positions: how many guesses were made and kept at each place of a block. */
+/** positions: how many draft tokens were made and accepted at each place of a block. */
 function acceptance(positions) {
-  if (!positions.length) return el("p", { class: "none" }, "No guesses yet.");
+  if (!positions.length) return el("p", { class: "none" }, "No draft tokens yet.");
   const rows = positions.map(({ made, kept }, i) => {
     const number = el(
       "td",
@@ -97,7 +97,7 @@ function acceptance(positions) {
   const caption = el(
     "caption",
     { class: "hidden" },
-    "Share of the guesses kept, by position in the block",
+    "Share of the draft tokens accepted, by position in the block",
   );
   return el(
     "table",

@@ -1,5 +1,5 @@
 // One text on its way: a request, the steps that come of it, and what they add up to and cost.
-// A conversation's turn has one, and a second one without guesses where the two are compared. Knows
+// A conversation's turn has one, and a second one without a draft where the two are compared. Knows
 // no page.
 
 import { chunks } from "./server.js";
@@ -13,7 +13,7 @@ export class Run {
   state = "waiting"; // then "writing", then "done", "stopped" or "failed"
   #abort = new AbortController();
 
-  /** path, body: the request; plain: whether it makes no guesses. */
+  /** path, body: the request; plain: whether it makes no draft tokens. */
   constructor(path, body, plain) {
     Object.assign(this, { path, body, plain });
   }
@@ -53,7 +53,7 @@ export class Run {
   }
 }
 
-/** Of a run, so far: tokens, calls, seconds, and how many guesses were kept at each position. */
+/** Of a run, so far: tokens, calls, seconds, and how many draft tokens were accepted at each position. */
 export function measures(run) {
   const { steps, totals } = run;
   const tokens = sum(steps, (step) => step.tokens.length);
@@ -82,7 +82,7 @@ export function measures(run) {
   };
 }
 
-/** How much faster texts were with guesses than the same requests plainly, and how many they are.
+/** How much faster texts were with a draft than the same requests plainly, and how many they are.
  * What was not decoded both ways says nothing: another text may be another kind of text. */
 export function speedup(pairs) {
   const done = pairs.filter((pair) => pair.every(({ state, steps }) => state === "done" && steps.length));

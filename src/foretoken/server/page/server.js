@@ -118,10 +118,10 @@ export class Server {
     return [
       ["Model", this.model],
       ["Target", named(info.target)],
-      ["Draft", info.draft ? named(info.draft) : "none: nothing is guessed"],
-      ["Guessing", info.active ? "yes" : "no"],
+      ["Draft", info.draft ? named(info.draft) : "none: no draft tokens"],
+      ["Drafting", info.active ? "yes" : "no"],
       ["Runs on", place(info.runtime)],
-      ["Guesses a run, γ", info.gamma],
+      ["Draft tokens a forward, γ", info.gamma],
       ["Overlap of draft and target, α", info.alpha?.toFixed(2)],
       ["Time of a draft run in target runs, c", info.c?.toFixed(3)],
       ["Time to score n tokens, v(n)", info.v && costs(info.v)],

@@ -3,7 +3,7 @@
 
 import { el } from "./dom.js";
 
-const MOST = 16; // guesses to choose from
+const MOST = 16; // draft tokens to choose from
 const OPEN = "foretoken-settings";
 const SEEDS = 2 ** 31;
 

@@ -115,7 +115,7 @@ export class Timeline {
 
   #describe() {
     const parts = [...this.#runs.entries()].map(([run, { seconds, steps }]) => {
-      const kind = run.plain ? "Plain decoding" : "With guesses";
+      const kind = run.plain ? "Plain decoding" : "With a draft";
       return `${kind}: ${count(steps, "run")} of the target in ${duration(seconds)}`;
     });
     this.chart.setAttribute("aria-label", parts.join(". "));

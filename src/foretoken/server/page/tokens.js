@@ -82,14 +82,14 @@ function spelled(text, fate) {
 /** What a step did, in a sentence. */
 export function told(step, number) {
   const kept = step.tokens.filter((token) => token.source === "accepted").length;
-  const guesses = kept + step.rejected.length;
-  const fate = guesses ? `${kept} of ${guesses} guesses kept` : "no guesses";
+  const drafted = kept + step.rejected.length;
+  const fate = drafted ? `${kept} of ${drafted} draft tokens accepted` : "no draft tokens";
   const overlaps = (step.overlaps ?? []).map((x) => x.toFixed(2)).join(", ");
   const times = [
     `target ${duration(step.target_seconds)}`,
     `verifying ${duration(step.verify_seconds)}`,
   ];
-  if (guesses) times.unshift(`draft ${duration(step.draft_seconds)}`);
+  if (drafted) times.unshift(`draft ${duration(step.draft_seconds)}`);
   if (overlaps) times.push(`overlap ${overlaps}`);
   if (step.rows > 1) times.push(`shared by ${step.rows} texts`);
   return `Run ${number + 1}: ${fate}. ${times.join(", ")}`;

@@ -84,7 +84,7 @@ export class TurnView {
     Object.assign(this, { asked, shown, run, inline, seed, act });
     this.answer = new Answer(
       run,
-      run.plain ? "Plain decoding" : "With guesses",
+      run.plain ? "Plain decoding" : "With a draft",
       inline ? shown : null,
       act.retry,
     );
@@ -166,7 +166,7 @@ function verdict(run, plain) {
   if (run.state !== "done" || plain.state !== "done") return "";
   const [guessed, alone] = [measures(run), measures(plain)];
   const factor = alone.seconds / alone.tokens / (guessed.seconds / guessed.tokens);
-  const speed = `With guesses ${shown(factor, 2, "×")} the speed of plain decoding.`;
+  const speed = `With the draft ${shown(factor, 2, "×")} the speed of plain decoding.`;
   return `${speed} ${likeness(run, plain)}`;
 }
 
