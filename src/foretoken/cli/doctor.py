@@ -41,7 +41,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Show the backend that this model runs on, and why: a folder or hub id."
+            help="Show the backend that this model runs on, and why: a folder, hub id or GGUF file."
         ),
     ] = None,
     cache: Annotated[

@@ -260,12 +260,13 @@ class PairLoading(_loading("pair"), Loading):
 # Single options
 
 Target = Annotated[
-    str | None, Option(help="Target model: a folder or hub id. Default: the pair that ships.")
+    str | None,
+    Option(help="Target model: a folder, hub id or GGUF file. Default: the pair that ships."),
 ]
 Draft = Annotated[
     str | None,
     Option(
-        help="Draft: a folder or hub id, self, self:int8, self:LAYERS, lookup, heads:FILE, "
+        help="Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, heads:FILE, "
         "ngram:FILE, copy, uniform or none. Default: with --target, self or lookup, as measured "
         "costs say; else the one that ships."
     ),

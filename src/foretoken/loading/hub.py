@@ -1,4 +1,4 @@
-"""Names of models: a folder, or the hub and its cache. A name that leads nowhere is
+"""Names of models: a folder, a GGUF file, or the hub and its cache. A name that leads nowhere is
 refused at once; the libraries would retry for twenty seconds.
 
 Imports no torch, so that a mistake on the command line is reported without delay.
@@ -14,15 +14,18 @@ from typing import Any
 from foretoken.errors import InputError, one_line, shown
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
+MAGIC = b"GGUF"
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 WAIT = 5.0  # seconds for the hub to answer
-REMEDY = "give a model's folder or a hub id"
+IN_HUB = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
+REMEDY = "give a model's folder, a GGUF file or a hub id"
 
 
 def path(name: str | Path) -> str:
     """Return the folder or hub id as a string. Raises InputError for a name that can be neither."""
     if not isinstance(name, str | Path):
         raise InputError(f"target is {shown(name)}; give a folder, a hub id or a model")
-    if is_folder(name):
+    if is_folder(name) or str(name).endswith(".gguf"):
         return str(name)
     if isinstance(name, Path) or not HUB_ID.fullmatch(name):
         raise InputError(f"{str(name)!r:.100} is no folder; {REMEDY}")
@@ -36,16 +39,66 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
+def gguf(name: str | Path, revision: str | None = None) -> Path | None:
+    """Return the GGUF file that a name stands for: a file, the one of a folder without a config, or
+    ID:FILE on the hub, fetched where its cache lacks it; None for other names. Raises InputError
+    where there is no such file, or it is another kind of file."""
+    if is_folder(name):
+        folder = Path(name)
+        held = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
+        if len(held) > 1:
+            names = ", ".join(each.name for each in held)
+            raise InputError(f"{name} holds several GGUF files ({names}); name one of them")
+        file = held[0] if held else None
+    elif not str(name).endswith(".gguf"):
+        return None
+    elif on_hub := IN_HUB.fullmatch(str(name)):
+        file = _fetched(on_hub["id"], on_hub["file"], revision)
+    else:
+        file = Path(name)
+        _refuse_revision(str(name), "file", revision)
+    if file is not None:
+        _require_gguf(file)
+    return file
+
+
+def _require_gguf(file: Path) -> None:
+    try:
+        with file.open("rb") as content:
+            magic = content.read(len(MAGIC))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}; {REMEDY}") from None
+    if magic != MAGIC:
+        raise InputError(f"{file} is no GGUF file, though it is named so; {REMEDY}")
+    if PART.search(file.name):
+        raise InputError(
+            f"{file} is one of several parts; merge them first: llama-gguf-split --merge"
+        )
+
+
+def _fetched(id: str, name: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download  # late: `--help` does without it
+
+    try:
+        return Path(hf_hub_download(id, name, revision=revision))
+    except Exception as error:  # of many kinds
+        raise InputError(f"{id}:{name} cannot be had from the hub: {one_line(error)}") from None
+
+
+def _refuse_revision(place: str, kind: str, revision: str | None) -> None:
+    if revision is not None:
+        raise InputError(
+            f"revision is {shown(revision)}, but {place} is a {kind}, which has none; leave it out"
+        )
+
+
 def way(place: str, revision: str | None) -> dict[str, Any]:
     """Return options with which the libraries read a folder or hub id: `local_files_only` where the
     hub cannot be reached but its cache has the model. Raises InputError where neither has it, and
     for a revision of a folder."""
     if not is_folder(place):
         return dict(_hub_options(place, revision))
-    if revision is not None:
-        raise InputError(
-            f"revision is {shown(revision)}, but {place} is a folder, which has none; leave it out"
-        )
+    _refuse_revision(place, "folder", revision)
     return {}
 
 

@@ -19,7 +19,7 @@ import torch
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file
-from foretoken.loading import hub, memory
+from foretoken.loading import gguf, hub, memory
 from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
 
@@ -52,7 +52,13 @@ class Source:
 
     name: str
     path: str  # a folder or a hub id
-    options: dict[str, Any]  # of `from_pretrained`: revision and trust
+    options: dict[str, Any]  # of `from_pretrained`: revision, trust, and a GGUF file in the folder
+
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file that holds the model, if it is in one."""
+        name = self.options.get("gguf_file")
+        return Path(self.path) / name if name else None
 
     @property
     def trust(self) -> bool:
@@ -76,7 +82,7 @@ class Source:
         RefusedError."""
         from transformers import GenerationConfig  # late: as above
 
-        if hub.is_folder(self.path):
+        if hub.is_folder(self.path) and not self.gguf:
             check_file(Path(self.path))
         auto = _auto(self.config, self.name, self.trust)
         try:
@@ -85,6 +91,8 @@ class Source:
         except Exception as error:
             problem = f"{self.name} cannot be built from its config"
             raise InputError(f"{problem}: {one_line(error)}") from None
+        if self.gguf:
+            return network.eval()  # the model's config holds what the file says
         options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
         options["revision"] = options["revision"] or "main"
         try:
@@ -106,12 +114,15 @@ class Source:
         where there is no room for them."""
         memory.require(self.name, memory.weight_bytes(self.empty, dtype), device)
         options = self.options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        options |= gguf.whole() if self.gguf else {}
         try:
             auto = _auto(self.config, self.name, self.trust)
             network, report = auto.from_pretrained(self.path, dtype=dtype, **options)
         except Exception as error:
-            raise InputError(f"{self.name} cannot be loaded: {one_line(error)}") from None
+            more = "; if the file may be cut off, fetch it again" if self.gguf else ""
+            raise InputError(f"{self.name} cannot be loaded: {one_line(error)}{more}") from None
         _require_weights(self.name, type(network).__name__, report)
+        gguf.forget_blocks(network)
         return network.to(device).eval()
 
     def files(self) -> list[Path] | None:
@@ -121,6 +132,8 @@ class Source:
         folder = Path(self.path)
         if not hub.is_folder(self.path):
             return None
+        if self.gguf:
+            return [self.gguf]
         if (folder / "adapter_config.json").exists():
             raise RefusedError(f"{self.name} holds an adapter: merge it into its base model")
         files = {file for pattern in MADE_FROM for file in folder.glob(pattern)}
@@ -150,9 +163,12 @@ def _json(file: Path) -> dict[str, Any]:
 def source(name: str | Path, revision: str | None, trust: bool) -> Source:
     """Return the model in a folder or on the hub. Raises InputError where there is no such
     model."""
-    path = hub.path(name)
-    options = {"revision": revision, "trust_remote_code": trust} | hub.way(path, revision)
-    return Source(str(name), path, options)
+    path, options = hub.path(name), {"revision": revision, "trust_remote_code": trust}
+    if file := hub.gguf(path, revision):
+        gguf.require()
+        folder = {"revision": None, "gguf_file": file.name}
+        return Source(str(name), str(file.parent), options | folder)
+    return Source(str(name), path, options | hub.way(path, revision))
 
 
 def in_memory(model: object) -> TypeGuard[PreTrainedModel]:
@@ -239,6 +255,9 @@ def tokenizer(
         return None
     if not isinstance(model, str | Path):
         raise InputError(f"tokenizer is {model!r:.60}; give a folder, a hub id or a tokenizer")
+    if file := hub.gguf(model, revision):
+        gguf.require()
+        return gguf.tokenizer(file)
     local = hub.is_folder(model)
     if local and not _holds(model, TOKENIZER_FILES):
         if required:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import tempfile
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -112,7 +113,9 @@ def remember(file: str, key: str, value: Any) -> None:
 
 
 def forget() -> None:
-    """Remove every file of cached values."""
+    """Remove every file of cached values, and tokenizers that GGUF files held."""
     folder = cache_folder()
     for file in folder.glob("*.json") if folder else ():
         file.unlink(missing_ok=True)
+    if folder:
+        shutil.rmtree(folder / "gguf", ignore_errors=True)

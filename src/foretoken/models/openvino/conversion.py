@@ -234,7 +234,8 @@ class Conversion:
         start = time.perf_counter()
         exported = self._made(way)
         exported.facts.update(self.more(), identity=key)  # costs are remembered by it
-        name = source.name if source.files() is None else str(Path(source.path).resolve())
+        local = source.gguf or Path(source.path)
+        name = source.name if source.files() is None else str(local.resolve())
         stored = store.find(key) if store.keep(key, exported, name, form) else None
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
         if stored is None:

@@ -1,0 +1,89 @@
+"""GGUF files: a model, its tokenizer and its chat template in one, as users of llama.cpp have them.
+
+transformers reads them, with the extra `gguf`: each weight is the value that its block in the file
+stands for, in float32, and may be rounded afterwards as any model's. A tokenizer is kept in the
+user's cache, because reading it from the file takes seconds. Does not know which file a name
+stands for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretoken.errors import InputError, one_line
+from foretoken.storage.cache import cache_folder, versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+NEEDED = ("gguf", "accelerate")  # transformers reads such files with these
+
+
+def require() -> None:
+    """Raise InputError, with the remedy, where a package is missing."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"a GGUF file needs {' and '.join(missing)}, which is missing; "
+            "pip install 'foretoken[gguf]'"
+        )
+
+
+def whole() -> dict[str, Any]:
+    """Return options of `from_pretrained` that make plain weights of a file's blocks."""
+    import transformers  # late: takes seconds
+
+    config = getattr(transformers, "GgufConfig", None)  # before 5.23 there is no other way
+    return {"quantization_config": config(dequantize=True)} if config else {}
+
+
+def forget_blocks(network: PreTrainedModel) -> None:
+    """Let a network with plain weights be used as such: transformers takes it for quantized."""
+    quantizer = getattr(network, "hf_quantizer", None)
+    if quantizer is not None:
+        quantizer.remove_quantization_config(network)
+
+
+def tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a file, with its chat template. Raises InputError where it has none
+    that transformers can read."""
+    from transformers import AutoTokenizer  # late: takes seconds
+
+    folder = _folder(file)
+    if folder is not None and folder.exists():
+        return AutoTokenizer.from_pretrained(folder)
+    try:
+        loaded = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # the library raises many kinds
+        raise InputError(f"the tokenizer in {file} cannot be read: {one_line(error)}") from None
+    if folder is not None:
+        _keep(loaded, folder)
+    return loaded
+
+
+def _folder(file: Path) -> Path | None:
+    """The folder in the cache for the tokenizer of a file as it is now; None without a cache."""
+    cache, state = cache_folder(), file.stat()
+    parts = [str(file.resolve()), state.st_size, state.st_mtime_ns, *versions().values()]
+    digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+    return cache / "gguf" / digest[:32] if cache else None
+
+
+def _keep(loaded: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer whole or not at all."""
+    try:
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        fresh = tempfile.mkdtemp(dir=folder.parent)
+    except OSError:  # it is read from the file again next time
+        return
+    try:
+        loaded.save_pretrained(fresh)
+        os.rename(fresh, folder)
+    except OSError:
+        shutil.rmtree(fresh, ignore_errors=True)
