@@ -101,7 +101,9 @@ def test_a_folder_asks_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_hub_options", lambda *args: pytest.fail("the hub was asked"))
     assert hub.way(hub.path(tmp_path), None) == {}
     for wrong in (tmp_path / "no", "a b", "a/b/c", "x" * 200):
-        with pytest.raises(InputError, match="is no folder; give a model's folder or a hub id"):
+        with pytest.raises(
+            InputError, match="is no folder; give a model's folder, a GGUF file or a hub id"
+        ):
             hub.path(wrong)
     monkeypatch.undo()
     refused("./no", "^'./no' is no folder; give")
