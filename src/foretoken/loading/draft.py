@@ -142,6 +142,10 @@ def _with_heads(name: str, heads: Heads, target: LoadedTarget) -> HeadsDrafter:
     from foretoken.drafters.blockwise import ends_of
     from foretoken.drafters.heads import HeadsDrafter  # late: takes seconds
 
+    if not hasattr(type(target.model), "hidden"):
+        raise RefusedError(
+            f"{target.model.runtime} shows no hidden states, which heads read; give another draft"
+        )
     network = getattr(target.model, "model", None)
     if network is None:
         read = target.read

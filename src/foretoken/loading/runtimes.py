@@ -121,7 +121,8 @@ def _torch(
     """Return the model on torch, over a ragged cache or else row by row; and remarks on that."""
     form, objections = _form(source.empty if isinstance(source, Source) else source)
     network = _network(source, dtype, device, form)
-    return form.run(network), [*objections, *_packed(source, network)]
+    packed = _packed(source, network)  # before it is run: runners keep its layers
+    return form.run(network), [*objections, *packed]
 
 
 def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
@@ -134,10 +135,10 @@ def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
     for form in (ON_TORCH, BY_ROW, BY_TOKEN):
         try:
             self_check(network, form)
-            return form, [*objections, *filter(None, [form.costs])]
+            return form, [*dict.fromkeys(objections), *filter(None, [form.costs])]
         except RefusedError as error:
-            objections.append(str(error))
-    raise RefusedError(objections[0])
+            objections.append(str(error).removesuffix(f"; {form.instead}"))
+    raise RefusedError(f"{objections[-1]}; {BY_TOKEN.instead}")
 
 
 def _packed(source: Source | PreTrainedModel, network: PreTrainedModel) -> list[str]:

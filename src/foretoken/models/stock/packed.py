@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from foretoken.errors import one_line
+from foretoken.errors import kind_of
 
 ROWS = 8  # a verified block; the layout serves 1 to 512 rows alike
 WORTH = 2**19  # elements; smaller weights stay in a core's cache, and oneDNN's call costs 15 us
@@ -56,7 +56,7 @@ def pack(model: PreTrainedModel) -> Packing:
         if not drift <= DRIFT[model.dtype]:
             reason = f"packed, its logits differ by {drift:.1e} of their spread"
     except Exception as error:  # unknown code on an unknown processor raises anything
-        reason = f"it does not run packed: {one_line(error)}"
+        reason = f"it does not run packed: its code raised {kind_of(error)}"
     if reason is None:
         return Packing(len(groups), None if groups else "no layer is large enough to gain by it")
     for names in groups:

@@ -37,6 +37,7 @@ from foretoken.models.stock.sizes import (
 # Names that families have for what they keep of a text, in the output and as an argument
 CACHES = {name: name for name in ("past_key_values", "cache_params", "state", "cache")}
 CACHES |= {"past_buckets_states": "past_key_values", "mems": "past_key_values"}
+STATES = 20  # copies of a row's state: a draft goes back over as many passes as it made
 APPENDS = {"DynamicLayer", "DummyLayer"}  # layers that can be cropped to any length
 Kept = dict[str, Any]  # a cache by the name that the forward has for it; {}: nothing is kept
 
@@ -62,6 +63,7 @@ class OwnRow:
         if self.kept and not croppable(self.kept):
             if not self.earlier or self.earlier[-1][0] != self.read:
                 self.earlier.append((self.read, duplicate(self.kept)))
+                del self.earlier[:-STATES]
 
     def back(self, length: int) -> None:
         """Go back to `length` tokens. Where no state of so many is kept, the tokens behind the last
@@ -157,18 +159,35 @@ class RowwiseModel:
         """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
         with the number of those before it."""
         row.text += block
-        first, at = len(row.text) - need, row.read
+        first, at, marked = len(row.text) - need, row.read, False
         parts: list[tuple[int, Tensor]] = []
-        while block and at < len(row.text):
-            end = len(row.text)
-            if self.single:  # `generate` begins a decoder's text with one token
-                end = at + 1 if at or self.encoder_decoder else min(end, first + 1)
+        for end in self._ends(row, first) if block else ():
+            if not marked and (at >= first or end == len(row.text)):
+                row.mark()
+                marked = True
             wanted = end - max(first, at)
             logits = self._forward(row, end, max(1, wanted))
             if wanted > 0:
                 parts.append((end - wanted - first, logits))
             at = end
         return parts
+
+    def _ends(self, row: OwnRow, first: int) -> list[int]:
+        """Where the passes end that read a row, whose logits are needed from `first` on.
+
+        A state is to be kept right before the tokens that may be rejected, else all that is read
+        with them is read again after each rejection.
+        """
+        at, length = row.read, len(row.text)
+        if not self.single:
+            need = length - first
+            apart = need > 1 and at < first and (at == 0 or first - at > need)
+            return [first, length] if apart else [length]
+        if at == 0 and first == length:
+            return []  # the beginning is read at once, when logits are needed
+        # `generate` begins a decoder's text with one token, and other texts with all of a prompt
+        begin = at + 1 if at or self.encoder_decoder else first + 1
+        return list(range(begin, length + 1))
 
     def _forward(self, row: OwnRow, end: int, wanted: int) -> Tensor:
         """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
@@ -262,6 +281,16 @@ def read_whole(model: PreTrainedModel, text: Tensor, source: Tensor | None, need
     return torch.cat([network(**each, return_dict=True).logits[0, -1:] for each in inputs])
 
 
+def read_stepwise(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
+    """The logits that `generate` makes of a text as it comes, token by token: a `Whole` for the
+    self-check."""
+    if source is None:
+        return read_whole(model, text, source, need)
+    row = RowwiseModel(model, single=True)
+    row.start([[]], [source[0].tolist()])
+    return row.score([text[0].tolist()], [need])[0]
+
+
 def _parts(cache: Any) -> list[Any]:
     if isinstance(cache, EncoderDecoderCache):
         return [cache.self_attention_cache, cache.cross_attention_cache]
@@ -279,6 +308,7 @@ def admit(model: PreTrainedModel) -> None:
 BY_ROW = Form(
     "a cache of each row",
     RowwiseModel,
+    instead=INSTEAD,
     admit=admit,
     whole=read_whole,
     costs="each sequence of a batch takes a pass of its own",
@@ -288,6 +318,6 @@ BY_TOKEN = Form(
     partial(RowwiseModel, single=True),
     instead=INSTEAD,
     admit=admit,
-    whole=read_whole,
+    whole=read_stepwise,
     costs="each token takes a pass of its own, so that draft tokens save none",
 )

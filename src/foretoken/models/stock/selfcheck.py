@@ -165,10 +165,15 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         difference = f"logits differ by {delta:.1e} of their spread from a full forward"
         raise RefusedError(_told(name, f"is not exact over {form.name}: {difference}", form))
     if not apart < TOLERANCE:
+        windowed = thresholds(model.config.get_text_config(decoder=True))
+        where, remedy = (
+            "behind its window ",
+            "use a configuration whose window is the whole context",
+        )
         raise RefusedError(
-            f"{name} contradicts itself: behind its window transformers' generate differs from its "
-            f"own forward of the whole text by {apart:.1e} of their spread, and no text is the "
-            "right one; use a configuration whose window is the whole context"
+            f"{name} contradicts itself: {where if windowed else ''}transformers' generate differs "
+            f"from its own forward of the whole text by {apart:.1e} of their spread, and no text "
+            f"is the right one; {remedy if windowed else cache.INSTEAD}"
         )
     return Check(type(model).__name__, delta, time.perf_counter() - start, False)
 
@@ -206,21 +211,24 @@ def contradiction(model: PreTrainedModel, whole: Whole = forward) -> float:
     """Largest |delta logit| over their spread between `generate`, which caches, and the text that
     it makes read whole, past windows of `WINDOW` tokens and across the length at which the model
     reads a text in another way."""
+    if model.config.is_encoder_decoder:  # such a text begins with one token
+        return _contradiction(model, 1, 3 * WINDOW, whole)
     switch = switch_of(model)
     starts = [3 * WINDOW] if switch is None else [3 * WINDOW, switch - 1]
-    return max(_contradiction(model, start, whole) for start in starts)
+    return max(_contradiction(model, start, 4, whole) for start in starts)
 
 
 @torch.inference_mode()
-def _contradiction(model: PreTrainedModel, start: int, whole: Whole) -> float:
-    """The same of the text that begins with so many tokens."""
+def _contradiction(model: PreTrainedModel, start: int, new: int, whole: Whole) -> float:
+    """The same of `new` tokens of a text that begins with `start`."""
     dice = random.Random(1)
     text = torch.tensor([[dice.randrange(2, VOCABULARY) for _ in range(start)]])
-    source = text[:, :5] if model.config.is_encoder_decoder else None
+    source = torch.arange(2, 7)[None] if model.config.is_encoder_decoder else None
     given = {"input_ids": text}
     if source is not None:
         given = {"input_ids": source, "decoder_input_ids": text}
-    settings = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0)
+    settings = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0)
+    settings.min_new_tokens, settings.num_beams = new, 1
     settings.output_logits = settings.return_dict_in_generate = True
     settings.decoder_start_token_id = int(text[0, 0])
     network: Any = model
@@ -386,7 +394,8 @@ def shrink(part: PreTrainedConfig, narrow: bool, switch: int, ties: bool) -> Non
     settings[SWITCH] = switch
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
-    settings["max_position_embeddings"] = max(CONTEXT, context_limit(part) or 0)
+    limit = max(CONTEXT, context_limit(part) or 0)
+    settings |= {"max_position_embeddings": limit, "max_seq_len": limit}
     if hasattr(part, "num_hidden_layers"):
         shorten(part)
     if narrow and hasattr(part, "num_attention_heads"):

@@ -16,8 +16,8 @@ from foretoken.models.stock.packed import PackedLinear
 
 def positions(config: PreTrainedConfig) -> int | None:
     """Positions that a stack's configuration speaks of; None: no limit."""
-    limit = getattr(config, "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def context_limit(config: PreTrainedConfig) -> int | None:

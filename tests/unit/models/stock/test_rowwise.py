@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import foretoken
+from foretoken.drafters.blockwise import Heads
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.stock import rowwise
+from foretoken.models.stock import packed, rowwise
 from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN, RowwiseModel
 from foretoken.models.stock.selfcheck import check
 from foretoken.models.stock.selfcheck import deviation as deviation_of
@@ -130,3 +131,63 @@ def test_random_operations_agree_with_reading_each_text_anew() -> None:
             assert torch.allclose(logits[b, -1:], whole, atol=1e-5)
         texts = [text[: dice.randrange(1, len(text) + 1)] for text in texts]
         rows.set_lengths([len(text) for text in texts])
+
+
+@pytest.mark.parametrize(("name", "most"), [("MambaForCausalLM", 4.5), ("Qwen3NextForCausalLM", 7)])
+def test_work_grows_with_the_text_alone(name: str, most: float, monkeypatch) -> None:
+    """Also where nearly all draft tokens are rejected: tokens are not read again and again."""
+    read: list[int] = []
+    forward = RowwiseModel._forward
+
+    def counted(self: RowwiseModel, row: Any, end: int, wanted: int) -> torch.Tensor:
+        read.append(end - row.read)
+        return forward(self, row, end, wanted)
+
+    monkeypatch.setattr(RowwiseModel, "_forward", counted)
+    spec = foretoken.load(build(name), "uniform", runtime="transformers")
+    read.clear()
+    spec.generate([PROMPTS[0]], max_new_tokens=60, gamma=2)
+    assert sum(read) < most * (len(PROMPTS[0]) + 60)
+
+
+def test_a_long_prompt_of_single_tokens_is_read_at_once() -> None:
+    model = build("MambaForCausalLM")
+    rows = RowwiseModel(model, single=True)
+    rows.start([PROMPTS[0]])
+    rows.score([[5, 6, 7]], [0])  # the prompt's next part
+    assert rows.rows[0].read == 0
+    logits = rows.score([[8, 9]], [2])[0]
+    whole = rowwise.read_whole(model, torch.tensor([[*PROMPTS[0], 5, 6, 7, 8, 9]]), None, 2)
+    assert torch.allclose(logits, whole, atol=1e-5)
+
+
+def test_states_that_are_kept_are_few() -> None:
+    rows = RowwiseModel(build("Qwen3NextForCausalLM"))
+    rows.start([PROMPTS[0]])
+    for _ in range(2 * rowwise.STATES):
+        rows.score([[3]], [0])
+    assert len(rows.rows[0].earlier) == rowwise.STATES
+
+
+def test_heads_are_refused_before_they_draft(tmp_path) -> None:
+    model = build("BloomForCausalLM")
+    Heads.fresh(model, 2).save(tmp_path / "heads")
+    with pytest.raises(RefusedError, match="shows no hidden states, which heads read"):
+        foretoken.load(model, f"heads:{tmp_path / 'heads'}", runtime="transformers")
+
+
+def test_a_context_by_another_name() -> None:
+    model = build("MptForCausalLM")
+    model.config.max_seq_len = 20
+    spec = foretoken.load(model, "none", runtime="transformers")
+    (completion,) = spec.generate([PROMPTS[0]], max_new_tokens=40)
+    assert spec.target.context == 20 and completion.finish_reason == "length"
+
+
+def test_what_runs_is_packed(tmp_path, monkeypatch) -> None:
+    """Layers are packed before a twin of the network is made."""
+    monkeypatch.setattr(packed, "WORTH", 256)
+    build("BloomForCausalLM").save_pretrained(tmp_path)
+    target: Any = foretoken.load(tmp_path, "none", runtime="transformers").target
+    kinds = {type(part).__name__ for part in target.network.modules()}
+    assert "PackedLinear" in kinds and "Linear" not in kinds
