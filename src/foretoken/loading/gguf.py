@@ -57,9 +57,11 @@ def tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
     folder = _folder(file)
     if folder is not None and folder.exists():
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     try:
-        loaded = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        loaded = AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, trust_remote_code=False
+        )
     except Exception as error:  # the library raises many kinds
         raise InputError(f"the tokenizer in {file} cannot be read: {one_line(error)}") from None
     if folder is not None:
