@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foretoken_lab.experiments import arithmetic
-from foretoken_lab.experiments.experiment import ResultRow, Section, named
+from foretoken_lab.experiments import acceptance, arithmetic, walltime
+from foretoken_lab.experiments.experiment import Found, ResultRow, Section, named, plus_minus
 from foretoken_lab.recipe import Recipe, shown_from
 from foretoken_lab.results import EXPERIMENTS, Job, ResultFile, ResultOrigin
 
@@ -21,6 +21,7 @@ class Chapter:
     title: str
     sections: list[Section]
     recipe: Recipe | None = None
+    headlines: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     rows: dict[str, list[ResultRow]] = field(default_factory=dict[str, list[ResultRow]])
     failed: list[str] = field(default_factory=list[str])
     missing: int = 0  # cases that are not measured yet
@@ -75,11 +76,38 @@ def _chapter(recipe: Recipe, jobs: list[Job], results: ResultFile) -> Chapter:
         if row.failed is not None:
             failed.append(f"{job.experiment}, {named(job.case)}: {row.failed}")
     sections: list[Section] = []
+    lines: list[tuple[str, str]] = []
     try:
         for name in (name for name in EXPERIMENTS if name in recipe.experiments):
             section = EXPERIMENTS[name].section(recipe, rows_of)
             sections += [section] if section is not None else []
+        lines = _headlines(recipe, rows_of)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of another version
         failed.append(f"its measurements cannot be shown ({type(error).__name__}: {error})")
     shown = shown_from(recipe, Path.cwd())
-    return Chapter(recipe.name, recipe.title, sections, shown, rows_of, failed, missing, origins)
+    return Chapter(
+        recipe.name, recipe.title, sections, shown, lines, rows_of, failed, missing, origins
+    )
+
+
+def _headlines(recipe: Recipe, results: Found) -> list[tuple[str, str]]:
+    """Figures and their names: at each temperature the fastest draft and the highest alpha."""
+    timed = walltime.fastest(results).values()
+    lines: list[tuple[str, str]] = []
+    for temperature in recipe.temperatures:
+        at = f"T={temperature:g}"
+        for row in sorted(
+            (row for row in timed if row.temperature == temperature),
+            key=lambda row: walltime.speed(row).value,
+            reverse=True,
+        )[:1]:
+            figure = f"{plus_minus(walltime.speed(row), 2)}x"
+            lines.append((figure, f"{at}: {row.draft}, gamma {row.case['gamma']}"))
+        alphas = {
+            draft.label: own
+            for draft in recipe.drafts
+            if (own := acceptance.known(results, draft.label, temperature)) is not None
+        }
+        for label in sorted(alphas, key=lambda name: alphas[name].value, reverse=True)[:1]:
+            lines.append((plus_minus(alphas[label]), f"{at}: alpha of {label}"))
+    return lines
