@@ -7,8 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foretoken_lab.experiments import acceptance, arithmetic, walltime
-from foretoken_lab.experiments.experiment import Found, ResultRow, Section, named, plus_minus
+from foretoken_lab.experiments import arithmetic, walltime
+from foretoken_lab.experiments.experiment import (
+    Found,
+    ResultRow,
+    Section,
+    done,
+    estimate,
+    named,
+    plus_minus,
+)
 from foretoken_lab.recipe import Recipe, shown_from
 from foretoken_lab.results import EXPERIMENTS, Job, ResultFile, ResultOrigin
 
@@ -92,22 +100,16 @@ def _chapter(recipe: Recipe, jobs: list[Job], results: ResultFile) -> Chapter:
 
 def _headlines(recipe: Recipe, results: Found) -> list[tuple[str, str]]:
     """Figures and their names: at each temperature the fastest draft and the highest alpha."""
-    timed = walltime.fastest(results).values()
     lines: list[tuple[str, str]] = []
-    for temperature in recipe.temperatures:
-        at = f"T={temperature:g}"
-        for row in sorted(
-            (row for row in timed if row.temperature == temperature),
-            key=lambda row: walltime.speed(row).value,
-            reverse=True,
-        )[:1]:
-            figure = f"{plus_minus(walltime.speed(row), 2)}x"
-            lines.append((figure, f"{at}: {row.draft}, gamma {row.case['gamma']}"))
-        alphas = {
-            draft.label: own
-            for draft in recipe.drafts
-            if (own := acceptance.known(results, draft.label, temperature)) is not None
-        }
-        for label in sorted(alphas, key=lambda name: alphas[name].value, reverse=True)[:1]:
-            lines.append((plus_minus(alphas[label]), f"{at}: alpha of {label}"))
+    for at in recipe.temperatures:
+        timed = [row for row in walltime.fastest(results).values() if row.temperature == at]
+        agreed = [row for row in done(results, "acceptance") if row.temperature == at]
+        if timed:
+            row = max(timed, key=lambda row: walltime.speed(row).value)
+            name = f"T={at:g}: {row.draft}, gamma {row.case['gamma']}"
+            lines.append((f"{plus_minus(walltime.speed(row), 2)}x", name))
+        if agreed:
+            row = max(agreed, key=lambda row: estimate(row.result["alpha"]).value)
+            own = estimate(row.result["alpha"])
+            lines.append((plus_minus(own), f"T={at:g}: alpha of {row.draft}"))
     return lines

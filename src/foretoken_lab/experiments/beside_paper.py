@@ -13,7 +13,7 @@ from foretoken.lab.estimate import Estimate
 from foretoken_lab.experiments import paper
 from foretoken_lab.experiments.experiment import plus_minus, spanned
 
-NO_COUNTERPART = "The paper has no counterpart of these drafts."
+NO_COUNTERPART = "The paper's table has no counterpart of these drafts."
 SAME_PASS, SAME_COST = 1.1, 1.5  # times: up to here v and c count as the paper's
 
 
@@ -127,27 +127,4 @@ def bigram(temperature: float, alpha: float, c: float, v: float, speed: Estimate
     return (
         f"{sentence} The difference is due to c = {c:.3f} and to a forward pass over four tokens, "
         f"which takes {v:.2f} times one over a single token here and counts as 1 in the theorem."
-    )
-
-
-def lenience(
-    temperature: int,
-    ends: tuple[float, float],
-    rises: Sequence[float],
-    last: Sequence[float],
-    pairs: Sequence[FigurePair],
-) -> str:
-    """Table 5: how far alpha rises from one lenience to another, here and in the paper (`pairs`);
-    `last`: alpha at the other."""
-    sentence = (
-        f"At T={temperature} alpha rises by {spanned(rises)} here from l = {ends[0]:g} to "
-        f"{ends[1]:g}, to {spanned(last)}."
-    )
-    if not pairs:
-        return f"{sentence} {NO_COUNTERPART}"
-    return (
-        f"{sentence} In the paper it rises by {spanned([pair.paper for pair in pairs])} on the "
-        "lines that have a counterpart, less than here in "
-        f"{sum(pair.here > pair.paper for pair in pairs)} of {len(pairs)}. It must rise in both, "
-        "as what is accepted only grows; by how much depends on how sharp both distributions are."
     )

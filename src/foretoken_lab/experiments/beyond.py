@@ -225,15 +225,11 @@ def _said(every: list[ComparedWays]) -> list[str]:
             "forward pass to cost nothing more, so it is not reached."
         )
     if cascades:
-        gaining = sum(one.speed > 1 for one in cascades)
-        reason = (
-            ": its own forward passes must cost much more than those of the inner draft, which "
-            "those of drafts of this size hardly do."
-        )
         said.append(
             f"A draft with a draft of its own runs at {_speeds(cascades)} times its speed alone, "
-            f"and gains in {gaining} of {len(cascades)} cases"
-            f"{reason if gaining * 2 < len(cascades) else '.'}"
+            f"and gains in {sum(one.speed > 1 for one in cascades)} of {len(cascades)} cases. It "
+            "gains where its own forward passes cost much more than those of the inner draft, "
+            "which those of small drafts hardly do."
         )
     return said
 

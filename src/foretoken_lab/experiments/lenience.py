@@ -15,8 +15,8 @@ from foretoken.errors import InputError
 from foretoken.lab.agreement import ScoredPlace, replayed
 from foretoken.lab.estimate import ratio
 from foretoken.sampling.params import SamplingParams
-from foretoken_lab.experiments import beside_paper, paper
-from foretoken_lab.experiments.beside_paper import FigurePair
+from foretoken_lab.experiments import paper
+from foretoken_lab.experiments.beside_paper import NO_COUNTERPART
 from foretoken_lab.experiments.experiment import (
     Case,
     Experiment,
@@ -31,6 +31,7 @@ from foretoken_lab.experiments.experiment import (
     plotted,
     plus_minus,
     rounded,
+    spanned,
 )
 from foretoken_lab.pairs import Pairs
 from foretoken_lab.recipe import Recipe
@@ -118,7 +119,7 @@ def _lines(recipe: Recipe, row: ResultRow) -> list[tuple[str, ...]]:
     distribution."""
     draft = recipe.draft(row.draft)
     alphas = [estimate(one) for one in row.result["alphas"]]
-    printed = _printed(recipe, row)
+    printed = [paper.lenient(draft.paper, value, row.temperature) for value in recipe.lenience]
     lines = [(draft.label, *map(plus_minus, alphas))]
     if printed != [None] * len(printed):
         lines.append((f"– {draft.paper}, paper", *map(rounded, printed)))
@@ -134,12 +135,6 @@ def _factor(alpha: float) -> float:
     return max(theory.walltime_factor(alpha, gamma, paper.LENIENT_C) for gamma in GAMMAS)
 
 
-def _printed(recipe: Recipe, row: ResultRow) -> list[float | None]:
-    """alpha at each lenience, where the paper has it."""
-    name = recipe.draft(row.draft).paper
-    return [paper.lenient(name, value, row.temperature) for value in recipe.lenience]
-
-
 def _said(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
     alphas = next(line.alphas for line in paper.TABLE_5 if line.draft == "T5-small")
     attainable = ", ".join(rounded(_factor(alpha)) for alpha in alphas)
@@ -149,7 +144,7 @@ def _said(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
         "min(p / l, q), no token is above p / l, and the distance from the target's distribution "
         "(total variation) is alpha with lenience minus alpha without.",
         *(
-            _rise(recipe, group, temperature)
+            _rise(recipe, group)
             for temperature in CAPTIONS
             if falls and (group := [row for row in rows if row.temperature == temperature])
         ),
@@ -159,20 +154,31 @@ def _said(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
     ]
 
 
-def _rise(recipe: Recipe, rows: list[ResultRow], temperature: int) -> str:
+def _rise(recipe: Recipe, rows: list[ResultRow]) -> str:
     """Compare how far alpha rises from the first lenience to the last, here and in the paper."""
+    first, *_, last = recipe.lenience
     rises: list[float] = []
-    last: list[float] = []
-    pairs: list[FigurePair] = []
+    printed: list[tuple[float, float]] = []  # how far it rises there and here
     for row in rows:
-        first, *_, final = (estimate(one).value for one in row.result["alphas"])
-        rises.append(final - first)
-        last.append(final)
-        start, *_, end = _printed(recipe, row)
-        if start is not None and end is not None:
-            pairs.append(FigurePair(row.draft, temperature, final - first, end - start))
-    ends = recipe.lenience[0], recipe.lenience[-1]
-    return beside_paper.lenience(temperature, ends, rises, last, pairs)
+        start, *_, end = (estimate(one).value for one in row.result["alphas"])
+        rises.append(end - start)
+        name = recipe.draft(row.draft).paper
+        low, high = (paper.lenient(name, value, row.temperature) for value in (first, last))
+        if low is not None and high is not None:
+            printed.append((high - low, end - start))
+    reached = spanned([estimate(row.result["alphas"][-1]).value for row in rows])
+    sentence = (
+        f"At T={rows[0].temperature:g} alpha rises by {spanned(rises)} here from l = {first:g} to "
+        f"{last:g}, to {reached}."
+    )
+    if not printed:
+        return f"{sentence} {NO_COUNTERPART}"
+    return (
+        f"{sentence} In the paper it rises by {spanned([there for there, _ in printed])} on the "
+        f"lines that have a counterpart, less than here in {sum(a < b for a, b in printed)} of "
+        f"{len(printed)}. It must rise in both, as what is accepted only grows; by how much "
+        "depends on how sharp both distributions are."
+    )
 
 
 def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:

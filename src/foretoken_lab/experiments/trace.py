@@ -115,7 +115,7 @@ def timeline_section(recipe: Recipe, results: Found) -> Section | None:
             "ms of target": lambda run: _milliseconds(run, "target"),
             "its encoder": lambda run: _milliseconds(run, "target encoder"),
             "ms of draft": lambda run: _milliseconds(run, "draft"),
-            "the draft's encoder": lambda run: _milliseconds(run, "draft encoder"),
+            "encoder of the draft": lambda run: _milliseconds(run, "draft encoder"),
         }
         caption = "A block a call; gaps are the verdict"
         plot = Plot("timeline", caption, partial(_draw, runs), (7.5, 2.6))
@@ -191,20 +191,20 @@ def _said_of_calls(runs: list[TimedRun]) -> list[str]:
         f"average, in the diagram {' and '.join(str(run.gamma) for run in drafted)}: fewer where "
         "the text ends, and where a draft stops."
     ]
-    calls = [call for run in drafted for call in run.model_calls]
-    mean = {
-        model: fmean([call.seconds for call in calls if call.part == model] or [0.0])
-        for model in ("draft", "target")
-    }
-    if not mean["draft"] or not mean["target"]:
+    if not any(run.draft_calls for run in drafted):
         return said
     share = " and ".join(f"{run.end / plain.end:.2f}" for run in drafted)
     return [
         *said,
         "The diagram is simplified and has no times. Here a call of the draft takes "
-        f"{mean['draft'] / mean['target']:.2f} of the target's, and the text takes {share} of the "
-        "time of plain decoding, the reading of the prompt included.",
+        f"{_mean(drafted, 'draft') / _mean(drafted, 'target'):.2f} of the target's, and the text "
+        f"takes {share} of the time of plain decoding, the reading of the prompt included.",
     ]
+
+
+def _mean(runs: list[TimedRun], part: str) -> float:
+    """Seconds of a call."""
+    return fmean(call.seconds for run in runs for call in run.model_calls if call.part == part)
 
 
 def _draw(runs: list[TimedRun], figure: Figure) -> None:
