@@ -168,7 +168,7 @@ def _compared(row: ResultRow) -> list[ComparedWays]:
         return [ComparedWays(row, CASCADE, ALONE)]
     fixed = [name for name in row.result["ways"] if name not in (PLAIN, AUTOMATIC)]
     best = min((ComparedWays(row, AUTOMATIC, name) for name in fixed), key=lambda one: one.speed)
-    return [ComparedWays(row, AUTOMATIC, PLAIN), best]
+    return [ComparedWays(row, AUTOMATIC, PLAIN), ComparedWays(row, best.other, PLAIN), best]
 
 
 def section(recipe: Recipe, results: Found) -> Section | None:
@@ -183,6 +183,7 @@ def section(recipe: Recipe, results: Found) -> Section | None:
         "tokens a call": lambda one: one.kept(one.way),
         "against": lambda one: one.other,
         "its tokens a call": lambda one: one.kept(one.other),
+        "times its tokens": lambda one: f"{one.gain:.3f}",
         "times its speed": lambda one: f"{one.speed:.2f}",
         "alpha": lambda one: rounded(one.row.result.get("alpha"), 3),
         "c": lambda one: rounded(one.row.result.get("c"), 3),
@@ -206,8 +207,9 @@ def _way(one: ComparedWays) -> str:
 
 def _said(every: list[ComparedWays]) -> list[str]:
     blocks, cascades = ([one for one in every if one.way == way] for way in (RULES[1], CASCADE))
-    of_plain = [one for one in every if one.other == PLAIN]
-    of_best = [one for one in every if one.way == AUTOMATIC and one.other != PLAIN]
+    automatic = [one for one in every if one.way == AUTOMATIC]
+    of_plain = [one for one in automatic if one.other == PLAIN]
+    of_best = [one for one in automatic if one.other != PLAIN]
     said: list[str] = []
     if blocks:
         said.append(
