@@ -27,7 +27,7 @@ class FigurePair(NamedTuple):
 
 
 def alphas(pairs: Sequence[FigurePair]) -> list[str]:
-    """Table 3: by how much alpha differs, and how many pairs agree in their order."""
+    """Say by how much alpha differs from table 3, and how many pairs agree in their order."""
     if not pairs:
         return [NO_COUNTERPART]
     by_gap = sorted(pairs, key=lambda pair: pair.here - pair.paper)
@@ -54,7 +54,7 @@ def alphas(pairs: Sequence[FigurePair]) -> list[str]:
 
 
 def speeds(pairs: Sequence[FigurePair]) -> str:
-    """Tables 2 and 4: measured speeds."""
+    """Compare measured speeds with those of tables 2 and 4."""
     if not pairs:
         return NO_COUNTERPART
     return (
@@ -66,7 +66,7 @@ def speeds(pairs: Sequence[FigurePair]) -> str:
 
 
 def theorem(over_expected: Sequence[float], over_predicted: Sequence[float]) -> str:
-    """Table 4: measured speed over Theorem 3.8, and over the same with the measured v."""
+    """Compare measured over expected speed with table 4; also where the measured v is expected."""
     theirs = [line.measured / line.expected for line in paper.TABLE_2]
     inside = sum(min(theirs) <= share <= max(theirs) for share in over_expected)
     here, there, with_v = (
@@ -81,7 +81,7 @@ def theorem(over_expected: Sequence[float], over_predicted: Sequence[float]) -> 
 
 
 def passes(v: float, gamma: int) -> str:
-    """The largest cost here of a forward pass over gamma + 1 tokens."""
+    """Tell how far from the theorem's 1 the largest v is, and why."""
     if v < SAME_PASS:
         return (
             f"A forward pass over gamma + 1 tokens takes at most {v:.2f} times one over a single "
@@ -96,7 +96,7 @@ def passes(v: float, gamma: int) -> str:
 
 
 def costs(pairs: Sequence[FigurePair]) -> list[str]:
-    """The c that is farthest above the paper's."""
+    """Name the c that is farthest above the paper's, and why."""
     if not any(pair.paper for pair in pairs):
         return []
     pair = max((pair for pair in pairs if pair.paper), key=lambda pair: pair.here / pair.paper)
@@ -115,7 +115,7 @@ def costs(pairs: Sequence[FigurePair]) -> list[str]:
 
 
 def bigram(temperature: float, alpha: float, c: float, v: float, speed: Estimate) -> str:
-    """Section 3.6: what stands between its claim and the clock. v: 1 where it was not measured."""
+    """Say if the table gains, and what stands between section 3.6's claim and the clock."""
     free = theory.walltime_factor(alpha, paper.BIGRAM_GAMMA, 0)
     verdict = "gains" if speed.low > 1 else "loses" if speed.high < 1 else "neither gains nor loses"
     sentence = (

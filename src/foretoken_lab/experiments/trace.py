@@ -203,7 +203,7 @@ def _said_of_calls(runs: list[TimedRun]) -> list[str]:
 
 
 def _mean(runs: list[TimedRun], part: str) -> float:
-    """Seconds of a call."""
+    """Return the mean seconds of a call."""
     return fmean(call.seconds for run in runs for call in run.model_calls if call.part == part)
 
 
