@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from foretoken_lab.experiments import (
     trace,
     walltime,
 )
-from foretoken_lab.experiments.experiment import BLANK, ResultRow, estimate
+from foretoken_lab.experiments.experiment import BLANK, ResultRow, Section, estimate
 from foretoken_lab.recipe import Prompts, RecipePrompt
 from foretoken_lab.results import EXPERIMENTS
 from laboratory import P, Q, TablePairs, agreed, estimated, found, recipe, timed
@@ -157,7 +158,7 @@ def test_figure_5_counts_the_calls(pairs):
     assert "its encoder" not in section.tables[0].head and "no encoder" in section.paragraphs[0]
 
 
-def timeline(calls: dict[int, list[tuple[str, float, float]]], *, encoder_decoder: bool):
+def timeline(calls: dict[int, Any], *, encoder_decoder: bool) -> Section:
     """Figure 5 of calls as if timed: part, beginning and length in ms."""
     rows = [
         {
