@@ -83,7 +83,9 @@ def section(recipe: Recipe, results: Found) -> Section | None:
         "its interval; otherwise they are within noise."
     )
     return Section(
-        "Observations of section 4", [paragraph], [Table("What holds here", HEAD, lines)]
+        "Observations of section 4",
+        [paragraph],
+        [Table("The observations, checked here", HEAD, lines)],
     )
 
 
