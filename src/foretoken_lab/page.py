@@ -17,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from PIL import Image
 
 from foretoken.lab import view
 from foretoken.storage import files
@@ -26,6 +27,7 @@ from foretoken_lab.report import PaperReport
 RESULTS, PAGE, TEXT, DOCUMENT = "results.jsonl", "report.html", "report.md", "report.json"
 COLOURS = ("#3d7fc4", "#d9661f", "#2f9e6e", "#8a63c9", "#c9940a", "#7a7d85")
 DPI = 160
+PALETTE = 64  # colours of a PNG
 STYLE: Any = {
     "axes.prop_cycle": cycler(color=COLOURS),
     "font.size": 9.5,
@@ -38,8 +40,11 @@ INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytic
 
 
 def png(plot: Plot) -> bytes:
-    """A picture on white."""
-    return _drawn(plot, STYLE, format="png", dpi=DPI, metadata={"Software": None})
+    """A picture on white, in few colours: a quarter of the bytes."""
+    drawn = _drawn(plot, STYLE, format="png", dpi=DPI, metadata={"Software": None})
+    file = BytesIO()
+    Image.open(BytesIO(drawn)).convert("RGB").quantize(PALETTE).save(file, "PNG", optimize=True)
+    return file.getvalue()
 
 
 def svg(plot: Plot) -> Markup:
@@ -90,6 +95,7 @@ def document(report: PaperReport) -> dict[str, Any]:
             "name": chapter.name,
             "title": chapter.title,
             "measured": [origin.model_dump(exclude={"recipe"}) for origin in chapter.origins],
+            "headlines": chapter.headlines,
             "missing": chapter.missing,
             "failed": chapter.failed,
             "sections": [

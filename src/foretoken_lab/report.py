@@ -7,8 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foretoken_lab.experiments import arithmetic
-from foretoken_lab.experiments.experiment import ResultRow, Section, named
+from foretoken_lab.experiments import arithmetic, walltime
+from foretoken_lab.experiments.experiment import (
+    Found,
+    ResultRow,
+    Section,
+    done,
+    estimate,
+    named,
+    plus_minus,
+)
 from foretoken_lab.recipe import Recipe, shown_from
 from foretoken_lab.results import EXPERIMENTS, Job, ResultFile, ResultOrigin
 
@@ -21,6 +29,7 @@ class Chapter:
     title: str
     sections: list[Section]
     recipe: Recipe | None = None
+    headlines: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     rows: dict[str, list[ResultRow]] = field(default_factory=dict[str, list[ResultRow]])
     failed: list[str] = field(default_factory=list[str])
     missing: int = 0  # cases that are not measured yet
@@ -75,11 +84,32 @@ def _chapter(recipe: Recipe, jobs: list[Job], results: ResultFile) -> Chapter:
         if row.failed is not None:
             failed.append(f"{job.experiment}, {named(job.case)}: {row.failed}")
     sections: list[Section] = []
+    lines: list[tuple[str, str]] = []
     try:
         for name in (name for name in EXPERIMENTS if name in recipe.experiments):
             section = EXPERIMENTS[name].section(recipe, rows_of)
             sections += [section] if section is not None else []
+        lines = _headlines(recipe, rows_of)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of another version
         failed.append(f"its measurements cannot be shown ({type(error).__name__}: {error})")
     shown = shown_from(recipe, Path.cwd())
-    return Chapter(recipe.name, recipe.title, sections, shown, rows_of, failed, missing, origins)
+    return Chapter(
+        recipe.name, recipe.title, sections, shown, lines, rows_of, failed, missing, origins
+    )
+
+
+def _headlines(recipe: Recipe, results: Found) -> list[tuple[str, str]]:
+    """Figures and their names: at each temperature the fastest draft and the highest alpha."""
+    lines: list[tuple[str, str]] = []
+    for at in recipe.temperatures:
+        timed = [row for row in walltime.fastest(results).values() if row.temperature == at]
+        agreed = [row for row in done(results, "acceptance") if row.temperature == at]
+        if timed:
+            row = max(timed, key=lambda row: walltime.speed(row).value)
+            name = f"T={at:g}: {row.draft}, gamma {row.case['gamma']}"
+            lines.append((f"{plus_minus(walltime.speed(row), 2)}x", name))
+        if agreed:
+            row = max(agreed, key=lambda row: estimate(row.result["alpha"]).value)
+            own = estimate(row.result["alpha"])
+            lines.append((plus_minus(own), f"T={at:g}: alpha of {row.draft}"))
+    return lines

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError
@@ -13,7 +14,8 @@ from foretoken.lab.estimate import Estimate, ratio
 from foretoken.lab.measurement.measure import of_drafter
 from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
-from foretoken_lab.experiments import paper
+from foretoken_lab.experiments import beside_paper, paper
+from foretoken_lab.experiments.beside_paper import FigurePair
 from foretoken_lab.experiments.experiment import (
     ABOUT,
     BLANK,
@@ -21,6 +23,7 @@ from foretoken_lab.experiments.experiment import (
     Columns,
     Experiment,
     Found,
+    Plot,
     ResultRow,
     Section,
     done,
@@ -31,6 +34,9 @@ from foretoken_lab.experiments.experiment import (
 )
 from foretoken_lab.pairs import Pairs, WrittenTexts
 from foretoken_lab.recipe import Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def cases(recipe: Recipe) -> list[Case]:
@@ -71,7 +77,7 @@ def alpha(
 
 
 def section(recipe: Recipe, results: Found) -> Section | None:
-    """The table beside the paper's."""
+    """The table beside the paper's, and how far they agree."""
     rows = done(results, "acceptance")
     if not rows:
         return None
@@ -94,16 +100,11 @@ def section(recipe: Recipe, results: Found) -> Section | None:
         "tokens": lambda row: f"{row.result['tokens']:,}",
     }
     caption = "alpha with 95 % intervals over texts; T=0: how often both argmaxes agree"
-    paragraph = (
-        "The mean of sum min(p, q) at every place of texts that the target wrote itself, "
-        f"{min(row.result['tokens'] for row in rows):,} tokens or more for each figure (the paper: "
-        "10,000; fewer widen the intervals, and change nothing else). Other models, trained on "
-        "other text, have other alphas than the paper's; what can agree is their order."
-    )
     return Section(
         "Table 3: how far drafts agree with the target",
-        [paragraph],
+        _said(recipe, rows),
         [tabulated(caption, rows, columns)],
+        [Plot("alpha", "alpha by draft and temperature", partial(_draw, recipe, rows))],
     )
 
 
@@ -124,3 +125,43 @@ def _own(row: ResultRow) -> Estimate:
 
 def _printed(recipe: Recipe, row: ResultRow) -> float | None:
     return paper.agreement(recipe.paper, recipe.draft(row.draft).paper, row.temperature)
+
+
+def _said(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
+    tokens = min(row.result["tokens"] for row in rows)
+    sentence = (
+        "The mean of sum min(p, q) at every place of texts that the target wrote itself, "
+        f"{tokens:,} tokens or more for each figure (the paper: {paper.ALPHA_TOKENS:,})."
+    )
+    if tokens < paper.ALPHA_TOKENS:
+        sentence += " Fewer tokens than the paper's widen the intervals, and change nothing else."
+    pairs = [
+        FigurePair(row.draft, row.temperature, _own(row).value, printed)
+        for row in rows
+        if (printed := _printed(recipe, row)) is not None
+    ]
+    return [sentence, *beside_paper.alphas(pairs)]
+
+
+def _draw(recipe: Recipe, rows: list[ResultRow], figure: Figure) -> None:
+    """Bars with intervals for ours, diamonds for the paper's."""
+    axes = figure.add_subplot()
+    labels = [draft.label for draft in recipe.drafts]
+    for t, temperature in enumerate(recipe.temperatures):
+        shift = 0.25 * (t - (len(recipe.temperatures) - 1) / 2)
+        group = [row for row in rows if row.temperature == temperature]
+        at = [labels.index(row.draft) + shift for row in group]
+        own = [_own(row) for row in group]
+        errors = [[one.value - one.low for one in own], [one.high - one.value for one in own]]
+        look: dict[str, Any] = {"color": f"C{t}", "label": f"here, T={temperature:g}"}
+        ink = axes.xaxis.label.get_color()
+        axes.bar(at, [one.value for one in own], 0.22, yerr=errors, ecolor=ink, **look)
+        marks = [(x, p) for x, row in zip(at, group, strict=True) if (p := _printed(recipe, row))]
+        if marks:
+            look["label"] = f"paper, T={temperature:g}"
+            axes.plot(*zip(*marks, strict=True), "D", mec="white", **look)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("alpha")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=2, fontsize="small")

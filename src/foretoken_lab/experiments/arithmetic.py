@@ -85,7 +85,7 @@ def section() -> Section:
         [
             f"{[*of_1.values()].count('yes')} of the {len(of_1)} lines of table 1 come out as "
             "printed, operations and speed both.",
-            f"Of table 4's {len(said)} expected factors {said.count('yes')} follow as printed, "
+            f"{said.count('yes')} of table 4's {len(said)} expected factors follow as printed, "
             f"{said.count('but for rounding')} only from alpha and c before they were rounded, "
             f"{said.count('no')} not at all.",
             _said_of_the_rest(),

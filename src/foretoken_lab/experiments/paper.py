@@ -86,6 +86,7 @@ TABLE_3 = (
     PrintedAlpha("LaMDA", "LaMDA 2B", 0.71, 0.71),
     PrintedAlpha("LaMDA", "LaMDA 8B", 0.75, 0.74),
 )
+ALPHA_TOKENS = 10_000  # behind each alpha of table 3 (section 4.2)
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
 TABLE_5 = (
     Lenient("Unigram", (0.07, 0.10, 0.11, 0.16)),

@@ -178,21 +178,16 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
 
 
 def section(recipe: Recipe, results: Found) -> Section | None:
-    """Both tables."""
+    """Both tables, and whether the two are equal within noise."""
     rows = done(results, "quality")
     scores = [row for row in rows if row.case["what"] == "scores"]
     losses = [row for row in rows if row.case["what"] == "loss"]
     if not rows:
         return None
-    paragraph = (
-        f"Greedy texts with a draft are those without it, but for rounding: in {recipe.dtype} it "
-        "can tip a near-tie between two tokens. foretoken certify tells that from a mistake, and "
-        "docs/exact.md has the mode without it. Sampled texts cost the target the same with and "
-        "without a draft; the intervals of two such losses are apart in about one of two hundred "
-        "cases by chance."
-    )
+    said = [*([_said_of_scores(recipe, scores)] if scores else [])]
+    said += [_said_of_losses(losses)] if losses else []
     tables = [*([_scores(scores)] if scores else []), *([_losses(losses)] if losses else [])]
-    return Section("Quality: the same with and without speculation", [paragraph], tables)
+    return Section("Quality: the same with and without speculation", said, tables)
 
 
 EXPERIMENT = Experiment(section, cases, measure)
@@ -223,3 +218,36 @@ def _losses(rows: list[ResultRow]) -> Table:
     }
     caption = "The target's loss on texts sampled at T=1, 95 % intervals over texts"
     return tabulated(caption, rows, columns)
+
+
+def _said_of_scores(recipe: Recipe, rows: list[ResultRow]) -> str:
+    gaps = {
+        name: max(abs(row.result["speculative"][name] - row.result["plain"][name]) for row in rows)
+        for name in rows[0].result["plain"]
+    }
+    same = min(row.result["same"] for row in rows)
+    sentence = f"Greedy texts with a draft are those without it: {same:.1%} or more are equal"
+    if max(gaps.values()) == 0:
+        return f"{sentence}, and all scores are the same to the last digit."
+    listing = ", ".join(f"{name} by {gap:.2f} at most" for name, gap in gaps.items())
+    return (
+        f"{sentence}; scores differ ({listing}). Rounding in {recipe.dtype} can tip a near-tie "
+        "between two tokens: foretoken certify tells that from a mistake, and docs/exact.md has "
+        "the mode without it."
+    )
+
+
+def _said_of_losses(rows: list[ResultRow]) -> str:
+    pairs = [
+        (row.draft, *(estimate(row.result[k]) for k in ("plain", "speculative"))) for row in rows
+    ]
+    apart = [draft for draft, one, other in pairs if one.above(other) or other.above(one)]
+    if not apart:
+        return (
+            "Sampled texts cost the target the same with and without a draft: the intervals "
+            f"overlap in {len(rows)} of {len(rows)} cases."
+        )
+    return (
+        f"The intervals of the loss are apart with {', '.join(apart)}, in {len(apart)} of "
+        f"{len(rows)} cases; about one in two hundred would be by chance."
+    )

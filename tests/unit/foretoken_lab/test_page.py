@@ -6,8 +6,10 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import BytesIO
 
 import pytest
+from PIL import Image
 
 from foretoken_lab import page as plots
 from foretoken_lab.experiments.experiment import ResultRow, Trace
@@ -118,6 +120,7 @@ def test_the_page_says_what_it_is_made_of(folder):
         assert part in text
     assert "1 measurement failed" in text and "1 is not done yet" in text
     assert "Tables &lt;of&gt; laws" in text
+    assert "<li><b>1.90 ± 0.01x</b><span>T=0: small, gamma 2</span></li>" in text
     assert EVIL not in text and text.count("no &lt;script&gt;") == 1
 
 
@@ -129,6 +132,20 @@ def test_markdown_has_all_tables_and_its_pictures(folder, made):
     assert pictures and all((folder / name).read_bytes()[1:4] == b"PNG" for name in pictures)
     assert "<script" not in text and "- lenience, draft small, T 0: no &lt;script>" in text
     assert "**1.90 ± 0.01**" in text  # the fastest
+    headlines = re.findall(r"^- \*\*(.+)\*\* (.+)$", text, re.MULTILINE)
+    assert headlines == [
+        ("1.90 ± 0.01x", "T=0: small, gamma 2"),
+        ("0.800 ± 0.010", "T=0: alpha of large"),
+        ("1.80 ± 0.01x", "T=1: small, gamma 2"),
+        ("0.750 ± 0.010", "T=1: alpha of large"),
+    ]
+
+
+def test_plots_have_a_palette(made):
+    plot = made.chapters[0].sections[0].plots[0]
+    drawn = Image.open(BytesIO(plots.png(plot)))
+    assert drawn.mode == "P" and len(drawn.getcolors() or []) <= plots.PALETTE
+    assert drawn.size == tuple(round(side * plots.DPI) for side in plot.size)
 
 
 def test_json_has_rows_and_sections(folder):
@@ -138,6 +155,7 @@ def test_json_has_rows_and_sections(folder):
     (origin,) = own["measured"]
     assert origin["date"] == "2026-11-22" and origin["machine"] == str(MACHINE)
     assert len(own["rows"]["acceptance"]) == 6 and own["missing"] == 1
+    assert own["headlines"][0] == ["1.90 ± 0.01x", "T=0: small, gamma 2"]
     assert own["sections"][0]["tables"] and paper["sections"][0]["tables"]
 
 

@@ -23,9 +23,12 @@ def test_drafts_of_other_kinds_stand_beside_the_fastest_of_the_papers():
     first = ("lookup", "0", "0.400 ± 0.010", "0.100", "2", "2.00 ± 0.01", "small 1.50 ± 0.01")
     assert table.rows[0] == first and table.rows[1][-1] == "small 1.40 ± 0.01"
     assert "0.90 to 2.00 times" in paragraph
+    assert "faster in 1 of 2 cases, slower in 1, within noise in 0" in paragraph
+    assert "beyond both intervals in 1 of 2 cases" in paragraph
     alone = recipe(drafts=[RecipeDraft(label="lookup", draft="lookup")])
     section = drafts_section(alone, {"walltime": rows[2:3]})
     assert section is not None and section.tables[0].head[-1] == "times plain decoding"
+    assert "They beat" not in section.paragraphs[0]
 
 
 def test_distilled_drafts_stand_beside_what_they_were():
@@ -44,7 +47,10 @@ def test_distilled_drafts_stand_beside_what_they_were():
         ("taught", "0", "0.600 ± 0.010", "0.700 ± 0.010", "1.20 ± 0.01", "1.50 ± 0.01"),
         ("taught", "1", "0.500 ± 0.010", "0.490 ± 0.010", BLANK, BLANK),
     ]
-    assert "changes alpha by -0.010 to +0.100" in paragraph
+    assert "changes alpha by -0.010 to +0.100: in 1 of 2 cases it is higher" in paragraph
+    assert "in 0 lower" in paragraph and "1.25 times what it was" in paragraph
+    section = drafts_section(own, {"acceptance": results["acceptance"]})
+    assert section is not None and "what it was" not in section.paragraphs[0]
 
 
 def test_nothing_is_said_of_the_papers_own_kinds():

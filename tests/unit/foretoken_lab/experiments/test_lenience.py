@@ -11,6 +11,7 @@ import torch
 from foretoken.lab.agreement import ScoredPlace
 from foretoken_lab.experiments import lenience
 from foretoken_lab.experiments.experiment import ResultRow
+from foretoken_lab.recipe import RecipeDraft
 from laboratory import P, Q, TablePairs, estimated, recipe
 
 FACTORS = [1.0, 0.5, 0.3, 0.1]
@@ -70,8 +71,28 @@ def test_table_5_stands_beside_the_papers():
     assert section is not None
     sampled, greedy = section.tables
     assert sampled.rows[1] == ("– T5-small, paper", "0.62", "0.71", "0.76", "0.84")
-    assert sampled.rows[3] == ("– distance from the law", "0.000", "0.100", "0.150", "0.250")
+    assert sampled.rows[3] == (
+        "– distance from the distribution",
+        "0.000",
+        "0.100",
+        "0.150",
+        "0.250",
+    )
     assert greedy.rows[1] == ("– T5-small, paper", "0.75", "0.75", "0.80", "0.87")
     assert len(greedy.rows) == 3
     assert "2.33, 2.94, 3.45, 4.79" in section.paragraphs[-1]
+    _, at_1, at_0, _ = section.paragraphs
+    assert "At T=1 alpha rises by 0.25 here from l = 1 to 0.1, to 0.85" in at_1
+    assert "by 0.22 on the lines that have a counterpart, less than here in 1 of 1" in at_1
+    assert "by 0.12 on the lines that have a counterpart, less than here in 1 of 1" in at_0
     assert lenience.section(recipe(), {}) is None
+
+
+def test_a_rise_may_be_smaller_than_the_papers_or_have_no_counterpart():
+    result = {"lenience": FACTORS, "alphas": [estimated(0.6)] * 3 + [estimated(0.7)], "tokens": 9}
+    row = ResultRow({"draft": "small", "temperature": 1.0}, 1.0, result)
+    section = lenience.section(recipe(), {"lenience": [row]})
+    assert section is not None and "less than here in 0 of 1" in section.paragraphs[1]
+    other = recipe(drafts=[RecipeDraft(label="small")])
+    section = lenience.section(other, {"lenience": [row]})
+    assert section is not None and "no counterpart" in section.paragraphs[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,10 @@ from foretoken_lab.experiments import (
     trace,
     walltime,
 )
-from foretoken_lab.experiments.experiment import BLANK, ResultRow, estimate
+from foretoken_lab.experiments.experiment import BLANK, ResultRow, Section, estimate
 from foretoken_lab.recipe import Prompts, RecipePrompt
 from foretoken_lab.results import EXPERIMENTS
-from laboratory import P, Q, TablePairs, found, recipe, timed
+from laboratory import P, Q, TablePairs, agreed, estimated, found, recipe, timed
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,29 @@ def test_table_3_stands_beside_the_papers():
     assert section is not None
     line = section.tables[0].rows[0]
     assert line == ("small", "10", "0", "0.700 ± 0.010", "0.75", "-0.05", "100")
+    said = " ".join(section.paragraphs)
+    assert "-0.05 (small, T=0) and +0.06 (bigram, T=1)" in said
+    assert "100 tokens or more" in said and "Fewer tokens" in said
+    assert "6 of 6 pairs" in said  # of three drafts at two temperatures
+    swapped = {"acceptance": [agreed("small", 0, 0.9), agreed("large", 0, 0.6)]}
+    section = acceptance.section(recipe(), swapped)
+    assert section is not None and "0 of 1 pairs" in section.paragraphs[2]
+    alone = acceptance.section(recipe(paper=None), found())
+    assert alone is not None and "no counterpart" in alone.paragraphs[1]
+
+
+def test_alpha_is_drawn_by_draft_and_temperature():
+    section = acceptance.section(recipe(), found())
+    assert section is not None
+    figure, (plot,) = Figure(), section.plots
+    plot.draw(figure)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["small", "large", "bigram"]
+    assert [bar.get_height() for bar in axes.patches][:3] == [0.7, 0.8, 0.2]
+    legend = axes.get_legend()
+    assert legend is not None
+    names = {text.get_text() for text in legend.get_texts()}
+    assert names == {f"{who}, T={T}" for who in ("here", "paper") for T in (0, 1)}
 
 
 def test_speeds_are_measured_and_expected(pairs):
@@ -86,13 +110,18 @@ def test_tables_2_and_4_show_the_fastest_gamma():
         "3.40",
     )
     assert table.emphasized == (0, 1)  # the fastest at each temperature
+    said = " ".join(section.paragraphs)
+    assert "The fastest of 2 gammas" in said and "range 5 of 6 of ours lie" in said
+    assert "Measured are 1.30 to 1.90" in said and "lower in 4 of 4" in said
+    assert "up to 1.30 times as long (v, gamma 2)" in said and "c of small is 0.100 here" in said
+    assert "of the processors" not in said
 
 
 def test_a_busy_machine_is_told():
     row = timed("small", 0, 2, 1.5)
     row.result["others"] = 0.3
     section = walltime.section(recipe(), {"walltime": [row]})
-    assert section is not None and "30% of the processors" in section.paragraphs[0]
+    assert section is not None and "30% of the processors" in section.paragraphs[-1]
 
 
 def test_the_bigram_claim():
@@ -106,7 +135,10 @@ def test_the_bigram_claim():
     section = walltime.bigram_section(recipe(), found() | {"walltime": []})
     assert section is not None and len(section.tables[0].rows) == 1
     assert "1.248x" in section.paragraphs[0]
-    assert section.tables[0].rows[0][3] == f"{walltime_factor(0.25, 3, 0):.2f}"
+    free = f"{walltime_factor(0.25, 3, 0):.2f}"
+    assert section.tables[0].rows[0][3] == free
+    expected = f"expects {free}x; measured is 1.10 ± 0.01, so the table gains"
+    assert expected in section.paragraphs[1]
 
 
 def test_figure_5_counts_the_calls(pairs):
@@ -121,6 +153,51 @@ def test_figure_5_counts_the_calls(pairs):
     section.plots[0].draw(figure)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["gamma 7", "gamma 3", "plain"]
+    assert section.tables[0].rows[2][:4] == ("plain", "12", "12", "0")
+    assert "calls the target 12 times for 12 tokens" in section.paragraphs[1]
+    assert "its encoder" not in section.tables[0].head and "no encoder" in section.paragraphs[0]
+
+
+def timeline(calls: dict[int, Any], *, encoder_decoder: bool) -> Section:
+    """Figure 5 of calls as if timed: part, beginning and length in ms."""
+    rows = [
+        {
+            "gamma": gamma,
+            "tokens": 8,
+            "target_calls": sum(part == "target" for part, *_ in own),
+            "draft_calls": sum(part == "draft" for part, *_ in own),
+            "calls": [[part, at / 1e3, ms / 1e3, 1] for part, at, ms in own],
+        }
+        for gamma, own in calls.items()
+    ]
+    row = ResultRow({"draft": "small"}, 1.0, {"rows": rows, "encoder_decoder": encoder_decoder})
+    section = trace.timeline_section(recipe(), {"timeline": [row]})
+    assert section is not None
+    return section
+
+
+def test_figure_5_tells_encoders_from_decoders():
+    encoder = [("target encoder", 0, 4), ("target prefill", 4, 1)]
+    calls = {
+        7: [*encoder, ("draft encoder", 5, 1), *(("draft", 6 + i, 1) for i in range(7))],
+        3: [*encoder, *(("draft", 5 + i, 1) for i in range(3)), ("target", 8, 5)],
+        0: [*encoder, *(("target", 4 + 4 * i, 4) for i in range(8))],
+    }
+    calls[7].append(("target", 13, 5))
+    section = timeline(calls, encoder_decoder=True)
+    first = ("gamma 7", "8", "1", "7", "18.0", "10.0", "4.0", "8.0", "1.0")
+    assert section.tables[0].rows[0] == first and section.tables[0].rows[2][-2:] == (BLANK, BLANK)
+    encoders, counts, times = section.paragraphs
+    assert "4.0 ms of the target's and 1.0 ms of the draft's, of 18.0 ms with gamma 7" in encoders
+    assert "1 with gamma 7, 1 with gamma 3" in counts and "7.0 and 3.0 times" in counts
+    assert "takes 0.20 of the target's" in times and "0.50 and 0.36 of the time" in times
+
+
+def test_figure_5_without_draft_calls_has_no_times():
+    calls = {gamma: [("target", 0.0, 4.0)] for gamma in (7, 3, 0)}
+    section = timeline(calls, encoder_decoder=True)
+    encoders, counts = section.paragraphs
+    assert "not timed apart" in encoders and "called 0.0 and 0.0 times" in counts
 
 
 def test_figure_1_has_a_line_a_run(pairs):
@@ -158,6 +235,22 @@ def test_scores_need_references(tmp_path, pairs):
     section = quality.section(own, {"quality": [ResultRow(case, 1.0, scores)]})
     assert section is not None
     assert section.tables[0].rows == [("small", "20.00", "20.00", "100.0%")]
+    assert "100.0% or more are equal, and all scores are the same" in section.paragraphs[0]
+    scores |= {"speculative": {"bleu": 20.3}, "same": 0.98}
+    section = quality.section(own, {"quality": [ResultRow(case, 1.0, scores)]})
+    assert section is not None and "bleu by 0.30 at most" in section.paragraphs[0]
+
+
+def test_losses_overlap_or_not():
+    def losses(speculative: float) -> str:
+        result = {"plain": estimated(3.0), "speculative": estimated(speculative), "texts": 9}
+        row = ResultRow({"draft": "small", "what": "loss", "gamma": 3}, 1.0, result)
+        section = quality.section(recipe(), {"quality": [row]})
+        assert section is not None
+        return section.paragraphs[0]
+
+    assert "overlap in 1 of 1 cases" in losses(3.015)
+    assert "apart with small, in 1 of 1 cases" in losses(3.1)
 
 
 def test_cases_beyond_the_paper():
@@ -207,11 +300,16 @@ def test_what_is_said_of_all_three():
     assert section is not None
     (table,) = section.tables
     assert [row[2:] for row in table.rows] == [
-        ("block, gamma 2", "2.50", "speculative", "2.00", "1.25", BLANK, BLANK, BLANK),
-        ("automatic", "2.20", "plain", "1.00", "2.50", "0.700", "0.100", "2.70"),
-        ("automatic", "2.20", "gamma 2", "2.00", "1.25", "0.700", "0.100", "2.70"),
-        ("cascade < lookup", "2.00", "alone", "2.00", "0.50", BLANK, BLANK, BLANK),
+        ("block, gamma 2", "2.50", "speculative", "2.00", "1.250", "1.25", BLANK, BLANK, BLANK),
+        ("automatic", "2.20", "plain", "1.00", "2.200", "2.50", "0.700", "0.100", "2.70"),
+        ("gamma 2", "2.00", "plain", "1.00", "2.000", "2.00", "0.700", "0.100", "2.70"),
+        ("automatic", "2.20", "gamma 2", "2.00", "1.100", "1.25", "0.700", "0.100", "2.70"),
+        ("cascade < lookup", "2.00", "alone", "2.00", "1.000", "0.50", BLANK, BLANK, BLANK),
     ]
+    rules, auto, cascades = section.paragraphs
+    assert "1.250 times its tokens a call, which makes it 1.25 times as fast" in rules
+    assert "1.25 times the speed of the best fixed gamma" in auto and "2.50 times plain" in auto
+    assert "0.50 times its speed alone, and gains in 0 of 1 cases" in cascades
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
