@@ -153,7 +153,7 @@ class ComparedWays(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How many times the tokens a call of the second."""
+        """Tokens a call over those of the second."""
         ways = self.row.result["ways"]
         return ways[self.way]["tokens_per_call"] / ways[self.other]["tokens_per_call"]
 

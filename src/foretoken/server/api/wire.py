@@ -157,7 +157,9 @@ SHARED = {
 def _field(name: str) -> Any:
     """The field of a sampling option: its type and range follow from its check."""
     option = OPTIONS[name]
-    kind = KINDS.get(option.check) or KINDS[type(option.check)]
+    kind = KINDS.get(option.check) or KINDS.get(type(option.check))
+    if kind is None:
+        raise TypeError(f"{name} has a check of a new kind: give its type a line in KINDS")
     if kind is Flag:
         return Flag, Field(False, description=option.help)
     assert option.api

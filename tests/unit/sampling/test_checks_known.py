@@ -1,0 +1,23 @@
+"""Each kind of check of a sampling option is known wherever options are derived from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretoken.cli import option as command_line
+from foretoken.sampling import checks
+from foretoken.sampling.params import IDS_IN, OPTIONS
+from foretoken.server.api import wire
+
+NAMING_IDS = {checks.as_id, checks.as_ids, checks.as_sequences, checks.as_biases}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_check_is_known(name: str) -> None:
+    option = OPTIONS[name]
+    check = option.check
+    if option.panel and name != "structured":  # whose flags are the grammars'
+        assert {check, type(check)} & {*command_line.KINDS, *command_line.READERS}
+    if option.api:
+        assert {check, type(check)} & {*wire.KINDS}
+    assert check not in NAMING_IDS or check in IDS_IN
