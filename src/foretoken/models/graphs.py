@@ -262,7 +262,9 @@ class Pass:
         self.made: Made = torch.empty(0), torch.empty(0)
 
     def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> Made:
-        """Rows and columns that are not given keep their old ids, as padding."""
+        """Rows and columns that are not given are padding, of id 0: an old id may be one whose keys
+        and values are NaN, which a mask hides but does not keep from a sum."""
+        self.ids.zero_()
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
         self.firsts.zero_()

@@ -276,3 +276,18 @@ def test_where_it_is_chosen() -> None:
     assert placed.model.runtime == "graphs" and placed.why == "it passed the self-check"
     names = [name for name, _ in forms(build("Llama"))]
     assert names[0] == ("graphs" if torch.cuda.is_available() else "transformers")
+
+
+@torch.inference_mode()
+def test_padding_is_no_token_of_another_row() -> None:
+    """Of a token whose keys and values are NaN, nothing stays behind for the next row."""
+    network = build("Llama")
+    network.get_input_embeddings().weight[5] = torch.nan
+    model = GraphModel(network)
+    model.start([[1, 2]])
+    model.score([[3, 5, 5, 5, 5]], [1])
+    model.leave([0])
+    model.start([[1, 2]])
+    logits = model.score([[3, 4, 6, 7]], [4])[0]  # in a pass of five tokens
+    whole = network(torch.tensor([[1, 2, 3, 4, 6, 7]])).logits[0, 2:]
+    assert torch.allclose(logits, whole, atol=1e-5)
