@@ -159,6 +159,9 @@ class Convertible(Protocol):
     @property
     def path(self) -> str: ...
 
+    @property
+    def gguf(self) -> Path | None: ...
+
     def files(self) -> list[Path] | None: ...
 
     @property
