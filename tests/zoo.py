@@ -145,6 +145,7 @@ def _ended(model: PreTrainedModel) -> PreTrainedModel:
         return model
     config.eos_token_id = config.forced_eos_token_id = config.forced_bos_token_id = None
     config.pad_token_id, config.num_beams = 0, 1
+    config.suppress_tokens = config.begin_suppress_tokens = None  # ids of the real vocabulary
     if model.config.is_encoder_decoder and config.decoder_start_token_id is None:
         config.decoder_start_token_id = 0
     return model
