@@ -120,7 +120,7 @@ def _torch(
 ) -> tuple[Model, list[str]]:
     """Return the model on torch, over a ragged cache or else row by row; and remarks on that."""
     form, objections = _form(source.empty if isinstance(source, Source) else source)
-    network = _network(source, dtype, device, form)
+    network = _loaded(source, dtype, device, form)
     packed = _packed(source, network)  # before it is run: runners keep its layers
     return form.run(network), [*objections, *packed]
 
@@ -163,9 +163,16 @@ def _network(
     """Return a network whose family passes the self-check in that form."""
     from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
 
-    loaded = isinstance(source, Source)
-    self_check(source.empty if loaded else source, form)
-    network = source.network(getattr(torch, dtype), device) if loaded else source
+    self_check(source.empty if isinstance(source, Source) else source, form)
+    return _loaded(source, dtype, device, form)
+
+
+def _loaded(
+    source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
+) -> PreTrainedModel:
+    """Return the network of a source, which runs in its precision in that form."""
+    read = isinstance(source, Source)
+    network = source.network(getattr(torch, dtype), device) if read else source
     require_precision(network, form)
     return network
 
