@@ -20,9 +20,9 @@ from transformers import (
     WatermarkingConfig,
 )
 
-from pairs import PROMPTS, relative
+from pairs import DEVICE, PROMPTS, relative
 
-TWO = torch.tensor([[5, 2], [3, 4]])
+TWO = torch.tensor([[5, 2], [3, 4]], device=DEVICE)
 TOLD = {"return_dict_in_generate": True}
 
 
@@ -109,7 +109,9 @@ ENTRIES: dict[str, Refusal] = {
 
 
 def _embeds(model: Any) -> dict[str, Any]:
-    return {"inputs_embeds": model.get_input_embeddings()(torch.tensor([PROMPTS[0]]))}
+    return {
+        "inputs_embeds": model.get_input_embeddings()(torch.tensor([PROMPTS[0]], device=DEVICE))
+    }
 
 
 def _synth_id() -> list[Any]:
@@ -134,24 +136,25 @@ OTHERS: dict[str, Refusal] = {
     "an encoder's embeddings": Refusal("inputs_embeds is given", _embeds, "T5"),
     "an encoder's states": Refusal(
         "encoder_outputs is given",
-        lambda m: {"encoder_outputs": m.get_encoder()(torch.tensor([PROMPTS[0]]))},
+        lambda m: {"encoder_outputs": m.get_encoder()(torch.tensor([PROMPTS[0]], device=DEVICE))},
         "T5",
     ),
     "a hole for an encoder": Refusal(
         "attention_mask leaves out tokens of the encoder",
-        lambda _: {"attention_mask": torch.tensor([[1, 0, 1]])},
+        lambda _: {"attention_mask": torch.tensor([[1, 0, 1]], device=DEVICE)},
         "T5",
     ),
     "positions": Refusal(
-        "position_ids do not count", lambda _: {"position_ids": torch.tensor([[4, 5, 6]])}
+        "position_ids do not count",
+        lambda _: {"position_ids": torch.tensor([[4, 5, 6]], device=DEVICE)},
     ),
     "a hole": Refusal(
         "attention_mask leaves out tokens behind",
-        lambda _: {"attention_mask": torch.tensor([[1, 0, 1]])},
+        lambda _: {"attention_mask": torch.tensor([[1, 0, 1]], device=DEVICE)},
     ),
     "padded behind": Refusal(
         "attention_mask leaves out tokens behind",
-        lambda _: {"attention_mask": torch.tensor([[1, 1, 0]])},
+        lambda _: {"attention_mask": torch.tensor([[1, 1, 0]], device=DEVICE)},
     ),
     "past the context": _entry(
         "a row may grow to 1000003 tokens, the model holds",

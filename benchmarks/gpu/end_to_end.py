@@ -49,7 +49,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for batch in arguments.batches:
         for temperature in (0.0, 1.0):
-            rows += _rows(arguments, target, draft, batch, temperature)
+            new = _rows(arguments, target, draft, batch, temperature)
+            print(*new, sep="\n", flush=True)  # the machine may be gone before the end
+            rows += new
     for row in rows:
         names = ("batch", "temperature", "way", "speed", "speedup", "formula", "alpha", "waits")
         table.add_row(*(_shown(row.get(name)) for name in names))

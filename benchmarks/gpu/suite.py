@@ -1,7 +1,8 @@
 """Does it run on a GPU? The tests that mean something there, and greedy identity in two precisions.
 
 python benchmarks/gpu/suite.py
-python benchmarks/gpu/suite.py --only-identity --params 1B
+python benchmarks/gpu/suite.py --only identity --params 1B
+python benchmarks/gpu/suite.py --only tests --tests tests/e2e tests/unit/models
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ PROMPTS = [[5, 17, 33], [60, 12, 7, 9, 44, 31, 2, 18, 50, 41], [*range(100, 160)
 
 def main() -> None:
     parser = gpu.parser(__doc__)
-    parser.add_argument("--only-identity", action="store_true")
+    parser.add_argument("--only", choices=("tests", "identity"))
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="files or folders")
     parser.add_argument("--params", default="100M", help="of the random model")
     parser.add_argument("--tokens", type=int, default=128)
     arguments = parser.parse_args()
     gpu.need()
-    tests = None if arguments.only_identity else _tests()
+    tests = None if arguments.only == "identity" else _tests(arguments.tests)
     rows = [
         _identity(arguments, dtype, runtime)
         for dtype in (torch.float32, torch.bfloat16)
         for runtime in ("graphs", "transformers")
+        if arguments.only != "tests"
     ]
     table = Table("dtype", "runtime", "gamma", "texts that equal plain decoding", "transformers'")
     for row in rows:
@@ -45,18 +48,35 @@ def main() -> None:
             )
     if tests is not None:
         print(tests["last"])
-    Console().print(table, "in bfloat16 a near-tie may fall to either side: see the first column")
+    if rows:
+        Console().print(table, "in bfloat16 a near-tie may fall to either side: see both columns")
     gpu.save("gpu-suite", arguments.out, {"tests": tests, "identity": rows})
 
 
-def _tests() -> dict[str, Any]:
-    """Those not marked cpu_only; models that they draw lie on the GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not cpu_only and not prove"]
-    environment = os.environ | {"FORETOKEN_TEST_DEVICE": "cuda"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    lines = run.stdout.strip().splitlines()
-    print("\n".join(lines[-60:]))
-    return {"exit": run.returncode, "last": lines[-1] if lines else run.stderr[-300:]}
+def _tests(paths: list[str]) -> dict[str, Any]:
+    """Those not marked cpu_only; models that they draw lie on the GPU. Warnings are shown only: the
+    versions there may be others."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "--dist", "loadscope", "-rfE"]
+    command += [
+        "--continue-on-collection-errors",
+        "--tb=short",
+        "-o",
+        "filterwarnings=default",
+        "-m",
+        "not cpu_only and not prove",
+    ]
+    command += paths
+    environment = os.environ | {"FORETOKEN_TEST_DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:  # shown as it comes: the machine may be gone before the end
+            print(line, end="", flush=True)
+            lines.append(line.strip())
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {"exit": run.returncode, "last": lines[-1] if lines else "", "failed": failed}
 
 
 def _identity(arguments: Any, dtype: torch.dtype, runtime: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device == device:
         return tensor
     if tensor.is_cpu and device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.contiguous().pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
@@ -34,14 +34,14 @@ def read(*parts: Tensor) -> list[list[Any]]:
     if all(part.is_cpu for part in parts):
         return [cast(list[Any], part.tolist()) for part in parts]
     device = next(part.device for part in parts if not part.is_cpu)
-    columns = [part if part.ndim == 2 else part[:, None] for part in parts]
-    joined = torch.cat([sent(column, device).double() for column in columns], 1)
-    rows = cast(list[list[float]], joined.tolist())
+    numbers = torch.cat([sent(part, device).double().flatten() for part in parts]).tolist()
     lists: list[list[Any]] = []
     at = 0
-    for part, column in zip(parts, columns, strict=True):
+    for part in parts:
         kind = float if part.is_floating_point() else int
-        cut = [list(map(kind, row[at : at + column.shape[1]])) for row in rows]
-        lists.append(cut if part.ndim == 2 else [number for (number,) in cut])
-        at += column.shape[1]
+        flat = list(map(kind, cast(list[float], numbers[at : at + part.numel()])))
+        width = part.shape[1] if part.ndim == 2 else 0
+        rows = [flat[b * width : (b + 1) * width] for b in range(len(part))]
+        lists.append(rows if part.ndim == 2 else flat)
+        at += part.numel()
     return lists

@@ -10,7 +10,17 @@ import pytest
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.models.families import FAMILIES, build
 from foretoken.train.ngram import fit
-from pairs import PROMPTS, SINGLE, V, assert_greedy, relative, speculator, stock, target
+from pairs import (
+    PROMPTS,
+    SINGLE,
+    V,
+    assert_greedy,
+    must_record,
+    relative,
+    speculator,
+    stock,
+    target,
+)
 
 LIMIT = 24
 CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]
@@ -25,6 +35,7 @@ def soon(name: str) -> Any:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_greedy_text_is_transformers_own(name: str) -> None:
     """Alone and in a ragged batch, whose rows end at different times."""
+    must_record(name)
     model = target(name)
     eos = stock(model, PROMPTS[1], LIMIT)[9]
     pair = speculator(model, relative(model), eos, runtime="graphs")

@@ -25,7 +25,8 @@ LIMIT = 24
 
 def rehearsed(model: PreTrainedModel, prompt: list[int], count: int) -> Heads:
     """Heads that know the greedy text of one prompt."""
-    heads, encoder_decoder = Heads.fresh(model, count).double(), model.config.is_encoder_decoder
+    heads = Heads.fresh(model, count).to(model.device, torch.float64)
+    encoder_decoder = model.config.is_encoder_decoder
     start = [model.generation_config.decoder_start_token_id] if encoder_decoder else prompt
     request = Request(start, LIMIT, RowKey(0, 0), source=prompt if encoder_decoder else None)
     texts = [LessonText(request, stock(model, prompt, LIMIT))]

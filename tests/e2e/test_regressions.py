@@ -17,7 +17,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.verify import RULES
 from foretoken.train.ngram import fit
-from pairs import PROMPTS, V, relative, target
+from pairs import DEVICE, PROMPTS, V, relative, target
 
 DRAFTS = {
     "model": lambda model: relative(model),
@@ -63,8 +63,10 @@ def test_invalid_logits_stop_the_call(what: str, temperature: float) -> None:
     ids, value = BAD[what]
     sick, healthy = copy.deepcopy(target("Llama")), target("Llama")
 
+    index = torch.tensor(list(ids), device=DEVICE)
+
     def spoil(module, args, logits):
-        return logits.index_fill(-1, torch.tensor(list(ids)), float(value))
+        return logits.index_fill(-1, index, float(value))
 
     how = {"temperature": temperature, "gamma": 2, "max_new_tokens": 8}
     for whose, pair in ("target", load(sick, healthy)), ("draft", load(healthy, sick)):

@@ -16,7 +16,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator as Spec
-from pairs import PROMPTS, relative, scores, speculator, target
+from pairs import DEVICE, PROMPTS, relative, scores, speculator, target
 from pairs import random as network
 
 FAMILIES = ["Llama", "GPT-2", "Mistral", "T5", "BART"]
@@ -82,7 +82,7 @@ def test_500_random_tables_against_the_oracle() -> None:
 
 def stock(model, prompt: list[int], limit: int, eos: int | None, **options):
     """Tokens and scores of transformers' own beam search."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=DEVICE)
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

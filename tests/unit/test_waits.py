@@ -26,6 +26,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verifier import Coupled, Verifier, choose
 from foretoken.sampling.verify import RULES
 from foretoken.step import step
+from foretoken.transfer import read
 
 READS = {"tolist", "item", "cpu", "numpy", "nonzero", "equal", "is_nonzero", "masked_select"}
 READS |= {"__bool__", "__int__", "__float__", "__index__", "__contains__", "unique", "argwhere"}
@@ -158,6 +159,15 @@ class Reader(LMDrafter):
 
     def _next(self, ids, active):
         return [[token] if on else [] for token, on in zip(ids.tolist(), active, strict=True)]
+
+
+@pytest.mark.cpu_only
+def test_parts_of_different_batches_are_read_at_once() -> None:
+    """Draft tokens are drawn for all rows, and only rows whose prompt has been read are judged."""
+    with Pretend() as pretend:
+        parts = [torch.ones(2, device="cpu"), torch.zeros(3, 1, device="cpu"), torch.tensor([7])]
+        assert read(*parts) == [[1.0, 1.0], [[0.0], [0.0], [0.0]], [7]]
+    assert pretend.reads == ["tolist"]
 
 
 @pytest.mark.cpu_only

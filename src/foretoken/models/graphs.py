@@ -10,7 +10,10 @@ or how tokens are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -54,8 +57,8 @@ class FixedCache(RaggedCache):
 
 
 class Recordable(TorchDispatchMode):
-    """Refuses operations whose shapes depend on data or that make the host wait: a graph cannot
-    hold them."""
+    """Refuses operations whose shapes depend on data, that make the host wait or that copy between
+    host and device: a graph cannot hold them."""
 
     BARRED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -70,6 +73,8 @@ class Recordable(TorchDispatchMode):
         if "aten.index" in name:  # its shape depends on data where a mask is an index
             indices = args[1] if isinstance(args[1], list | tuple) else []
             barred = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+        elif "copy" in name:  # refused before a recording, which fails as a whole and spoils more
+            barred = crosses(args, kwargs or {})
         else:
             barred = any(tag in func.tags for tag in self.BARRED)
         if barred:
@@ -80,6 +85,14 @@ class Recordable(TorchDispatchMode):
         with self:  # the parts of an operation are checked as well
             result = func.decompose(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
+
+
+def crosses(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a copy goes from one kind of device to another."""
+    places = {x.device.type for x in args if isinstance(x, Tensor)}
+    if kwargs.get("device") is not None:
+        places.add(torch.device(kwargs["device"]).type)
+    return len(places) > 1
 
 
 def power(n: int) -> int:
@@ -99,6 +112,7 @@ def wide(tokens: int) -> int:
 
 Made = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
 
+RECORDING = Lock()  # each begins with a wait for the whole device
 WIDEST = 33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
 
 
@@ -285,7 +299,7 @@ class Pass:
     def _record(self) -> None:
         """Record, after runs that let libraries choose their kernels; each writes the same keys and
         values to the same slots."""
-        with torch.cuda.device(self.ids.device):
+        with RECORDING, torch.cuda.device(self.ids.device):
             side = torch.cuda.Stream()  # as CUDA asks
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -293,9 +307,22 @@ class Pass:
                     self.forward(self.ids, self.lengths, self.firsts)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            mode = "thread_local"  # other threads may go on, but for waits for the whole device
+            with undisturbed(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode):
                 self.made = self.forward(self.ids, self.lengths, self.firsts)
             self.graph = graph
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep garbage collection from a recording: an old graph that it frees would spoil this one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def rehearsed(model: GraphModel) -> GraphModel:

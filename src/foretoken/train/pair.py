@@ -114,7 +114,7 @@ def joined(
 
 
 def fresh(target: PreTrainedModel, shape: Shape, seed: int) -> PreTrainedModel:
-    """A random float32 model of the target's architecture, with the sizes in `shape`.
+    """A random float32 model of the target's architecture and device, with the sizes in `shape`.
 
     Raises InputError for names that are no sizes, values that are no counts, and sizes that do
     not fit each other.
@@ -134,7 +134,7 @@ def fresh(target: PreTrainedModel, shape: Shape, seed: int) -> PreTrainedModel:
     except Exception as error:  # architectures raise many kinds
         raise InputError(f"no model has the shape {shape}: {one_line(error)}") from None
     model.generation_config = copy.deepcopy(target.generation_config)
-    return model
+    return model.to(target.device)
 
 
 def sizes(config: PreTrainedConfig) -> dict[str, int]:

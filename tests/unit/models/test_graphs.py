@@ -71,7 +71,8 @@ def test_the_guard_lets_fixed_shapes_through_and_names_others() -> None:
     with Recordable("Mine"):
         chosen = x[torch.tensor([0, 2])]
     assert chosen.tolist() == [0, 2]
-    for depends in (lambda: x[x > 1], lambda: x.nonzero(), lambda: float(x.sum())):
+    moves = (lambda: x.to("meta"), lambda: torch.empty(4, device="meta").copy_(x))
+    for depends in (lambda: x[x > 1], lambda: x.nonzero(), lambda: float(x.sum()), *moves):
         with pytest.raises(RefusedError, match="Mine cannot be run in fixed shapes"):
             with Recordable("Mine"):
                 depends()
@@ -83,6 +84,7 @@ CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder
 @pytest.mark.parametrize("name", CAUSAL)
 def test_ragged_equals_alone(name: str) -> None:
     """Joins, rollbacks, growth, repeated rows and leaves; float32 casts within families allowed."""
+    pairs.must_record(name)
     model = pairs.random(name, 0)
     assert deviation(model, GraphModel(model)) < (1e-5 if name in pairs.SINGLE else 1e-6)
 
@@ -168,6 +170,7 @@ class Work(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"])
 def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a recording holds must be all there is to do at any lengths and for any ids."""
+    pairs.must_record(name)
     seen: dict[tuple[int, ...], list[Any]] = {}
     run = Pass.__call__
 

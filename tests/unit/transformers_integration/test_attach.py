@@ -12,13 +12,13 @@ from transformers import GenerationConfig
 
 import foretoken
 from foretoken.errors import ForeignError, InputError, RefusedError
-from pairs import PROMPTS, random, relative, target
+from pairs import DEVICE, PROMPTS, random, relative, target
 from refusals import REFUSALS, Recorder
 from tiny import byte_level, llama
 
 PLAIN = {"max_new_tokens": 12, "pad_token_id": 1, "do_sample": False}
-IDS = torch.tensor([PROMPTS[1]])
-SHORT = {"inputs": torch.tensor([PROMPTS[0]])}
+IDS = torch.tensor([PROMPTS[1]], device=DEVICE)
+SHORT = {"inputs": torch.tensor([PROMPTS[0]], device=DEVICE)}
 
 
 @pytest.fixture

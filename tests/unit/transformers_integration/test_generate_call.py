@@ -31,7 +31,7 @@ from foretoken.errors import (
     RefusedError,
 )
 from foretoken.transformers_integration.generate_call import GenerateCall
-from pairs import PROMPTS, V, an_end, relative, target
+from pairs import DEVICE, PROMPTS, V, an_end, relative, target
 from refusals import Recorder
 from tiny import byte_level, llama, t5
 
@@ -57,11 +57,11 @@ def made(name: str) -> tuple[Any, Speculator]:
 def ours(spec: Speculator, ids: Any, **options: Any) -> Any:
     """`generate` of the Speculator's own model; a fixed gamma, whose cost nobody measures."""
     own = {"custom_generate": spec, "num_assistant_tokens": DRAFT_TOKENS}
-    return model_of(spec).generate(torch.tensor(ids), **(PLAIN | own | options))
+    return model_of(spec).generate(torch.tensor(ids, device=DEVICE), **(PLAIN | own | options))
 
 
 def theirs(spec: Speculator, ids: Any, **options: Any) -> Any:
-    return model_of(spec).generate(torch.tensor(ids), **(PLAIN | options))
+    return model_of(spec).generate(torch.tensor(ids, device=DEVICE), **(PLAIN | options))
 
 
 def model_of(spec: Speculator) -> Any:
@@ -77,7 +77,7 @@ def mask_of(prompts: list[list[int]], *, right: bool = False) -> tuple[list[Any]
         parts, marks = [pads, prompt], [[0] * len(pads), [1] * len(prompt)]
         rows.append(sum(parts[::-1] if right else parts, []))
         masks.append(sum(marks[::-1] if right else marks, []))
-    return rows, torch.tensor(masks)
+    return rows, torch.tensor(masks, device=DEVICE)
 
 
 class Favour(LogitsProcessor):
@@ -241,7 +241,7 @@ def test_the_encoder_does_not_run_again():
 def test_a_decoder_may_begin_with_several_ids():
     _, spec = made("T5")
     start = model_of(spec).generation_config.decoder_start_token_id
-    options = {"decoder_input_ids": torch.tensor([[start, 7, 9]])}
+    options = {"decoder_input_ids": torch.tensor([[start, 7, 9]], device=DEVICE)}
     expected = theirs(spec, [PROMPTS[0]], **options)
     assert ours(spec, [PROMPTS[0]], **options).tolist() == expected.tolist()
     assert expected[0, :3].tolist() == [start, 7, 9]
@@ -258,11 +258,11 @@ def test_sources_are_repeated_with_their_rows():
 
 def test_what_an_encoder_has_read_must_be_ids():
     model, spec = made("T5")
-    states = model.get_encoder()(torch.tensor([PROMPTS[0]]))
+    states = model.get_encoder()(torch.tensor([PROMPTS[0]], device=DEVICE))
     with pytest.raises(RefusedError, match="^encoder_outputs is given"):
         model.generate(encoder_outputs=states, custom_generate=spec, **PLAIN)
     with pytest.raises(RefusedError, match="^inputs_embeds is given"):
-        embeds = model.get_input_embeddings()(torch.tensor([PROMPTS[0]]))
+        embeds = model.get_input_embeddings()(torch.tensor([PROMPTS[0]], device=DEVICE))
         model.generate(inputs_embeds=embeds, custom_generate=spec, **PLAIN)
     for sound in (torch.zeros(1, 3, 8), torch.full((1, 3), -100), None):
         handed = GenerateCall(
@@ -450,7 +450,7 @@ def test_transformers_names_for_gamma():
         (6, {"generation_config": GenerationConfig(prompt_lookup_num_tokens=6, **PLAIN)}),
     ]:
         asked.clear()
-        model.generate(torch.tensor([PROMPTS[0]]), custom_generate=spec, **options)
+        model.generate(torch.tensor([PROMPTS[0]], device=DEVICE), custom_generate=spec, **options)
         assert asked[0] == gamma
 
 
@@ -522,7 +522,7 @@ class OnlyRow(LogitsProcessor):
     ("options", "says"),
     [
         (
-            {"logits_processor": [MinNewTokensLengthLogitsProcessor(2, 3, 0)]},
+            {"logits_processor": [MinNewTokensLengthLogitsProcessor(2, 3, 0, DEVICE)]},
             "MinNewTokensLengthLogitsProcessor counts a batch's places",
         ),
         ({"stopping_criteria": [After()]}, "After may end one row before another"),
@@ -531,7 +531,7 @@ class OnlyRow(LogitsProcessor):
 )
 def test_what_a_batch_cannot_have_a_row_can(causal, options, says):
     _, spec = causal
-    padded = {"attention_mask": torch.tensor([[0, 1, 1]])}
+    padded = {"attention_mask": torch.tensor([[0, 1, 1]], device=DEVICE)}
     with pytest.raises(RefusedError, match=f"^{says}"):
         ours(spec, [[5, 2], [3, 4]], **options)
     if "logits_processor" in options:
@@ -553,7 +553,9 @@ def test_a_processor_of_transformers_that_reads_no_place_is_passed_on_in_a_batch
 def test_another_model_is_refused(causal):
     model, spec = causal
     with pytest.raises(ForeignError, match="^custom_generate is a Speculator of another model"):
-        relative(model).generate(torch.tensor([PROMPTS[0]]), custom_generate=spec, **PLAIN)
+        relative(model).generate(
+            torch.tensor([PROMPTS[0]], device=DEVICE), custom_generate=spec, **PLAIN
+        )
 
 
 def test_ids_outside_the_vocabulary(causal):

@@ -37,7 +37,7 @@ from foretoken.transformers_integration.unsupported import (
     withheld,
 )
 from oracle import random_model
-from pairs import relative, target
+from pairs import DEVICE, relative, target
 from refusals import ENTRIES, REFUSALS, Refusal
 from tiny import llama, t5
 
@@ -74,7 +74,7 @@ def refused(refusal: Refusal) -> ForeignError:
     spec = speculator(refusal.family)
     options = refusal.options(spec.target.model)
     if not {"inputs", "inputs_embeds", "encoder_outputs"} & options.keys():
-        options["inputs"] = torch.tensor([[5, 17, 33]])
+        options["inputs"] = torch.tensor([[5, 17, 33]], device=DEVICE)
     with pytest.raises(ForeignError) as error:
         spec.target.model.generate(custom_generate=spec, **(PLAIN | options))
     return error.value
