@@ -280,8 +280,9 @@ class Alone:
             return
         if (noise or not fixed) and done is not None and len(errors) == 2:
             return  # how many tokens come before depends on what is guessed at once
-        if not fixed and done is not None and any("logits hold" in error for error in errors):
-            # and so does whether any come: behind a draft token that is not kept they may, too
+        if not fixed and any("logits hold" in error for error in errors):
+            # and so does whether any come: behind a draft token that is not kept they may, too, and
+            # a draft that is not asked fails nothing
             return
         assert done is not None and place == len(found) == len(own.tokens), asked
         assert done.finish_reason == own.finish_reason and done.stop_reason == own.stop_reason
