@@ -134,7 +134,8 @@ def fresh(target: PreTrainedModel, shape: Shape, seed: int) -> PreTrainedModel:
     except Exception as error:  # architectures raise many kinds
         raise InputError(f"no model has the shape {shape}: {one_line(error)}") from None
     model.generation_config = copy.deepcopy(target.generation_config)
-    return model.to(target.device)
+    placed: Any = model
+    return placed.to(target.device)
 
 
 def sizes(config: PreTrainedConfig) -> dict[str, int]:
