@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import pairs
 from foretoken import InputError, RefusedError, load
-from foretoken.models.stock.selfcheck import CONTEXT, SWITCH, WINDOW, check, shrunk, stir
+from foretoken.models.stock.selfcheck import CONTEXT, HEAD, SWITCH, WINDOW, check, shrunk, stir
 from foretoken.models.stock.selfcheck import thresholds as lengths_named
 from foretoken.models.stock.sizes import context_limit
 from pairs import stock
@@ -81,7 +81,7 @@ def test_the_self_check_gets_beyond_them(name: str) -> None:
     """Every number of the real configuration that is named as a length is small in the copy."""
     family, settings = FAMILIES[name]
     config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**(BASE | settings))
-    small = shrunk(config, narrow=True)
+    small = shrunk(config, HEAD)
     named = [
         settings[key] for key in settings if "window" in key and settings[key] not in (1, True)
     ]

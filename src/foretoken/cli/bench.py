@@ -150,6 +150,8 @@ def _require(options: BenchOptions, gammas: list[int], sizes: list[int], vs: lis
         )
     if len(set(vs)) != len(vs):
         raise InputError(f"--vs names a peer twice: {', '.join(vs)}; give each once")
+    if vs and options.loading.adapter is not None:
+        raise InputError("--vs gives peers the target's files, without --adapter; leave out one")
     if not (vs or sizes):
         return
     from foretoken.lab.bench import ALONE, command  # late: torch takes seconds to import

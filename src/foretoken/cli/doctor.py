@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections import Counter
 from dataclasses import asdict
 from datetime import date, datetime
 from itertools import groupby
@@ -20,12 +21,15 @@ from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, milliseconds, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
+from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
     from foretoken.costing.stored import Kept
 
 EXACT = "float32"
+ROOM = 8_000_000_000  # bytes that a class may take to be tried
+OUTCOMES = ("equal", "refused", "differs", "failed", "not from ids", "not built")
 SAYS = (
     "a pass of linear layers alone over so many tokens, on OpenVINO; -: time or memory did not "
     "suffice. Precisions below float32 make another model of a target; a draft's never changes the "
@@ -55,6 +59,10 @@ def doctor(
             help="Remove converted models and measured costs. They are made again.",
         ),
     ] = False,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help=LOADING["adapter"].help, rich_help_panel=LOADING["adapter"].panel),
+    ] = None,
     held_out: Annotated[
         Path | None,
         typer.Option(
@@ -66,19 +74,28 @@ def doctor(
         bool,
         typer.Option("--speed", help="Time each precision by model size; takes about 20 s."),
     ] = False,
+    families: Annotated[
+        bool,
+        typer.Option(
+            "--families",
+            help="Compare every class of transformers that generates text, tiny and random, with "
+            "its own generate; takes minutes, and goes on where it was stopped.",
+        ),
+    ] = False,
     as_json: option.Json = False,
 ) -> None:
     """Show versions, the processor, memory bandwidth, and the backend of each model family."""
     if (
         model is None
         and held_out is None
-        and (origin, placing) != (option.Origin(), option.Placing())
+        and (origin, placing, adapter) != (option.Origin(), option.Placing(), None)
     ):
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
-    if sum([cache, clear_cache, speed, held_out is not None]) > 1:
-        raise InputError("give one of --cache, --clear-cache, --speed and --held-out")
-    if model is not None and speed:
-        raise InputError(f"--speed is of this machine; give it or {model!r:.60}, not both")
+    if sum([cache, clear_cache, speed, families, held_out is not None]) > 1:
+        raise InputError("give one of --cache, --clear-cache, --speed, --families and --held-out")
+    for name, on in (("--speed is of this machine", speed), ("--families is of all", families)):
+        if model is not None and on:
+            raise InputError(f"{name}; give it or {model!r:.60}, not both")
     quiet()
     console = Console(highlight=False)
     reading = contention.read()
@@ -88,10 +105,13 @@ def doctor(
         document, show = _cached(), _show_cached
     elif speed:
         document, show = _speeds(), _show_speeds
+    elif families:
+        document, show = _families(), _show_families
     elif held_out is not None:
-        document, show = _rounded(model, origin, placing, held_out), _show_rounded
+        document = _rounded(model, origin, placing, adapter, held_out)
+        show = _show_rounded
     elif model is not None:
-        document, show = _placed(model, origin, placing), _show_placed
+        document, show = _placed(model, origin, placing, adapter), _show_placed
     else:
         document, show = _everything(), _show_everything
     document["others"] = contention.share([contention.taken(reading)])
@@ -211,7 +231,38 @@ def _show_speeds(console: Console, document: dict[str, Any]) -> None:
     console.print(SAYS)
 
 
-def _placed(model: str, origin: option.Origin, placing: option.Placing) -> dict[str, Any]:
+def _families() -> dict[str, Any]:
+    """Judge every class in as many processes as there are processors and memory for."""
+    import psutil
+
+    from foretoken.lab.census import census, classes
+    from foretoken.storage.cache import versions
+
+    names = sorted(classes())
+    workers = min(psutil.cpu_count() or 1, psutil.virtual_memory().available // ROOM)
+    verdicts = bar(census(names, max(1, workers)), "trying", len(names))
+    return {"versions": versions(), "families": [asdict(each) for each in verdicts]}
+
+
+def _show_families(console: Console, document: dict[str, Any]) -> None:
+    families = sorted(document["families"], key=lambda each: each["name"])
+    for each in families:
+        said = ", ".join(filter(None, [each["form"], each["reason"]]))
+        console.print(
+            f"{each['name']}: {each['outcome']}{f' ({said})' if said else ''}",
+            soft_wrap=True,
+            markup=False,
+        )
+    outcomes = Counter((each["kind"], each["outcome"]) for each in families)
+    view = table("classes that read", *OUTCOMES)
+    for kind in dict.fromkeys(each["kind"] for each in families):
+        view.add_row(kind, *(str(outcomes[kind, outcome]) for outcome in OUTCOMES))
+    console.print(view)
+
+
+def _placed(
+    model: str, origin: option.Origin, placing: option.Placing, adapter: str | None
+) -> dict[str, Any]:
     from foretoken.loading.memory import usable
     from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
@@ -219,8 +270,9 @@ def _placed(model: str, origin: option.Origin, placing: option.Placing) -> dict[
 
     LoadOptions(**vars(placing))
     placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
-    placed = place(source(model, origin.revision, origin.trust_remote_code), placement)
-    return {"model": model, "runtime": placed.model.runtime, "why": placed.why}
+    read = source(model, origin.revision, origin.trust_remote_code, adapter)
+    placed = place(read, placement)
+    return {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
 
 
 def _show_placed(console: Console, document: dict[str, Any]) -> None:
@@ -228,7 +280,11 @@ def _show_placed(console: Console, document: dict[str, Any]) -> None:
 
 
 def _rounded(
-    model: str | None, origin: option.Origin, placing: option.Placing, held_out: Path
+    model: str | None,
+    origin: option.Origin,
+    placing: option.Placing,
+    adapter: str | None,
+    held_out: Path,
 ) -> dict[str, Any]:
     """Measure on a text how rounding changes a model. Raises InputError and RefusedError for one
     that cannot be rounded or read."""
@@ -241,7 +297,8 @@ def _rounded(
         )
     content = read_text(held_out, "held-out text")
     # the distribution as it is, without bans and penalties
-    options: dict[str, Any] = {**vars(origin), **vars(placing), "generation_config": "ignore"}
+    options: dict[str, Any] = {**vars(origin), **vars(placing), "adapter": adapter}
+    options["generation_config"] = "ignore"
     as_it_was: dict[str, Any] = options | {"dtype": EXACT}
     exact = load(model, "none", **as_it_was)
     if exact.tokenizer is None:

@@ -20,7 +20,7 @@ from foretoken.errors import InputError, one_line
 from foretoken.storage.cache import cache_folder, versions
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 NEEDED = ("gguf", "accelerate")  # transformers reads such files with these
 
@@ -41,13 +41,6 @@ def whole() -> dict[str, Any]:
 
     config = getattr(transformers, "GgufConfig", None)  # before 5.23 there is no other way
     return {"quantization_config": config(dequantize=True)} if config else {}
-
-
-def forget_blocks(network: PreTrainedModel) -> None:
-    """Let a network with plain weights be used as such: transformers takes it for quantized."""
-    quantizer = getattr(network, "hf_quantizer", None)
-    if quantizer is not None:
-        quantizer.remove_quantization_config(network)
 
 
 def tokenizer(file: Path) -> PreTrainedTokenizerBase:

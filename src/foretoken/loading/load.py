@@ -101,7 +101,8 @@ def _known(
     target: str | Path | PreTrainedModel, asked: LoadOptions, placement: Placement
 ) -> KnownTarget:
     """Read all of a target that a draft must fit."""
-    facts = ModelFacts(read_of(target, asked.revision, asked.trust_remote_code), placement)
+    read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
+    facts = ModelFacts(read, placement)
     settings = facts.settings
     if asked.generation_config == "ignore":
         settings = replace(settings, controls={}, suggested={})
@@ -112,7 +113,8 @@ def _known(
         tokenizer = tokenizer_of(target, asked.revision, asked.trust_remote_code)
     else:
         tokenizer = tokenizer_of(asked.tokenizer, None, asked.trust_remote_code, required=True)
-    return KnownTarget(name_of(target), facts, settings, tokenizer)
+    name = name_of(target) if asked.adapter is None else f"{name_of(target)} with {asked.adapter}"
+    return KnownTarget(name, facts, settings, tokenizer)
 
 
 def asset(name: str) -> Path:

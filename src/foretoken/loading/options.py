@@ -89,6 +89,13 @@ class LoadOptions:
         flag="--ignore-generation-config",
         group="reading",
     )
+    adapter: str | Path | None = option(
+        None,
+        as_given,
+        "Merge this LoRA adapter of peft into the target: a folder or hub id.",
+        "Loading",
+        group="target",
+    )
     kv_dtype: str | None = option(
         None,
         one_of(KV_DTYPES),
@@ -156,6 +163,7 @@ class LoadKeywords(TypedDict, total=False):
     trust_remote_code: bool
     tokenizer: str | Path | PreTrainedTokenizerBase | None
     generation_config: str | None
+    adapter: str | Path | None
     kv_dtype: str | None
     draft_dtype: str | None
     draft_revision: str | None

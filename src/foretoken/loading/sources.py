@@ -19,7 +19,7 @@ import torch
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file
-from foretoken.loading import gguf, hub, memory
+from foretoken.loading import adapters, gguf, hub, memory, quantized
 from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
 
@@ -53,6 +53,7 @@ class Source:
     name: str
     path: str  # a folder or a hub id
     options: dict[str, Any]  # of `from_pretrained`: revision, trust, and a GGUF file in the folder
+    adapter: Path | None = None  # a folder, to be merged into the weights
 
     @property
     def gguf(self) -> Path | None:
@@ -114,7 +115,7 @@ class Source:
         where there is no room for them."""
         memory.require(self.name, memory.weight_bytes(self.empty, dtype), device)
         options = self.options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        options |= gguf.whole() if self.gguf else {}
+        options |= gguf.whole() if self.gguf else quantized.plain(self.config, self.name)
         try:
             auto = _auto(self.config, self.name, self.trust)
             network, report = auto.from_pretrained(self.path, dtype=dtype, **options)
@@ -122,21 +123,21 @@ class Source:
             more = "; if the file may be cut off, fetch it again" if self.gguf else ""
             raise InputError(f"{self.name} cannot be loaded: {one_line(error)}{more}") from None
         _require_weights(self.name, type(network).__name__, report)
-        gguf.forget_blocks(network)
-        return network.to(device).eval()
+        quantized.forget(network)
+        if self.adapter is not None:
+            network = adapters.merged(network, self.adapter)
+        ready: Any = network
+        return ready.to(device).eval()
 
     def files(self) -> list[Path] | None:
         """Return all that it is made from, also where an index points outside the folder; None for
-        a model of the hub, which a commit identifies. Raises RefusedError for an adapter, whose
-        base model is elsewhere."""
+        a model of the hub, which a commit identifies."""
         folder = Path(self.path)
         if not hub.is_folder(self.path):
             return None
         if self.gguf:
-            return [self.gguf]
-        if (folder / "adapter_config.json").exists():
-            raise RefusedError(f"{self.name} holds an adapter: merge it into its base model")
-        files = {file for pattern in MADE_FROM for file in folder.glob(pattern)}
+            return [self.gguf, *self.changes]
+        files = {file for pattern in MADE_FROM for file in folder.glob(pattern)} | {*self.changes}
         weights = _json(folder / "config.json").get("transformers_weights")
         files |= {folder / weights} if isinstance(weights, str) else set()
         for index in [file for file in files if file.name.endswith(".index.json")]:
@@ -144,6 +145,11 @@ class Source:
             for name in set(shards.values()) if isinstance(shards, dict) else ():
                 files |= {folder / str(name), index.parent / str(name)}
         return [file for file in files if file.is_file()]
+
+    @property
+    def changes(self) -> list[Path]:
+        """The files of its adapter."""
+        return [] if self.adapter is None else adapters.files(self.adapter)
 
     @property
     def commit(self) -> str | None:
@@ -160,15 +166,21 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def source(name: str | Path, revision: str | None, trust: bool) -> Source:
-    """Return the model in a folder or on the hub. Raises InputError where there is no such
-    model."""
+def source(
+    name: str | Path, revision: str | None, trust: bool, adapter: str | Path | None = None
+) -> Source:
+    """Return the model in a folder or on the hub, with an adapter where one is given. Raises
+    InputError where there is no such model, RefusedError for an adapter in its place."""
     path, options = hub.path(name), {"revision": revision, "trust_remote_code": trust}
+    if hub.is_folder(path) and (Path(path) / adapters.CONFIG).exists():
+        raise RefusedError(f"{name} holds an adapter; give its base model, and adapter={path!r}")
+    change = None if adapter is None else adapters.folder(adapter)
+    named = str(name) if adapter is None else f"{name} with {adapter}"
     if file := hub.gguf(path, revision):
         gguf.require()
         folder = {"revision": None, "gguf_file": file.name}
-        return Source(str(name), str(file.parent), options | folder)
-    return Source(str(name), path, options | hub.way(path, revision))
+        return Source(named, str(file.parent), options | folder, change)
+    return Source(named, path, options | hub.way(path, revision), change)
 
 
 def in_memory(model: object) -> TypeGuard[PreTrainedModel]:
@@ -179,9 +191,19 @@ def in_memory(model: object) -> TypeGuard[PreTrainedModel]:
 
 
 def read_of(
-    model: str | Path | PreTrainedModel, revision: str | None, trust: bool
+    model: str | Path | PreTrainedModel,
+    revision: str | None,
+    trust: bool,
+    adapter: str | Path | None = None,
 ) -> Source | PreTrainedModel:
-    return model if in_memory(model) else source(cast(str | Path, model), revision, trust)
+    if not in_memory(model):
+        return source(cast(str | Path, model), revision, trust, adapter)
+    if adapter is not None:
+        raise InputError(
+            f"adapter is {adapter!r:.60}, but the target is in memory; merge it there: "
+            "PeftModel.from_pretrained(target, adapter).merge_and_unload()"
+        )
+    return model
 
 
 def unwrapped(model: object, name: str) -> object:

@@ -275,6 +275,7 @@ def test_ctrl_c_while_it_warms_up(
         (("--repeats", 0), "repeats is 0; give 1 or more"),
         (("--vs", "vllm"), "--vs is 'vllm'; give one of"),
         (("--vs", "transformers", "--vs", "transformers"), "names a peer twice"),
+        (("--vs", "transformers", "--adapter", "x"), "without --adapter; leave out one"),
         (("--batch", "1,x"), "batch is '1,x'; give numbers separated by commas"),
         (("--batch", "0,1"), "batch is [0, 1]; give numbers from 1 to 16"),
         (("--batch", "8,17"), "batch is [8, 17]; give numbers from 1 to 16"),

@@ -47,7 +47,7 @@ def test_a_models_files(tmp_path):
     (path / "model.safetensors.index.json").write_text("[")  # loading reports it
     assert path / "model.safetensors" in (source(path, None, False).files() or ())
     (path / "adapter_config.json").write_text("{}")
-    with pytest.raises(RefusedError, match="holds an adapter: merge it into its base model"):
+    with pytest.raises(RefusedError, match="holds an adapter; give its base model"):
         source(path, None, False).files()
 
 

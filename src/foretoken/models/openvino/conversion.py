@@ -165,6 +165,9 @@ class Convertible(Protocol):
     def files(self) -> list[Path] | None: ...
 
     @property
+    def changes(self) -> list[Path]: ...
+
+    @property
     def commit(self) -> str | None: ...
 
     def code(self) -> list[str]: ...
@@ -239,6 +242,7 @@ class Conversion:
         exported.facts.update(self.more(), identity=key)  # costs are remembered by it
         local = source.gguf or Path(source.path)
         name = source.name if source.files() is None else str(local.resolve())
+        name += f" with {source.changes[0].parent.resolve()}" if source.changes else ""
         stored = store.find(key) if store.keep(key, exported, name, form) else None
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
         if stored is None:
@@ -278,7 +282,11 @@ def name_of(source: Convertible, way: Way, dtype: str, some: tuple[int, ...] = (
     files = source.files()
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
-    content = f"{source.name} {source.commit}" if files is None else store.digest(files)
+    if files is None:
+        changes = [store.digest(source.changes)] if source.changes else []
+        content = " ".join([source.name, str(source.commit), *changes])
+    else:
+        content = store.digest(files)
     return fingerprint(content, way.name, dtype, *map(str, some), *source.code())
 
 

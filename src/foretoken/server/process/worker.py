@@ -491,8 +491,9 @@ def _pace(completion: Completion, length: int) -> Pace | None:
 
 
 def _name(model: str) -> str:
-    """A model's name without where it lies: that is no client's concern."""
-    return Path(model).name if Path(model).exists() else model
+    """A model's name, and its adapter's, without where they lie: that is no client's concern."""
+    names = [Path(part).name if Path(part).exists() else part for part in model.split(" with ")]
+    return " with ".join(names)
 
 
 class _TooLongError(InputError):

@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_said(model: PagedModel) -> None:
 
 def test_soft_caps_have_no_paged_form() -> None:
     with pytest.raises(RefusedError, match="softcap"):
-        export_paged(small_copy(build("Gemma 2")))
+        export_paged(small_copy(type(build("Gemma 2")), build("Gemma 2").config))
 
 
 def test_an_export_leaves_the_model_as_it_was(network: PreTrainedModel) -> None:

@@ -11,11 +11,11 @@ import torch
 import foretoken
 from foretoken.drafters.blockwise import Heads
 from foretoken.errors import InputError, RefusedError
+from foretoken.lab.census import build
 from foretoken.models.stock import packed, rowwise
 from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN, RowwiseModel
 from foretoken.models.stock.selfcheck import check
 from foretoken.models.stock.selfcheck import deviation as deviation_of
-from zoo import build
 
 BLOCKS = ["BloomForCausalLM", "OpenAIGPTLMHeadModel", "Qwen3NextForCausalLM"]
 BLOCKS += ["LEDForConditionalGeneration"]

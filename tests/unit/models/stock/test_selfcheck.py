@@ -105,12 +105,16 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
         check(model)
 
 
+def small_of(model: PreTrainedModel) -> PreTrainedModel:
+    return selfcheck.small_copy(type(model), model.config)
+
+
 def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the window the small copy's rows would see past it: they are longer than it."""
     config = build("Mistral").config
     config.sliding_window, config.max_position_embeddings = 4096, 8192
     model = type(build("Mistral"))(config)
-    small = selfcheck.small_copy(model)
+    small = small_of(model)
     assert small.config.sliding_window == selfcheck.WINDOW
     assert check(model).delta < selfcheck.TOLERANCE
     plain = attention.ragged_mask
@@ -268,7 +272,7 @@ def test_a_large_model_is_checked_small() -> None:
     large = {"d_model": 1024, "decoder_layers": 12, "encoder_layers": 12, "vocab_size": 50000}
     with torch.device("meta"):
         model = BartForConditionalGeneration(BartConfig(**large))
-    small = selfcheck.small_copy(model)
+    small = small_of(model)
     assert sum(weight.numel() for weight in small.parameters()) < 200_000
     assert len(small.get_decoder().layers) == len(small.get_encoder().layers) == 2
 
@@ -281,6 +285,8 @@ SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24,
     [
         ("DeepseekV3ForCausalLM", transformers.DeepseekV3Config()),
         ("Gemma4ForCausalLM", transformers.Gemma4TextConfig()),
+        ("Gemma3nForCausalLM", transformers.Gemma3nTextConfig()),
+        ("Mistral4ForCausalLM", transformers.Mistral4Config()),
         (
             "Qwen2VLForConditionalGeneration",
             transformers.Qwen2VLConfig(text_config={"rope_parameters": SECTIONS}),
@@ -288,12 +294,13 @@ SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24,
     ],
 )
 def test_heads_with_parts_of_their_own_are_narrowed(name: str, config: Any) -> None:
-    """Latent attention, widths that differ by layer, positions of several axes."""
+    """Latent attention, widths that differ by layer, layers that read others' keys, positions of
+    several axes."""
     with torch.device("meta"):
         model = getattr(transformers, name)(config)
-    small = selfcheck.small_copy(model)
+    small = small_of(model)
     text = small.config.get_text_config(decoder=True)
-    assert text.hidden_size <= 512 and text.num_hidden_layers <= 3
+    assert text.hidden_size <= 512 and text.num_hidden_layers <= 8
     assert check(model).delta < selfcheck.TOLERANCE
 
 
@@ -333,7 +340,7 @@ def test_every_kind_of_layer_is_kept() -> None:
     config = build("Gemma 3").config
     config.layer_types = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"]
     config.num_hidden_layers = 7
-    small = selfcheck.shrunk(config, narrow=True)
+    small = selfcheck.shrunk(config, selfcheck.HEAD)
     assert set(small.layer_types) == {"sliding_attention", "full_attention"}
     assert small.num_hidden_layers == len(small.layer_types) == 3
 
@@ -347,7 +354,7 @@ def test_the_callers_randomness_is_left_alone() -> None:
 
 def test_the_small_copy_is_far_from_flat() -> None:
     for name in ("Llama", "GPT-2", "T5", "Gemma 2"):
-        small = selfcheck.small_copy(build(name))
+        small = small_of(build(name))
         rows = selfcheck.CheckedRows(small, random.Random(0))
         rows.start([5])
         rows.score(3)

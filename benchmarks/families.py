@@ -1,0 +1,98 @@
+"""docs/families.md from what every class of transformers was judged to be.
+
+foretoken doctor --families --json > benchmarks/results/families.json
+python benchmarks/families.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from foretoken.lab.census import MAPS
+
+ROOT = Path(__file__).parents[1]
+RESULT, PAGE = ROOT / "benchmarks/results/families.json", ROOT / "docs/families.md"
+# The most downloaded first, as of November 2026
+POPULAR = """
+Qwen2 Qwen3 Llama Gemma3 Gemma4 Qwen3_5 GptOss Mistral Phi3 Phi DeepseekV3 DeepseekV2 SmolLM3
+Granite Olmo2 Olmo3 GPT2 Qwen2_5_VL Qwen3VL Gemma3n Gemma2 Qwen3Moe Qwen2Moe Mixtral Ministral3
+Falcon Bloom OPT GPTNeoX GPTJ Llama4 Glm4Moe Glm4 Glm Lfm2 Cohere2 Cohere StableLm Starcoder2
+Qwen3Next FalconH1 Bamba NemotronH Nemotron T5 MT5 UMT5 T5Gemma Bart MBart M2M100 NllbMoe Pegasus
+Marian LongT5 LED Blenderbot Switch Kimi MiniMax HunYuan
+""".split()
+FORMS = {
+    "transformers": "batches share passes",
+    "transformers, row by row": "one row in a pass",
+    "transformers, row by row, token by token": "one row and token in a pass",
+}
+HEAD = """# Which families run
+Every class of transformers {transformers} that generates text, as a tiny random model of its
+default configuration, on torch {torch}: greedy texts of a ragged batch of three at gamma 0, 1 and
+4, with draft tokens of a look-up and of a model, against its own `generate`. Windows, chunks and
+other lengths at which a family changes are 8 tokens in these models, and the texts are longer.
+`foretoken doctor --families` tries them on your versions; `foretoken doctor MODEL` says how a model
+of yours runs, on OpenVINO too. This page is made by `python benchmarks/families.py`.
+
+- "Batches share passes": rows of different lengths in one forward pass, over a cache of ours.
+- "One row in a pass": over transformers' own cache of each row; exact, but a batch gains nothing.
+- "One row and token in a pass": its code reads blocks only at the start of a text, so draft tokens
+  save no passes.
+- "Not from ids": its own `generate` needs a picture or a sound.
+"""
+
+
+def main() -> None:
+    document = json.loads(RESULT.read_text())
+    families: list[dict[str, Any]] = sorted(document["families"], key=_rank)
+    runs = [each for each in families if each["outcome"] == "equal"]
+    lines = [HEAD.format(**document["versions"]), *_counts(families), "", "## Those that run"]
+    lines += ["| class | how |", "|---|---|"]
+    lines += [f"| {each['name']} | {FORMS[each['form']]} |" for each in runs]
+    for outcome, title in (("refused", "Those that are refused"), ("not from ids", "Not from ids")):
+        lines += ["", f"## {title}", "| class | reason |", "|---|---|"]
+        lines += [_reason(each) for each in families if each["outcome"] == outcome]
+    lines += ["", "## Not built", "Their default configuration makes no model here.", ""]
+    lines += [", ".join(each["name"] for each in families if each["outcome"] == "not built")]
+    PAGE.write_text("\n".join(lines) + "\n")
+
+
+def _counts(families: list[dict[str, Any]]) -> list[str]:
+    """A table of the outcomes by what the classes read, and the share of those that run."""
+    head = [
+        "read",
+        *FORMS.values(),
+        "refused",
+        "not from ids",
+        "not built",
+        "run of those possible",
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for kind in MAPS:
+        own = [each for each in families if each["kind"] == kind]
+        forms = Counter(each["form"] for each in own if each["outcome"] == "equal")
+        outcomes = Counter(each["outcome"] for each in own)
+        possible = sum(outcomes[name] for name in ("equal", "refused", "differs", "failed"))
+        cells = [*(forms[form] for form in FORMS)]
+        cells += [outcomes[name] for name in ("refused", "not from ids", "not built")]
+        share = f"{outcomes['equal'] / possible:.0%}" if possible else ""
+        lines.append(f"| {' | '.join([kind, *map(str, cells), share])} |")
+    return lines
+
+
+def _reason(each: dict[str, Any]) -> str:
+    name_and_remedy = r"^[\w.-]+ \(\w+\) |; use transformers' own .*$"
+    said = re.sub(name_and_remedy, "", each["reason"] or "")
+    return f"| {each['name']} | {said} |"
+
+
+def _rank(each: dict[str, Any]) -> tuple[int, str]:
+    at = [i for i, name in enumerate(POPULAR) if each["name"].startswith(name)]
+    return min(at, default=len(POPULAR)), each["name"]
+
+
+if __name__ == "__main__":
+    main()

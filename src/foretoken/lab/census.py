@@ -1,0 +1,264 @@
+"""Every class of transformers that generates text, as a tiny random model: how it runs here, and
+whether its text is that of its own `generate`.
+
+A class is judged by the small copy that the self-check makes of its default configuration: windows,
+chunks and other lengths at which a family changes are 8 tokens there, and the texts are longer. It
+does not know pictures or sounds: classes that read them are asked for text from ids alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto as auto
+
+from foretoken.errors import RefusedError, kind_of, one_line
+from foretoken.loading.load import load
+from foretoken.models.stock.selfcheck import CHECK_FORMAT, parts, small_copy, value_of
+from foretoken.storage.cache import remember, remembered, versions
+
+# By what they read
+MAPS = {
+    "text": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "text, by an encoder": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "sounds": auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    "pictures": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+}
+PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8]]
+NEW, GAMMAS = 16, (0, 1, 4)
+NOISE = 0.03  # of a draft's weights, which are else the target's
+FILE = "families.json"
+SECONDS = 300.0  # for one class
+
+# Configurations by hand, where the default one is none that a model can be built or run with
+AXES = {"rope_type": "default", "rope_theta": 1e4}
+SECTIONS = {"rope_parameters": AXES | {"mrope_section": [16, 24, 24]}}
+TURNED = {"rope_parameters": AXES | {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}}
+INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
+INDEXER |= {"indexer_budget": 16, "indexer_compress_ratio": 2, "ple_layer_ids": []}
+HYBRID = ["linear_attention", "full_attention"] * 16
+SETTINGS: dict[str, dict[str, Any]] = {
+    "BambaForCausalLM": {"attn_layer_indices": [1]},
+    "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6}},
+    "DeepseekOcr2ForConditionalGeneration": {"mlp_layer_types": ["dense", *["sparse"] * 31]},
+    "Glm46VForConditionalGeneration": TURNED,
+    "Glm4vForConditionalGeneration": TURNED,
+    "Glm4vMoeForConditionalGeneration": TURNED,
+    "Granite4VisionForConditionalGeneration": {
+        "deepstack_layer_map": [], "downsample_rate": "4/8", "spatial_target_layers": []
+    },
+    "GraniteMoeHybridForCausalLM": {"layer_types": HYBRID},
+    "KyutaiSpeechToTextForConditionalGeneration": {
+        "audio_pad_token_id": 70, "codebook_vocab_size": 17
+    },
+    "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"] * 16},
+    "Qwen2VLForConditionalGeneration": SECTIONS,
+    "Qwen2_5_VLForConditionalGeneration": SECTIONS,
+    "Qwen4ExpForCausalLM": INDEXER,
+    "Qwen4ExpForConditionalGeneration": INDEXER,
+}  # fmt: skip
+# What some of them leave open, though no model can be built without
+OPEN = {"head_dim": 128, "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts": 4}
+OPEN |= {"num_experts_per_tok": 2, "top_k_experts": 2, "n_shared_experts": 1, "n_group": 1}
+OPEN |= {"topk_group": 1, "moe_intermediate_size": 48, "pad_token_id": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A class, by name and the kind of its map, and what came of it."""
+
+    name: str
+    kind: str
+    outcome: str  # equal, refused, differs, failed, not from ids, not built
+    form: str | None = None  # that it runs in
+    reason: str | None = None
+    seconds: float = 0.0
+
+
+def classes() -> dict[str, str]:
+    """Return the names of the classes, each with the kind of its map."""
+    kinds: dict[str, str] = {}
+    for kind, names in MAPS.items():
+        for listed in names.values():
+            for name in [listed] if isinstance(listed, str) else listed:
+                kinds.setdefault(name, kind)
+    return kinds
+
+
+def build(name: str) -> PreTrainedModel:
+    """Return a tiny model of that class, random and far from flat; raises whatever its code
+    raises."""
+    cls = getattr(transformers, name)
+    types = (t for names in MAPS.values() for t, listed in names.items() if name in _listed(listed))
+    config: PreTrainedConfig = (cls.config_class or CONFIG_MAPPING[next(types)])()
+    text = config.get_text_config(decoder=True)
+    for key, value in SETTINGS.get(name, {}).items():
+        for part in (config, text):
+            if hasattr(part, key):
+                setattr(part, key, copy.deepcopy(value))
+    if not config.is_encoder_decoder and "is_decoder" in vars(config):
+        config.is_decoder = True
+    torch.manual_seed(0)
+    try:
+        model = small_copy(cls, config)
+    except Exception:
+        model = small_copy(cls, _closed(config))
+    return _ended(model)
+
+
+def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _closed(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration with what its class has left open."""
+    config = copy.deepcopy(config)
+    for part in parts(config):
+        for name, value in OPEN.items():
+            if name in dir(type(part)) and value_of(part, name) is None:
+                with suppress(AttributeError, NotImplementedError):  # it follows from others
+                    setattr(part, name, value)
+    return config
+
+
+def _ended(model: PreTrainedModel) -> PreTrainedModel:
+    """With an id that a text of an encoder-decoder begins with, and none that end one."""
+    config: Any = getattr(model, "generation_config", None)
+    if config is None:
+        return model
+    config.eos_token_id = config.forced_eos_token_id = config.forced_bos_token_id = None
+    config.pad_token_id, config.num_beams = 0, 1
+    config.suppress_tokens = config.begin_suppress_tokens = None  # ids of the real vocabulary
+    if model.config.is_encoder_decoder and config.decoder_start_token_id is None:
+        config.decoder_start_token_id = 0
+    return model
+
+
+def judge(name: str) -> Verdict:
+    """Build a class and compare its greedy texts with those of its own `generate`: by all gammas,
+    with draft tokens of a look-up and of a model, in a ragged batch."""
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of random configurations
+        verdict = _judged(Verdict(name, classes()[name], "not built"))
+    return replace(verdict, seconds=round(time.perf_counter() - start, 1))
+
+
+def _judged(verdict: Verdict) -> Verdict:
+    try:
+        model = build(verdict.name)
+    except Exception as error:
+        return replace(verdict, reason=f"its code raised {kind_of(error)}")
+    try:
+        expected = [_generated(model, prompt) for prompt in PROMPTS]
+    except Exception as error:
+        reason = f"its generate raised {kind_of(error)}"
+        return replace(verdict, outcome="not from ids", reason=reason)
+    try:
+        form, unequal = _compared(model, expected)
+    except RefusedError as error:
+        return replace(verdict, outcome="refused", reason=one_line(error))
+    except Exception as error:
+        return replace(verdict, outcome="failed", reason=f"{kind_of(error)}: {one_line(error)}")
+    outcome = "differs" if unequal else "equal"
+    return replace(verdict, outcome=outcome, form=form, reason=unequal)
+
+
+def _generated(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    text = model.generate(ids, max_new_tokens=NEW, do_sample=False)[0].tolist()
+    return text[1 if model.config.is_encoder_decoder else len(prompt) :]
+
+
+def _compared(model: PreTrainedModel, expected: list[list[int]]) -> tuple[str, str | None]:
+    """The form that a model runs in, and how its texts differ, if they do."""
+    for draft in ("lookup", _relative(model)):
+        spec = load(model, draft, runtime="transformers")
+        for gamma in GAMMAS:
+            texts = spec.generate(PROMPTS, max_new_tokens=NEW, gamma=gamma)
+            for b, (text, own) in enumerate(zip(texts, expected, strict=True)):
+                if list(text.tokens) != own:
+                    drafter = "lookup" if draft == "lookup" else "a model"
+                    return _form(spec.target), f"text {b} with {drafter} at gamma {gamma}"
+    return _form(spec.target), None
+
+
+def _form(target: Any) -> str:
+    runs: str = target.runtime
+    return f"{runs}, token by token" if getattr(target, "single", False) else runs
+
+
+def _relative(model: PreTrainedModel) -> PreTrainedModel:
+    """A draft that agrees at times."""
+    draft = copy.deepcopy(model)
+    dice = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            off = torch.randn(weight.shape, generator=dice, dtype=weight.dtype)
+            weight += NOISE * weight.std(correction=0) * off
+    return draft
+
+
+def census(names: Iterable[str], workers: int, seconds: float = SECONDS) -> Iterator[Verdict]:
+    """Judge classes in processes of their own, and yield each as it comes; those judged before with
+    the same versions are remembered.
+
+    Args:
+        names: Of `classes()`.
+        workers: Processes at a time.
+        seconds: For one class; then its process is ended.
+    """
+    known, todo = remembered(FILE), list[str]()
+    for name in names:
+        if _key(name) in known:
+            yield Verdict(**known[_key(name)])
+        else:
+            todo.append(name)
+    if not todo:
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ThreadPoolExecutor(workers) as pool:
+        for verdict in pool.map(partial(_apart, context, seconds), todo):
+            remember(FILE, _key(verdict.name), asdict(verdict))
+            yield verdict
+
+
+def _key(name: str) -> str:
+    return " ".join([name, str(CHECK_FORMAT), *versions().values()])
+
+
+def _apart(context: Any, seconds: float, name: str) -> Verdict:
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(name, send), daemon=True)
+    process.start()
+    send.close()
+    lost = Verdict(name, classes()[name], "failed", seconds=seconds)
+    try:
+        if receive.poll(seconds):
+            return receive.recv()
+        return replace(lost, reason=f"not done after {seconds:.0f} s")
+    except EOFError:
+        return replace(lost, reason="its process ended")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _tell(name: str, send: Connection) -> None:
+    send.send(judge(name))

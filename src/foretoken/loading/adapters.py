@@ -1,0 +1,74 @@
+"""Adapters: low-rank changes of a target's weights (LoRA, arXiv 2106.09685), as peft saves them,
+merged into the target when it is loaded, with the extra `peft`.
+
+A merged target runs as any model does. Does not know drafts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretoken.errors import InputError, RefusedError, one_line, shown
+from foretoken.loading import hub
+from foretoken.storage.files import parse_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CONFIG = "adapter_config.json"
+
+
+def folder(name: object) -> Path:
+    """Return the folder of an adapter, fetched from the hub where it is no folder. Raises
+    InputError where it holds none, RefusedError for one that cannot be merged."""
+    if not isinstance(name, str | Path):
+        raise InputError(f"adapter is {shown(name)}; give a folder or a hub id")
+    place = Path(name) if hub.is_folder(name) else _fetched(str(name))
+    try:
+        config = parse_json((place / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} holds no adapter: {CONFIG}: {one_line(error)}") from None
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        raise RefusedError(
+            f"the adapter {name} is of kind {kind}, and only LORA is merged here; merge it into "
+            "its base model with peft"
+        )
+    if find_spec("peft") is None:
+        raise InputError("an adapter needs peft, which is missing; pip install 'foretoken[peft]'")
+    return place
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # late: `--help` does without it
+
+    try:
+        return Path(snapshot_download(hub.path(name), allow_patterns=["adapter_*"]))
+    except InputError:
+        raise InputError(f"adapter is {name!r:.100}; give a folder or a hub id") from None
+    except Exception as error:  # of many kinds
+        raise InputError(f"{name} cannot be had from the hub: {one_line(error)}") from None
+
+
+def merged(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+    """Return the network with the adapter's changes in its weights. Raises InputError for an
+    adapter of another model, or whose weights are invalid."""
+    from peft import PeftModel  # late: takes a second
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a name that is going
+            wrapped: Any = PeftModel.from_pretrained(network, adapter)
+        return wrapped.merge_and_unload(safe_merge=True)
+    except Exception as error:  # peft raises many kinds
+        raise InputError(
+            f"the adapter {adapter} does not fit {type(network).__name__}: {one_line(error)}"
+        ) from None
+
+
+def files(adapter: Path) -> list[Path]:
+    """All that a merged model is made from beside its base."""
+    return sorted(file for file in adapter.glob("adapter_*") if file.is_file())

@@ -1,0 +1,47 @@
+"""Every class is judged in a process of its own, once for the installed versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from console import Run
+from foretoken.lab import census
+
+
+@pytest.fixture(autouse=True)
+def one_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(census, "classes", lambda: {"LlamaForCausalLM": "text"})
+
+
+def test_a_class_is_judged_in_its_own_process_and_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (verdict,) = census.census(["LlamaForCausalLM"], workers=1)
+    assert (verdict.outcome, verdict.form) == ("equal", "transformers")
+    monkeypatch.setattr(census, "_apart", None)  # would be called
+    assert list(census.census(["LlamaForCausalLM"], workers=1)) == [verdict]
+
+
+def test_one_that_takes_too_long_is_ended() -> None:
+    (verdict,) = census.census(["LlamaForCausalLM"], workers=1, seconds=0.0)
+    assert (verdict.outcome, verdict.reason) == ("failed", "not done after 0 s")
+
+
+def test_a_text_that_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: the text of another prompt."""
+    own = census._generated
+    monkeypatch.setattr(census, "_generated", lambda model, prompt: own(model, [*prompt, 9]))
+    verdict = census.judge("LlamaForCausalLM")
+    assert (verdict.outcome, verdict.reason) == ("differs", "text 0 with lookup at gamma 0")
+
+
+def test_doctor_prints_a_line_each_and_counts(console: Run) -> None:
+    shown = console("doctor", "--families")
+    assert shown.code == 0
+    assert "LlamaForCausalLM: equal (transformers)" in shown.out
+    assert "text" in shown.out.splitlines()[-1] and "1" in shown.out.splitlines()[-1]
+    refused = console("doctor", "some-model", "--families")
+    assert refused.code == 2 and "--families is of all; give it or 'some-model'" in refused.err
