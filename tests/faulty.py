@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from foretoken import Speculator
+from foretoken import Draft, Draw, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.loading import load
@@ -87,3 +87,17 @@ def work(pipe: Connection, setup: Setup) -> None:
 
     worker.measure = measure
     worker.work(pipe, setup)
+
+
+class Certain(Draw):
+    """Always the likeliest."""
+
+    def __call__(self, distribution: torch.Tensor, i: int) -> torch.Tensor:
+        return distribution.argmax(-1)
+
+
+class Liar(LMDrafter):
+    """Guesses the argmax, and gives the whole distribution as the q it drew from."""
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        return super().propose(gamma, Certain(draw.keys, draw.lengths, draw.params))

@@ -8,10 +8,12 @@ distribution of the next).
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
+from scipy import stats
 
 Text = tuple[int, ...]
 Model = Callable[[Text], np.ndarray]
@@ -199,3 +201,15 @@ def beam_search(
         if len(finished) == width and running[0][0] / at**length_penalty <= finished[-1][0]:
             break
     return [(text, score) for score, text in finished]
+
+
+def p_value(texts: Counter[Text], distribution: dict[Text, float]) -> float:
+    """Chi-square; texts expected fewer than 10 times share a cell, so that its distribution
+    holds."""
+    assert all(distribution.get(text, 0) > 0 for text in texts)  # nothing that was cut
+    cells = [(texts[text], texts.total() * weight) for text, weight in distribution.items()]
+    common = [cell for cell in cells if cell[1] >= 10]
+    rare = [cell for cell in cells if cell[1] < 10]
+    assert len(common) >= 30
+    observed, expected = zip(*common, tuple(map(sum, zip(*rare, strict=True))), strict=True)
+    return float(stats.chisquare(observed, expected, sum_check=False).pvalue)

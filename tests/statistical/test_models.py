@@ -11,14 +11,13 @@ from functools import cache
 
 import pytest
 import torch
-from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Config
 from transformers import T5ForConditionalGeneration as T5
 
 import oracle
 import pairs
-from foretoken import Draft, Draw, SamplingParams, Speculator, load
-from foretoken.drafters.lm import LMDrafter
+from faulty import Liar
+from foretoken import SamplingParams, Speculator, load
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.models.families import FAMILIES
 from foretoken.models.stock.model import CausalModel
@@ -72,20 +71,6 @@ def a_table() -> NGramDrafter:
     return NGramDrafter(fit(texts.tolist(), V, 2))
 
 
-class Certain(Draw):
-    """Always the likeliest."""
-
-    def __call__(self, distribution: torch.Tensor, i: int) -> torch.Tensor:
-        return distribution.argmax(-1)
-
-
-class Liar(LMDrafter):
-    """Guesses the argmax, and gives the whole distribution as the q it drew from."""
-
-    def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        return super().propose(gamma, Certain(draw.keys, draw.lengths, draw.params))
-
-
 DRAFTS = {
     "model": lambda model: pairs.relative(model, noise=0.4),
     "bfloat16": lambda model: pairs.relative(model, noise=0.4).bfloat16(),
@@ -120,18 +105,6 @@ def sampled(
     return Counter(tuple(text.tokens) for text in texts)
 
 
-def p_value(texts: Counter, distribution: dict[oracle.Text, float]) -> float:
-    """Chi-square; texts expected fewer than 10 times share a cell, so that its distribution
-    holds."""
-    assert all(distribution.get(text, 0) > 0 for text in texts)  # nothing that was cut
-    cells = [(texts[text], texts.total() * weight) for text, weight in distribution.items()]
-    common = [cell for cell in cells if cell[1] >= 10]
-    rare = [cell for cell in cells if cell[1] < 10]
-    assert len(common) >= 30
-    observed, expected = zip(*common, tuple(map(sum, zip(*rare, strict=True))), strict=True)
-    return float(stats.chisquare(observed, expected, sum_check=False).pvalue)
-
-
 CASES = [  # all of them: `test_every_case`
     ("Llama", "model", "block", CUT),
     ("Llama", "bfloat16", "block", PLAIN),
@@ -148,7 +121,7 @@ def test_texts_have_the_exact_distribution(
     mistral.rs #2424: sampling gave the argmax. DeepSpec #31: drawn from a distribution in bfloat16,
     judged by one in float32.
     """
-    assert p_value(sampled(name, kind, rule, 2, params), exact(name, params)) > ALPHA
+    assert oracle.p_value(sampled(name, kind, rule, 2, params), exact(name, params)) > ALPHA
 
 
 @pytest.mark.parametrize(
@@ -157,7 +130,7 @@ def test_texts_have_the_exact_distribution(
 def test_passes_of_fixed_shapes_keep_the_distribution(kind: str, params: SamplingParams) -> None:
     """Tokens stay in tensors until a step's one read; fails by chance for one seed in a million."""
     samples = sampled("Llama", kind, "block", 2, params, "graphs")
-    assert p_value(samples, exact("Llama", params)) > ALPHA
+    assert oracle.p_value(samples, exact("Llama", params)) > ALPHA
 
 
 @pytest.mark.prove
@@ -169,13 +142,13 @@ def test_every_case(name: str, kind: str, rule: str, params: SamplingParams) -> 
     """gamma 1 ends a block inside the text; each fails by chance for one seed in a million."""
     for gamma in 1, 3:
         texts = sampled(name, kind, rule, gamma, params, n=N)
-        assert p_value(texts, exact(name, params)) > ALPHA
+        assert oracle.p_value(texts, exact(name, params)) > ALPHA
 
 
 def test_a_lying_drafter_is_seen() -> None:
     """Argmax guesses with a dense q; by chance it would be missed less than once in 1e20 times."""
     texts = sampled("Llama", "liar", "speculative", 2, PLAIN)
-    assert p_value(texts, exact("Llama", PLAIN)) < 1e-20
+    assert oracle.p_value(texts, exact("Llama", PLAIN)) < 1e-20
 
 
 OFTEN = ("Llama", "T5")  # the ragged rows of the others: their self-check

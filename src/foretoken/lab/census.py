@@ -160,6 +160,9 @@ def judge(name: str) -> Verdict:
 
 
 def _judged(verdict: Verdict) -> Verdict:
+    reads = getattr(transformers, verdict.name).main_input_name
+    if reads != "input_ids":
+        return replace(verdict, outcome="not from ids", reason=f"it reads {reads}")
     try:
         model = build(verdict.name)
     except Exception as error:
@@ -172,7 +175,7 @@ def _judged(verdict: Verdict) -> Verdict:
     try:
         form, unequal = _compared(model, expected)
     except RefusedError as error:
-        return replace(verdict, outcome="refused", reason=one_line(error))
+        return replace(verdict, outcome="refused", reason=str(error))
     except Exception as error:
         return replace(verdict, outcome="failed", reason=f"{kind_of(error)}: {one_line(error)}")
     outcome = "differs" if unequal else "equal"

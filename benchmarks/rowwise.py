@@ -1,0 +1,108 @@
+"""Row by row against transformers' generate, at batch 1: plain, and with a draft.
+
+A random BLOOM (ALiBi: its rows share no cache), whose later layers change little, and a draft of
+its first layers. All ways alternate; ratios are within a round.
+Expected: plain as fast as generate, drafts faster than assisted generation, which reads its draft
+tokens one by one on the host as well.
+
+    python ../shared/tools/quiet.py && python benchmarks/rowwise.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+import warnings
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from transformers import BloomConfig, BloomForCausalLM
+
+import foretoken
+from foretoken.models.stock.selfcheck import stir
+from machine import save
+
+PROMPT, GAMMA = list(range(10, 42)), 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--kept", type=int, default=2, help="of them in the draft")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    target, draft = pair(arguments)
+    ways = contestants(target, draft, arguments.tokens)
+    texts = {name: run() for name, run in ways.items()}
+    equal = {name: text == texts["generate"] for name, text in texts.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(arguments.rounds):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    table = Table("way", "ms a token", "generate's time over it", "same text as generate")
+    rows = []
+    for name, own in times.items():
+        ratio = median(a / b for a, b in zip(times["generate"], own, strict=True))
+        cost = 1e3 * median(own) / arguments.tokens
+        table.add_row(name, f"{cost:.2f}", f"{ratio:.2f}", str(equal[name]))
+        rows.append({"way": name, "ms": cost, "ratio": ratio, "equal": equal[name]})
+    Console().print(table)
+    print(save("rowwise", {"asked": vars(arguments), "rows": rows}))
+
+
+def pair(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    config = BloomConfig(
+        vocab_size=8192, hidden_size=arguments.width, n_layer=arguments.layers,
+        n_head=arguments.width // 64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    target = BloomForCausalLM(config).eval()
+    stir(target)
+    with torch.no_grad():
+        for layer in target.transformer.h[arguments.kept :]:
+            layer.self_attention.dense.weight *= 0.02
+            layer.mlp.dense_4h_to_h.weight *= 0.02
+    target.generation_config.eos_token_id = None
+    draft = copy.deepcopy(target)
+    draft.transformer.h = nn.ModuleList(list(draft.transformer.h)[: arguments.kept])
+    draft.config.n_layer = arguments.kept
+    return target, draft
+
+
+def contestants(target: Any, draft: Any, tokens: int) -> dict[str, Callable[[], list[int]]]:
+    ids = torch.tensor([PROMPT])
+    spec = foretoken.load(target, draft, runtime="transformers")
+    assert spec.target.runtime == "transformers, row by row"
+    settings = draft.generation_config
+    settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = GAMMA, "constant"
+    settings.assistant_confidence_threshold = 0.0
+
+    def ours(gamma: int | None) -> list[int]:
+        return list(spec.generate([PROMPT], max_new_tokens=tokens, gamma=gamma)[0].tokens)
+
+    def theirs(**options: Any) -> list[int]:
+        text = target.generate(ids, max_new_tokens=tokens, do_sample=False, **options)
+        return text[0, len(PROMPT) :].tolist()
+
+    return {
+        "generate": theirs,
+        "ours, plain": lambda: ours(0),
+        f"ours, gamma {GAMMA}": lambda: ours(GAMMA),
+        "ours, automatic gamma": lambda: ours(None),
+        f"assisted, gamma {GAMMA}": lambda: theirs(assistant_model=draft),
+    }
+
+
+if __name__ == "__main__":
+    main()
