@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -264,4 +265,7 @@ def _apart(context: Any, seconds: float, name: str) -> Verdict:
 
 
 def _tell(name: str, send: Connection) -> None:
+    with open(os.devnull, "w") as nowhere:  # families print what they like
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
     send.send(judge(name))
