@@ -254,7 +254,7 @@ class PairLoading(_loading("pair"), Loading):
         nor the hub: before torch is imported, which takes seconds."""
         LoadOptions(**self.arguments)
         if target is not None:
-            hub.way(hub.path(target), self.revision)
+            hub.require(target, self.revision)
 
 
 # Single options

@@ -12,6 +12,10 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +39,34 @@ def require() -> None:
         )
 
 
+@contextmanager
+def parsed_once(file: Path | None) -> Iterator[None]:
+    """Let transformers read this file, for which it parses the whole header, in Python, once for a
+    config, a tokenizer and the weights, and makes the table of names once for each part of a
+    network. Both take seconds. None: no such file is read."""
+    if file is None:
+        yield
+        return
+    library: Any = import_module("gguf")
+    own = library.GGUFReader, library.get_tensor_name_map
+    library.GGUFReader = lambda path, *args: _reader(own[0], str(path), file.stat().st_mtime_ns)
+    library.get_tensor_name_map = lru_cache(own[1])
+    try:
+        yield
+    finally:
+        library.GGUFReader, library.get_tensor_name_map = own
+
+
+@lru_cache(maxsize=1)
+def _reader(kind: Any, path: str, changed: int) -> Any:
+    return kind(path)
+
+
+def forget_file() -> None:
+    """Let go of the last file that was parsed."""
+    _reader.cache_clear()
+
+
 def whole() -> dict[str, Any]:
     """Return options of `from_pretrained` that make plain weights of a file's blocks."""
     import transformers  # late: takes seconds
@@ -52,9 +84,10 @@ def tokenizer(file: Path) -> PreTrainedTokenizerBase:
     if folder is not None and folder.exists():
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     try:
-        loaded = AutoTokenizer.from_pretrained(
-            file.parent, gguf_file=file.name, trust_remote_code=False
-        )
+        with parsed_once(file):
+            loaded = AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False
+            )
     except Exception as error:  # the library raises many kinds
         raise InputError(f"the tokenizer in {file} cannot be read: {one_line(error)}") from None
     if folder is not None:

@@ -92,6 +92,13 @@ def _refuse_revision(place: str, kind: str, revision: str | None) -> None:
         )
 
 
+def require(name: str | Path, revision: str | None) -> None:
+    """Raise InputError for a name that leads to no model, wherever it is."""
+    place = path(name)
+    if gguf(place, revision) is None:
+        way(place, revision)
+
+
 def way(place: str, revision: str | None) -> dict[str, Any]:
     """Return options with which the libraries read a folder or hub id: `local_files_only` where the
     hub cannot be reached but its cache has the model. Raises InputError where neither has it, and

@@ -73,7 +73,8 @@ class Source:
         )
 
         try:
-            return AutoConfig.from_pretrained(self.path, **self.options)
+            with gguf.parsed_once(self.gguf):
+                return AutoConfig.from_pretrained(self.path, **self.options)
         except Exception as error:  # the library raises many kinds
             raise InputError(f"{self.name} cannot be read as a model: {one_line(error)}") from None
 
@@ -118,11 +119,13 @@ class Source:
         options |= gguf.whole() if self.gguf else quantized.plain(self.config, self.name)
         try:
             auto = _auto(self.config, self.name, self.trust)
-            network, report = auto.from_pretrained(self.path, dtype=dtype, **options)
+            with gguf.parsed_once(self.gguf):
+                network, report = auto.from_pretrained(self.path, dtype=dtype, **options)
         except Exception as error:
             more = "; if the file may be cut off, fetch it again" if self.gguf else ""
             raise InputError(f"{self.name} cannot be loaded: {one_line(error)}{more}") from None
         _require_weights(self.name, type(network).__name__, report)
+        gguf.forget_file()
         quantized.forget(network)
         if self.adapter is not None:
             network = adapters.merged(network, self.adapter)

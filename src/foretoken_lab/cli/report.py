@@ -114,7 +114,7 @@ def _recipes(paths: list[Path], out: Path, *, measuring: bool) -> list[Recipe]:
         read_prompts(recipe.prompts)
         LoadOptions(dtype=recipe.dtype)
         if recipe.target is not None:
-            hub.way(hub.path(recipe.target), None)
+            hub.require(recipe.target, None)
     return recipes
 
 

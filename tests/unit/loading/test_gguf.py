@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM
 
 import foretoken
+from console import Run
 from foretoken.errors import InputError
 from foretoken.loading import gguf, hub
 from foretoken.loading.sources import source
@@ -49,6 +50,16 @@ def test_values_are_those_of_the_file(tmp_path: Path, kind: GGMLQuantizationType
     ids = torch.arange(1, 40)[None]
     with torch.inference_mode():
         assert torch.equal(network(ids).logits, stock(ids).logits)
+
+
+def test_commands_take_it(folder: Path, console: Run) -> None:
+    file = str(folder / "tiny.gguf")
+    shown = console(
+        "generate", "It was", "--target", file, "--draft", "none", "--max-new-tokens", 2
+    )
+    assert shown.code == 0, shown.err
+    gone = console("generate", "It was", "--target", str(folder / "gone.gguf"))
+    assert gone.code == 2 and "gone.gguf cannot be read: No such file" in gone.err
 
 
 @pytest.mark.parametrize("runtime", ["transformers", "openvino"])
