@@ -223,7 +223,7 @@ def census(names: Iterable[str], workers: int, seconds: float = SECONDS) -> Iter
     the same versions are remembered.
 
     Args:
-        names: Of `classes()`.
+        names: Classes, as `classes` has them.
         workers: Processes at a time.
         seconds: For one class; then its process is ended.
     """

@@ -119,8 +119,16 @@ def _torch(
     source: Source | PreTrainedModel, dtype: str, device: torch.device
 ) -> tuple[Model, list[str]]:
     """Return the model on torch, over a ragged cache or else row by row; and remarks on that."""
-    form, objections = _form(source.empty if isinstance(source, Source) else source)
-    network = _loaded(source, dtype, device, form)
+    from foretoken.models.stock.selfcheck import UnbuiltError  # late: takes seconds
+
+    try:
+        form, objections = _form(source.empty if isinstance(source, Source) else source)
+        network = _loaded(source, dtype, device, form)
+    except UnbuiltError:
+        if not isinstance(source, Source):
+            raise
+        network = source.network(getattr(torch, dtype), device)
+        form, objections = _form(network)
     packed = _packed(source, network)  # before it is run: runners keep its layers
     return form.run(network), [*objections, *packed]
 
@@ -129,13 +137,16 @@ def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
     """Return the first form on torch that passes the self-check; what it costs, and the objections
     to those before it. Raises RefusedError where none passes."""
     from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN  # late: takes seconds
-    from foretoken.models.stock.selfcheck import ON_TORCH, self_check
+    from foretoken.models.stock.selfcheck import ON_TORCH, UnbuiltError, self_check
 
     objections: list[str] = []
     for form in (ON_TORCH, BY_ROW, BY_TOKEN):
         try:
-            self_check(network, form)
-            return form, [*dict.fromkeys(objections), *filter(None, [form.costs])]
+            itself = self_check(network, form).itself
+            remarks = [form.costs, "checked on the model: no small copy of it" if itself else ""]
+            return form, [*dict.fromkeys(objections), *filter(None, remarks)]
+        except UnbuiltError:
+            raise
         except RefusedError as error:
             objections.append(str(error).removesuffix(f"; {form.instead}"))
     raise RefusedError(f"{objections[-1]}; {BY_TOKEN.instead}")

@@ -33,6 +33,7 @@ from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Model, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
+from foretoken.models.stock.attention import twin
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.sizes import context_limit, switch_of
 from foretoken.storage.cache import remember, remembered, versions
@@ -113,6 +114,10 @@ class Unfinished(RefusedError):
     remembered: the next one may end otherwise."""
 
 
+class UnbuiltError(Unfinished):
+    """No small copy can be built, and there are no weights to check instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """The outcome of a self-check that passed."""
@@ -121,6 +126,7 @@ class Check:
     delta: float  # largest |delta logit| over the spread of the logits
     seconds: float
     remembered: bool  # from an earlier run
+    itself: bool = False  # made on the model, as no small copy can be built
 
 
 def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
@@ -154,17 +160,21 @@ def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
 
 
 def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
-    """The self-check itself, whatever is remembered."""
+    """The self-check itself, whatever is remembered. Where no small copy can be built, the model
+    is checked itself, if it has its weights, in float32."""
     form.admit(model)
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
+    itself = False
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
             small = small_copy(type(model), model.config, switch_for(model, form))
         except Exception as error:  # its config may be made in any way
-            kind = kind_of(error)
-            reason = f"cannot be checked: no small copy can be built, its code raised {kind}"
-            raise Unfinished(_told(name, reason, form)) from error
+            if model.device.type == "meta" or model.dtype != torch.float32:
+                kind = kind_of(error)
+                reason = f"cannot be checked: no small copy can be built, its code raised {kind}"
+                raise UnbuiltError(_told(name, reason, form)) from error
+            small, itself = twin(model), True
     try:
         delta = deviation(small, form.run(small), form.whole)
         apart = contradiction(small, form.whole)
@@ -187,7 +197,7 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
             f"from its own forward of the whole text by {apart:.1e} of their spread, and no text "
             f"is the right one; {remedy if windowed else cache.INSTEAD}"
         )
-    return Check(type(model).__name__, delta, time.perf_counter() - start, False)
+    return Check(type(model).__name__, delta, time.perf_counter() - start, False, itself)
 
 
 def _told(name: str, reason: str, form: Form) -> str:

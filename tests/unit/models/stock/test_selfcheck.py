@@ -21,6 +21,8 @@ from transformers import (
 )
 
 from foretoken.errors import RefusedError
+from foretoken.loading.runtimes import Placement, place
+from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.models.families import build
 from foretoken.models.stock import attention, selfcheck
@@ -156,7 +158,7 @@ def test_a_passing_failure_is_no_refusal_for_ever(
     assert not selfcheck.FOUND and not (folder / "foretoken" / "selfcheck.json").exists()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="no small copy can be"):
         patch.setattr(selfcheck, "_require_small", lambda kind, config: failing(model))
-        selfcheck.check(model)
+        selfcheck.check(build("Llama").bfloat16())  # in float32 it would be checked itself
     assert not self_check(model).remembered
 
 
@@ -309,9 +311,38 @@ def test_a_copy_that_is_not_small_is_not_built(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(selfcheck, "LARGEST", 1000)
     built: list[int] = []
     monkeypatch.setattr(selfcheck, "stir", built.append)
-    with pytest.raises(RefusedError, match="no small copy can be built, its code raised MemoryE"):
-        check(build("Llama"))
+    with torch.device("meta"):
+        empty = build("Llama")
+    for model in (empty, build("Llama").bfloat16()):
+        with pytest.raises(RefusedError, match="no small copy can be built, its code raised Memo"):
+            check(model)
     assert not built
+
+
+def test_without_a_copy_the_model_is_checked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "LARGEST", 1000)
+    model = build("Llama").train()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert check(model).itself and model.training
+    assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
+    family, place, name, planted = next(iter(PLANTED.values()))
+    selfcheck.stir(sick := build(family))
+    monkeypatch.setattr(place, name, planted)
+    with pytest.raises(RefusedError, match="is not exact"):
+        check(sick)
+
+
+def test_a_folder_whose_copy_cannot_be_built_is_loaded_and_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(selfcheck, "LARGEST", 1000)
+    monkeypatch.setattr(selfcheck, "FOUND", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    build("Llama").save_pretrained(tmp_path / "m")
+    placed = place(source(tmp_path / "m", None, False), Placement(runtime="transformers"))
+    assert "checked on the model: no small copy of it" in placed.why
+    again = place(source(tmp_path / "m", None, False), Placement(runtime="transformers"))
+    assert "checked on" not in again.why  # it is remembered
 
 
 def test_an_error_of_the_family_s_own_code_is_logged_and_not_told(
