@@ -61,4 +61,4 @@ def test_mistakes(console: Run, base: Path) -> None:
     mistake(console("doctor", *text), "--dtype is float32, which rounds no weights; give int8 or")
     mistake(console("doctor", *text, "--dtype", "int5"), "int5")
     mistake(console("doctor", "--dtype", "int8", "--held-out", "no.txt"), "no.txt cannot be read")
-    mistake(console("doctor", *text, "--cache"), "give one of --cache, --clear-cache, --speed and")
+    mistake(console("doctor", *text, "--cache"), "give one of --cache, --clear-cache, --speed, --f")
