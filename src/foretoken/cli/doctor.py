@@ -106,7 +106,7 @@ def doctor(
     elif speed:
         document, show = _speeds(), _show_speeds
     elif families:
-        document, show = _families(), _show_families
+        document, show = _families(None if as_json else console), _show_families
     elif held_out is not None:
         document = _rounded(model, origin, placing, adapter, held_out)
         show = _show_rounded
@@ -231,8 +231,9 @@ def _show_speeds(console: Console, document: dict[str, Any]) -> None:
     console.print(SAYS)
 
 
-def _families() -> dict[str, Any]:
-    """Judge every class in as many processes as there are processors and memory for."""
+def _families(console: Console | None) -> dict[str, Any]:
+    """Judge every class in as many processes as there are processors and memory for, with a line
+    for each as it comes."""
     import psutil
 
     from foretoken.lab.census import census, classes
@@ -240,19 +241,19 @@ def _families() -> dict[str, Any]:
 
     names = sorted(classes())
     workers = min(psutil.cpu_count() or 1, psutil.virtual_memory().available // ROOM)
-    verdicts = bar(census(names, max(1, workers)), "trying", len(names))
-    return {"versions": versions(), "families": [asdict(each) for each in verdicts]}
+    families: list[dict[str, Any]] = []
+    for verdict in bar(census(names, max(1, workers)), "trying", len(names)):
+        said = ", ".join(filter(None, [verdict.form, verdict.reason]))
+        if console is not None:
+            line = f"{verdict.name}: {verdict.outcome}{f' ({said})' if said else ''}"
+            console.print(line, soft_wrap=True, markup=False)
+        families.append(asdict(verdict))
+    return {"versions": versions(), "families": families}
 
 
 def _show_families(console: Console, document: dict[str, Any]) -> None:
+    """Count the outcomes."""
     families = sorted(document["families"], key=lambda each: each["name"])
-    for each in families:
-        said = ", ".join(filter(None, [each["form"], each["reason"]]))
-        console.print(
-            f"{each['name']}: {each['outcome']}{f' ({said})' if said else ''}",
-            soft_wrap=True,
-            markup=False,
-        )
     outcomes = Counter((each["kind"], each["outcome"]) for each in families)
     view = table("classes that read", *OUTCOMES)
     for kind in dict.fromkeys(each["kind"] for each in families):

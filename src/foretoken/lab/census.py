@@ -14,10 +14,9 @@ import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -237,20 +236,29 @@ def census(names: Iterable[str], workers: int, seconds: float = SECONDS) -> Iter
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with ThreadPoolExecutor(workers) as pool:
-        for verdict in pool.map(partial(_apart, context, seconds), todo):
+    running, pool = set[Any](), ThreadPoolExecutor(workers)
+    try:
+        for done in as_completed(
+            pool.submit(_apart, context, running, seconds, name) for name in todo
+        ):
+            verdict = done.result()
             remember(FILE, _key(verdict.name), asdict(verdict))
             yield verdict
+    finally:  # also by Ctrl-C
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in [*running]:
+            process.kill()
 
 
 def _key(name: str) -> str:
     return " ".join([name, str(CHECK_FORMAT), *versions().values()])
 
 
-def _apart(context: Any, seconds: float, name: str) -> Verdict:
+def _apart(context: Any, running: set[Any], seconds: float, name: str) -> Verdict:
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_tell, args=(name, send), daemon=True)
     process.start()
+    running.add(process)
     send.close()
     lost = Verdict(name, classes()[name], "failed", seconds=seconds)
     try:
@@ -262,6 +270,7 @@ def _apart(context: Any, seconds: float, name: str) -> Verdict:
     finally:
         process.kill()
         process.join()
+        running.discard(process)
 
 
 def _tell(name: str, send: Connection) -> None:

@@ -37,6 +37,8 @@ def folder(name: object) -> Path:
             f"the adapter {name} is of kind {kind}, and only LORA is merged here; merge it into "
             "its base model with peft"
         )
+    if not any((place / f"adapter_model.{kind}").is_file() for kind in ("safetensors", "bin")):
+        raise InputError(f"{name} holds no weights of an adapter: no adapter_model.safetensors")
     if find_spec("peft") is None:
         raise InputError("an adapter needs peft, which is missing; pip install 'foretoken[peft]'")
     return place
@@ -60,13 +62,46 @@ def merged(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a name that is going
+            warnings.simplefilter("ignore")  # what they are about is refused below
             wrapped: Any = PeftModel.from_pretrained(network, adapter)
+        _require_every_key(wrapped, adapter)
+        _require_own_tables(wrapped, adapter)
         return wrapped.merge_and_unload(safe_merge=True)
+    except (InputError, RefusedError):
+        raise
     except Exception as error:  # peft raises many kinds
         raise InputError(
             f"the adapter {adapter} does not fit {type(network).__name__}: {one_line(error)}"
         ) from None
+
+
+def _require_every_key(wrapped: Any, adapter: Path) -> None:
+    """InputError where the file lacks a weight, of which peft would leave the random one, or holds
+    one that the network has no place for."""
+    from peft import get_peft_model_state_dict, load_peft_weights
+
+    held = {*load_peft_weights(str(adapter), device="cpu")}
+    needed = {*get_peft_model_state_dict(wrapped, save_embedding_layers=False)}
+    surplus = {name for name in held - needed if "lora" in name}
+    for names, says in ((needed - held, "lacks"), (surplus, "has no place in it for")):
+        if names:
+            raise InputError(
+                f"the adapter {adapter} does not fit {type(wrapped.get_base_model()).__name__}: "
+                f"it {says} {min(names)} ({len(names)} such); give the base that it was made for"
+            )
+
+
+def _require_own_tables(wrapped: Any, adapter: Path) -> None:
+    """RefusedError for a change of embeddings that are the output layer too: merged, it would
+    change both."""
+    network = wrapped.get_base_model()
+    tables = network.get_input_embeddings(), network.get_output_embeddings()
+    tied = getattr(network.config.get_text_config(decoder=True), "tie_word_embeddings", False)
+    if tied and any(hasattr(table, "lora_A") for table in tables):
+        raise RefusedError(
+            f"the adapter {adapter} changes embeddings that {type(network).__name__} shares with "
+            "its output layer, and a merge would change both; untie them and merge it with peft"
+        )
 
 
 def files(adapter: Path) -> list[Path]:

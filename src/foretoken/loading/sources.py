@@ -126,7 +126,8 @@ class Source:
             raise InputError(f"{self.name} cannot be loaded: {one_line(error)}{more}") from None
         _require_weights(self.name, type(network).__name__, report)
         gguf.forget_file()
-        quantized.forget(network)
+        if "quantization_config" in options:
+            quantized.forget(network, dtype, self.name)
         if self.adapter is not None:
             network = adapters.merged(network, self.adapter)
         ready: Any = network

@@ -78,6 +78,12 @@ def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the target is in memory; merge it there"):
         foretoken.load(build("Llama"), "lookup", adapter=adapter)
     weights = load_file(adapter / "adapter_model.safetensors")
+    few = {name: weight for name, weight in weights.items() if "q_proj" in name}
+    more = weights | {next(iter(weights)).replace("layers.0", "layers.9"): torch.zeros(4, 32)}
+    for wrong, says in ((few, "it lacks base_model.*v_proj"), (more, "has no place in it for")):
+        save_file(wrong, adapter / "adapter_model.safetensors")
+        with pytest.raises(InputError, match=f"does not fit LlamaForCausalLM: .*{says}"):
+            foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
     bad = {name: weight * torch.nan for name, weight in weights.items()}
     save_file(bad, adapter / "adapter_model.safetensors")
     with pytest.raises(InputError, match="does not fit LlamaForCausalLM: NaNs detected"):

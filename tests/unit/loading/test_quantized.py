@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import foretoken
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from foretoken.models.families import build
 
 BLOCK = 16
@@ -57,6 +57,14 @@ def test_eight_bit_floats_are_the_values_that_are_stored(tmp_path: Path) -> None
     )
     (text,) = spec.generate(prompt, max_new_tokens=12, gamma=2, ignore_eos=True)
     assert list(text.tokens) == expected[3:].tolist()
+    for dtype in ("bfloat16", "float64"):
+        other = foretoken.load(tmp_path, "lookup", runtime="transformers", dtype=dtype)
+        assert {w.dtype for w in other.target.model.parameters()} == {getattr(torch, dtype)}
+        assert other.generate(prompt, max_new_tokens=2)
+    weights.pop(next(name for name in weights if name.endswith("_scale_inv")))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="in float8_e4m3fn without what its values follow from"):
+        foretoken.load(tmp_path, "lookup", runtime="transformers")
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "nobody's"])
