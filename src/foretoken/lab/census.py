@@ -93,7 +93,7 @@ def classes() -> dict[str, str]:
     kinds: dict[str, str] = {}
     for kind, names in MAPS.items():
         for listed in names.values():
-            for name in [listed] if isinstance(listed, str) else listed:
+            for name in _listed(listed):
                 kinds.setdefault(name, kind)
     return kinds
 

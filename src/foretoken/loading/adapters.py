@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CONFIG = "adapter_config.json"
+REFUSED = (".*missing adapter keys", ".*tie_word_embeddings")  # warnings of peft's: errors here
 
 
 def folder(name: object) -> Path:
@@ -62,7 +63,9 @@ def merged(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they are about is refused below
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a name that is going
+            for refused in REFUSED:
+                warnings.filterwarnings("ignore", refused)
             wrapped: Any = PeftModel.from_pretrained(network, adapter)
         _require_every_key(wrapped, adapter)
         _require_own_tables(wrapped, adapter)

@@ -18,6 +18,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import InputError, one_line
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NEEDED = ("gguf", "accelerate")  # transformers reads such files with these
+REPLACING = Lock()  # two threads would put back each other's functions
 
 
 def require() -> None:
@@ -48,13 +50,14 @@ def parsed_once(file: Path | None) -> Iterator[None]:
         yield
         return
     library: Any = import_module("gguf")
-    own = library.GGUFReader, library.get_tensor_name_map
-    library.GGUFReader = lambda path, *args: _reader(own[0], str(path), file.stat().st_mtime_ns)
-    library.get_tensor_name_map = lru_cache(own[1])
-    try:
-        yield
-    finally:
-        library.GGUFReader, library.get_tensor_name_map = own
+    with REPLACING:
+        own = library.GGUFReader, library.get_tensor_name_map
+        library.GGUFReader = lambda path: _reader(own[0], str(path), os.stat(path).st_mtime_ns)
+        library.get_tensor_name_map = lru_cache(own[1])
+        try:
+            yield
+        finally:
+            library.GGUFReader, library.get_tensor_name_map = own
 
 
 @lru_cache(maxsize=1)

@@ -124,9 +124,13 @@ def _torch(
     try:
         form, objections = _form(source.empty if isinstance(source, Source) else source)
         network = _loaded(source, dtype, device, form)
-    except UnbuiltError:
+    except UnbuiltError as error:
         if not isinstance(source, Source):
             raise
+        if dtype != "float32":
+            raise RefusedError(
+                f"{error}; in dtype='float32' the model itself is checked"
+            ) from error
         network = source.network(getattr(torch, dtype), device)
         form, objections = _form(network)
     packed = _packed(source, network)  # before it is run: runners keep its layers

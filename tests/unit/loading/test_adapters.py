@@ -99,6 +99,19 @@ def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
         foretoken.load(base, "lookup", adapter=adapter)
 
 
+@pytest.mark.filterwarnings("ignore")  # of peft, as it is made
+def test_a_change_of_embeddings_that_are_the_output_layer_too_is_refused(tmp_path: Path) -> None:
+    """peft merges it into both, and another text comes out than the adapter's."""
+    base = build("Llama")
+    base.config.tie_word_embeddings = True
+    base.tie_weights()
+    base.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=4, target_modules=["embed_tokens"], init_lora_weights=False)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(RefusedError, match="shares with its output layer"):
+        foretoken.load(tmp_path / "base", "lookup", adapter=tmp_path / "adapter")
+
+
 def test_doctor_names_it(tmp_path: Path, console: Run) -> None:
     saved(tmp_path)
     shown = console("doctor", str(tmp_path / "base"), "--adapter", str(tmp_path / "adapter"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ def test_eight_bit_floats_are_the_values_that_are_stored(tmp_path: Path) -> None
 def test_a_method_that_has_no_plain_weights_is_refused_by_name(tmp_path: Path, name: str) -> None:
     saved(tmp_path, {"quant_method": name, "bits": 4, "group_size": 32})
     with pytest.raises(RefusedError, match=f"is quantized by {name}, from which.*GGUF file"):
+        foretoken.load(tmp_path, "lookup", runtime="transformers")
+
+
+@pytest.mark.skipif(find_spec("compressed_tensors") is not None, reason="it is installed")
+def test_what_must_be_installed_is_said(tmp_path: Path) -> None:
+    saved(tmp_path, {"quant_method": "compressed-tensors", "config_groups": {}})
+    with pytest.raises(InputError, match="compressed-tensors: .*pip install"):
         foretoken.load(tmp_path, "lookup", runtime="transformers")
 
 

@@ -68,7 +68,8 @@ LARGEST = 1_000_000_000  # parameters of a small copy
 FILE = "selfcheck.json"
 OURS = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
 INSTALLED = {"site-packages", "dist-packages"}
-UNSEEN = ("_name_or_path", "architectures", "dtype", "transformers_version")
+# What a check does not depend on: weights are plain when they are here
+UNSEEN = ("_name_or_path", "architectures", "dtype", "transformers_version", "quantization_config")
 FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation or objection
 
 
@@ -188,14 +189,14 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         raise RefusedError(_told(name, f"is not exact over {form.name}: {difference}", form))
     if not apart < TOLERANCE:
         windowed = thresholds(model.config.get_text_config(decoder=True))
-        where, remedy = (
-            "behind its window ",
-            "use a configuration whose window is the whole context",
-        )
+        where, remedy = "", cache.INSTEAD
+        if windowed:
+            where = "behind its window "
+            remedy = "use a configuration whose window is the whole context"
         raise RefusedError(
-            f"{name} contradicts itself: {where if windowed else ''}transformers' generate differs "
-            f"from its own forward of the whole text by {apart:.1e} of their spread, and no text "
-            f"is the right one; {remedy if windowed else cache.INSTEAD}"
+            f"{name} contradicts itself: {where}transformers' generate differs from its own "
+            f"forward of the whole text by {apart:.1e} of their spread, and no text is the right "
+            f"one; {remedy}"
         )
     return Check(type(model).__name__, delta, time.perf_counter() - start, False, itself)
 
@@ -244,8 +245,10 @@ def contradiction(model: PreTrainedModel, whole: Whole = forward) -> float:
 def _contradiction(model: PreTrainedModel, start: int, new: int, whole: Whole) -> float:
     """The same of `new` tokens of a text that begins with `start`."""
     dice = random.Random(1)
-    text = torch.tensor([[dice.randrange(2, VOCABULARY) for _ in range(start)]])
-    source = torch.arange(2, 7)[None] if model.config.is_encoder_decoder else None
+    ids = [[dice.randrange(2, VOCABULARY) for _ in range(start)]]
+    text, source = torch.tensor(ids, device=model.device), None
+    if model.config.is_encoder_decoder:
+        source = torch.arange(2, 7, device=model.device)[None]
     given = {"input_ids": text}
     if source is not None:
         given = {"input_ids": source, "decoder_input_ids": text}
@@ -621,7 +624,7 @@ def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
         config = shrunk(model.config, HEAD, switch).to_dict()
     except Exception:  # the check itself will say so
         return None
-    for name in (*UNSEEN, "quantization_config"):  # weights are plain when they are here
+    for name in UNSEEN:
         config.pop(name, None)
     try:
         code = strangers(model)
