@@ -54,7 +54,9 @@ def test_names_and_speculation_reach_the_server(
     config = '{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "block"}'
     asked = (target, "--served-model-name", "", "--speculative-config", config)
     assert console("serve", *asked).code == 0
-    ((setup, options),) = served
+    ((setups, options),) = served
+    ((name, setup),) = setups.items()
+    assert name == "target" and not setup.adapters and setup.loading["adapter"] is None
     assert options.name == "target" and options.gamma == 3
     assert setup.draft == "lookup" and setup.engine["rule"] == "block"
 
