@@ -137,10 +137,13 @@ def _require_every_key(wrapped: Any, adapter: Path) -> None:
     held, state = _shapes(adapter), get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(weight.shape) for name, weight in state.items()}
     surplus = {name for name in held.keys() - needed if "lora" in name}
-    other = {name for name in held.keys() & needed if held[name] != needed[name]}
-    kinds = {"lacks": needed.keys() - held, "has no place in it for": surplus}
-    kinds["has another shape of"] = other
-    for says, names in kinds.items():
+    other = {
+        f"{name} as {held[name]}, not {needed[name]}"
+        for name in held.keys() & needed
+        if held[name] != needed[name]
+    }
+    kinds = (needed.keys() - held, "lacks"), (surplus, "has no place in it for"), (other, "holds")
+    for names, says in kinds:
         if names:
             raise InputError(
                 f"the adapter {adapter} does not fit {type(wrapped.get_base_model()).__name__}: "

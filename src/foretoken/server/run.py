@@ -79,8 +79,6 @@ def run(setups: Mapping[str, Setup], options: ServerOptions) -> None:
     models.failed = lambda: setattr(server, "should_exit", True)
     name, port = listener.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, ", ".join(setups))
-    if len(setups) > 1:
-        log.info("every name has an engine with weights of its own: %s times them", len(setups))
     with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
         server.run(sockets=[listener])
     if models.problem:

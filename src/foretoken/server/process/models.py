@@ -6,15 +6,20 @@ Engines of other names are of the base with an adapter merged in; they share not
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+
+import psutil
 
 from foretoken.server.process.client import State
 from foretoken.server.process.fleet import Engines
 
 TICK = 0.05  # seconds between two looks at an engine that loads
 WORST: tuple[State, ...] = ("failed", "restarting", "loading", "draining", "stopped", "ready")
+log = logging.getLogger(__name__)
 
 
 class ServedModels:
@@ -55,11 +60,17 @@ class ServedModels:
 
     async def _rest(self) -> None:
         """Start each of the others once the one before it is ready."""
-        for name, engine in self.engines.items():
-            if name != self.base:
-                engine.start()
-            while engine.state in ("loading", "restarting"):
-                await asyncio.sleep(TICK)
+        base, *others = self.engines.values()
+        await _loaded(base)
+        if others and base.info is not None:
+            with suppress(psutil.Error):  # it has just died
+                size = psutil.Process(base.info.pid).memory_info().rss / 1e9
+                log.info(
+                    "%s takes %.1f GB, and so will each of %s more", self.base, size, len(others)
+                )
+        for engine in others:
+            engine.start()
+            await _loaded(engine)
         self._complete = True
 
     def _fail(self, name: str) -> None:
@@ -69,3 +80,8 @@ class ServedModels:
             return
         self.problem = self.engines[name].problem
         self.failed()
+
+
+async def _loaded(engine: Engines) -> None:
+    while engine.state in ("loading", "restarting"):
+        await asyncio.sleep(TICK)
