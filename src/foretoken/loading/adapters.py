@@ -69,7 +69,10 @@ def _fetched(name: str) -> Path:
     except InputError:
         raise InputError(f"adapter is {name!r:.100}; give a folder or a hub id") from None
     except Exception as error:  # of many kinds
-        raise InputError(f"{name} cannot be had from the hub: {one_line(error)}") from None
+        raise InputError(
+            f"there is no folder {name!r}, and the hub's cannot be had: {_first(error)}; give a "
+            "folder or a hub id"
+        ) from None
 
 
 def require_fit(empty: PreTrainedModel, adapter: Path) -> None:
@@ -110,11 +113,16 @@ def _told(network: PreTrainedModel, adapter: Path) -> Iterator[None]:
     except (InputError, RefusedError):
         raise
     except Exception as error:  # peft raises many kinds
-        first, *_ = SENTENCE.split(" ".join(str(error).split()))
         raise InputError(
-            f"the adapter {adapter} does not fit {type(network).__name__}: "
-            f"{first[:LONGEST].rstrip('.') or type(error).__name__}; give an adapter of this base"
+            f"the adapter {adapter} does not fit {type(network).__name__}: {_first(error)}; "
+            "give an adapter of this base"
         ) from None
+
+
+def _first(error: Exception) -> str:
+    """Return the first sentence of a library's message, in a line."""
+    first, *_ = SENTENCE.split(" ".join(str(error).split()))
+    return first[:LONGEST].rstrip(".") or type(error).__name__
 
 
 def _shapes(adapter: Path) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx2
 import openai
@@ -18,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engines import Threaded
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, EngineClient
+from foretoken.server.process.messages import Failed
 from foretoken.server.process.worker import Setup
 from served import LOADING, pair, serving_all, until
 
@@ -167,6 +170,25 @@ def test_a_client_that_goes_away_frees_the_row_of_its_name(server: Any) -> None:
         next(answer.iter_lines())
         assert links["tidy"].running == 1 and links["fast"].running == links["tiny"].running == 0
     until(lambda: not links["tidy"].running and not links["tidy"].open)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_before_others_load(
+    setups: dict[str, Setup],
+) -> None:
+    begun: list[str | None] = []
+
+    def refusing(setup: Setup) -> Child:
+        begun.append(adapter := setup.loading["adapter"])
+        if adapter is None:
+            return begin(setup)
+        own, theirs = Pipe()
+        theirs.send(Failed("it does not fit"))
+        return Child(mock.Mock(), own)
+
+    with pytest.raises(AssertionError, match="it does not fit"):
+        with serving_all(setups, ServerOptions("tiny", drain=1.0), refusing):
+            pass
+    assert begun == [None, setups["fast"].loading["adapter"]]
 
 
 def test_the_engine_of_one_name_dies_alone(server: Any, setups: dict[str, Setup]) -> None:

@@ -60,18 +60,24 @@ class ServedModels:
 
     async def _rest(self) -> None:
         """Start each of the others once the one before it is ready."""
-        base, *others = self.engines.values()
-        await _loaded(base)
-        if others and base.info is not None:
-            with suppress(psutil.Error):  # it has just died
-                size = psutil.Process(base.info.pid).memory_info().rss / 1e9
-                log.info(
-                    "%s takes %.1f GB, and so will each of %s more", self.base, size, len(others)
-                )
-        for engine in others:
-            engine.start()
-            await _loaded(engine)
+        for name, engine in self.engines.items():
+            if name != self.base:
+                engine.start()
+            while engine.state in ("loading", "restarting"):
+                await asyncio.sleep(TICK)
+            if engine.state == "failed":
+                return
+            if name == self.base:
+                self._tell_size()
         self._complete = True
+
+    def _tell_size(self) -> None:
+        info, others = self.engines[self.base].info, len(self.engines) - 1
+        if info is None or not others:
+            return
+        with suppress(psutil.Error):  # its engine has just died
+            size = psutil.Process(info.pid).memory_info().rss / 1e9
+            log.info("%s takes %.1f GB of memory, as will each of %s more", self.base, size, others)
 
     def _fail(self, name: str) -> None:
         """End the server where a model cannot be loaded at first, or no other is left; later the
@@ -80,8 +86,3 @@ class ServedModels:
             return
         self.problem = self.engines[name].problem
         self.failed()
-
-
-async def _loaded(engine: Engines) -> None:
-    while engine.state in ("loading", "restarting"):
-        await asyncio.sleep(TICK)
