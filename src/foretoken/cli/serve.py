@@ -75,10 +75,15 @@ class ServedLoading(option.PairLoading):
         for place in self.adapters.values():
             adapters.folder(place)
 
-    def setups(self, setup: Setup, name: str) -> dict[str, Setup]:
+    def setups(self, setup: Setup, name: str, cluster: option.Cluster) -> dict[str, Setup]:
         """Return what each engine is made from, by the name of its model, that of the target first.
-        InputError for an adapter of the target's name."""
+        InputError for an adapter of the target's name, and for names on a cluster."""
         places = {each: place for each, place in self.adapters.items() if each}
+        if places and cluster.used:
+            raise InputError(
+                "--replicas and --ray run engines of one model; serve each adapter by a server of "
+                "its own there, with --adapter FOLDER and --served-model-name"
+            )
         if name in places:
             raise InputError(
                 f"--adapter {name}={places[name]} has the target's name; give another, or the "
@@ -159,15 +164,10 @@ def serve(
         keywords | {"rule": rule},
         Logs(options.log_format, options.log_level),
     )
-    setups = loading.setups(setup, options.name)
+    setups = loading.setups(setup, options.name, cluster)
     if not cluster.used:
         run(setups, options)
         return
-    if len(setups) > 1:
-        raise InputError(
-            "--replicas and --ray run engines of one model; serve each adapter by a server of its "
-            "own there, with --adapter FOLDER and --served-model-name"
-        )
     with option.needing("serve,ray"):
         from foretoken.cluster import session
 

@@ -109,7 +109,7 @@ def test_an_adapter_of_another_base_is_refused_before_weights_are_read(
     saved(tmp_path)
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     read: list[Any] = []
-    load_weights = peft.peft_model.load_peft_weights
+    load_weights = peft.load_peft_weights
     monkeypatch.setattr(
         "peft.peft_model.load_peft_weights",
         lambda *given, **more: read.append(given) or load_weights(*given, **more),

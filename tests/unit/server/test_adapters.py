@@ -3,6 +3,7 @@ is that of `generate` of the model that peft merges."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -21,7 +22,7 @@ from engines import Threaded
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, EngineClient
 from foretoken.server.process.messages import Failed
-from foretoken.server.process.worker import Setup
+from foretoken.server.process.worker import Setup, work
 from served import LOADING, pair, serving_all, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
@@ -35,7 +36,7 @@ def adapted(base: str, folder: Path, seed: int) -> str:
     torch.manual_seed(seed)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     network = AutoModelForCausalLM.from_pretrained(base)
-    peft.get_peft_model(network, config).save_pretrained(folder)
+    peft.get_peft_model(network, config).save_pretrained(str(folder))
     return str(folder)
 
 
@@ -71,7 +72,8 @@ def url(server: tuple[str, dict[str, EngineClient]]) -> str:
 @pytest.fixture(scope="module")
 def merged(setups: dict[str, Setup]) -> dict[str, Any]:
     """What transformers and peft make of each name, in float64."""
-    networks = {name: AutoModelForCausalLM.from_pretrained(setups["tiny"].target) for name in NAMES}
+    target: Any = setups["tiny"].target
+    networks = {name: AutoModelForCausalLM.from_pretrained(target) for name in NAMES}
     for name in NAMES[1:]:
         place = setups[name].loading["adapter"]
         wrapped: Any = peft.PeftModel.from_pretrained(networks[name].double(), place)
@@ -189,6 +191,31 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_before_others_load(
         with serving_all(setups, ServerOptions("tiny", drain=1.0), refusing):
             pass
     assert begun == [None, setups["fast"].loading["adapter"]]
+
+
+def test_the_base_engine_checks_all_adapters_before_it_loads(
+    setups: dict[str, Setup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the process's life is over before its weights are looked for: these have none."""
+    monkeypatch.setattr("foretoken.server.process.worker.signal.signal", lambda *_: None)
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    for name in names:
+        shutil.copy(Path(str(setups["tiny"].target)) / name, tmp_path)
+    fast = setups["fast"].loading["adapter"]
+    (tmp_path / "other").mkdir()
+    for file in Path(fast).iterdir():
+        shutil.copy(file, tmp_path / "other")
+    config = tmp_path / "other" / "adapter_config.json"
+    config.write_text(config.read_text().replace('"q_proj"', '"another"'))
+    said: dict[str, str] = {}
+    for adapter in (fast, str(tmp_path / "other")):
+        own, theirs = Pipe()
+        base = replace(setups["tiny"], target=str(tmp_path), adapters=(adapter,), logs=mock.Mock())
+        work(theirs, base)
+        said[adapter] = own.recv().message
+    assert "no file named model.safetensors" in said.pop(fast)
+    (message,) = said.values()
+    assert "other does not fit LlamaForCausalLM: it has no place in it for" in message
 
 
 def test_the_engine_of_one_name_dies_alone(server: Any, setups: dict[str, Setup]) -> None:
