@@ -48,7 +48,8 @@ def serving(
     """The server's address, and its link to the engine, once it is ready. `begin`: what starts it,
     in a thread, or `spawned` in a process of its own."""
     settings = settings or ServerOptions("tiny", drain=1.0)
-    setup = Setup(target, draft, LOADING, {"max_rows": 4, **engine})
+    keywords: Any = {"max_rows": 4, **engine}
+    setup = Setup(target, draft, LOADING, keywords)
     with serving_all({settings.name: setup}, settings, begin) as (url, links):
         yield url, links[settings.name]
 
