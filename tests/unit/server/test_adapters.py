@@ -18,7 +18,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engines import Threaded
+from engines import loaded
+from foretoken.loading.load import require_adapters
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, EngineClient
 from foretoken.server.process.messages import Failed
@@ -28,7 +29,6 @@ from served import LOADING, pair, serving_all, until
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 NAMES = ("tiny", "fast", "tidy")
-made: dict[str | None, Threaded] = {}  # the last engine of each adapter
 
 
 def adapted(base: str, folder: Path, seed: int) -> str:
@@ -41,9 +41,9 @@ def adapted(base: str, folder: Path, seed: int) -> str:
 
 
 def begin(setup: Setup) -> Child:
-    """An engine in a thread, kept by its adapter."""
-    engine = made[setup.loading["adapter"]] = Threaded(setup, loads=True)
-    return Child(engine, engine.pipe)
+    """An engine in a thread, which begins as one in a process does."""
+    require_adapters(setup.target, setup.adapters, **setup.loading)
+    return loaded(setup)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def setups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Setup]:
     with_each = {
         name: replace(base, loading=LOADING | {"adapter": place}) for name, place in places.items()
     }
-    return {"tiny": base, **with_each}
+    return {"tiny": replace(base, adapters=(*places.values(),)), **with_each}
 
 
 @pytest.fixture(scope="module")
@@ -218,10 +218,23 @@ def test_the_base_engine_checks_all_adapters_before_it_loads(
     assert "other does not fit LlamaForCausalLM: it has no place in it for" in message
 
 
-def test_the_engine_of_one_name_dies_alone(server: Any, setups: dict[str, Setup]) -> None:
+def test_a_base_starts_again_whatever_became_of_its_adapters(server: Any, setups: Any) -> None:
+    url, links = server
+    config = Path(setups["fast"].loading["adapter"]) / "adapter_config.json"
+    gone = config.rename(config.with_suffix(".gone"))
+    try:
+        links["tiny"]._process.kill()
+        until(lambda: links["tiny"].state == "restarting")
+        until(lambda: links["tiny"].state == "ready")
+    finally:
+        gone.rename(config)
+    assert post(url, "/v1/completions", prompt="a", max_tokens=3).status_code == 200
+
+
+def test_the_engine_of_one_name_dies_alone(server: Any) -> None:
     """The others answer; /health names what is away until it is there again."""
     url, links = server
-    made[setups["fast"].loading["adapter"]].kill()
+    links["fast"]._process.kill()
     until(lambda: links["fast"].state == "restarting")
     asked = {"prompt": "a", "max_tokens": 3}
     answers = {name: post(url, "/v1/completions", model=name, **asked) for name in NAMES}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -271,6 +271,7 @@ class EngineClient:
                 self._deliver(message)
             case Ready(info):
                 self.info, self._deaths = info, 0
+                self.setup = replace(self.setup, adapters=())  # when it starts again, they run
                 log.info("%s is ready, on %s", info.target, info.runtime)
                 if self.state in ("loading", "restarting"):
                     self.state = "ready"
