@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from engines import loaded
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, EngineClient
+from foretoken.server.process.models import ServedModels
 from foretoken.server.process.worker import Setup
 from foretoken.server.run import HttpServer
 from tiny import byte_level, folder, llama
@@ -46,15 +47,28 @@ def serving(
 ) -> Iterator[tuple[str, EngineClient]]:
     """The server's address, and its link to the engine, once it is ready. `begin`: what starts it,
     in a thread, or `spawned` in a process of its own."""
-    link = EngineClient(Setup(target, draft, LOADING, {"max_rows": 4, **engine}), begin)
+    settings = settings or ServerOptions("tiny", drain=1.0)
+    keywords: Any = {"max_rows": 4, **engine}
+    setup = Setup(target, draft, LOADING, keywords)
+    with serving_all({settings.name: setup}, settings, begin) as (url, links):
+        yield url, links[settings.name]
+
+
+@contextmanager
+def serving_all(
+    setups: Mapping[str, Setup], settings: ServerOptions, begin: Callable[[Setup], Child] = loaded
+) -> Iterator[tuple[str, dict[str, EngineClient]]]:
+    """The same for the engines of several models, by name."""
+    links = {name: EngineClient(setup, begin) for name, setup in setups.items()}
+    models = ServedModels(links)
     listening = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(link, settings or ServerOptions("tiny", drain=1.0))
+    server = HttpServer(models, settings)
     thread = Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
     thread.start()
     try:
-        until(lambda: link.state in ("ready", "failed"))
-        assert link.state == "ready", link.problem
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", link
+        until(lambda: models.state in ("ready", "failed"))
+        assert models.state == "ready", models.problem
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", links
     finally:
         server.should_exit = True
         thread.join(30)

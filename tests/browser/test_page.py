@@ -13,7 +13,8 @@ import httpx2
 import pytest
 
 from foretoken.server.options import ServerOptions
-from served import pair, serving, until
+from foretoken.server.process.worker import Setup
+from served import LOADING, pair, serving, serving_all, until
 
 sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -290,12 +291,12 @@ def test_tokens_that_do_not_spell_the_text_share_it(
 def test_an_engine_that_loads_is_waited_for(opened: Opened, url: str) -> None:
     page = opened("about:blank")
     body = json.dumps({"error": {"message": "the model is loading"}})
-    page.route("**/v1/speculation", lambda route: route.fulfill(status=503, body=body))
+    page.route("**/v1/speculation*", lambda route: route.fulfill(status=503, body=body))
     page.goto(url)
     page.wait_for_selector("#banner:not(:empty)")
     assert page.text_content("#banner") == "The model is loading. Trying again."
     assert page.is_disabled("#send")
-    page.unroute("**/v1/speculation")
+    page.unroute("**/v1/speculation*")
     page.wait_for_selector("#send:enabled")
     assert page.text_content("#banner") == ""
 
@@ -356,12 +357,15 @@ def test_speed_ups_say_what_they_are_of(opened: Opened) -> None:
     def told(route: Any) -> None:
         route.fulfill(json=route.fetch().json() | answer)
 
-    page.route("**/v1/speculation", told)
+    page.route("**/v1/speculation*", told)
     page.reload()
     page.wait_for_selector("#speedups dd:text-is('1.30×')")
     said = page.inner_text("#speedups")
     assert "4 texts against 1 asked for plainly" in said
-    assert "Predicted: by Theorem 3.8" in said and "as many guesses as the server has made" in said
+    assert (
+        "Predicted: by Theorem 3.8" in said
+        and "as many draft tokens as the server has made" in said
+    )
 
 
 def test_the_pages_own_speed_up_is_of_texts_decoded_both_ways(opened: Opened) -> None:
@@ -488,3 +492,25 @@ def test_it_fits_narrow_screens(opened: Opened, scheme: str) -> None:
     page.keyboard.press("Escape")
     page.wait_for_selector("#positions table", state="hidden")
     assert page.evaluate("document.activeElement.getAttribute('aria-controls')") == "measures"
+
+
+def test_one_of_several_models_is_chosen(
+    opened: Opened, url: str, folders: tuple[str, str]
+) -> None:
+    """The engines stand for a base and an adapter: which weights are theirs is no page's affair."""
+    setup = Setup(*folders, LOADING, {"max_rows": 4})
+    with serving_all({"tiny": setup, "fast": setup}, ServerOptions("tiny", drain=1.0)) as (at, _):
+        page = opened(at)
+        asked: list[Any] = []
+        page.on("request", lambda r: r.method == "POST" and asked.append(r.post_data_json["model"]))
+        send(page)
+        finished(page)
+        page.select_option("[name=model]", "fast")
+        page.wait_for_selector("#server dd:text-is('fast')")
+        send(page)
+        page.wait_for_selector(".turn:nth-child(2) .answer[data-state=done]")
+        assert asked == ["tiny", "fast"]
+    alone = opened(url)
+    alone.wait_for_selector("#send:enabled")
+    alone.click("#settings summary")
+    assert not alone.is_visible("[name=model]")

@@ -105,6 +105,9 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         near = meant(unknown[0], known)
         remedy = f"did you mean {near}?" if near else "see --help"
         raise InputError(f"{path} holds the unknown option {unknown[0]!r}; {remedy}")
+    for parameter in context.command.params:
+        if isinstance(options.get(str(parameter.name)), str) and getattr(parameter, "multiple", 0):
+            options[str(parameter.name)] = [options[str(parameter.name)]]  # one of several
     context.default_map = {**(context.default_map or {}), **options}
     return path
 

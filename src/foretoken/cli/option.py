@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from typer import Option
 
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.loading import hub
+from foretoken.loading import adapters, hub
 from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.loading.options import LoadOptions
 from foretoken.sampling.checks import (
@@ -253,6 +253,8 @@ class PairLoading(_loading("pair"), Loading):
         """Raise InputError or RefusedError for invalid options and for a target in neither a folder
         nor the hub: before torch is imported, which takes seconds."""
         LoadOptions(**self.arguments)
+        if (adapter := self.arguments["adapter"]) is not None:
+            adapters.folder(adapter)
         if target is not None:
             hub.require(target, self.revision)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -13,12 +14,16 @@ from foretoken.cli import option
 from foretoken.cli.command import Config, command
 from foretoken.cli.speculative import Speculative, speculative
 from foretoken.errors import InputError
+from foretoken.loading import adapters, hub
 from foretoken.sampling.options import DeclaredOption
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
 from foretoken.serving.options import OPTIONS as ENGINE
 from foretoken.serving.options import EngineOptions
 from foretoken.storage.files import read_text
+
+if TYPE_CHECKING:
+    from foretoken.server.process.worker import Setup
 
 
 def _flags(options: Mapping[str, DeclaredOption]) -> dict[str, DeclaredOption]:
@@ -32,6 +37,77 @@ class EngineFlags(option.group(_flags(ENGINE), EngineOptions())):
 
 
 @dataclass(frozen=True)
+class ServedLoading(option.PairLoading):
+    """Options of loading, of a target and of that with each of several adapters."""
+
+    adapter: Annotated[
+        list[str] | None,
+        Option(
+            help="Merge this LoRA adapter of peft into the target: a folder or hub id. "
+            "NAME=FOLDER, which may be repeated: serve the target with it under this name too.",
+            metavar="<str>",
+            rich_help_panel="Loading",
+        ),
+    ] = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return these as keyword arguments of `foretoken.load`, for the target by itself."""
+        return super().arguments | {"adapter": self.adapters.get("")}
+
+    @cached_property
+    def adapters(self) -> dict[str, str]:
+        """The adapters by name, "" where one is given alone. InputError for a name without a folder
+        or a folder without a name beside others, and for a name that is given twice."""
+        places: dict[str, str] = {}
+        for given in self.adapter or ():
+            name, place = named(given)
+            if name in places:
+                twice = f"the name {name!r} twice" if name else "two adapters without names"
+                raise InputError(f"--adapter gives {twice}; give each a name of its own")
+            places[name] = place
+        if "" in places and len(places) > 1:
+            raise InputError(f"--adapter {places['']} stands beside others; give it a name too")
+        return places
+
+    def require(self, target: str | None) -> None:
+        super().require(target)
+        for place in self.adapters.values():
+            adapters.folder(place)
+
+    def setups(self, setup: Setup, name: str, cluster: option.Cluster) -> dict[str, Setup]:
+        """Return what each engine is made from, by the name of its model, that of the target first.
+        InputError for an adapter of the target's name, and for names on a cluster."""
+        places = {each: place for each, place in self.adapters.items() if each}
+        if places and cluster.used:
+            raise InputError(
+                "--replicas and --ray run engines of one model; serve each adapter by a server of "
+                "its own there, with --adapter FOLDER and --served-model-name"
+            )
+        if name in places:
+            raise InputError(
+                f"--adapter {name}={places[name]} has the target's name; give another, or the "
+                "target a --served-model-name"
+            )
+        with_each = {
+            each: replace(setup, loading=setup.loading | {"adapter": place})
+            for each, place in places.items()
+        }
+        return {name: replace(setup, adapters=(*places.values(),)), **with_each}
+
+
+def named(given: str) -> tuple[str, str]:
+    """Return the name, "" without one, and the place of an adapter that is given as NAME=FOLDER, a
+    folder or a hub id. InputError where one of the two is empty."""
+    name, equals, place = given.partition("=")
+    if not equals or hub.is_folder(adapters.expanded(given)):
+        name, place = "", given
+    elif not name or not place:
+        raise InputError(f"--adapter is {given!r}; give NAME=FOLDER, or a folder")
+    return name, adapters.expanded(place)
+
+
+@dataclass(frozen=True)
 class ServerFlags(option.group(_flags(SERVER), ServerOptions())):
     """Options of the server."""
 
@@ -42,7 +118,7 @@ class ServerFlags(option.group(_flags(SERVER), ServerOptions())):
 
 @command
 def serve(
-    loading: option.PairLoading,
+    loading: ServedLoading,
     server: ServerFlags,
     engine: EngineFlags,
     cluster: option.Cluster,
@@ -88,8 +164,9 @@ def serve(
         keywords | {"rule": rule},
         Logs(options.log_format, options.log_level),
     )
+    setups = loading.setups(setup, options.name, cluster)
     if not cluster.used:
-        run(setup, options)
+        run(setups, options)
         return
     with option.needing("serve,ray"):
         from foretoken.cluster import session

@@ -31,6 +31,7 @@ from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child
 from foretoken.server.process.fleet import EngineFleet
 from foretoken.server.process.messages import Failed
+from foretoken.server.process.models import ServedModels
 from foretoken.server.process.worker import Setup, work
 from foretoken.server.run import listening
 from foretoken.storage.cache import versions
@@ -143,7 +144,7 @@ def application(
     def app() -> FastAPI:
         setup.logs.begin()
         fleet = EngineFleet(setup, partial(placed, threads=threads), replicas)
-        server = make(fleet, options)
+        server = make(ServedModels({options.name: fleet}), options)
         server.state.fleet = fleet
         return server
 

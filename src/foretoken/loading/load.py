@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib.resources import files
 from inspect import Parameter, Signature, signature
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import require_ids
+from foretoken.loading import adapters
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import draft_of, name_of
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
 from foretoken.loading.runtimes import Placement, place, place_exact
-from foretoken.loading.sources import read_of, unwrapped
+from foretoken.loading.sources import read_of, source, unwrapped
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
 from foretoken.sampling.options import with_args
@@ -95,6 +97,19 @@ def load(
     if pending.rounded is None or ships:
         return spec
     return rounded(spec, asked.dtype, pending.rounded)
+
+
+def require_adapters(
+    target: str | Path | None, names: Sequence[str], **options: Unpack[LoadKeywords]
+) -> None:
+    """Raise as `load` does for adapters that cannot be merged into the target, before the weights
+    of any are read."""
+    if names:
+        asked = LoadOptions(**options)
+        model = asset("target") if target is None else target
+        base = source(model, asked.revision, asked.trust_remote_code)
+        for name in names:
+            adapters.require_fit(base.empty, adapters.folder(name))
 
 
 def _known(

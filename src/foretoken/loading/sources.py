@@ -115,6 +115,8 @@ class Source:
         """Return the model with its weights. Raises InputError where some are missing, RefusedError
         where there is no room for them."""
         memory.require(self.name, memory.weight_bytes(self.empty, dtype), device)
+        if self.adapter is not None:
+            adapters.require_fit(self.empty, self.adapter)
         options = self.options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
         options |= gguf.whole() if self.gguf else quantized.plain(self.config, self.name)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter as Counts
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -83,20 +83,20 @@ class Accounting:
     def _account(self, scope: Scope, seconds: float) -> None:
         path, state = scope["path"], scope["state"]
         status, generation = state.get("status", 500), state.get("generation")
-        self.metrics.count(path if self.known(path) else "other", status)
+        model = state.get("model", self.metrics.base)  # refused before one is chosen: the base
+        self.metrics.count(path if self.known(path) else "other", status, model)
         if generation is not None:
-            self.metrics.observe(generation, seconds)
+            self.metrics.observe(generation, seconds, model)
         if scope["method"] == "POST":
-            write(line(state["id"], path[:200], status, seconds, generation))
+            write(line(state["id"], path[:200], model, status, seconds, generation))
 
 
 class Metrics:
-    """All metrics, under `prefixes`: "foretoken_", and "vllm:" where that is asked for."""
+    """All metrics by model, under `prefixes`: "foretoken_", and "vllm:" where that is asked for."""
 
-    def __init__(self, model: str, *, vllm: bool) -> None:
-        self.registry = CollectorRegistry()
-        self.labels = {"model_name": model}
-        names = list(self.labels)
+    def __init__(self, base: str, *, vllm: bool) -> None:
+        self.base, self.registry = base, CollectorRegistry()
+        names = ["model_name"]
         common: dict[str, Any] = {"registry": self.registry, "labelnames": names}
 
         def both(kind: Any, name: str, help: str, other: str | None, **more: Any) -> list[Any]:
@@ -124,16 +124,16 @@ class Metrics:
             "http_requests",
             labels=["endpoint", "status"],
         )
-        self._preempted = 0  # as the last text told
+        self._preempted = Counts[str]()  # as the last text told
         self.ready = Gauge("foretoken_engines_ready", "Engines that take requests.", **common)
         self.restarts = Gauge("foretoken_engine_restarts", "Engines that died.", **common)
 
-    def count(self, endpoint: str, status: int) -> None:
+    def count(self, endpoint: str, status: int, model: str) -> None:
         """Count a request."""
         for counter in self.requests:
-            counter.labels(endpoint=endpoint, status=str(status), **self.labels).inc()
+            counter.labels(endpoint=endpoint, status=str(status), model_name=model).inc()
 
-    def observe(self, generation: Generation, seconds: float) -> None:
+    def observe(self, generation: Generation, seconds: float, model: str) -> None:
         """Count what a request's texts took, however they ended."""
         texts = generation.texts
         steps = [step for text in texts for step in text.steps]
@@ -148,43 +148,50 @@ class Metrics:
             "accepted_tokens": sum(step.accepted for step in steps),
         }
         for name, value in sums.items():
-            self._count(name, value)
+            self._count(name, value, model)
         places = Counts(place for step in steps for place in range(step.accepted))
         for place, count in places.items():
             for counter in self.by_position:
-                counter.labels(position=str(place), **self.labels).inc(count)
-        self._observe("e2e_request_latency_seconds", seconds)
+                counter.labels(position=str(place), model_name=model).inc(count)
+        self._observe("e2e_request_latency_seconds", seconds, model)
         if generation.first is not None:
-            self._observe("time_to_first_token_seconds", generation.first)
+            self._observe("time_to_first_token_seconds", generation.first, model)
         for gap in generation.gaps:
-            self._observe("inter_token_latency_seconds", gap)
+            self._observe("inter_token_latency_seconds", gap, model)
 
-    def text(self, engine: Engines) -> bytes:
-        """Return the metrics in Prometheus' format."""
-        values = {"num_requests_running": engine.running, "num_requests_waiting": engine.waiting}
-        for name, value in values.items():
-            for gauge in self.gauges[name]:
-                gauge.labels(**self.labels).set(value)
-        self.ready.labels(**self.labels).set(engine.states.get("ready", 0))
-        self.restarts.labels(**self.labels).set(engine.restarts)
-        self._count("preemptions", engine.preempted - self._preempted)
-        self._preempted = engine.preempted
+    def text(self, engines: Mapping[str, Engines]) -> bytes:
+        """Return the metrics in Prometheus' format; `engines`: those of the models, by name."""
+        for model, engine in engines.items():
+            values = {"running": engine.running, "waiting": engine.waiting}
+            for name, value in values.items():
+                for gauge in self.gauges[f"num_requests_{name}"]:
+                    gauge.labels(model).set(value)
+            self.ready.labels(model).set(engine.states.get("ready", 0))
+            self.restarts.labels(model).set(engine.restarts)
+            self._count("preemptions", engine.preempted - self._preempted[model], model)
+            self._preempted[model] = engine.preempted
         return generate_latest(self.registry)
 
-    def _count(self, name: str, value: float) -> None:
+    def _count(self, name: str, value: float, model: str) -> None:
         for counter in self.counters[name]:
-            counter.labels(**self.labels).inc(value)
+            counter.labels(model).inc(value)
 
-    def _observe(self, name: str, value: float) -> None:
+    def _observe(self, name: str, value: float, model: str) -> None:
         for histogram in self.histograms[name]:
-            histogram.labels(**self.labels).observe(value)
+            histogram.labels(model).observe(value)
 
 
 def line(
-    id: str, endpoint: str, status: int, seconds: float, generation: Generation | None
+    id: str,
+    endpoint: str,
+    model: str,
+    status: int,
+    seconds: float,
+    generation: Generation | None,
 ) -> dict[str, Any]:
     """Return the fields of a request's line in the log."""
-    entry: dict[str, Any] = {"id": id, "endpoint": endpoint, "status": status, "seconds": seconds}
+    entry: dict[str, Any] = {"id": id, "endpoint": endpoint, "model": model, "status": status}
+    entry |= {"seconds": seconds}
     if generation is None:
         return entry
     rates, usage = answers.rates(generation.texts), answers.usage(generation)

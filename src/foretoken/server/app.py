@@ -1,4 +1,4 @@
-"""The routes, put together: `foretoken serve` hands them its engine."""
+"""The routes, put together: `foretoken serve` hands them its engines."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation, several
+from foretoken.server.process.models import ServedModels
 
 VERSION = version("foretoken")
 PAGE = Path(__file__).parent / "page"
@@ -50,14 +51,14 @@ KEY = HTTPBearer(auto_error=False)  # for the document: `Access` has looked at i
 log = logging.getLogger(__name__)
 
 
-def make(engine: Engines, options: ServerOptions) -> FastAPI:
+def make(models: ServedModels, options: ServerOptions) -> FastAPI:
     """Return the application."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        models.start()
         yield
-        await engine.stop(options.drain)
+        await models.stop(options.drain)
 
     app = FastAPI(
         title="foretoken",
@@ -66,7 +67,7 @@ def make(engine: Engines, options: ServerOptions) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    routes = Routes(engine, options)
+    routes = Routes(models, options)
     routes.route(app)
     paths = app.openapi()["paths"]
     access = Access(options.api_key, options.max_body)
@@ -84,9 +85,9 @@ def make(engine: Engines, options: ServerOptions) -> FastAPI:
 class Routes:
     """The answers to every route."""
 
-    def __init__(self, engine: Engines, options: ServerOptions) -> None:
-        self.engine, self.options = engine, options
-        self.metrics = Metrics(options.name, vllm=options.metrics_compat == "vllm")
+    def __init__(self, models: ServedModels, options: ServerOptions) -> None:
+        self.served, self.options = models, options
+        self.metrics = Metrics(models.base, vllm=options.metrics_compat == "vllm")
         self.began = int(time())
 
     def route(self, app: FastAPI) -> None:
@@ -120,50 +121,51 @@ class Routes:
 
     async def chat(self, request: Request, asked: Chat) -> Response:
         generation = self._generation(request, asked)
-        return await self._answer(request, ChatAnswer(asked, self.options.name, generation))
+        return await self._answer(request, ChatAnswer(asked, request.state.model, generation))
 
     async def responses(self, request: Request, asked: Responses) -> Response:
         generation = self._generation(request, asked)
-        return await self._answer(request, ResponseAnswer(asked, self.options.name, generation))
+        return await self._answer(request, ResponseAnswer(asked, request.state.model, generation))
 
     async def completions(self, request: Request, asked: Text) -> Response:
         generation = self._generation(request, asked)
-        return await self._answer(request, TextAnswer(asked, self.options.name, generation))
+        return await self._answer(request, TextAnswer(asked, request.state.model, generation))
 
     async def tokenize(self, request: Request, asked: Tokenize) -> dict[str, Any]:
-        self._read(request, asked)
-        prompt, options = asked.written, self.options
+        engine, prompt, options = self._chosen(request, asked), asked.written, self.options
         if asked.prompt is None:
-            self._require_template("messages")
-        answer = await self.engine.ask(
+            self._require_template(engine, "messages")
+        answer = await engine.ask(
             "tokenize",
             prompt=prompt,
             template=None if asked.messages is None else options.chat_template,
             chat_template_kwargs=asked.chat_template_kwargs,
             texts=asked.return_token_strs,
         )
-        context = None if self.engine.info is None else self.engine.info.context
-        return answer | {"count": len(answer["tokens"]), "max_model_len": context}
+        return answer | {"count": len(answer["tokens"]), "max_model_len": _context(engine)}
 
     async def detokenize(self, request: Request, asked: Detokenize) -> dict[str, Any]:
-        self._read(request, asked)
-        return {"prompt": await self.engine.ask("detokenize", tokens=asked.tokens)}
+        engine = self._chosen(request, asked)
+        return {"prompt": await engine.ask("detokenize", tokens=asked.tokens)}
 
     async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [self._model()]}
+        return {"object": "list", "data": [*map(self._model, self.served.engines)]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        self._require_model(name)
-        return self._model()
+        self._engine(name)
+        return self._model(name)
 
-    async def speculation(self) -> dict[str, Any]:
-        engine, statistics = self.engine, self.engine.statistics
+    async def speculation(self, model: str | None = None) -> dict[str, Any]:
+        name = self.served.base if model is None else model
+        engine = self._engine(name)
+        statistics = engine.statistics
         info, asked = engine.info, {"alpha": statistics.alpha, "made": dict(statistics.made)}
         costs, rates = await engine.ask("speculation", **asked), statistics.rates()
         assert info is not None  # of an engine that was asked
         names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
         return {
-            **{name: getattr(info, name) for name in (*names, "text", "max_rows")},
+            "model": name,
+            **{each: getattr(info, each) for each in (*names, "text", "max_rows")},
             "chat": info.chat or self.options.chat_template is not None,
             "temperature": info.suggested["temperature"],
             **rates,
@@ -175,37 +177,45 @@ class Routes:
         }
 
     async def health(self) -> Response:
-        """Answer 200 where there is an engine, or the first one loads; 503 while one that died is
-        started again."""
-        engine = self.engine
-        good = engine.state in ("ready", "loading", "draining")
-        process = None if engine.info is None else engine.info.pid
-        health = {"status": engine.state, "engine": process, "engines": engine.states}
+        """Answer 200 where every model has an engine, or its first one loads; 503 while one that
+        died is started again."""
+        served, info = self.served, self.served.engines[self.served.base].info
+        good = served.state in ("ready", "loading", "draining")
+        health = {
+            "status": served.state,
+            "engine": None if info is None else info.pid,
+            "engines": served.states,
+            "models": {name: engine.state for name, engine in served.engines.items()},
+        }
         return JSONResponse(health, 200 if good else 503)
 
     async def ready(self) -> Response:
-        """Answer 200 where requests are taken now."""
-        return JSONResponse(
-            {"status": self.engine.state}, 200 if self.engine.state == "ready" else 503
-        )
+        """Answer 200 where requests are taken now, whatever model they name."""
+        state = self.served.state
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     async def version(self) -> dict[str, str]:
         return {"version": VERSION}
 
     async def numbers(self) -> Response:
-        return Response(self.metrics.text(self.engine), media_type="text/plain; version=0.0.4")
+        text = self.metrics.text(self.served.engines)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     async def page(self) -> Response:
         return FileResponse(PAGE / "index.html")
 
-    def _require_model(self, name: str) -> None:
-        served = self.options.name
-        if name != served:
-            message = f"the model {name[:80]!r} is not served here; {served!r} is"
+    def _engine(self, name: str) -> Engines:
+        """Return the engine of a model. ApiError for a name that is not served."""
+        engines = self.served.engines
+        if name not in engines:
+            names = ", ".join(map(repr, engines))
+            message = f"the model {name[:80]!r} is not served here; {names} "
+            message += "is" if len(engines) == 1 else "are"
             raise ApiError(404, message, "model", "model_not_found")
+        return engines[name]
 
-    def _require_template(self, field: str | None) -> None:
-        info = self.engine.info
+    def _require_template(self, engine: Engines, field: str | None) -> None:
+        info = engine.info
         if self.options.chat_template is None and info and not info.chat:
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
@@ -213,27 +223,32 @@ class Routes:
                 field,
             )
 
-    def _read(self, request: Request, asked: Body) -> None:
-        """Note the body, for errors about it, which may be of another model."""
+    def _chosen(self, request: Request, asked: Body) -> Engines:
+        """Return the engine that a body asks for, and note both: the body, for errors about it, and
+        the model's name."""
         request.state.asked = asked
-        if asked.model is not None:
-            self._require_model(asked.model)
+        name = self.served.base if asked.model is None else asked.model
+        engine = self._engine(name)
+        request.state.model = name
+        return engine
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
+        base = self.served.base
         return {
-            "id": self.options.name,
+            "id": name,
             "object": "model",
             "created": self.began,
             "owned_by": "foretoken",
-            "max_model_len": None if self.engine.info is None else self.engine.info.context,
+            "parent": None if name == base else base,  # as vLLM tells of adapters
+            "max_model_len": _context(self._engine(name)),
         }
 
     def _generation(self, request: Request, asked: ApiRequest) -> Generation:
         """Return the texts that are asked for, within the server's limits."""
-        self._read(request, asked)
-        prompts, n, options, info = asked.prompts, asked.candidates, self.options, self.engine.info
+        engine, options = self._chosen(request, asked), self.options
+        prompts, n, info = asked.prompts, asked.candidates, engine.info
         if asked.templated:
-            self._require_template(asked.param("prompt"))
+            self._require_template(engine, asked.param("prompt"))
         if len(prompts) * n > options.max_texts:
             raise BadRequestError(
                 f"the request asks for {len(prompts) * n} texts, at most {options.max_texts} go",
@@ -251,7 +266,7 @@ class Routes:
             gamma=options.gamma if first.gamma is None else first.gamma,
             cache_salt=f"{request.state.salt}{first.cache_salt}",
         )
-        generation = Generation(self.engine, several(first, prompts, n), n)
+        generation = Generation(engine, several(first, prompts, n), n)
         request.state.generation = generation
         return generation
 
@@ -290,6 +305,11 @@ class Events(StreamingResponse):
             refusal = api_error(error, self.answer.asked)
             self.status = refusal.status
             yield answers.event(refusal.body)
+
+
+def _context(engine: Engines) -> int | None:
+    """Return the tokens that a text of an engine may have; None where that is not known."""
+    return None if engine.info is None else engine.info.context
 
 
 async def _unless_gone(request: Request, work: Awaitable[Any]) -> None:

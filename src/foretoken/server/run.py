@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 
 import uvicorn
@@ -15,6 +16,7 @@ from foretoken.errors import InputError
 from foretoken.server.app import make
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
+from foretoken.server.process.models import ServedModels
 from foretoken.server.process.worker import Setup
 
 UNREAD = 60.0  # seconds for which a client may read less than is written to it
@@ -46,11 +48,11 @@ class Connection(H11Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server around its engine: at the end, texts that clients wait for are cut off."""
+    """A uvicorn server around its engines: at the end, texts that clients wait for are cut off."""
 
-    def __init__(self, engine: EngineClient, options: ServerOptions) -> None:
+    def __init__(self, models: ServedModels, options: ServerOptions) -> None:
         config = uvicorn.Config(
-            make(engine, options),
+            make(models, options),
             http=Connection,
             ws="none",
             log_config=None,
@@ -58,27 +60,29 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=int(options.drain) + 2,  # for clients that do not read
         )
         super().__init__(config)
-        self.engine, self.patience = engine, options.drain
+        self.models, self.patience = models, options.drain
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        stopping = asyncio.create_task(self.engine.stop(self.patience))
+        stopping = asyncio.create_task(self.models.stop(self.patience))
         await super().shutdown(sockets)
         await stopping
 
 
-def run(setup: Setup, options: ServerOptions) -> None:
-    """Serve until SIGTERM or Ctrl-C: no new requests then, and those that run may end. InputError
-    where nobody can listen there, and where the model cannot be loaded."""
-    listener, engine = listening(options.host, options.port), EngineClient(setup)
-    setup.logs.begin()
-    server = HttpServer(engine, options)
-    engine.failed = lambda: setattr(server, "should_exit", True)
+def run(setups: Mapping[str, Setup], options: ServerOptions) -> None:
+    """Serve until SIGTERM or Ctrl-C: no new requests then, and those that run may end. `setups`: of
+    an engine for each name, the base's first. InputError where nobody can listen there, and where a
+    model cannot be loaded."""
+    listener = listening(options.host, options.port)
+    models = ServedModels({name: EngineClient(setup) for name, setup in setups.items()})
+    setups[models.base].logs.begin()
+    server = HttpServer(models, options)
+    models.failed = lambda: setattr(server, "should_exit", True)
     name, port = listener.getsockname()[:2]
-    log.info("http://%s:%s is loading %s", name, port, options.name)
+    log.info("http://%s:%s is loading %s", name, port, ", ".join(setups))
     with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
         server.run(sockets=[listener])
-    if engine.problem:
-        raise InputError(engine.problem)
+    if models.problem:
+        raise InputError(models.problem)
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -11,7 +11,7 @@ import pytest
 
 from console import Run, mistake
 from foretoken.lab import bench, machine
-from foretoken.loading import hub
+from foretoken.loading import adapters, hub
 from foretoken.loading import load as loading
 from foretoken.loading.options import OPTIONS
 from foretoken.sampling.checks import Choice, as_flag
@@ -111,6 +111,7 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
 
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(hub, "way", lambda *_: {})  # a folder has no revision
+    monkeypatch.setattr(adapters, "folder", lambda _: None)  # nor is "main" an adapter
     options = {name: each for name, each in OPTIONS.items() if each.panel}
     for name, each in options.items():
         flag = each.flag or f"--{name.replace('_', '-')}"

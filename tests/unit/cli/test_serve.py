@@ -54,9 +54,81 @@ def test_names_and_speculation_reach_the_server(
     config = '{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "block"}'
     asked = (target, "--served-model-name", "", "--speculative-config", config)
     assert console("serve", *asked).code == 0
-    ((setup, options),) = served
+    ((setups, options),) = served
+    ((name, setup),) = setups.items()
+    assert name == "target" and not setup.adapters and setup.loading["adapter"] is None
     assert options.name == "target" and options.gamma == 3
     assert setup.draft == "lookup" and setup.engine["rule"] == "block"
+
+
+@pytest.fixture
+def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with folders that look like adapters, whose weights nobody reads here."""
+    for name in ("one", "two", "two=2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        (tmp_path / name / "adapter_model.safetensors").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "others"),
+    [
+        (["{}/one"], "{}/one", {}),
+        (["~/one"], "{}/one", {}),
+        (["fast={}/one", "tidy=~/two"], None, {"fast": "{}/one", "tidy": "{}/two"}),
+        (["{}/two=2"], "{}/two=2", {}),  # a folder's own name
+        (["a={}/two=2"], None, {"a": "{}/two=2"}),
+    ],
+)
+def test_adapters_are_merged_into_the_target_or_served_by_name(
+    console: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    adapters: Path,
+    given: list[str],
+    base: str | None,
+    others: dict[str, str],
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("foretoken.server.run.run", lambda *made: served.append(made))
+    flags = [part for each in given for part in ("--adapter", each.format(adapters))]
+    file = adapters / "serve.yaml"
+    file.write_text(json.dumps({"adapter": given[0].format(adapters)}))
+    for asked in (flags, ["--config", file])[: 1 + (len(given) == 1)]:
+        assert console("serve", *asked).code == 0
+        setups, _ = served.pop()
+        loaded = {name: setup.loading["adapter"] for name, setup in setups.items()}
+        places = {name: place.format(adapters) for name, place in others.items()}
+        assert loaded == {"foretoken": base and base.format(adapters), **places}
+        assert list(setups)[0] == "foretoken"  # the target, whose engine checks the others
+        assert setups["foretoken"].adapters == (*places.values(),)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["fast="], "--adapter is 'fast='; give NAME=FOLDER, or a folder"),
+        (["=~/one"], "--adapter is '=~/one'; give NAME=FOLDER, or a folder"),
+        (["a=~/one", "a=~/two"], "--adapter gives the name 'a' twice"),
+        (["~/one", "~/two"], "--adapter gives two adapters without names"),
+        (["~/one", "a=~/two"], "/one stands beside others; give it a name too"),
+        (["foretoken=~/one"], "/one has the target's name; give another, or the target a"),
+        (["a=~"], "holds no adapter: adapter_config.json: "),
+        (["a=~/one", "b=no/where/at/all"], "adapter is 'no/where/at/all'; give a folder or"),
+    ],
+)
+def test_mistakes_of_adapters_are_told_at_once(
+    console: Run, adapters: Path, given: list[str], said: str
+) -> None:
+    flags = [part for each in given for part in ("--adapter", each)]
+    mistake(console("serve", *flags), said)
+
+
+def test_adapters_with_names_are_for_one_machine(console: Run, adapters: Path) -> None:
+    for more in (("--replicas", "2"), ("--ray", "local")):
+        said = "--replicas and --ray run engines of one model; serve"
+        mistake(console("serve", "--adapter", "a=~/one", *more), said)
 
 
 def test_a_port_that_is_taken(console: Run) -> None:

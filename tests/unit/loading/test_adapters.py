@@ -12,23 +12,25 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import foretoken
-from console import Run
+from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
+from foretoken.loading.adapters import folder
+from foretoken.loading.load import require_adapters
 from foretoken.models.families import build
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
 PROMPT = [5, 17, 33]
 
 
-def saved(folder: Path, seed: int = 0) -> Any:
-    """A base in `folder/base` and a random adapter in `folder/adapter`; the two together."""
+def saved(place: Path, seed: int = 0) -> Any:
+    """A base in `place/base` and a random adapter in `place/adapter`; the two together."""
     torch.manual_seed(seed)
     base = build("Llama")
     base.generation_config.eos_token_id = None
-    base.save_pretrained(folder / "base")
+    base.save_pretrained(place / "base")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     wrapped = peft.get_peft_model(base, config)
-    wrapped.save_pretrained(folder / "adapter")
+    wrapped.save_pretrained(place / "adapter")
     return wrapped.eval()
 
 
@@ -90,13 +92,72 @@ def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
         foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
     wide = {name: torch.zeros(9, 9) for name in weights}
     save_file(wide, adapter / "adapter_model.safetensors")
-    with pytest.raises(InputError, match="does not fit LlamaForCausalLM: ") as caught:
+    with pytest.raises(InputError, match=r"holds base_.* as \(9, 9\), not \(4, 32\)") as caught:
         foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
     assert "\n" not in str(caught.value)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"peft_type": "IA3"}))
     with pytest.raises(RefusedError, match="is of kind IA3, and only LORA is merged here"):
         foretoken.load(base, "lookup", adapter=adapter)
+
+
+def test_an_adapter_of_another_base_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In peft's own words where these say why, whole, however many names they hold; the adapter's
+    own weights are read once, and only where it fits."""
+    saved(tmp_path)
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    read: list[Any] = []
+    load_weights = peft.load_peft_weights
+    monkeypatch.setattr(
+        "peft.peft_model.load_peft_weights",
+        lambda *given, **more: read.append(given) or load_weights(*given, **more),
+    )
+    require_adapters(base, [str(adapter)])
+    assert not read
+    foretoken.load(base, "none", adapter=adapter, runtime="transformers")
+    assert len(read) == 1
+    for weights in base.glob("*.safetensors"):
+        weights.unlink()
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    others = [f"a_projection_of_another_model_{i}" for i in range(6)]
+    changed = config | {"target_modules": others}
+    (adapter / "adapter_config.json").write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="Target modules .* not found in the base model; ") as all_:
+        require_adapters(base, [str(adapter)])
+    assert all(name in str(all_.value) for name in others) and "\n" not in str(all_.value)
+    assert len(read) == 1
+
+
+def test_a_pickled_adapter_is_merged_likewise(tmp_path: Path) -> None:
+    wrapped = saved(tmp_path)
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    torch.save(load_file(weights), weights.with_suffix(".bin"))
+    weights.unlink()
+    spec = foretoken.load(
+        tmp_path / "base", "lookup", adapter=tmp_path / "adapter", runtime="transformers"
+    )
+    (text,) = spec.generate(PROMPT, max_new_tokens=12, gamma=2, ignore_eos=True)
+    assert list(text.tokens) == expected(wrapped)
+
+
+def test_a_home_folder_may_be_written_as_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder("~/adapter") == tmp_path / "adapter"
+    with pytest.raises(InputError, match="adapter is '~nobody-here/adapter'; give a folder"):
+        folder("~nobody-here/adapter")
+
+
+@pytest.mark.parametrize("command", [("generate", "hi"), ("serve",)])
+def test_a_folder_without_one_is_told_before_anything_is_loaded(
+    tmp_path: Path, console: Run, command: tuple[str, ...]
+) -> None:
+    shown = console(*command, "--adapter", tmp_path)
+    mistake(shown, "holds no adapter: adapter_config.json: ")
 
 
 @pytest.mark.filterwarnings("ignore")  # of peft, as it is made

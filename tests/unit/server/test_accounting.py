@@ -56,14 +56,14 @@ def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
         text.prompt_tokens = 4
         writing._note(i, StepOutput(i, "c", [7], None, [], Done("stop", None, STATS, None)))
     metrics = Metrics("m", vllm=False)
-    metrics.observe(writing, 0.7)
+    metrics.observe(writing, 0.7, "m")
     samples = values(metrics)
     assert samples['foretoken_prompt_tokens_total{model_name="m"}'] == 4
     assert samples['foretoken_cached_tokens_total{model_name="m"}'] == 2
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    lines = metrics.text(EngineClient(Setup(None, None))).decode().splitlines()
+    lines = metrics.text({"m": EngineClient(Setup(None, None))}).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 
@@ -71,8 +71,8 @@ def values(metrics: Metrics) -> dict[str, float]:
 def served() -> Metrics:
     """What a server counts that has answered one request."""
     metrics = Metrics("m", vllm=True)
-    metrics.observe(written(), 0.7)
-    metrics.count("/v1/completions", 200)
+    metrics.observe(written(), 0.7, "m")
+    metrics.count("/v1/completions", 200, "m")
     return metrics
 
 
@@ -102,7 +102,7 @@ def test_vllms_names_only_where_asked() -> None:
 
 
 def test_a_line_has_rates_and_no_text() -> None:
-    entry = line("id", "/v1/completions", 200, 0.7, written())
+    entry = line("id", "/v1/completions", "m", 200, 0.7, written())
     assert entry["tokens_per_call"] == 1.5 and entry["completion_tokens"] == 3
     assert "ab" not in json.dumps(entry)
     record = logging.LogRecord("foretoken.requests", 20, "", 0, "x", (), None)

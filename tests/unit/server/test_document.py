@@ -9,12 +9,14 @@ import pytest
 from foretoken.server.app import make
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
+from foretoken.server.process.models import ServedModels
 from foretoken.server.process.worker import Setup
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return make(EngineClient(Setup(None, None)), ServerOptions("tiny")).openapi()
+    models = ServedModels({"tiny": EngineClient(Setup(None, None))})
+    return make(models, ServerOptions("tiny")).openapi()
 
 
 def references(part: Any) -> list[str]:

@@ -124,6 +124,7 @@ function describe(info) {
   $("pair").replaceChildren(named(info.target), ...draft);
   $("server").replaceChildren(...described(server.facts()));
   settings.follow(info);
+  settings.offer(server.models, (name) => server.choose(name));
   $("prompt").placeholder = info.chat ? "Ask something" : "Begin a text";
   if ($("examples").hasChildNodes()) return;
   const example = (text) =>

@@ -83,7 +83,8 @@ const EVERY = 5; // seconds between two questions while all is well
 const AGAIN = 2; // and while it is not, unless the server says when
 
 export class Server {
-  info = null; // /v1/speculation
+  info = null; // /v1/speculation, of the chosen model
+  models = []; // names, that of the base first
   model = null; // the name that requests give
   #timer = null;
 
@@ -97,8 +98,9 @@ export class Server {
     clearTimeout(this.#timer);
     let problem = null;
     try {
-      this.model ??= (await get("v1/models")).data[0]?.id;
-      this.info = await get("v1/speculation");
+      if (!this.models.length) this.models = (await get("v1/models")).data.map(({ id }) => id);
+      this.model ??= this.models[0];
+      this.info = await get(`v1/speculation?model=${encodeURIComponent(this.model)}`);
     } catch (error) {
       problem = error instanceof ServerError ? error : new ServerError(error.message);
     }
@@ -109,6 +111,11 @@ export class Server {
       this.#timer = setTimeout(() => this.ask(), wait * 1000);
     }
     this.told(problem);
+  }
+
+  choose(model) {
+    this.model = model;
+    this.ask();
   }
 
   /** A row of names and values for a description list; what is not known yet stays null. */

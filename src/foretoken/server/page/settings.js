@@ -38,6 +38,15 @@ export class Settings {
     this.#summarize();
   }
 
+  /** Offers models by name, where there are several; chosen(name) is called with another. */
+  offer(models, chosen) {
+    const { model } = this.inputs;
+    if (model.options.length) return;
+    model.append(...models.map((name) => el("option", { value: name }, name)));
+    model.closest("label").hidden = models.length < 2;
+    model.addEventListener("change", () => chosen(model.value));
+  }
+
   get compare() {
     return this.inputs.compare.checked;
   }

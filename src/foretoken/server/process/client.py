@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
@@ -138,6 +138,11 @@ class EngineClient:
         """The number of engines in each state: one engine, as a fleet of one."""
         return {self.state: 1}
 
+    @property
+    def _target(self) -> str:
+        """The model's name in the log."""
+        return "a model" if self.info is None else self.info.target
+
     def start(self) -> None:
         """Start the process; it is ready when `state` says so."""
         self._loop = asyncio.get_running_loop()
@@ -158,7 +163,7 @@ class EngineClient:
         try:
             await asyncio.wait_for(self._idle.wait(), patience)
         except TimeoutError:
-            log.warning("%s requests are cut off", len(self._listeners))
+            log.warning("%s requests of %s are cut off", len(self._listeners), self._target)
             self._fail("the server is shutting down; send the request to another, or later")
         self.state = "stopped"
         self._send(Stop())
@@ -266,6 +271,7 @@ class EngineClient:
                 self._deliver(message)
             case Ready(info):
                 self.info, self._deaths = info, 0
+                self.setup = replace(self.setup, adapters=())  # when it starts again, they run
                 log.info("%s is ready, on %s", info.target, info.runtime)
                 if self.state in ("loading", "restarting"):
                     self.state = "ready"
@@ -300,7 +306,10 @@ class EngineClient:
             return
         self._silent += TICK
         if self._silent > STALL + READING * sum(self._prompts.values()):
-            log.error("the engine has taken no step for %.0f s; it is ended", self._silent)
+            idle = self._silent
+            log.error(
+                "the engine of %s has taken no step for %.0f s; it is ended", self._target, idle
+            )
             self._stuck.clear()
             process.kill()
 
@@ -318,7 +327,7 @@ class EngineClient:
             after = AGAIN[min(self._deaths, len(AGAIN) - 1)]
             self._deaths += 1
             self.restarts += 1
-            log.error("the engine's process ended; it is started again in %s s", after)
+            log.error("the engine of %s ended; it is started again in %s s", self._target, after)
             self._loop.call_later(after, self._restart)
         self._fail("the engine stopped while it wrote this text; send the request again")
 

@@ -80,6 +80,7 @@ class Setup:
     engine: AllEngineKeywords = field(default_factory=AllEngineKeywords)
     logs: Logs = Logs()
     costs: bytes | None = None  # what steps cost, where that was measured elsewhere
+    adapters: tuple[str, ...] = ()  # of engines that start later: to be checked before it loads
 
 
 def work(pipe: Connection, setup: Setup) -> None:
@@ -91,10 +92,11 @@ def work(pipe: Connection, setup: Setup) -> None:
     try:
         from transformers.utils import logging as transformers
 
-        from foretoken.loading.load import load
+        from foretoken.loading.load import load, require_adapters
         from foretoken.serving.engine import Engine
 
         transformers.disable_progress_bar()
+        require_adapters(setup.target, setup.adapters, **setup.loading)
         spec = load(setup.target, setup.draft, **setup.loading)
         if setup.costs is not None:
             spec.costing.freeze(pickle.loads(setup.costs))

@@ -1,0 +1,252 @@
+"""A base and its adapters behind one address: every request chooses by its `model`, and each text
+is that of `generate` of the model that peft merges."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx2
+import openai
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engines import loaded
+from foretoken.loading.load import require_adapters
+from foretoken.server.options import ServerOptions
+from foretoken.server.process.client import Child, EngineClient
+from foretoken.server.process.messages import Failed
+from foretoken.server.process.worker import Setup, work
+from served import LOADING, pair, serving_all, until
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+NAMES = ("tiny", "fast", "tidy")
+
+
+def adapted(base: str, folder: Path, seed: int) -> str:
+    """The folder of a random adapter of a base."""
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    network = AutoModelForCausalLM.from_pretrained(base)
+    peft.get_peft_model(network, config).save_pretrained(str(folder))
+    return str(folder)
+
+
+def begin(setup: Setup) -> Child:
+    """An engine in a thread, which begins as one in a process does."""
+    require_adapters(setup.target, setup.adapters, **setup.loading)
+    return loaded(setup)
+
+
+@pytest.fixture(scope="module")
+def setups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Setup]:
+    folder = tmp_path_factory.mktemp("adapters")
+    target, draft = pair(folder)
+    base = Setup(target, draft, LOADING | {"adapter": None}, {"max_rows": 4})
+    places = {name: adapted(target, folder / name, i) for i, name in enumerate(NAMES[1:], 1)}
+    with_each = {
+        name: replace(base, loading=LOADING | {"adapter": place}) for name, place in places.items()
+    }
+    return {"tiny": replace(base, adapters=(*places.values(),)), **with_each}
+
+
+@pytest.fixture(scope="module")
+def server(setups: dict[str, Setup]) -> Iterator[tuple[str, dict[str, EngineClient]]]:
+    with serving_all(setups, ServerOptions("tiny", drain=1.0), begin) as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: tuple[str, dict[str, EngineClient]]) -> str:
+    return server[0]
+
+
+@pytest.fixture(scope="module")
+def merged(setups: dict[str, Setup]) -> dict[str, Any]:
+    """What transformers and peft make of each name, in float64."""
+    target: Any = setups["tiny"].target
+    networks = {name: AutoModelForCausalLM.from_pretrained(target) for name in NAMES}
+    for name in NAMES[1:]:
+        place = setups[name].loading["adapter"]
+        wrapped: Any = peft.PeftModel.from_pretrained(networks[name].double(), place)
+        networks[name] = wrapped.merge_and_unload(safe_merge=True)
+    return {name: network.double().eval() for name, network in networks.items()}
+
+
+def expected(network: Any, ids: list[int], count: int = 24) -> list[int]:
+    text = network.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False)
+    return text[0, len(ids) :].tolist()
+
+
+def post(url: str, path: str, **body: Any) -> Any:
+    return httpx2.post(f"{url}{path}", json=body, timeout=60)
+
+
+def test_each_name_gives_the_text_of_its_merged_model(url: str, merged: Any, setups: Any) -> None:
+    """Whole and streamed, in chats, completions and responses; without a name, the base's."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(setups["tiny"].target)
+    texts: dict[str, str] = {}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        for name in NAMES:
+            ids = tokenizer("It was").input_ids
+            new = expected(merged[name], ids)
+            texts[name] = text = tokenizer.decode(new, skip_special_tokens=True)
+            asked: Any = {"model": name, "prompt": "It was", "max_tokens": 24, "temperature": 0}
+            told = client.completions.create(**asked)
+            assert told.choices[0].text == text and told.model == name
+            chunks = [*client.completions.create(**asked, stream=True)]
+            assert "".join(chunk.choices[0].text for chunk in chunks) == text
+            assert {chunk.model for chunk in chunks} == {name}
+            chat = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+            answer = tokenizer.decode(expected(merged[name], chat), skip_special_tokens=True)
+            greedy: Any = {"model": name, "temperature": 0}
+            done = client.chat.completions.create(messages=HELLO, max_tokens=24, **greedy)
+            assert done.choices[0].message.content == answer and done.model == name
+            responded = client.responses.create(input="Hello", max_output_tokens=24, **greedy)
+            assert responded.output_text == answer and responded.model == name
+    assert len(set(texts.values())) == 3  # a server that always took one engine would fail
+    bare = post(url, "/v1/completions", prompt="It was", max_tokens=24, temperature=0).json()
+    assert bare["choices"][0]["text"] == texts["tiny"] and bare["model"] == "tiny"
+
+
+def test_models_are_listed_by_name_and_others_are_not_found(url: str) -> None:
+    listed = httpx2.get(f"{url}/v1/models").json()["data"]
+    assert [(each["id"], each["parent"]) for each in listed] == [
+        ("tiny", None),
+        ("fast", "tiny"),
+        ("tidy", "tiny"),
+    ]
+    assert {each["max_model_len"] for each in listed} == {1024}
+    assert httpx2.get(f"{url}/v1/models/fast").json() == listed[1]
+    says = "the model 'slow' is not served here; 'tiny', 'fast', 'tidy' are"
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"):
+        form = {"messages": HELLO} if "chat" in path else {"prompt": "a"}
+        form = {"input": "a"} if path == "/v1/responses" else form
+        answer = post(url, path, model="slow", **form)
+        error = answer.json()["error"]
+        assert answer.status_code == 404 and error["code"] == "model_not_found", answer.text
+        assert error["message"] == says and error["param"] == "model"
+    for path in ("/v1/models/slow", "/v1/speculation?model=slow"):
+        assert httpx2.get(f"{url}{path}").status_code == 404
+
+
+def test_ids_and_back_are_those_of_the_name(url: str) -> None:
+    ids = post(url, "/tokenize", model="tidy", prompt="It was").json()["tokens"]
+    back = post(url, "/detokenize", model="fast", tokens=ids).json()
+    assert back["prompt"] == "It was"
+
+
+def test_rates_and_metrics_are_by_name(url: str) -> None:
+    def tokens(name: str) -> tuple[float, float]:
+        lines = httpx2.get(f"{url}/metrics").text.splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        assert float(values[f'foretoken_engines_ready{{model_name="{name}"}}']) == 1
+        counted = values.get(f'foretoken_generation_tokens_total{{model_name="{name}"}}', "0")
+        told = httpx2.get(f"{url}/v1/speculation", params={"model": name}).json()
+        assert told["model"] == name
+        return told["tokens"], float(counted)
+
+    before = {name: tokens(name) for name in NAMES}
+    asked = {"prompt": "It was", "max_tokens": 9, "ignore_eos": True}
+    assert post(url, "/v1/completions", model="fast", **asked).status_code == 200
+    after = {name: tokens(name) for name in NAMES}
+    assert after["fast"] == tuple(value + 9 for value in before["fast"])
+    assert all(after[name] == before[name] for name in ("tiny", "tidy"))
+    target = httpx2.get(f"{url}/v1/speculation", params={"model": "fast"}).json()["target"]
+    assert target == "target with fast"
+    assert httpx2.get(f"{url}/v1/speculation").json()["target"] == "target"
+
+
+def test_a_client_that_goes_away_frees_the_row_of_its_name(server: Any) -> None:
+    url, links = server
+    body = {"prompt": "a", "model": "tidy", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+        assert links["tidy"].running == 1 and links["fast"].running == links["tiny"].running == 0
+    until(lambda: not links["tidy"].running and not links["tidy"].open)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_before_others_load(
+    setups: dict[str, Setup],
+) -> None:
+    begun: list[str | None] = []
+
+    def refusing(setup: Setup) -> Child:
+        begun.append(adapter := setup.loading["adapter"])
+        if adapter is None:
+            return begin(setup)
+        own, theirs = Pipe()
+        theirs.send(Failed("it does not fit"))
+        return Child(mock.Mock(), own)
+
+    with pytest.raises(AssertionError, match="it does not fit"):
+        with serving_all(setups, ServerOptions("tiny", drain=1.0), refusing):
+            pass
+    assert begun == [None, setups["fast"].loading["adapter"]]
+
+
+def test_the_base_engine_checks_all_adapters_before_it_loads(
+    setups: dict[str, Setup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the process's life is over before its weights are looked for: these have none."""
+    monkeypatch.setattr("foretoken.server.process.worker.signal.signal", lambda *_: None)
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    for name in names:
+        shutil.copy(Path(str(setups["tiny"].target)) / name, tmp_path)
+    fast = setups["fast"].loading["adapter"]
+    (tmp_path / "other").mkdir()
+    for file in Path(fast).iterdir():
+        shutil.copy(file, tmp_path / "other")
+    config = tmp_path / "other" / "adapter_config.json"
+    config.write_text(config.read_text().replace('"q_proj"', '"another"'))
+    said: dict[str, str] = {}
+    for adapter in (fast, str(tmp_path / "other")):
+        own, theirs = Pipe()
+        base = replace(setups["tiny"], target=str(tmp_path), adapters=(adapter,), logs=mock.Mock())
+        work(theirs, base)
+        said[adapter] = own.recv().message
+    assert "no file named model.safetensors" in said.pop(fast)
+    (message,) = said.values()
+    assert "other does not fit LlamaForCausalLM: it has no place in it for" in message
+
+
+def test_a_base_starts_again_whatever_became_of_its_adapters(server: Any, setups: Any) -> None:
+    url, links = server
+    config = Path(setups["fast"].loading["adapter"]) / "adapter_config.json"
+    gone = config.rename(config.with_suffix(".gone"))
+    try:
+        links["tiny"]._process.kill()
+        until(lambda: links["tiny"].state == "restarting")
+        until(lambda: links["tiny"].state == "ready")
+    finally:
+        gone.rename(config)
+    assert post(url, "/v1/completions", prompt="a", max_tokens=3).status_code == 200
+
+
+def test_the_engine_of_one_name_dies_alone(server: Any) -> None:
+    """The others answer; /health names what is away until it is there again."""
+    url, links = server
+    links["fast"]._process.kill()
+    until(lambda: links["fast"].state == "restarting")
+    asked = {"prompt": "a", "max_tokens": 3}
+    answers = {name: post(url, "/v1/completions", model=name, **asked) for name in NAMES}
+    assert {name: each.status_code for name, each in answers.items()} == {
+        "tiny": 200,
+        "fast": 503,
+        "tidy": 200,
+    }
+    health = httpx2.get(f"{url}/health")
+    assert health.status_code == 503 and health.json()["engines"] == {"ready": 2, "restarting": 1}
+    assert health.json()["models"] == {"tiny": "ready", "fast": "restarting", "tidy": "ready"}
+    assert httpx2.get(f"{url}/ready").status_code == 503
+    until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
+    assert post(url, "/v1/completions", model="fast", **asked).status_code == 200
+    assert httpx2.get(f"{url}/health").status_code == 200
