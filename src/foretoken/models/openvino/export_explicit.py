@@ -26,8 +26,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
-from foretoken.models.stock.attention import RUNNING, Forward, KeptPositions
+from foretoken.models.stock.attention import Forward, KeptPositions
 from foretoken.models.stock.cache import admit, given, growing_cache
+from foretoken.models.stock.positions import RUNNING
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,

@@ -342,10 +342,6 @@ def objection(model: PreTrainedModel) -> str | None:
         return reason
     if getattr(model, "_is_stateful", False):
         return "it keeps a recurrent state, which cannot go back to before a rejected token"
-    if not model._can_set_attn_implementation():
-        return "its attention is outside transformers' attention interface (ALiBi and older models)"
-    if model.config.is_encoder_decoder and _counts_from_padding(model):
-        return "its decoder counts positions from the padding id, for a whole batch at a time"
     try:
         names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     except Exception as error:  # a config without what transformers looks for

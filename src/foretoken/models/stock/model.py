@@ -35,7 +35,6 @@ from foretoken.models.rows import (
 from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
     BUCKET,
-    INSTEAD,
     CrossCache,
     RaggedCache,
     admit,
@@ -183,13 +182,10 @@ class CausalModel(StockModel):
 
     def __init__(self, model: PreTrainedModel) -> None:
         admit(model)
-        accepted = inspect.signature(model.forward).parameters
-        if model.config.is_encoder_decoder or "position_ids" not in accepted:
-            name = type(model).__name__
-            raise RefusedError(
-                f"{name} takes no position_ids, so rows cannot differ in length; {INSTEAD}"
-            )
+        if model.config.is_encoder_decoder:
+            raise RefusedError(f"{type(model).__name__} has an encoder: run it with one")
         super().__init__(model)
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def _empty(self) -> RaggedCache:
         return ragged_cache(self.model, 0)
@@ -203,6 +199,8 @@ class CausalModel(StockModel):
         return fresh
 
     def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
+        if not self.takes_positions:
+            return {"input_ids": ids}
         positions = cache.positions
         if self.longest is not None and cache.longest + cache.width > self.longest:
             positions = positions.clamp(max=self.longest - 1)  # padding only
