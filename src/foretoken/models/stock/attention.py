@@ -265,7 +265,7 @@ class Forward:
             for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
                 setattr(head, hooks, getattr(head, hooks).copy())  # the original keeps its own
             head.register_forward_pre_hook(needed_only)
-        count_by_row(self.model, told="position_ids" in inspect.signature(self.model.forward).parameters)
+        count_by_row(self.model)
         give_both(self.model)
 
     @contextmanager
@@ -294,12 +294,18 @@ def switched(
         if isinstance(part, PreTrainedModel):
             kind = "sdpa" if part._supports_sdpa else "eager"
             made: dict[str, Any] = settings | {ATTENTION: attention or f"ragged_{kind}"}
-            if not part._can_set_attn_implementation():
+            if has_own_attention(part):
                 _set(part.config, {ATTENTION: kind})
                 part.config = copy.copy(part.config)
             _set(part.config, made)
             vars(part)[LOOK] = _not_looked
     return copied
+
+
+def has_own_attention(part: nn.Module) -> bool:
+    """Tell whether a family's layers attend by code of their own, outside transformers' interface
+    (ALiBi and older models)."""
+    return isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation()
 
 
 def _set(config: PreTrainedConfig, settings: dict[str, Any]) -> None:

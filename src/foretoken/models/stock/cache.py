@@ -342,6 +342,8 @@ def objection(model: PreTrainedModel) -> str | None:
         return reason
     if getattr(model, "_is_stateful", False):
         return "it keeps a recurrent state, which cannot go back to before a rejected token"
+    if getattr(model.config, "attention_type", "") == "block_sparse":
+        return "its attention changes with how much it reads at once; set attention_type"
     try:
         names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     except Exception as error:  # a config without what transformers looks for

@@ -41,6 +41,7 @@ from foretoken.models.stock.cache import (
     given,
     ragged_cache,
 )
+from foretoken.models.stock.positions import takes_positions
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
@@ -185,7 +186,7 @@ class CausalModel(StockModel):
         if model.config.is_encoder_decoder:
             raise RefusedError(f"{type(model).__name__} has an encoder: run it with one")
         super().__init__(model)
-        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.takes_positions = takes_positions(model)
 
     def _empty(self) -> RaggedCache:
         return ragged_cache(self.model, 0)

@@ -8,6 +8,7 @@ here: the self-check finds it.
 
 from __future__ import annotations
 
+import inspect
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
@@ -35,14 +36,14 @@ IDLE = Running(None, None)
 RUNNING: ContextVar[Running] = ContextVar("foretoken_running", default=IDLE)
 
 
-def count_by_row(model: PreTrainedModel, *, told: bool) -> None:
-    """Let the parts of a twin that count from the longest row count by each row.
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Tell whether a decoder-only model is given its positions."""
+    return "position_ids" in inspect.signature(model.forward).parameters
 
-    Args:
-        model: The twin.
-        told: Its decoder is given position ids, and need not count.
-    """
-    decoder: Any = None if told else model.get_decoder()
+
+def count_by_row(model: PreTrainedModel) -> None:
+    """Let the parts of a twin that count from the longest row count by each row."""
+    decoder: Any = None if takes_positions(model) else model.get_decoder()
     table = getattr(decoder, "embed_positions", None)
     if isinstance(table, nn.Embedding) or counts_from_padding(table):
         decoder.embed_positions = OwnPositions(table)
