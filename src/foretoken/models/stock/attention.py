@@ -36,7 +36,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.errors import RefusedError
-from foretoken.models.rows import BEYOND
+from foretoken.models.rows import BEYOND, CHUNK
 from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.positions import RUNNING, HeadHook, Running, count_by_row
 from foretoken.models.stock.sizes import is_long, switch_of
@@ -297,6 +297,8 @@ def switched(
             if has_own_attention(part):
                 _set(part.config, {ATTENTION: kind})
                 part.config = copy.copy(part.config)
+                # MPT cuts its bias from so many slots, and padding may pass the end
+                made["max_seq_len"] = 2 * CHUNK + (getattr(part.config, "max_seq_len", None) or 0)
             _set(part.config, made)
             vars(part)[LOOK] = _not_looked
     return copied
