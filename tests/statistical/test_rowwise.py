@@ -1,4 +1,5 @@
-"""Families with attention of their own, and those that run row by row: the distribution of sampled texts, as of other real networks.
+"""Families with attention of their own, and those that run row by row: the distribution of sampled
+texts, as of other real networks.
 
 The exact distribution comes from full forwards. Seeds are fixed; on other seeds each chi-square
 here would fail by chance about once in a million times.

@@ -184,7 +184,9 @@ class CausalModel(StockModel):
     def __init__(self, model: PreTrainedModel) -> None:
         admit(model)
         if model.config.is_encoder_decoder:
-            raise RefusedError(f"{type(model).__name__} has an encoder: run it as an encoder-decoder")
+            raise RefusedError(
+                f"{type(model).__name__} has an encoder: run it as an encoder-decoder"
+            )
         super().__init__(model)
         self.takes_positions = takes_positions(model)
 

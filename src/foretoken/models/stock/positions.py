@@ -49,7 +49,7 @@ def count_by_row(model: PreTrainedModel) -> None:
         decoder.embed_positions = OwnPositions(table)
     for part in list(model.modules()):
         for name, buffer in part._buffers.items():
-            if is_causal_table(buffer):
+            if buffer is not None and is_causal_table(buffer):
                 vars(part)[name] = OwnTable(buffer)
         if getattr(part, "attn_temperature_tuning", False) and not getattr(part, "use_rope", True):
             scaled: Any = part
@@ -63,9 +63,9 @@ def counts_from_padding(table: Any) -> bool:
     return counted and isinstance(getattr(table, "weights", None), Tensor)
 
 
-def is_causal_table(x: Tensor | None) -> bool:
+def is_causal_table(x: Tensor) -> bool:
     """Tell whether this is `[1, 1, N, N]` of booleans: which position sees which."""
-    return x is not None and x.dtype == torch.bool and x.ndim == 4 and x.shape[2] == x.shape[3]
+    return x.dtype == torch.bool and x.ndim == 4 and x.shape[2] == x.shape[3]
 
 
 class OwnPositions(nn.Module):

@@ -31,14 +31,17 @@ LOCAL = {"attention_types": [[["global", "local"], 1]], "window_size": 4, "num_l
 LLAMA4 = {"intermediate_size": 48, "intermediate_size_mlp": 48, "num_key_value_heads": 2}
 LLAMA4 |= {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1, "floor_scale": 4}
 LLAMA4 |= {"attention_chunk_size": 8, "no_rope_layers": [1, 0], "attn_temperature_tuning": True}
-SIDES = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers",)}
-SIDES |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
-SIDES |= {f"{side}_ffn_dim": 48 for side in ("encoder", "decoder")}
+SIDES: dict[str, Any] = {
+    f"{side}_{what}": 2
+    for side in ("encoder", "decoder")
+    for what in ("layers", "attention_heads", "ffn_dim")
+}
 SIDES |= {"vocab_size": 64, "d_model": 32, "decoder_start_token_id": 2}
+MPT = ENDS | {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 2}
 # By class and what is special in it
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "BLOOM": ("BloomForCausalLM", SMALL | {"n_layer": 2, "n_head": 2}),
-    "MPT": ("MptForCausalLM", ENDS | {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 2}),
+    "MPT": ("MptForCausalLM", MPT),
     "Falcon": ("FalconForCausalLM", STACK),
     "Falcon, ALiBi": ("FalconForCausalLM", ALIBI),
     "Falcon, new": ("FalconForCausalLM", STACK | SHARED),
@@ -119,7 +122,6 @@ def runner(model: PreTrainedModel, form: str) -> Any:
     return EXPLICIT.form.run(model)
 
 
-
 PLANTED: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "masks of another form": ("Falcon", attention, "has_own_attention", lambda part: False),
     "positions of the longest row": (
@@ -128,7 +130,9 @@ PLANTED: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "positions from the first token": (
         "M2M-100", positions, "counts_from_padding", lambda table: False
     ),
-    "a window of the longest row": ("GPT-Neo", OwnTable, "__getitem__", lambda self, x: self.table[x]),
+    "a window of the longest row": (
+        "GPT-Neo", OwnTable, "__getitem__", lambda self, cut: self.table[cut]
+    ),
     "no scale": ("Llama 4", OwnScale, "forward", lambda self, states: self.queries(states)),
 }  # fmt: skip
 
