@@ -19,6 +19,7 @@ REASONS = (
     "it has no head that generates text; load its ForCausalLM class",
     "its config says is_decoder false: it fills in masked words; set is_decoder",
     "it keeps a recurrent state, which cannot go back to before a rejected token",
+    r"its own code takes no masks in \w+; set attn_implementation to 'eager'",
     "its attention changes with how much it reads at once; set attention_type",
     "its own code counts positions from the padding id, as RoBERTa's, and transformers' generate "
     "from 0: what it writes is not what it was trained for",

@@ -25,8 +25,8 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from foretoken.models.openvino.tracing import Exported, traced
-from foretoken.models.stock.attention import Forward, KeptPositions, has_own_attention
-from foretoken.models.stock.cache import admit, given, growing_cache
+from foretoken.models.stock.attention import Forward, KeptPositions
+from foretoken.models.stock.cache import admit, given, growing_cache, has_own_attention
 from foretoken.models.stock.positions import RUNNING, takes_positions
 from foretoken.models.stock.sizes import (
     context_limit,

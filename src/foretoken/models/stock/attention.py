@@ -37,7 +37,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.errors import RefusedError
 from foretoken.models.rows import BEYOND, CHUNK
-from foretoken.models.stock.cache import RaggedCache
+from foretoken.models.stock.cache import RaggedCache, has_own_attention
 from foretoken.models.stock.positions import RUNNING, HeadHook, Running, count_by_row
 from foretoken.models.stock.sizes import is_long, switch_of
 from foretoken.transfer import sent
@@ -302,12 +302,6 @@ def switched(
             _set(part.config, made)
             vars(part)[LOOK] = _not_looked
     return copied
-
-
-def has_own_attention(part: nn.Module) -> bool:
-    """Tell whether a family's layers attend by code of their own, outside transformers' interface
-    (ALiBi and older models)."""
-    return isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation()
 
 
 def _set(config: PreTrainedConfig, settings: dict[str, Any]) -> None:

@@ -43,7 +43,8 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 def count_by_row(model: PreTrainedModel) -> None:
     """Let the parts of a twin that count from the longest row count by each row."""
-    decoder: Any = None if takes_positions(model) else model.get_decoder()
+    counts = model.config.is_encoder_decoder or not takes_positions(model)
+    decoder: Any = model.get_decoder() if counts else None
     table = getattr(decoder, "embed_positions", None)
     if isinstance(table, nn.Embedding) or counts_from_padding(table):
         decoder.embed_positions = OwnPositions(table)

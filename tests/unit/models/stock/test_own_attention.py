@@ -166,6 +166,14 @@ def test_attention_that_changes_with_what_is_read_at_once_shares_no_cache() -> N
     assert check(model).delta < 1e-5
 
 
+def test_code_that_takes_no_masks_shares_no_cache() -> None:
+    """Layers made for flash attention read 2D masks."""
+    model: Any = build("GPT-J")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(RefusedError, match="no masks in flash_attention_2; set .* 'eager'"):
+        check(model)
+
+
 def test_an_id_of_a_picture_in_a_text_is_read_as_in_its_own_forward() -> None:
     """Gemma 4 has the padding's embedding there."""
     model: Any = small("Gemma4ForConditionalGeneration")
