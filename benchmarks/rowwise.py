@@ -113,7 +113,7 @@ def contestants(
     for name, spec in (("shared", shared), ("row by row", alone)):
         ways[f"{name}, plain"] = partial(ours, spec, 0)
         ways[f"{name}, gamma {GAMMA}"] = partial(ours, spec, GAMMA)
-        ways[f"{name}, automatic gamma"] = partial(ours, spec, None)
+    ways["shared, automatic gamma"] = partial(ours, shared, None)
     if batch == 1:
         ways[f"assisted, gamma {GAMMA}"] = partial(theirs, assistant_model=draft)
     return ways
