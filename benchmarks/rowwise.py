@@ -1,11 +1,13 @@
-"""Row by row against transformers' generate, at batch 1: plain, and with a draft.
+"""A batch that shares passes, and row by row, against transformers' generate: plain, and with a
+draft.
 
-A random BLOOM (ALiBi: its rows share no cache), whose later layers change little, and a draft of
-its first layers. All ways alternate; ratios are within a round.
-Expected: plain as fast as generate, drafts faster than assisted generation, which reads its draft
-tokens one by one on the host as well.
+A random BLOOM (ALiBi: attention of its own), whose later layers change little, and a draft of its
+first layers. Prompts differ in length; generate pads them on the left. All ways alternate; ratios
+are within a round.
+Expected: at batch 1 both forms plain as fast as generate; at batch 8 row by row gains nothing by
+the batch, and shared passes are as fast as generate, drafts faster.
 
-    python ../shared/tools/quiet.py && python benchmarks/rowwise.py
+    python ../shared/tools/quiet.py && python benchmarks/rowwise.py --batch 8
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -25,7 +28,10 @@ from torch import nn
 from transformers import BloomConfig, BloomForCausalLM
 
 import foretoken
+from foretoken.drafters.lm import LMDrafter
+from foretoken.models.stock.rowwise import RowwiseModel
 from foretoken.models.stock.selfcheck import stir
+from foretoken.speculator import Speculator
 from machine import save
 
 PROMPT, GAMMA = list(range(10, 42)), 4
@@ -36,12 +42,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--kept", type=int, default=2, help="of them in the draft")
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     target, draft = pair(arguments)
-    ways = contestants(target, draft, arguments.tokens)
+    ways = contestants(target, draft, arguments.tokens, arguments.batch)
     texts = {name: run() for name, run in ways.items()}
     equal = {name: text == texts["generate"] for name, text in texts.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -54,11 +61,11 @@ def main() -> None:
     rows = []
     for name, own in times.items():
         ratio = median(a / b for a, b in zip(times["generate"], own, strict=True))
-        cost = 1e3 * median(own) / arguments.tokens
+        cost = 1e3 * median(own) / arguments.tokens / arguments.batch
         table.add_row(name, f"{cost:.2f}", f"{ratio:.2f}", str(equal[name]))
         rows.append({"way": name, "ms": cost, "ratio": ratio, "equal": equal[name]})
     Console().print(table)
-    print(save("rowwise", {"asked": vars(arguments), "rows": rows}))
+    print(save(f"rowwise-batch{arguments.batch}", {"asked": vars(arguments), "rows": rows}))
 
 
 def pair(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -80,28 +87,36 @@ def pair(arguments: argparse.Namespace) -> tuple[Any, Any]:
     return target, draft
 
 
-def contestants(target: Any, draft: Any, tokens: int) -> dict[str, Callable[[], list[int]]]:
-    ids = torch.tensor([PROMPT])
-    spec = foretoken.load(target, draft, runtime="transformers")
-    assert spec.target.runtime == "transformers, row by row"
+def contestants(
+    target: Any, draft: Any, tokens: int, batch: int
+) -> dict[str, Callable[[], list[list[int]]]]:
+    prompts = [PROMPT[b:] for b in range(batch)]
+    width, start = len(PROMPT), target.config.pad_token_id
+    ids = torch.tensor([[start] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    shared = foretoken.load(target, draft, runtime="transformers")
+    assert shared.target.runtime == "transformers"
+    alone = Speculator(RowwiseModel(target), LMDrafter(RowwiseModel(draft)))
     settings = draft.generation_config
     settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = GAMMA, "constant"
     settings.assistant_confidence_threshold = 0.0
 
-    def ours(gamma: int | None) -> list[int]:
-        return list(spec.generate([PROMPT], max_new_tokens=tokens, gamma=gamma)[0].tokens)
+    def ours(spec: Speculator, gamma: int | None) -> list[list[int]]:
+        texts = spec.generate(prompts, max_new_tokens=tokens, gamma=gamma)
+        return [list(text.tokens) for text in texts]
 
-    def theirs(**options: Any) -> list[int]:
-        text = target.generate(ids, max_new_tokens=tokens, do_sample=False, **options)
-        return text[0, len(PROMPT) :].tolist()
+    def theirs(**options: Any) -> list[list[int]]:
+        more = {"attention_mask": mask, "max_new_tokens": tokens, "do_sample": False, **options}
+        return target.generate(ids, **more)[:, width:].tolist()
 
-    return {
-        "generate": theirs,
-        "ours, plain": lambda: ours(0),
-        f"ours, gamma {GAMMA}": lambda: ours(GAMMA),
-        "ours, automatic gamma": lambda: ours(None),
-        f"assisted, gamma {GAMMA}": lambda: theirs(assistant_model=draft),
-    }
+    ways: dict[str, Callable[[], list[list[int]]]] = {"generate": theirs}
+    for name, spec in (("shared", shared), ("row by row", alone)):
+        ways[f"{name}, plain"] = partial(ours, spec, 0)
+        ways[f"{name}, gamma {GAMMA}"] = partial(ours, spec, GAMMA)
+    ways["shared, automatic gamma"] = partial(ours, shared, None)
+    if batch == 1:
+        ways[f"assisted, gamma {GAMMA}"] = partial(theirs, assistant_model=draft)
+    return ways
 
 
 if __name__ == "__main__":

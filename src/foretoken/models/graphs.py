@@ -54,6 +54,7 @@ class FixedCache(RaggedCache):
         self.offset, self.width, self.end = offset, width, end
         self.row = torch.arange(len(offset), device=self.device)[:, None]
         self.slots = offset[:, None] + torch.arange(width, device=self.device)
+        self.positions = self.slots
 
 
 class Recordable(TorchDispatchMode):

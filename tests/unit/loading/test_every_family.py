@@ -19,8 +19,8 @@ REASONS = (
     "it has no head that generates text; load its ForCausalLM class",
     "its config says is_decoder false: it fills in masked words; set is_decoder",
     "it keeps a recurrent state, which cannot go back to before a rejected token",
-    r"its attention is outside transformers' attention interface \(ALiBi and older models\)",
-    "its decoder counts positions from the padding id, for a whole batch at a time",
+    r"its own code takes no masks in \w+; set attn_implementation to 'eager'",
+    "its attention changes with how much it reads at once; set attention_type",
     "its own code counts positions from the padding id, as RoBERTa's, and transformers' generate "
     "from 0: what it writes is not what it was trained for",
     r"its config does not say what its layers keep \(transformers raised \w+\)",
@@ -37,7 +37,6 @@ MESSAGES = (
     rf"{FAMILY} contradicts itself: (behind its window )?transformers' generate differs from its "
     r"own forward of the whole text by \S+ of their spread, and no text is the right one; (use a "
     rf"configuration whose window is the whole context|{INSTEAD_})(; {INSTEAD_})?",
-    rf"\w+ takes no position_ids, so rows cannot differ in length; {INSTEAD_}",
     rf"{FAMILY} has no output layer of tokens; give a model that writes text",
 )
 FORMS = (  # the best first
@@ -51,26 +50,26 @@ TRIED = json.loads((Path(__file__).parents[3] / RESULT).read_text())["families"]
 KNOWN = {each["name"]: Verdict(**each) for each in TRIED}
 
 RUNS = [
+    "BartForCausalLM",
+    "BloomForCausalLM",
     "DeepseekV3ForCausalLM",
+    "GPTJForCausalLM",
     "Gemma3nForCausalLM",
     "Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration",
     "HrmTextForCausalLM",
     "LlamaForCausalLM",
+    "M2M100ForConditionalGeneration",
     "MarianMTModel",
+    "NllbMoeForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "T5ForConditionalGeneration",
 ]
 BY_ROW = [
-    "BartForCausalLM",
-    "BloomForCausalLM",
     "Qwen3NextForCausalLM",
     "FSMTForConditionalGeneration",
-    "Gemma4UnifiedForConditionalGeneration",
-    "GPTJForCausalLM",
     "JambaForCausalLM",
-    "M2M100ForConditionalGeneration",
     "MambaForCausalLM",
-    "NllbMoeForConditionalGeneration",
     "RwkvForCausalLM",
     "xLSTMForCausalLM",
     "SwitchTransformersForConditionalGeneration",

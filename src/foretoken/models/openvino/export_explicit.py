@@ -24,10 +24,10 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
-from foretoken.models.stock.attention import RUNNING, Forward, KeptPositions
-from foretoken.models.stock.cache import admit, given, growing_cache
+from foretoken.models.stock.attention import Forward, KeptPositions
+from foretoken.models.stock.cache import admit, given, growing_cache, has_own_attention
+from foretoken.models.stock.positions import RUNNING, takes_positions
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
@@ -92,6 +92,31 @@ class Block(Fresh):
             self.bias = module.relative_attention_bias(buckets).permute(0, 3, 1, 2) + mask
         assert self.bias is not None
         return self.bias
+
+
+class Slotted(Block):
+    """A block that hands out keys and values of the past and of itself slot by slot, for attention
+    that is a family's own code: any rule by slots is then exact. This copies the past."""
+
+    def __init__(self, past: Pairs, lengths: Tensor, width: Any) -> None:
+        super().__init__(past, lengths, width)
+        self.end = self.capacity + width
+        slots = torch.arange(self.end).expand(lengths.shape[0], -1)
+        new = self.capacity + (slots - lengths[:, None]).clamp(min=0, max=width - 1)
+        self.taken = torch.where(slots < lengths[:, None], slots, new)  # causality hides the rest
+        self.keys_at, self.filled = slots, slots >= 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.capacity
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        new = super().update(key_states, value_states, layer_idx)
+        both = [torch.cat(pair, 2) for pair in zip(self.past[layer_idx], new, strict=True)]
+        index = self.taken[:, None, :, None]
+        k, v = (x.gather(2, index.expand(-1, x.shape[1], -1, x.shape[3])) for x in both)
+        return k, v
 
 
 def explicit_mask(
@@ -180,8 +205,6 @@ def export_explicit(model: PreTrainedModel) -> Exported:
     Raises RefusedError for a model whose rows cannot be rolled back one by one.
     """
     admit(model)
-    if getattr(model.config, "attention_type", "") == "block_sparse":
-        raise RefusedError(f"{type(model).__name__} changes its attention with the source's length")
     past, cross = probe(model)
     two = torch.ones(2, dtype=torch.long)
     feed = {"ids": two[:, None].repeat(1, 3), "lengths": two, "keep": torch.arange(4)}
@@ -276,12 +299,14 @@ class DecoderGraph(nn.Module):
         super().__init__()
         self.running, self.names = Forward(model, "explicit"), names
         self.model = self.running.model
+        self.block = Slotted if has_own_attention(self.model.get_decoder()) else Block
+        self.takes_positions = takes_positions(model)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         feed = dict(zip(self.names, tensors, strict=True))
         layers = sum(name.startswith("keys.") for name in feed)
         past = [(feed[f"keys.{i}"], feed[f"values.{i}"]) for i in range(layers)]
-        block = Block(past, feed["lengths"], feed["ids"].shape[1])
+        block = self.block(past, feed["lengths"], feed["ids"].shape[1])
         inputs = self.seq2seq(feed, block) if "sources" in feed else self.causal(feed, block)
         kept = KeptPositions(feed["keep"])
         with self.running(block, kept):  # pyright: ignore
@@ -289,6 +314,8 @@ class DecoderGraph(nn.Module):
         return logits.float(), kept.hidden, *stacked(block.fresh)
 
     def causal(self, feed: dict[str, Tensor], block: Block) -> dict[str, Any]:
+        if not self.takes_positions:
+            return {"input_ids": feed["ids"]} | given(self.model, block)
         positions = block.positions
         limit = context_limit(self.model.config.get_text_config(decoder=True))
         if limit is not None:

@@ -19,10 +19,9 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,21 +36,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.errors import RefusedError
-from foretoken.models.rows import BEYOND
-from foretoken.models.stock.cache import RaggedCache
+from foretoken.models.rows import BEYOND, CHUNK
+from foretoken.models.stock.cache import RaggedCache, has_own_attention
+from foretoken.models.stock.positions import RUNNING, HeadHook, Running, count_by_row
 from foretoken.models.stock.sizes import is_long, switch_of
 from foretoken.transfer import sent
 
 ATTENTION = "_attn_implementation_internal"  # where a config holds the name of its attention
 EXPERTS = "_experts_implementation_internal"
-PAD = "pad_token_id"  # None: else models look for padding, and the host waits for a device
+LOOK = "warn_if_padding_and_no_attention_mask"
 SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
-
-
-class HeadHook(Protocol):
-    """Decides which positions enter the output layer."""
-
-    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
 
 
 class Needed:
@@ -117,18 +111,6 @@ class Read:
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> None:
         self.hidden: Tensor = args[0]
-
-
-class Running(NamedTuple):
-    """The context of a forward under way. A Ctrl-C may leave it set, to no harm: only models of
-    `Forward` read it, and each of their runs sets its own."""
-
-    cache: Any  # RaggedCache, or an export's; None: no ragged rows, as in an encoder
-    needed: HeadHook | None
-
-
-IDLE = Running(None, None)
-RUNNING: ContextVar[Running] = ContextVar("foretoken_running", default=IDLE)
 
 
 def ragged_mask(
@@ -271,23 +253,19 @@ class Forward:
     def __init__(
         self, model: PreTrainedModel, attention: str | None = None, experts: str | None = None
     ) -> None:
-        ragged = {ATTENTION: "ragged_sdpa" if model._supports_sdpa else "ragged_eager", PAD: None}
-        kernels = {ATTENTION: attention} | ({EXPERTS: experts} if experts else {})
-        self._original, self._settings = model, kernels if attention else ragged
+        self._original, self._attention = model, attention
+        self._settings = {EXPERTS: experts} if experts else {}
         self.renew()
 
     def renew(self) -> None:
         """Make the twin anew, as the original may have changed since; for the start of a run."""
-        self.model = switched(self._original, self._settings)
+        self.model = switched(self._original, self._attention, self._settings)
         head = self.model.get_output_embeddings()
         if head is not None:
             for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
                 setattr(head, hooks, getattr(head, hooks).copy())  # the original keeps its own
             head.register_forward_pre_hook(needed_only)
-        decoder: Any = self.model.get_decoder() if self.model.config.is_encoder_decoder else None
-        table = getattr(decoder, "embed_positions", None)
-        if isinstance(table, nn.Embedding):
-            decoder.embed_positions = OwnPositions(table)
+        count_by_row(self.model)
         give_both(self.model)
 
     @contextmanager
@@ -302,37 +280,43 @@ class Forward:
             RUNNING.reset(token)
 
 
-def switched(model: PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
-    """A twin whose configurations have these settings, where they know them."""
+def switched(
+    model: PreTrainedModel, attention: str | None, settings: dict[str, Any]
+) -> PreTrainedModel:
+    """A twin with this attention, by default the ragged one, and whose configurations have these
+    settings, where they know them.
+
+    Families whose attention is their own code have the masks alone: their layers keep one of the
+    kinds that their code knows, and the masks are made in its form.
+    """
     copied = twin(model)
     for part in copied.modules():
         if isinstance(part, PreTrainedModel):
-            own = vars(part.config)  # its setattr validates
-            own.update((name, value) for name, value in settings.items() if name in own)
+            kind = "sdpa" if part._supports_sdpa else "eager"
+            made: dict[str, Any] = settings | {ATTENTION: attention or f"ragged_{kind}"}
+            if has_own_attention(part):
+                _set(part.config, {ATTENTION: kind})
+                part.config = copy.copy(part.config)
+                # MPT cuts its bias from so many slots, and padding may pass the end
+                made["max_seq_len"] = 2 * CHUNK + (getattr(part.config, "max_seq_len", None) or 0)
+            _set(part.config, made)
+            vars(part)[LOOK] = _not_looked
     return copied
+
+
+def _set(config: PreTrainedConfig, settings: dict[str, Any]) -> None:
+    own = vars(config)  # its setattr validates
+    own.update((name, value) for name, value in settings.items() if name in own)
+
+
+def _not_looked(*args: Any, **kwargs: Any) -> None:
+    """Do not look for padding in the ids: the host would wait for a device."""
 
 
 def needed_only(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """A forward pre-hook of the output layer."""
     needed = RUNNING.get().needed
     return needed.enter(head, args) if needed is not None else None
-
-
-class OwnPositions(nn.Module):
-    """Embeddings at each row's own positions, in place of a decoder's that counts from the longest
-    row; padding past the end of the table reads its last entry."""
-
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.table = table
-        self.eval()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        cache = RUNNING.get().cache
-        if cache is None:
-            return self.table(*args, **kwargs)
-        places = cache.positions + getattr(self.table, "offset", 0)
-        return F.embedding(places.clamp(max=len(self.table.weight) - 1), self.table.weight)
 
 
 def give_both(model: PreTrainedModel) -> None:

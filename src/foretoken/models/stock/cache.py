@@ -26,6 +26,7 @@ from foretoken.transfer import sent
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
 BUCKET = Places.unit
 KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
+MASKED = {None, "eager", "sdpa"}  # kinds of attention whose masks we make for a family's own code
 KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
 INSTEAD = "use transformers' own generate for such a model, or draft with another"
 Pair = tuple[Tensor, Tensor]  # keys and values
@@ -335,6 +336,12 @@ def _counts_from_padding(model: PreTrainedModel) -> bool:
     return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
 
 
+def has_own_attention(part: Any) -> bool:
+    """Tell whether a family's layers attend by code of their own, outside transformers' interface
+    (ALiBi and older models)."""
+    return isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation()
+
+
 def objection(model: PreTrainedModel) -> str | None:
     """Why this model's rows could not be rolled back one by one, or None."""
     reason = no_writer(model)
@@ -342,10 +349,13 @@ def objection(model: PreTrainedModel) -> str | None:
         return reason
     if getattr(model, "_is_stateful", False):
         return "it keeps a recurrent state, which cannot go back to before a rejected token"
-    if not model._can_set_attn_implementation():
-        return "its attention is outside transformers' attention interface (ALiBi and older models)"
-    if model.config.is_encoder_decoder and _counts_from_padding(model):
-        return "its decoder counts positions from the padding id, for a whole batch at a time"
+    if getattr(model.config, "attention_type", "") == "block_sparse":
+        return "its attention changes with how much it reads at once; set attention_type"
+    own: list[Any] = [part for part in model.modules() if has_own_attention(part)]
+    kinds = {part.config._attn_implementation for part in own}
+    if kinds - MASKED:
+        named = ", ".join(sorted(map(str, kinds - MASKED)))
+        return f"its own code takes no masks in {named}; set attn_implementation to 'eager'"
     try:
         names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     except Exception as error:  # a config without what transformers looks for

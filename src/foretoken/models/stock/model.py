@@ -35,13 +35,13 @@ from foretoken.models.rows import (
 from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
     BUCKET,
-    INSTEAD,
     CrossCache,
     RaggedCache,
     admit,
     given,
     ragged_cache,
 )
+from foretoken.models.stock.positions import takes_positions
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
@@ -183,13 +183,12 @@ class CausalModel(StockModel):
 
     def __init__(self, model: PreTrainedModel) -> None:
         admit(model)
-        accepted = inspect.signature(model.forward).parameters
-        if model.config.is_encoder_decoder or "position_ids" not in accepted:
-            name = type(model).__name__
+        if model.config.is_encoder_decoder:
             raise RefusedError(
-                f"{name} takes no position_ids, so rows cannot differ in length; {INSTEAD}"
+                f"{type(model).__name__} has an encoder: run it as an encoder-decoder"
             )
         super().__init__(model)
+        self.takes_positions = takes_positions(model)
 
     def _empty(self) -> RaggedCache:
         return ragged_cache(self.model, 0)
@@ -203,6 +202,8 @@ class CausalModel(StockModel):
         return fresh
 
     def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
+        if not self.takes_positions:
+            return {"input_ids": ids}
         positions = cache.positions
         if self.longest is not None and cache.longest + cache.width > self.longest:
             positions = positions.clamp(max=self.longest - 1)  # padding only

@@ -17,7 +17,7 @@ import tiny
 from foretoken import load
 from foretoken.errors import RefusedError
 from foretoken.models.families import build
-from foretoken.models.stock import attention
+from foretoken.models.stock import positions
 from foretoken.models.stock.selfcheck import CheckedRows, on_torch, stir
 from foretoken.speculator import Speculator
 from interrupts import interrupted
@@ -118,12 +118,12 @@ def test_what_runs_is_left_behind_by_nothing_that_matters() -> None:
     runner, other = on_torch(model), on_torch(model)
     runner.start([[1, 2, 3]], [[5, 6]])
     expected = runner.score([[4]], [1]).clone()
-    token = attention.RUNNING.set(attention.Running(runner.cache.self_attention_cache, None))
+    token = positions.RUNNING.set(positions.Running(runner.cache.self_attention_cache, None))
     try:
         other.start([[1, 2, 3]], [[5, 6]])
         assert torch.equal(other.score([[4]], [1]), expected)
     finally:
-        attention.RUNNING.reset(token)
+        positions.RUNNING.reset(token)
 
 
 ROPES = {

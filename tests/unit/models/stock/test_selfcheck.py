@@ -25,7 +25,7 @@ from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.models.families import build
-from foretoken.models.stock import attention, selfcheck
+from foretoken.models.stock import attention, positions, selfcheck
 from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check, on_torch, self_check, structure
@@ -87,7 +87,7 @@ PLANTED = {
         "T5", attention, "shifted", lambda cache, bias: bias,
     ),
     "positions of the longest row": (
-        "BART", attention.OwnPositions, "forward",
+        "BART", positions.OwnPositions, "forward",
         lambda self, *args, **kwargs: self.table(*args, **kwargs),
     ),
     "sources without a mask": ("Marian", CrossCache, "mask", lambda self: None),
@@ -393,8 +393,8 @@ def test_the_small_copy_is_far_from_flat() -> None:
 
 
 @pytest.mark.parametrize("form", ["torch", "openvino"])
-def test_what_changes_with_length_is_met(form: str) -> None:
-    """Llama 4 scales queries beyond `floor_scale` tokens, by the longest row of a batch."""
+def test_what_changes_with_length_is_met(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 4 scales queries beyond `floor_scale` tokens, by each row's own positions here."""
     from foretoken.models.openvino import conversion
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 48}
@@ -405,7 +405,8 @@ def test_what_changes_with_length_is_met(form: str) -> None:
     )
     assert config.floor_scale > 1000
     model = Llama4ForCausalLM(config)
-    forms = [selfcheck.ON_TORCH] if form == "torch" else [conversion.EXPLICIT.form]
-    for one in forms:
-        with pytest.raises(RefusedError, match="llama4"):
-            check(model, one)
+    one = selfcheck.ON_TORCH if form == "torch" else conversion.EXPLICIT.form
+    assert check(model, one).delta < 1e-5
+    monkeypatch.setattr(positions.OwnScale, "forward", lambda self, states: self.queries(states))
+    with pytest.raises(RefusedError, match="llama4"):
+        check(model, one)

@@ -1,0 +1,128 @@
+"""Parts of a twin that follow each row's own positions, where a family's code counts from the
+longest row; and the context of a forward under way, which holds these positions.
+
+Such parts are a decoder's positions, a table of which position sees which (GPT-Neo), and a scale
+that grows with the position (Llama 4). A family's code that counts in another way is not known
+here: the self-check finds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+
+class HeadHook(Protocol):
+    """Decides which positions enter the output layer."""
+
+    def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
+
+
+class Running(NamedTuple):
+    """The context of a forward under way. A Ctrl-C may leave it set, to no harm: only models of
+    `Forward` read it, and each of their runs sets its own."""
+
+    cache: Any  # RaggedCache, or an export's; None: no ragged rows, as in an encoder
+    needed: HeadHook | None
+
+
+IDLE = Running(None, None)
+RUNNING: ContextVar[Running] = ContextVar("foretoken_running", default=IDLE)
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Tell whether a decoder-only model is given its positions."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def count_by_row(model: PreTrainedModel) -> None:
+    """Let the parts of a twin that count from the longest row count by each row."""
+    counts = model.config.is_encoder_decoder or not takes_positions(model)
+    decoder: Any = model.get_decoder() if counts else None
+    table = getattr(decoder, "embed_positions", None)
+    if isinstance(table, nn.Embedding) or counts_from_padding(table):
+        decoder.embed_positions = OwnPositions(table)
+    for part in list(model.modules()):
+        for name, buffer in part._buffers.items():
+            if buffer is not None and is_causal_table(buffer):
+                vars(part)[name] = OwnTable(buffer)
+        if getattr(part, "attn_temperature_tuning", False) and not getattr(part, "use_rope", True):
+            scaled: Any = part
+            scaled.q_proj = OwnScale(scaled.q_proj, scaled.floor_scale, scaled.attn_scale)
+            scaled.attn_temperature_tuning = False
+
+
+def counts_from_padding(table: Any) -> bool:
+    """Tell whether these are positions counted behind the padding id, as M2M100's."""
+    counted = hasattr(table, "create_position_ids_from_input_ids")
+    return counted and isinstance(getattr(table, "weights", None), Tensor)
+
+
+def is_causal_table(x: Tensor) -> bool:
+    """Tell whether this is `[1, 1, N, N]` of booleans: which position sees which."""
+    return x.dtype == torch.bool and x.ndim == 4 and x.shape[2] == x.shape[3]
+
+
+class OwnPositions(nn.Module):
+    """Embeddings at each row's own positions, in place of a decoder's that counts from the longest
+    row; padding past the end of the table reads its last entry.
+
+    Positions that are counted behind the padding id begin there, and an id that is padding has the
+    padding's own, wherever it stands: so `generate` reads a text token by token.
+    """
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+        self.padding = table.padding_idx if counts_from_padding(table) else None
+        self.first = getattr(table, "offset", 0) if self.padding is None else self.padding + 1
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        cache = RUNNING.get().cache
+        if cache is None:
+            return self.table(*args, **kwargs)
+        places = cache.positions + self.first
+        weight = self.table.weight if self.padding is None else self.table.weights
+        places = places.clamp(max=len(weight) - 1)
+        if self.padding is not None:
+            ids = args[0] if args else kwargs["input_ids"]
+            places = torch.where(ids == self.padding, self.padding, places)
+        return F.embedding(places, weight)
+
+
+class OwnTable:
+    """A table `[1, 1, N, N]` of which position sees which, cut by each row's own positions where
+    code cuts it by the longest row's."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __getitem__(self, cut: Any) -> Tensor:
+        cache = RUNNING.get().cache
+        if cache is None:
+            return self.table[cut]
+        seen = self.table[0, 0, :, : cache.end]
+        seen = seen[cache.positions.clamp(max=len(seen) - 1)][:, None]  # [B, 1, q, slots]
+        return F.pad(seen, (0, cache.end - seen.shape[-1]))  # slots that only padding has
+
+
+class OwnScale(nn.Module):
+    """Queries of a layer without rotary positions, scaled by each row's own positions, as Llama 4
+    scales them by the longest row's."""
+
+    def __init__(self, queries: nn.Module, floor: float, scale: float) -> None:
+        super().__init__()
+        self.queries, self.floor, self.scale = queries, floor, scale
+        self.eval()
+
+    def forward(self, states: Tensor) -> Tensor:
+        queries, positions = self.queries(states), RUNNING.get().cache.positions
+        scales = torch.log1p(torch.floor((positions.float() + 1.0) / self.floor)) * self.scale + 1.0
+        return (queries * scales[..., None]).to(queries.dtype)
