@@ -323,6 +323,11 @@ def no_writer(model: PreTrainedModel) -> str | None:
             "its own code counts positions from the padding id, as RoBERTa's, and transformers' "
             "generate from 0: what it writes is not what it was trained for"
         )
+    if _hashes_at_random(model.config):
+        return (
+            "its attention hashes by random numbers, so that it writes another text each time; set "
+            "hash_seed and num_buckets in its config"
+        )
     return None
 
 
@@ -333,6 +338,12 @@ def _reads_both_ways(model: PreTrainedModel) -> bool:
 
 def _counts_from_padding(model: PreTrainedModel) -> bool:
     return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
+
+
+def _hashes_at_random(config: Any) -> bool:
+    """Tell whether LSH attention, as Reformer's, draws its hashes anew in each pass."""
+    settings = [getattr(config, name, None) for name in ("hash_seed", "num_buckets")]
+    return "lsh" in (getattr(config, "attn_layers", None) or ()) and None in settings
 
 
 def objection(model: PreTrainedModel) -> str | None:

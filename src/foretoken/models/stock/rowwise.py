@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.generation.utils import GenerationMode
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
@@ -109,6 +110,7 @@ class RowwiseModel:
         self.encoder_seconds = 0.0
         self.rows: list[OwnRow] = []
         self._prompts: list[int] = []  # lengths of those of the rows that join next
+        self._keeps = True  # False for a family without any cache, once it is known
 
     def prompted(self, lengths: list[int]) -> None:
         self._prompts = lengths
@@ -200,7 +202,8 @@ class RowwiseModel:
         row.prompt = row.prompt or first + 1
         # each beginning of a prompt that logits are needed of is read for itself
         inside = range(first + 1, min(row.prompt, length + 1))
-        return [*inside, *range(row.prompt, length + 1)]
+        begin = row.prompt if self._keeps else max(row.prompt, first + 1)
+        return [*inside, *range(begin, length + 1)]
 
     def _forward(self, row: OwnRow, end: int, wanted: int) -> Tensor:
         """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
@@ -209,6 +212,7 @@ class RowwiseModel:
         inputs = prepared(self.network, text, row.read, {**row.source, **kept}, wanted)
         output = self.network(**inputs, return_dict=True)
         row.kept = next(({CACHES[n]: output[n]} for n in CACHES if output.get(n) is not None), {})
+        self._keeps = bool(row.kept)
         if self.single and end < row.prompt:
             row.kept = {}
         row.read = end if row.kept else 0
@@ -243,16 +247,10 @@ def accepted_by(kind: type[PreTrainedModel]) -> frozenset[str]:
 def fresh_cache(model: PreTrainedModel) -> Kept:
     """The empty cache that `generate` would begin with; {} for families that make their own."""
     network: Any = model
-    if "past_key_values" not in accepted_by(type(model)):
-        return {}
-    supported = getattr(network, "_supports_default_dynamic_cache", None)
-    if supported is None or not supported():
-        return {}
-    config = model.config.get_text_config(decoder=True)
-    cache: Any = DynamicCache(config=config)
-    if model.config.is_encoder_decoder:
-        cache = EncoderDecoderCache(cache, DynamicCache(config=config))
-    return {"past_key_values": cache}
+    given = Kept()
+    settings, mode = GenerationConfig(), GenerationMode.GREEDY_SEARCH
+    network._prepare_cache_for_generation(settings, given, mode, 1, 0)
+    return {name: cache for name, cache in given.items() if name in accepted_by(type(model))}
 
 
 def croppable(kept: Kept) -> bool:
@@ -313,9 +311,11 @@ def read_as_generated(
     if prompt > length:
         return torch.cat(inside)
 
+    ahead = torch.cat([text, text[:, :1]], 1)  # the last token is any
+
     def follow(ids: Tensor, scores: Tensor) -> Tensor:
-        there = text[:, ids.shape[1] :][:, :1]
-        return torch.full_like(scores, -math.inf).scatter_(1, there, 0.0) if there.numel() else scores
+        there = ahead[:, ids.shape[1]][:, None]
+        return torch.full_like(scores, -math.inf).scatter_(1, there, 0.0)
 
     behind = generated(model, text[:, :prompt], source, length - prompt + 1, follow).logits
     return torch.cat([*inside, *behind][-need:])
@@ -350,5 +350,6 @@ BY_TOKEN = Form(
     admit=admit,
     whole=read_as_generated,
     than="transformers' generate",
-    costs="each token takes a pass of its own, so that draft tokens save none",
+    costs="a prompt is read at once and each token behind it in a pass of its own, as by "
+    "transformers' generate, so that draft tokens save none",
 )

@@ -44,7 +44,7 @@ from foretoken.models.stock.sizes import context_limit, switch_of
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
-CHECK_FORMAT = 3
+CHECK_FORMAT = 4
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 NO_TOKEN = 2**30  # ends no text
@@ -257,7 +257,7 @@ def _contradiction(model: PreTrainedModel, start: int, new: int, whole: Whole) -
     ids = [[dice.randrange(2, VOCABULARY) for _ in range(start)]]
     text, source = torch.tensor(ids, device=model.device), None
     if model.config.is_encoder_decoder:
-        source = torch.arange(2, 7, device=model.device)[None]
+        source = torch.arange(2, 4 + 2 * WINDOW, device=model.device)[None]
     made = generated(model, text, source, new)
     worst, spread = 0.0, 1e-9
     for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
