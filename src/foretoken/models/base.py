@@ -125,7 +125,7 @@ class Switches(Model, Protocol):
 
 
 @runtime_checkable
-class Prompted(Model, Protocol):
+class ReadsPrompts(Model, Protocol):
     """A model whose logits may depend on where the prompt of a text ends, as those of `generate`,
     which reads a prompt at once and what follows token by token."""
 

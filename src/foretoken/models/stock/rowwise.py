@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.generation.utils import GenerationMode
+from transformers.generation.configuration_utils import GenerationMode
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks

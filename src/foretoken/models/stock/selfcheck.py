@@ -2,8 +2,9 @@
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
 through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
-of the stock model on that row alone. The outcome is remembered per structure and versions. It does
-not know the real weights: it tests the family's code, not the model.
+of the stock model on that row alone, or with its `generate` where that is what a form follows. The
+outcome is remembered per structure and versions. It does not know the real weights: it tests the
+family's code, not the model.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from transformers import (
 )
 
 from foretoken.errors import RefusedError, kind_of
-from foretoken.models.base import Model, Prompted, Switches
+from foretoken.models.base import Model, ReadsPrompts, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
 from foretoken.models.stock.attention import twin
@@ -314,7 +315,9 @@ class CheckedRows:
         texts = [self.draw(n) for n in lengths]
         sources = [self.draw(self.dice.randint(1, 10)) for _ in lengths]
         prompts = [0] * len(texts)
-        if isinstance(self.runner, Prompted):  # as rows that have waited, and those that have not
+        if isinstance(
+            self.runner, ReadsPrompts
+        ):  # as rows that have waited, and those that have not
             prompts = [self.dice.randint(0, n + 1) for n in lengths]
         sided = self.runner.encoder_decoder
         rows = zip(texts, sources, prompts, strict=True)
@@ -347,7 +350,7 @@ class CheckedRows:
         """Rows are about to join that are long, or are not, and have such prompts."""
         if isinstance(self.runner, Switches):
             self.runner.beyond(long)
-        if isinstance(self.runner, Prompted):
+        if isinstance(self.runner, ReadsPrompts):
             self.runner.prompted(prompts)
 
     def is_long(self, length: int) -> bool:

@@ -18,7 +18,7 @@ from foretoken.models.stock.selfcheck import check
 from foretoken.models.stock.selfcheck import deviation as deviation_of
 
 BLOCKS = ["BloomForCausalLM", "OpenAIGPTLMHeadModel", "Qwen3NextForCausalLM"]
-BLOCKS += ["LEDForConditionalGeneration"]
+BLOCKS += ["LEDForConditionalGeneration", "T5GemmaForConditionalGeneration"]
 SINGLE = ["MambaForCausalLM"]
 # Where `generate` writes another text than a forward of all of it: its first pass reads a prompt by
 # attention both ways (XLNet, PaliGemma, CPM-Ant), or with a floor of time steps (NemotronH)
