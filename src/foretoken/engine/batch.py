@@ -150,9 +150,7 @@ class Batch:
         last = read and not self.rows and len(rows) == 1 and not self.target.takes_tensors
         heads = [self._head(row, read, last) for row in rows]
         encoded = _encoded(self.target)
-        if isinstance(
-            self.target, ReadsPrompts
-        ):  # also of rows that join again, with what they wrote
+        if isinstance(self.target, ReadsPrompts):  # rows that join again have written some
             self.target.prompted([len(row.request.prompt) for row in rows])
         self.target.start(heads, sources)
         encoded = _encoded(self.target) - encoded

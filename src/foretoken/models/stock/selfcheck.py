@@ -315,9 +315,7 @@ class CheckedRows:
         texts = [self.draw(n) for n in lengths]
         sources = [self.draw(self.dice.randint(1, 10)) for _ in lengths]
         prompts = [0] * len(texts)
-        if isinstance(
-            self.runner, ReadsPrompts
-        ):  # as rows that have waited, and those that have not
+        if isinstance(self.runner, ReadsPrompts):  # as rows that have waited, or not
             prompts = [self.dice.randint(0, n + 1) for n in lengths]
         sided = self.runner.encoder_decoder
         rows = zip(texts, sources, prompts, strict=True)
