@@ -22,6 +22,7 @@ import torch
 from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.models.base import Model
 from foretoken.models.openvino import store
+from foretoken.models.openvino.blocks import kept
 from foretoken.models.openvino.explicit import ExplicitModel
 from foretoken.models.openvino.paged import PagedModel, paged
 from foretoken.models.openvino.tracing import Exported, core
@@ -35,7 +36,7 @@ from foretoken.models.openvino.weights import (
 from foretoken.storage.cache import versions
 
 # Raised where the same weights become another graph: conversions kept before are made again
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
 CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
@@ -259,7 +260,7 @@ class Conversion:
                 loaded = thinned(loaded, self.some)
             exported = way.export(loaded)
             smaller = ROUNDED.get(self.dtype, halved)
-            graphs = {name: smaller(graph) for name, graph in exported.graphs.items()}
+            graphs = {name: smaller(kept(graph)) for name, graph in exported.graphs.items()}
             return Exported(graphs, exported.facts)
         except (RefusedError, MemoryError):
             raise
