@@ -39,8 +39,9 @@ of yours runs, on OpenVINO too. This page is made by `python benchmarks/families
 
 - "Batches share passes": rows of different lengths in one forward pass, over a cache of ours.
 - "One row in a pass": over transformers' own cache of each row; exact, but a batch gains nothing.
-- "One row and token in a pass": its code reads blocks only at the start of a text, so draft tokens
-  save no passes.
+- "One row and token in a pass": a prompt in one pass and each token behind it in its own, as
+  `generate` reads them, for code that takes blocks only at the start of a text, or whose texts
+  depend on where the prompt ends; draft tokens save no passes.
 - "Not from ids": its own `generate` needs a picture or a sound.
 """
 

@@ -18,7 +18,7 @@ from foretoken.drafters.base import Drafter, held, require_apart
 from foretoken.drafters.mixture import KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.lease import Lease
-from foretoken.models.base import Encodes, Keeps, Model, Remembers, Switches
+from foretoken.models.base import Encodes, Keeps, Model, ReadsPrompts, Remembers, Switches
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
@@ -150,6 +150,8 @@ class Batch:
         last = read and not self.rows and len(rows) == 1 and not self.target.takes_tensors
         heads = [self._head(row, read, last) for row in rows]
         encoded = _encoded(self.target)
+        if isinstance(self.target, ReadsPrompts):  # rows that join again have written some
+            self.target.prompted([len(row.request.prompt) for row in rows])
         self.target.start(heads, sources)
         encoded = _encoded(self.target) - encoded
         recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled

@@ -47,12 +47,16 @@ SECONDS = 300.0  # for one class
 AXES = {"rope_type": "default", "rope_theta": 1e4}
 SECTIONS = {"rope_parameters": AXES | {"mrope_section": [16, 24, 24]}}
 TURNED = {"rope_parameters": AXES | {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}}
+COMPASS = {"rope_parameters": {"full_attention": AXES | {"mrope_section": [24, 20, 20]}}}
 INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
 INDEXER |= {"indexer_budget": 16, "indexer_compress_ratio": 2, "ple_layer_ids": []}
 HYBRID = ["linear_attention", "full_attention"] * 16
 SETTINGS: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {"attn_layer_indices": [1]},
     "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6}},
+    "CohereCompassForCausalLM": COMPASS,
+    "CohereCompassForConditionalGeneration": COMPASS,
+    "DbrxForCausalLM": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0, "kv_n_heads": 2}},
     "DeepseekOcr2ForConditionalGeneration": {"mlp_layer_types": ["dense", *["sparse"] * 31]},
     "Glm46VForConditionalGeneration": TURNED,
     "Glm4vForConditionalGeneration": TURNED,
@@ -69,6 +73,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Qwen2_5_VLForConditionalGeneration": SECTIONS,
     "Qwen4ExpForCausalLM": INDEXER,
     "Qwen4ExpForConditionalGeneration": INDEXER,
+    "XmodForCausalLM": {"default_language": "en_XX"},
 }  # fmt: skip
 # What some of them leave open, though no model can be built without
 OPEN = {"head_dim": 128, "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts": 4}
@@ -105,10 +110,8 @@ def build(name: str) -> PreTrainedModel:
     types = (t for names in MAPS.values() for t, listed in names.items() if name in _listed(listed))
     config: PreTrainedConfig = (cls.config_class or CONFIG_MAPPING[next(types)])()
     text = config.get_text_config(decoder=True)
-    for key, value in SETTINGS.get(name, {}).items():
-        for part in (config, text):
-            if hasattr(part, key):
-                setattr(part, key, copy.deepcopy(value))
+    for part in (config, text):
+        _set(part, copy.deepcopy(SETTINGS.get(name, {})))
     if not config.is_encoder_decoder and "is_decoder" in vars(config):
         config.is_decoder = True
     torch.manual_seed(0)
@@ -117,6 +120,17 @@ def build(name: str) -> PreTrainedModel:
     except Exception:
         model = small_copy(cls, _closed(config))
     return _ended(model)
+
+
+def _set(part: PreTrainedConfig, settings: dict[str, Any]) -> None:
+    """Change the settings that a configuration has; those of one in it, by its name."""
+    for key, value in settings.items():
+        own = getattr(part, key, None)
+        if isinstance(own, PreTrainedConfig):
+            for name, inner in value.items():
+                setattr(own, name, inner)
+        elif hasattr(part, key):
+            setattr(part, key, value)
 
 
 def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -124,6 +124,17 @@ class Switches(Model, Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsPrompts(Model, Protocol):
+    """A model whose logits may depend on where the prompt of a text ends, as those of `generate`,
+    which reads a prompt at once and what follows token by token."""
+
+    def prompted(self, lengths: list[int]) -> None:
+        """The rows that join next have prompts of so many tokens, whatever they join with; 0: up to
+        the first token whose logits are asked for."""
+        ...
+
+
 def longest(model: Model) -> int | None:
     """Tokens that a row can come to hold, if it joins again where it has to; None: no limit."""
     return model.longest if isinstance(model, Switches) else model.context

@@ -324,6 +324,11 @@ def no_writer(model: PreTrainedModel) -> str | None:
             "its own code counts positions from the padding id, as RoBERTa's, and transformers' "
             "generate from 0: what it writes is not what it was trained for"
         )
+    if _hashes_at_random(model.config):
+        return (
+            "its attention hashes by random numbers, so that it writes another text each time; set "
+            "hash_seed and num_buckets in its config"
+        )
     return None
 
 
@@ -340,6 +345,12 @@ def has_own_attention(part: Any) -> bool:
     """Tell whether a family's layers attend by code of their own, outside transformers' interface
     (ALiBi and older models)."""
     return isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation()
+
+
+def _hashes_at_random(config: Any) -> bool:
+    """Tell whether LSH attention, as Reformer's, draws its hashes anew in each pass."""
+    settings = [getattr(config, name, None) for name in ("hash_seed", "num_buckets")]
+    return "lsh" in (getattr(config, "attn_layers", None) or ()) and None in settings
 
 
 def objection(model: PreTrainedModel) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import perf_counter
@@ -18,15 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.generation.configuration_utils import GenerationMode
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
 from foretoken.models.rows import check_lengths, check_room, check_sources, staying
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.cache import INSTEAD, no_writer
-from foretoken.models.stock.selfcheck import Form, forward
+from foretoken.models.stock.selfcheck import Form, forward, generated
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
@@ -48,6 +50,7 @@ class OwnRow:
 
     text: list[int]
     source: dict[str, Any]  # the encoder's output, by its name as an argument of a forward
+    prompt: int = 0  # tokens that are read at once; 0: those up to the first logits, or any
     read: int = 0
     kept: Kept = field(default_factory=Kept)
     # `read` and a copy of `kept` before each block since the last rollback
@@ -68,9 +71,11 @@ class OwnRow:
     def back(self, length: int) -> None:
         """Go back to `length` tokens. Where no state of so many is kept, the tokens behind the last
         one before are read again with the next block."""
+        if length < min(self.prompt, len(self.text)):  # what follows is another prompt
+            self.prompt, self.read, self.kept = 0, 0, Kept()
         del self.text[length:]
         if self.read > length and croppable(self.kept):
-            crop(self.kept, length)
+            crop(self.kept, self.read - length)
             self.read = length
         elif self.read > length:
             before = [each for each in self.earlier if each[0] <= length]
@@ -84,8 +89,8 @@ class RowwiseModel:
 
     Args:
         model: A network of transformers that generates text from ids.
-        single: Read one token in a pass behind the beginning of a text, as `generate` does, for
-            families whose code takes no more.
+        single: Read a prompt at once and one token in a pass behind it, as `generate` does, for
+            families whose code takes no more, or reads tokens otherwise than prompts.
     """
 
     runtime = "transformers, row by row"
@@ -104,9 +109,15 @@ class RowwiseModel:
         self.source_vocab_size = encoder_rows(model) if self.encoder_decoder else None
         self.encoder_seconds = 0.0
         self.rows: list[OwnRow] = []
+        self._prompts: list[int] = []  # lengths of those of the rows that join next
+        self._keeps = True  # False for a family without any cache, once it is known
+
+    def prompted(self, lengths: list[int]) -> None:
+        self._prompts = lengths
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        lengths, self._prompts = self._prompts or [0] * len(prompts), []
         if not prompts:
             return
         if self.encoder_decoder:
@@ -115,7 +126,8 @@ class RowwiseModel:
         if not self.rows:
             self.network = twin(self.model)  # which may have changed since
         fresh = [
-            OwnRow([], self._encoded(sources[b]) if sources else {}) for b in range(len(prompts))
+            OwnRow([], self._encoded(sources[b]) if sources else {}, prompt=length * self.single)
+            for b, length in enumerate(lengths)
         ]
         for row, prompt in zip(fresh, prompts, strict=True):
             self._extend(row, prompt, 0)
@@ -183,11 +195,15 @@ class RowwiseModel:
             need = length - first
             apart = need > 1 and at < first and (at == 0 or first - at > need)
             return [first, length] if apart else [length]
-        if at == 0 and first == length:
-            return []  # the beginning is read at once, when logits are needed
-        # `generate` begins a decoder's text with one token, and other texts with all of a prompt
-        begin = at + 1 if at or self.encoder_decoder else first + 1
-        return list(range(begin, length + 1))
+        if at:
+            return list(range(at + 1, length + 1))
+        if first == length:
+            return []  # the prompt is read at once, when logits are needed
+        row.prompt = row.prompt or first + 1
+        # each beginning of a prompt that logits are needed of is read for itself
+        inside = range(first + 1, min(row.prompt, length + 1))
+        begin = row.prompt if self._keeps else max(row.prompt, first + 1)
+        return [*inside, *range(begin, length + 1)]
 
     def _forward(self, row: OwnRow, end: int, wanted: int) -> Tensor:
         """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
@@ -196,6 +212,9 @@ class RowwiseModel:
         inputs = prepared(self.network, text, row.read, {**row.source, **kept}, wanted)
         output = self.network(**inputs, return_dict=True)
         row.kept = next(({CACHES[n]: output[n]} for n in CACHES if output.get(n) is not None), {})
+        self._keeps = bool(row.kept)
+        if self.single and end < row.prompt:
+            row.kept = {}
         row.read = end if row.kept else 0
         return output.logits[0, -wanted:]
 
@@ -228,16 +247,10 @@ def accepted_by(kind: type[PreTrainedModel]) -> frozenset[str]:
 def fresh_cache(model: PreTrainedModel) -> Kept:
     """The empty cache that `generate` would begin with; {} for families that make their own."""
     network: Any = model
-    if "past_key_values" not in accepted_by(type(model)):
-        return {}
-    supported = getattr(network, "_supports_default_dynamic_cache", None)
-    if supported is None or not supported():
-        return {}
-    config = model.config.get_text_config(decoder=True)
-    cache: Any = DynamicCache(config=config)
-    if model.config.is_encoder_decoder:
-        cache = EncoderDecoderCache(cache, DynamicCache(config=config))
-    return {"past_key_values": cache}
+    given = Kept()
+    settings, mode = GenerationConfig(), GenerationMode.GREEDY_SEARCH
+    network._prepare_cache_for_generation(settings, given, mode, 1, 0)
+    return {name: cache for name, cache in given.items() if name in accepted_by(type(model))}
 
 
 def croppable(kept: Kept) -> bool:
@@ -249,13 +262,14 @@ def croppable(kept: Kept) -> bool:
     )
 
 
-def crop(kept: Kept, length: int) -> None:
-    """Keep the first `length` tokens. The next pass copies them."""
+def crop(kept: Kept, tokens: int) -> None:
+    """Drop the last tokens, so many; there may be more before them than a text has. The next pass
+    copies what is left."""
     for cache in kept.values():
         for layer in getattr(cache, "self_attention_cache", cache).layers:
             if getattr(layer, "is_initialized", False):
-                layer.keys = layer.keys[..., :length, :]
-                layer.values = layer.values[..., :length, :]
+                layer.keys = layer.keys[..., :-tokens, :]
+                layer.values = layer.values[..., :-tokens, :]
 
 
 def duplicate(kept: Kept) -> Kept:
@@ -270,7 +284,9 @@ def duplicate(kept: Kept) -> Kept:
 
 
 @torch.inference_mode()
-def read_whole(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
+def read_whole(
+    model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int, prompt: int = 0
+) -> Tensor:
     """The logits that `generate` makes of a prompt `[1, n]`, for each of its last `need` tokens by
     the text up to it: a `Whole` for the self-check."""
     if source is not None:  # a decoder's text is prepared as any
@@ -281,14 +297,28 @@ def read_whole(model: PreTrainedModel, text: Tensor, source: Tensor | None, need
     return torch.cat([network(**each, return_dict=True).logits[0, -1:] for each in inputs])
 
 
-def read_stepwise(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
-    """The logits that `generate` makes of a text as it comes, token by token: a `Whole` for the
-    self-check."""
-    if source is None:
-        return read_whole(model, text, source, need)
-    row = RowwiseModel(model, single=True)
-    row.start([[]], [source[0].tolist()])
-    return row.score([text[0].tolist()], [need])[0]
+def read_as_generated(
+    model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int, prompt: int
+) -> Tensor:
+    """The logits by which `generate` itself writes what follows a prompt, and those of the prompts
+    that end before: a `Whole` for the self-check."""
+    length = text.shape[1]
+    first = length - need + 1
+    inside = [
+        generated(model, text[:, :end], source, 1).logits[0]
+        for end in range(first, min(prompt, length + 1))
+    ]
+    if prompt > length:
+        return torch.cat(inside)
+
+    ahead = torch.cat([text, text[:, :1]], 1)  # the last token is any
+
+    def follow(ids: Tensor, scores: Tensor) -> Tensor:
+        there = ahead[:, ids.shape[1]][:, None]
+        return torch.full_like(scores, -math.inf).scatter_(1, there, 0.0)
+
+    behind = generated(model, text[:, :prompt], source, length - prompt + 1, follow).logits
+    return torch.cat([*inside, *behind][-need:])
 
 
 def _parts(cache: Any) -> list[Any]:
@@ -318,6 +348,8 @@ BY_TOKEN = Form(
     partial(RowwiseModel, single=True),
     instead=INSTEAD,
     admit=admit,
-    whole=read_stepwise,
-    costs="each token takes a pass of its own, so that draft tokens save none",
+    whole=read_as_generated,
+    than="transformers' generate",
+    costs="a prompt is read at once and each token behind it in a pass of its own, as by "
+    "transformers' generate, so that draft tokens save none",
 )

@@ -2,8 +2,9 @@
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
 through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
-of the stock model on that row alone. The outcome is remembered per structure and versions. It does
-not know the real weights: it tests the family's code, not the model.
+of the stock model on that row alone, or with its `generate` where that is what a form follows. The
+outcome is remembered per structure and versions. It does not know the real weights: it tests the
+family's code, not the model.
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from foretoken.errors import RefusedError, kind_of
-from foretoken.models.base import Model, Switches
+from foretoken.models.base import Model, ReadsPrompts, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
 from foretoken.models.stock.attention import twin
@@ -42,6 +48,7 @@ from foretoken.storage.cache import remember, remembered, versions
 CHECK_FORMAT = 4
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
+NO_TOKEN = 2**30  # ends no text
 WINDOW = 8
 HEAD, HEADS = 16, 2  # width of a head, and how many keys and values have at most
 OWN = -1  # a head as wide as it is
@@ -74,16 +81,18 @@ FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation o
 
 
 class Whole(Protocol):
-    """Logits `[need, V]` of the last tokens of a text `[1, n]` that is read by itself, without a
-    cache; `source` `[1, m]` is for the encoder."""
+    """Logits `[need, V]` of the last tokens of a text `[1, n]` that is read by itself, by the stock
+    model; `source` `[1, m]` is for the encoder, and the first `prompt` tokens are the prompt."""
 
     def __call__(
-        self, model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int
+        self, model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int, prompt: int
     ) -> Tensor: ...
 
 
-def forward(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
-    """A `Whole`: one forward of the stock model."""
+def forward(
+    model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int, prompt: int = 0
+) -> Tensor:
+    """A `Whole`: one forward of the stock model, wherever the prompt ends."""
     ids: Any = {"input_ids": text}
     if source is not None:
         ids = {"input_ids": source, "decoder_input_ids": text}
@@ -100,6 +109,7 @@ class Form:
     instead: str = ""  # what to do where a family fails in it; "": another form is tried
     admit: Callable[[PreTrainedModel], None] = cache.admit  # raises RefusedError
     whole: Whole = forward  # what its logits are compared with
+    than: str = "a full forward"  # the name of that
     costs: str = ""  # what it costs beside the others
 
 
@@ -185,7 +195,7 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         reason = f"does not run over {form.name}: its code raised {kind_of(error)}"
         raise Unfinished(_told(name, reason, form)) from error
     if not delta < TOLERANCE:
-        difference = f"logits differ by {delta:.1e} of their spread from a full forward"
+        difference = f"logits differ by {delta:.1e} of their spread from {form.than}"
         raise RefusedError(_told(name, f"is not exact over {form.name}: {difference}", form))
     if not apart < TOLERANCE:
         windowed = thresholds(model.config.get_text_config(decoder=True))
@@ -248,22 +258,36 @@ def _contradiction(model: PreTrainedModel, start: int, new: int, whole: Whole) -
     ids = [[dice.randrange(2, VOCABULARY) for _ in range(start)]]
     text, source = torch.tensor(ids, device=model.device), None
     if model.config.is_encoder_decoder:
-        source = torch.arange(2, 7, device=model.device)[None]
-    given = {"input_ids": text}
-    if source is not None:
-        given = {"input_ids": source, "decoder_input_ids": text}
-    settings = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0)
-    settings.min_new_tokens, settings.num_beams = new, 1
-    settings.output_logits = settings.return_dict_in_generate = True
-    settings.decoder_start_token_id = int(text[0, 0])
-    network: Any = model
-    made: Any = network.generate(**given, generation_config=settings)
+        source = torch.arange(2, 4 + 2 * WINDOW, device=model.device)[None]
+    made = generated(model, text, source, new)
     worst, spread = 0.0, 1e-9
     for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
-        full = whole(model, made.sequences[:, : start + i], source, 1)[0]
+        full = whole(model, made.sequences[:, : start + i], source, 1, start)[0]
         worst = max(worst, float((cached[0] - full).abs().max().nan_to_num(float("inf"))))
         spread = max(spread, float(full.max() - full.min()))
     return worst / spread
+
+
+@torch.inference_mode()
+def generated(
+    model: PreTrainedModel,
+    text: Tensor,
+    source: Tensor | None,
+    new: int,
+    then: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Any:
+    """Return what transformers' `generate` makes of a text `[1, n]` by `new` tokens: `sequences`,
+    and the `logits` before each. `then` is a logits processor behind all others."""
+    given = {"input_ids": text}
+    if source is not None:
+        given = {"input_ids": source, "decoder_input_ids": text}
+    settings = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0, num_beams=1)
+    settings.eos_token_id = NO_TOKEN
+    settings.output_logits = settings.return_dict_in_generate = True
+    settings.decoder_start_token_id = int(text[0, 0])
+    network: Any = model
+    steps = LogitsProcessorList([then] if then else [])
+    return network.generate(**given, generation_config=settings, logits_processor=steps)
 
 
 class CheckedRows:
@@ -281,6 +305,7 @@ class CheckedRows:
         self.ids = min(self.runner.vocab_size, VOCABULARY)
         self.texts: list[list[int]] = []
         self.sources: list[list[int]] = []
+        self.prompts: list[int] = []  # tokens of each text; 0: those to the first logits
         self.worst, self.spread = 0.0, 1e-9
 
     def draw(self, n: int) -> list[int]:
@@ -289,13 +314,17 @@ class CheckedRows:
     def start(self, lengths: list[int]) -> None:
         texts = [self.draw(n) for n in lengths]
         sources = [self.draw(self.dice.randint(1, 10)) for _ in lengths]
+        prompts = [0] * len(texts)
+        if isinstance(self.runner, ReadsPrompts):  # as rows that have waited, or not
+            prompts = [self.dice.randint(0, n + 1) for n in lengths]
         sided = self.runner.encoder_decoder
-        pairs = zip(texts, sources, strict=True)
-        for long, group in groupby(pairs, lambda pair: self.is_long(len(pair[0]) + 1)):
+        rows = zip(texts, sources, prompts, strict=True)
+        for long, group in groupby(rows, lambda row: self.is_long(len(row[0]) + 1)):
             some = list(group)
-            self.announce(long)
-            self.runner.start([t for t, _ in some], [s for _, s in some] if sided else None)
+            self.announce(long, [prompt for *_, prompt in some])
+            self.runner.start([t for t, *_ in some], [s for _, s, _ in some] if sided else None)
         self.texts, self.sources = self.texts + texts, self.sources + sources
+        self.prompts += prompts
 
     def score(self, width: int) -> None:
         """A block of up to `width` tokens per row, then a rollback of up to `width`."""
@@ -306,15 +335,21 @@ class CheckedRows:
         self.texts = [text + block for text, block in zip(self.texts, blocks, strict=True)]
         for b, n in enumerate(need):
             if n:
+                self.prompts[b] = self.prompts[b] or len(self.texts[b]) - n + 1
                 self.compare(logits[b, :n], self.alone(b, n))
         back = [self.dice.randint(0, min(len(t), width)) for t in self.texts]
         self.texts = [t[: len(t) - n] for t, n in zip(self.texts, back, strict=True)]
+        for b, n in enumerate(back):
+            if n and len(self.texts[b]) < self.prompts[b]:
+                self.prompts[b] = 0  # what follows is another prompt
         self.runner.set_lengths([len(text) for text in self.texts])
 
-    def announce(self, long: bool) -> None:
-        """Rows are about to join that are long, or are not."""
+    def announce(self, long: bool, prompts: list[int]) -> None:
+        """Rows are about to join that are long, or are not, and have such prompts."""
         if isinstance(self.runner, Switches):
             self.runner.beyond(long)
+        if isinstance(self.runner, ReadsPrompts):
+            self.runner.prompted(prompts)
 
     def is_long(self, length: int) -> bool:
         return self.runner.context is not None and length > self.runner.context
@@ -329,7 +364,7 @@ class CheckedRows:
         order = [*staying(len(self.texts), again), *again]
         self.runner.leave(again)
         for b in again:
-            self.announce(self.is_long(ends[b]))
+            self.announce(self.is_long(ends[b]), [self.prompts[b]])
             self.runner.start([self.texts[b]])
         self.runner.permute([order.index(b) for b in range(len(order))])
 
@@ -345,16 +380,19 @@ class CheckedRows:
         source = None
         if self.runner.encoder_decoder:
             source = torch.tensor([self.sources[b]], device=self.model.device)
-        return self.whole(self.model, text, source, n)
+        return self.whole(self.model, text, source, n, self.prompts[b])
 
     def permute(self, rows: list[int]) -> None:
         self.runner.permute(rows)
-        self.texts, self.sources = [self.texts[b] for b in rows], [self.sources[b] for b in rows]
+        self._become(rows)
 
     def leave(self, rows: list[int]) -> None:
         self.runner.leave(rows)
-        stay = staying(len(self.texts), rows)
-        self.texts, self.sources = [self.texts[b] for b in stay], [self.sources[b] for b in stay]
+        self._become(staying(len(self.texts), rows))
+
+    def _become(self, rows: list[int]) -> None:
+        self.texts, self.sources = [self.texts[b] for b in rows], [self.sources[b] for b in rows]
+        self.prompts = [self.prompts[b] for b in rows]
 
 
 def small_copy(

@@ -18,8 +18,11 @@ from foretoken.models.stock.selfcheck import check
 from foretoken.models.stock.selfcheck import deviation as deviation_of
 
 BLOCKS = ["OpenAIGPTLMHeadModel", "Qwen3NextForCausalLM"]
-BLOCKS += ["LEDForConditionalGeneration"]
+BLOCKS += ["LEDForConditionalGeneration", "T5GemmaForConditionalGeneration"]
 SINGLE = ["MambaForCausalLM"]
+# Where `generate` writes another text than a forward of all of it: its first pass reads a prompt by
+# attention both ways (XLNet, PaliGemma, CPM-Ant), or with a floor of time steps (NemotronH)
+PROMPTED = ["XLNetLMHeadModel", "NemotronHForCausalLM"]
 PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8]]
 
 
@@ -28,10 +31,11 @@ def test_rows_are_exact_over_their_own_caches(name: str) -> None:
     assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.read_whole) < 1e-5
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", [*SINGLE, *PROMPTED])
 def test_a_family_that_takes_one_token_in_a_pass(name: str) -> None:
+    """Every logit is that of `generate` itself, for the same prompt."""
     model = build(name)
-    assert deviation_of(model, RowwiseModel(model, single=True), rowwise.read_whole) < 1e-5
+    assert deviation_of(model, RowwiseModel(model, single=True), rowwise.read_as_generated) < 1e-6
 
 
 @pytest.mark.parametrize("name", [*BLOCKS, *SINGLE])
@@ -94,9 +98,9 @@ def test_a_state_that_is_not_copied_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_crop_to_the_wrong_length_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: one token too many stays."""
+    """Negative control: one token too few stays."""
     crop = rowwise.crop
-    monkeypatch.setattr(rowwise, "crop", lambda kept, length: crop(kept, length + 1))
+    monkeypatch.setattr(rowwise, "crop", lambda kept, tokens: crop(kept, tokens + 1))
     with pytest.raises(RefusedError):
         check(build("BloomForCausalLM"), BY_ROW)
 
@@ -106,6 +110,78 @@ def test_a_block_is_not_read_at_once_where_that_is_wrong() -> None:
     with pytest.raises(RefusedError, match="is not exact over a cache of each row"):
         check(model, BY_ROW)
     assert check(model, BY_TOKEN).delta < 1e-5
+
+
+def test_a_prompt_that_ends_elsewhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: rows that join again read all of their text as a prompt."""
+    monkeypatch.setattr(RowwiseModel, "prompted", lambda self, lengths: None)
+    with pytest.raises(RefusedError, match="differ by .* from transformers' generate; use"):
+        check(build("XLNetLMHeadModel"), BY_TOKEN)
+
+
+def test_a_family_that_draws_its_logits_is_found() -> None:
+    """Negative control: its `generate` is no reference, as it writes another text each time."""
+    model: Any = build("BloomForCausalLM")
+    kind: Any = type(model)
+
+    class Loose(kind):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().forward(*args, **kwargs)
+            output.logits = output.logits + 0.01 * torch.randn(output.logits.shape)
+            return output
+
+    with pytest.raises(RefusedError, match="differ by .* from transformers' generate; use"):
+        check(Loose(model.config).eval(), BY_TOKEN)
+
+
+def waiting(spec: foretoken.Speculator) -> list[list[int]]:
+    """Texts of rows that are made to wait again, one by one and all at once."""
+    done: dict[int, list[int]] = {}
+    with foretoken.Engine(spec) as engine:
+        ids = [engine.add(p, gamma=2, max_new_tokens=16, temperature=0) for p in PROMPTS]
+        for step in range(60):
+            events = engine.step()
+            done |= {e.id: e.completion.tokens for e in events if e.completion is not None}
+            if step in (2, 4):
+                spec.scheduler.preempt()
+            if step == 6:
+                with spec.scheduler.idle():
+                    pass
+    return [done[id] for id in ids]
+
+
+def test_a_row_that_waits_again_keeps_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has written is read token by token again, as `generate` read it."""
+    spec = foretoken.load(build("XLNetLMHeadModel"), "lookup", runtime="transformers")
+    texts = [c.tokens for c in spec.generate(PROMPTS, max_new_tokens=16, gamma=2)]
+    assert waiting(spec) == texts
+    monkeypatch.setattr(RowwiseModel, "prompted", lambda self, lengths: None)
+    assert waiting(spec) != texts  # negative control: all of it as a prompt
+
+
+def test_logprobs_of_a_prompt_leave_its_text_alone() -> None:
+    """Each beginning of the prompt is read for itself."""
+    model = build("XLNetLMHeadModel")
+    spec = foretoken.load(model, "lookup", runtime="transformers")
+    plain, told = (
+        spec.generate([PROMPTS[2]], max_new_tokens=8, gamma=2, prompt_logprobs=count)[0]
+        for count in (None, 0)
+    )
+    assert told.tokens == plain.tokens and told.prompt_logprobs is not None
+    logits = rowwise.read_as_generated(model, torch.tensor([PROMPTS[2]]), None, 12, 12)
+    scores = logits.log_softmax(-1)
+    for at, each in enumerate(told.prompt_logprobs):
+        own = float(scores[at, PROMPTS[2][at + 1]])
+        assert abs(each.logprob - own) < 1e-5
+
+
+def test_beams_are_those_of_generate_where_it_depends_on_the_prompt() -> None:
+    model: Any = build("XLNetLMHeadModel")
+    spec = foretoken.load(model, "lookup", runtime="transformers")
+    settings: Any = {"num_beams": 3, "max_new_tokens": 6}
+    prompt = torch.tensor([PROMPTS[0]])
+    ((best,),) = spec.beam_search([PROMPTS[0]], **settings)
+    assert best.tokens == model.generate(prompt, do_sample=False, **settings)[0].tolist()[8:]
 
 
 def test_a_row_that_is_full_is_refused() -> None:
