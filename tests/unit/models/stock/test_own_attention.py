@@ -19,7 +19,7 @@ from foretoken.errors import RefusedError
 from foretoken.lab.census import build as small
 from foretoken.models.stock import attention, positions
 from foretoken.models.stock.positions import OwnPositions, OwnScale, OwnTable
-from foretoken.models.stock.rowwise import read_stepwise
+from foretoken.models.stock.rowwise import RowwiseModel
 from foretoken.models.stock.selfcheck import CheckedRows, check, on_torch, stir
 
 ENDS = {"eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0}
@@ -153,9 +153,9 @@ def test_a_padding_id_within_a_text_is_read_as_generate_reads_it() -> None:
     rows = on_torch(model)
     rows.start([[], []], [[3, 4, 5], [6]])
     logits = rows.score([text, [2, 8]], [len(text), 2])
-    source = torch.tensor([[3, 4, 5]])
-    stepwise = read_stepwise(model, torch.tensor([text]), source, len(text))
-    assert torch.allclose(logits[0], stepwise, atol=1e-5)
+    stepwise = RowwiseModel(model, single=True)
+    stepwise.start([[]], [[3, 4, 5]])
+    assert torch.allclose(logits[0], stepwise.score([text], [len(text)])[0], atol=1e-5)
 
 
 def test_attention_that_changes_with_what_is_read_at_once_shares_no_cache() -> None:
