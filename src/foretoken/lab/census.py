@@ -68,6 +68,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "KyutaiSpeechToTextForConditionalGeneration": {
         "audio_pad_token_id": 70, "codebook_vocab_size": 17
     },
+    "Lfm2ForCausalLM": {"layer_types": ["full_attention", "conv"] * 16},
     "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"] * 16},
     "Qwen2VLForConditionalGeneration": SECTIONS,
     "Qwen2_5_VLForConditionalGeneration": SECTIONS,

@@ -65,15 +65,16 @@ RUNS = [
     "M2M100ForConditionalGeneration",
     "MarianMTModel",
     "NllbMoeForConditionalGeneration",
+    "NemotronHForCausalLM",
+    "Lfm2ForCausalLM",
+    "Qwen3NextForCausalLM",
     "Qwen2VLForConditionalGeneration",
     "T5ForConditionalGeneration",
 ]
 BY_ROW = [
-    "Qwen3NextForCausalLM",
     "FSMTForConditionalGeneration",
     "JambaForCausalLM",
     "MambaForCausalLM",
-    "NemotronHForCausalLM",
     "PaliGemmaForConditionalGeneration",
     "RwkvForCausalLM",
     "xLSTMForCausalLM",

@@ -39,6 +39,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.rows import BEYOND, CHUNK
 from foretoken.models.stock.cache import RaggedCache, has_own_attention
 from foretoken.models.stock.positions import RUNNING, HeadHook, Running, count_by_row
+from foretoken.models.stock.recurrences import keep_by_row
 from foretoken.models.stock.sizes import is_long, switch_of
 from foretoken.transfer import sent
 
@@ -266,6 +267,7 @@ class Forward:
                 setattr(head, hooks, getattr(head, hooks).copy())  # the original keeps its own
             head.register_forward_pre_hook(needed_only)
         count_by_row(self.model)
+        keep_by_row(self.model)
         give_both(self.model)
 
     @contextmanager

@@ -7,7 +7,7 @@ know tokens, vocabularies or which positions are scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import lru_cache
 from inspect import signature
 from typing import Any
@@ -21,12 +21,19 @@ from transformers.cache_utils import DynamicLayer
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Tree
 from foretoken.models.rows import Places, by_place, roomy
+from foretoken.models.stock.states import Cursor, StateLayer, folds
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
 BUCKET = Places.unit
 KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
 MASKED = {None, "eager", "sdpa"}  # kinds of attention whose masks we make for a family's own code
+# Layers that keep a state, and those that keep tokens beside it
+KEEPS_STATE = {"LinearAttentionLayer"}
+KEEPS_BOTH = {
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+}
 KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
 INSTEAD = "use transformers' own generate for such a model, or draft with another"
 Pair = tuple[Tensor, Tensor]  # keys and values
@@ -69,10 +76,16 @@ class RaggedCache(Places, DynamicCache):
     """Rows with their own lengths. `prepare` before a forward, `advance` behind it. A forward sees
     rows by place; `order` says which they are."""
 
-    def __init__(self, layers: list[Any], rows: int, device: torch.device) -> None:
+    def __init__(
+        self, layers: list[Any], rows: int, device: torch.device, states: dict[int, StateLayer]
+    ) -> None:
         super().__init__()
         self.layer_class_to_replicate = None
         self.layers = layers
+        self.states = states  # by layer
+        self.based = [0] * rows  # the length at which each row's states stand
+        self.at: Any = None  # where a pass puts what its states follow from
+        self.stateful = StateLayer()  # of the layer that asked for its state last
         self.lengths = [0] * rows
         self.long = [False] * rows  # which are read with the factors of long texts
         self.places = list(range(rows))
@@ -104,6 +117,8 @@ class RaggedCache(Places, DynamicCache):
         self.end = self.longest + width
         self.reserve(len(lengths), self.end)
         self.trim(len(lengths), self.end)
+        if self.states:
+            self._place_states(width)
         if tree is None and min(lengths) == self.longest:
             self.offset = self.longest
             new = torch.arange(self.longest, self.end, device=self.device)
@@ -117,6 +132,23 @@ class RaggedCache(Places, DynamicCache):
             depths, mask = (self.placed(sent(x, self.device)) for x in (tree.depths, tree.seen))
             self.tree = Tree(depths, mask)
             self.positions = depths.gather(1, self.slots)
+
+    def _place_states(self, width: int) -> None:
+        """Let the bases of rows move where there is no room for so many tokens behind them."""
+        for place, b in enumerate(self.order):
+            if self.lengths[b] == 0 and self.based[b]:  # the row began again
+                self.based[b] = 0
+                for layer in self.states.values():
+                    layer.clear(place)
+        pending = [self.lengths[b] - self.based[b] for b in self.order]
+        moved = folds(pending, width)
+        if any(moved):
+            for layer in self.states.values():
+                layer.fold(torch.tensor(moved, device=self.device))
+            for b, n in zip(self.order, moved, strict=True):
+                self.based[b] += n
+        pending = [n - m for n, m in zip(pending, moved, strict=True)]
+        self.at = Cursor(pending, width, self.device)
 
     def advance(self, tokens: list[int]) -> None:
         """From now on each row holds this many of the block's tokens."""
@@ -138,10 +170,10 @@ class RaggedCache(Places, DynamicCache):
 
     def join(self, other: Any) -> None:
         super().join(other)
-        self.long = self.long + other.long
+        self.long, self.based = self.long + other.long, self.based + other.based
 
     def select(self, rows: list[int]) -> None:
-        self.long = [self.long[b] for b in rows]
+        self.long, self.based = [self.long[b] for b in rows], [self.based[b] for b in rows]
         super().select(rows)
 
     def close(self, lengths: list[int] | None = None) -> None:
@@ -164,12 +196,20 @@ class RaggedCache(Places, DynamicCache):
     @property
     def slot_bytes(self) -> int:
         """Bytes of a token, in all layers."""
-        arrays = [x for layer in self.filled() for x in layer.arrays]
+        ragged = [layer for layer in self.filled() if isinstance(layer, RaggedLayer)]
+        arrays = [x for layer in ragged for x in layer.arrays]
         return sum(x.shape[1] * x.shape[3] * x.itemsize for x in arrays)
 
-    def parts(self) -> list[RaggedLayer]:
-        """The layers that keep tokens."""
-        return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a row's states, in all layers."""
+        arrays = [x for layer in self.states.values() for x in layer.arrays.values()]
+        return sum(x[0].numel() * x.itemsize for x in arrays)
+
+    def parts(self) -> list[Any]:
+        """The layers that keep tokens, and the states."""
+        ragged = [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
+        return [*ragged, *self.states.values()]
 
     # Methods that transformers calls during a forward.
 
@@ -188,6 +228,31 @@ class RaggedCache(Places, DynamicCache):
                 x[self.row, :, self.slots] = states.transpose(1, 2)
         self.view, values = layer.show(len(key_states), self.end)
         return self.view, values
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: a family then runs the form that it has for blocks, at every width."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self.stateful = self.states[layer_idx]
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int = 0) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int | None = None) -> bool:
+        return True
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        layer, size = self.states[layer_idx], kwargs["conv_kernel_size"]
+        return layer.window(str(state_idx), conv_states, size, self.at, self.rows)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return recurrent_states
+
+    def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
+        """Run the recurrence of the layer that asked for its state last."""
+        return self.stateful.recurrence(q, k, v, g, beta, self.at, self.rows)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.end, 0
@@ -280,7 +345,7 @@ def _name(kind: type[PreTrainedModel]) -> str:
     """transformers renamed it in 5.24; a model's own code may have the old name still, or none."""
     for each in kind.__mro__:
         named = signature(each.forward).parameters if "forward" in vars(each) else {}
-        for name in ("past_key_values", "cache"):
+        for name in ("past_key_values", "cache", "cache_params"):
             if name in named:
                 return name
     return "past_key_values"
@@ -289,21 +354,25 @@ def _name(kind: type[PreTrainedModel]) -> str:
 def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     """An empty cache for `rows` rows of this model."""
     stock = DynamicCache(config=model.config).layers
-    layers = [RaggedLayer() if type(x).__name__ in KEEPS_TOKENS else x for x in stock]
+    names = [type(x).__name__ for x in stock]
+    keeping = KEEPS_TOKENS | KEEPS_BOTH
+    layers = [RaggedLayer() if n in keeping else x for n, x in zip(names, stock, strict=True)]
+    states = {i: StateLayer() for i, n in enumerate(names) if n in KEEPS_STATE | KEEPS_BOTH}
     for name in ("num_decoder_layers", "decoder_layers"):  # the stock ones are the encoder's
         if model.config.is_encoder_decoder and getattr(model.config, name, None):
             layers = [RaggedLayer() for _ in range(getattr(model.config, name))]
-    return RaggedCache(layers, rows, model.device)
+    return RaggedCache(layers, rows, model.device, states)
 
 
-def admit(model: PreTrainedModel) -> None:
-    """Raise RefusedError, with a reason, for a model that cannot be rolled back row by row."""
+def admit(model: PreTrainedModel, *, states: bool = False) -> None:
+    """Raise RefusedError, with a reason, for a model that cannot be rolled back row by row. states:
+    whether states beside keys and values can be."""
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if not SUPPORTED[0] <= version < SUPPORTED[1]:
         raise RefusedError(
             f"transformers {transformers.__version__}: the cache needs transformers>=5.20,<6"
         )
-    reason = objection(model)
+    reason = objection(model, KEEPS_STATE | KEEPS_BOTH if states else set())
     if reason:
         name = f"{model.config.model_type} ({type(model).__name__})"
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
@@ -353,12 +422,13 @@ def _hashes_at_random(config: Any) -> bool:
     return "lsh" in (getattr(config, "attn_layers", None) or ()) and None in settings
 
 
-def objection(model: PreTrainedModel) -> str | None:
-    """Why this model's rows could not be rolled back one by one, or None."""
+def objection(model: PreTrainedModel, states: Set[str]) -> str | None:
+    """Why this model's rows could not be rolled back one by one, or None; `states` are layers whose
+    states can be."""
     reason = no_writer(model)
     if reason:
         return reason
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and not states:
         return "it keeps a recurrent state, which cannot go back to before a rejected token"
     if getattr(model.config, "attention_type", "") == "block_sparse":
         return "its attention changes with how much it reads at once; set attention_type"
@@ -372,7 +442,7 @@ def objection(model: PreTrainedModel) -> str | None:
     except Exception as error:  # a config without what transformers looks for
         kind = kind_of(error)
         return f"its config does not say what its layers keep (transformers raised {kind})"
-    stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING)
+    stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING - states)
     if stateful:
         return f"its cache layers ({', '.join(stateful)}) keep a state that is not per token"
     return None

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoEModelOutput
 
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.rows import (
     BEYOND,
@@ -30,6 +30,7 @@ from foretoken.models.rows import (
     check_sources,
     most_slots,
     padded,
+    roomy,
     staying,
 )
 from foretoken.models.stock.attention import Forward, Needed
@@ -51,6 +52,7 @@ from foretoken.models.stock.sizes import (
     positions,
     switch_of,
 )
+from foretoken.models.stock.states import PASS, REWIND
 from foretoken.transfer import sent
 
 
@@ -74,6 +76,7 @@ class StockModel(ABC):
         self.vocab_size = output_rows(model)
         self.running = Forward(model)
         self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
+        self.rewind = REWIND if self.cache.decoder.states else None
         self.padding = 0
         self._hidden: Tensor | None = None
 
@@ -97,14 +100,16 @@ class StockModel(ABC):
 
     @torch.inference_mode()
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        slot, cross = self._slot_bytes
-        return slot * most_slots(lengths, BUCKET) + cross * most_slots(sources, BUCKET)
+        slot, cross, states = self._bytes
+        slots = slot * most_slots(lengths, BUCKET) + cross * most_slots(sources, BUCKET)
+        return slots + states * roomy(len(lengths))
 
     @cached_property
-    def _slot_bytes(self) -> tuple[int, int]:
-        """Return the bytes of a token and of one of its source."""
+    def _bytes(self) -> tuple[int, int, int]:
+        """Return the bytes of a token, of one of its source, and of a row's states."""
         cache = self.read([[0]], [[0]] if self.encoder_decoder else None)
-        return cache.decoder.slot_bytes, cache.cross.slot_bytes if self.encoder_decoder else 0
+        ragged, cross = cache.decoder, cache.cross.slot_bytes if self.encoder_decoder else 0
+        return ragged.slot_bytes, cross, ragged.state_bytes
 
     @property
     def lengths(self) -> list[int]:
@@ -141,6 +146,12 @@ class StockModel(ABC):
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
+        for b, (n, base) in enumerate(zip(lengths, self.cache.decoder.based, strict=True)):
+            if 0 < n < base:
+                raise InputError(
+                    f"row {b} would go back to {n} of {self.lengths[b]} tokens, and its states are "
+                    f"kept for the last {self.lengths[b] - base}; give a gamma below {REWIND}"
+                )
         self.cache.decoder.lengths = list(lengths)
 
     @torch.inference_mode()
@@ -159,6 +170,8 @@ class StockModel(ABC):
         check_room(ragged.lengths, counts, None if tree else limits)
         if not any(counts):
             return no_logits(self.model, len(counts))
+        if ragged.states and max(counts) > PASS:
+            return self._run_in_parts(cache, blocks, need)
         ids = padded(blocks, self.device)
         cache.prepare(ids.shape[1], tree)
         ids = ragged.placed(ids)
@@ -175,6 +188,32 @@ class StockModel(ABC):
         self._hidden = needed.hidden
         return needed.logits(logits)
 
+    def _run_in_parts(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
+        """Run blocks that are wider than what states are kept for, one part after another."""
+        assert isinstance(blocks, list), "draft tokens are fewer"
+        shape = len(blocks), max(need)
+        logits, hidden = None, None
+        for at in range(0, max(map(len, blocks)), PASS):
+            parts = [block[at : at + PASS] for block in blocks]
+            firsts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
+            ends = [at + len(part) for part in parts]
+            some = [
+                min(len(part), max(0, end - first))
+                for part, end, first in zip(parts, ends, firsts, strict=True)
+            ]
+            made = self._run(cache, parts, some)
+            if not any(some):
+                continue
+            if logits is None:
+                logits = made.new_zeros(*shape, made.shape[2])
+                hidden = self.hidden.new_zeros(*shape, self.hidden.shape[2])
+            for b, n in enumerate(some):
+                to = slice(ends[b] - firsts[b] - n, ends[b] - firsts[b])
+                logits[b, to] = made[b, :n]
+                hidden[b, to] = self.hidden[b, :n]
+        self._hidden = hidden
+        return no_logits(self.model, len(blocks)) if logits is None else logits
+
 
 class CausalModel(StockModel):
     """Raises RefusedError where rows cannot be rolled back one by one."""
@@ -182,7 +221,7 @@ class CausalModel(StockModel):
     encoder_decoder = False
 
     def __init__(self, model: PreTrainedModel) -> None:
-        admit(model)
+        admit(model, states=True)
         if model.config.is_encoder_decoder:
             raise RefusedError(
                 f"{type(model).__name__} has an encoder: run it as an encoder-decoder"

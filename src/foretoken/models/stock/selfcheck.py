@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,7 +46,7 @@ from foretoken.models.stock.sizes import context_limit, switch_of
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
-CHECK_FORMAT = 4
+CHECK_FORMAT = 5
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 NO_TOKEN = 2**30  # ends no text
@@ -117,7 +118,13 @@ def on_torch(model: PreTrainedModel) -> Model:
     return (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
 
 
-ON_TORCH = Form("a ragged cache", on_torch, switches=True, instead=cache.INSTEAD)
+ON_TORCH = Form(
+    "a ragged cache",
+    on_torch,
+    switches=True,
+    instead=cache.INSTEAD,
+    admit=partial(cache.admit, states=True),
+)
 
 
 class Unfinished(RefusedError):

@@ -17,7 +17,7 @@ from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN, RowwiseModel
 from foretoken.models.stock.selfcheck import check
 from foretoken.models.stock.selfcheck import deviation as deviation_of
 
-BLOCKS = ["OpenAIGPTLMHeadModel", "Qwen3NextForCausalLM", "LEDForConditionalGeneration"]
+BLOCKS = ["OpenAIGPTLMHeadModel", "RwkvForCausalLM", "LEDForConditionalGeneration"]
 SINGLE = ["MambaForCausalLM"]
 # Where `generate` writes another text than a forward of all of it: its first pass reads a prompt by
 # attention both ways (XLNet, PaliGemma, CPM-Ant), or with a floor of time steps (NemotronH)
@@ -25,7 +25,7 @@ PROMPTED = ["XLNetLMHeadModel", "NemotronHForCausalLM"]
 PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8]]
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, "T5GemmaForConditionalGeneration"])
+@pytest.mark.parametrize("name", [*BLOCKS, "T5GemmaForConditionalGeneration", "Qwen3NextForCausalLM"])
 def test_rows_are_exact_over_their_own_caches(name: str) -> None:
     assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.read_whole) < 1e-5
 
@@ -52,7 +52,7 @@ def test_texts_are_those_of_generate(name: str) -> None:
         assert [c.tokens for c in completions] == [w[n:] for w, n in zip(whole, begun, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["Qwen3NextForCausalLM", "MambaForCausalLM"])
+@pytest.mark.parametrize("name", ["RwkvForCausalLM", "MambaForCausalLM"])
 def test_a_draft_goes_back_over_several_passes(name: str) -> None:
     draft, target = build(name), build("LlamaForCausalLM")
     spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
@@ -262,7 +262,7 @@ def test_a_context_by_another_name() -> None:
 def test_what_runs_is_packed(tmp_path, monkeypatch) -> None:
     """Layers are packed before a twin of the network is made."""
     monkeypatch.setattr(packed, "WORTH", 1)
-    build("Qwen3NextForCausalLM").save_pretrained(tmp_path)
+    build("RwkvForCausalLM").save_pretrained(tmp_path)
     target: Any = foretoken.load(tmp_path, "none", runtime="transformers").target
     kinds = {type(part).__name__ for part in target.network.modules()}
     assert "PackedLinear" in kinds and "Linear" not in kinds

@@ -1,0 +1,116 @@
+"""Recurrences of hybrid families, run over the rows of our cache.
+
+Families compute a convolution and a recurrence in a mixer of their own, by functions of known names
+and arguments. In a twin these names stand for functions of ours, which read and keep each row's
+state; all else is the family's code. A family whose mixer calls others is not known here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models.stock.positions import RUNNING
+
+Limits = tuple[float, float]
+
+
+def delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Gated delta rule, with a decay for each head (Gated DeltaNet) or channel (Kimi's); queries
+    `[B, W, heads, Dk]`, fewer heads than values being repeated."""
+    H = value.shape[2]
+    q, k, v = (_wide(x).transpose(1, 2) for x in (query, key, value))
+    q, k = (x.repeat_interleave(H // x.shape[1], 1) for x in (q, k))
+    if use_qk_l2norm_in_kernel:
+        q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    decay = _wide(g).transpose(1, 2)
+    decay = decay if decay.dim() == 4 else decay[..., None]
+    b = _wide(beta).transpose(1, 2)[..., None]
+    out = _run(q * q.shape[-1] ** -0.5, k, v, decay, b)
+    return out.transpose(1, 2).to(query.dtype).contiguous(), out
+
+
+def mamba2(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: Limits = (0.0, float("inf")),
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Mamba2's selective states: `hidden_states [B, W, heads, P]`, B and C `[B, W, groups, N]`."""
+    x, dt, H = _wide(hidden_states), _wide(dt), hidden_states.shape[2]
+    dt = dt if dt_bias is None else dt + _wide(dt_bias)
+    dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
+    k, q = (_wide(y).repeat_interleave(H // y.shape[2], 2).transpose(1, 2) for y in (B, C))
+    v, decay = (x * dt[..., None]).transpose(1, 2), (dt * _wide(A)).transpose(1, 2)[..., None]
+    out = _run(q, k, v, decay, None)
+    y = out.transpose(1, 2)
+    y = y if D is None else y + x * _wide(D)[:, None]
+    return y.to(hidden_states.dtype).contiguous(), out
+
+
+OURS: dict[str, Callable[..., Any]] = {
+    "torch_chunk_gated_delta_rule": delta_rule,
+    "chunk_kimi_delta_attention": delta_rule,
+    "mamba2_chunk_scan": mamba2,
+}
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
+    return RUNNING.get().cache.recurrence(q, k, v, g, beta)
+
+
+def keep_by_row(model: PreTrainedModel) -> None:
+    """Let the mixers of a twin compute their recurrences by row. Raises RefusedError for one whose
+    forward was replaced: it would begin each block at nothing."""
+    for part in model.modules():
+        if (own := _by_row(type(part))) is not None:
+            if "forward" in vars(part):
+                raise RefusedError(
+                    f"the forward of {type(part).__name__} was replaced, which keeps its states by "
+                    "row no more; give the model as transformers makes it, on one device"
+                )
+            part.forward = MethodType(own, part)
+
+
+@lru_cache
+def _by_row(kind: type[nn.Module]) -> FunctionType | None:
+    """The forward of a mixer over our functions; None for any other part."""
+    forward: Any = inspect.unwrap(kind.forward)
+    code = getattr(forward, "__code__", None)
+    ours: dict[str, Any] = {name: OURS[name] for name in OURS if code and name in code.co_names}
+    if not ours:
+        return None
+    names = {**forward.__globals__, **ours}
+    own = FunctionType(
+        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+    )
+    own.__kwdefaults__ = forward.__kwdefaults__
+    return own

@@ -1,0 +1,310 @@
+"""States of hybrid models are those of the texts, after any passes, rollbacks, joins and moves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretoken
+from foretoken.errors import InputError, RefusedError
+from foretoken.lab.census import build
+from foretoken.models.stock import cache, states
+from foretoken.models.stock.cache import RaggedCache
+from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock.states import PASS, REWIND, StateLayer
+
+CPU = torch.device("cpu")
+H, DK, DV, K, C = 2, 4, 3, 4, 5  # heads, widths, taps of a window and its channels
+FAMILIES = ["Lfm2ForCausalLM", "Qwen3_5ForCausalLM", "KimiLinearForCausalLM", "BambaForCausalLM"]
+OTHERS = ["Lfm3ForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM", "Mamba2ForCausalLM"]
+OTHERS += ["Qwen3NextForCausalLM", "Lfm2MoeForCausalLM", "GraniteMoeHybridForCausalLM"]
+OTHERS += ["BailingHybridForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration"]
+
+
+class Token:
+    """The inputs of one token, float64. `kind`: with a delta rule or without, decays by channel or
+    by head; `steep`: these are very small."""
+
+    def __init__(self, kind: str, dice: random.Random) -> None:
+        make = torch.Generator().manual_seed(dice.randrange(2**31))
+        normal: Callable[..., Tensor] = lambda *n: torch.randn(  # noqa: E731
+            *n, generator=make, dtype=torch.float64
+        )
+        self.q, self.k, self.v, self.x = normal(H, DK), normal(H, DK), normal(H, DV), normal(C)
+        self.k /= self.k.norm(dim=1, keepdim=True)
+        steep = 30 if dice.random() < 0.1 else 1
+        self.g = -steep * normal(H, DK if "channel" in kind else 1).abs()
+        self.beta = normal(H, 1).sigmoid() if "delta" in kind else None
+
+    def after(self, S: Tensor) -> Tensor:
+        """The state behind this token: the rule itself."""
+        S = S * self.g.exp()[:, :, None]
+        u = self.v
+        if self.beta is not None:
+            u = self.beta * (self.v - torch.einsum("hkv,hk->hv", S, self.k))
+        return S + self.k[:, :, None] * u[:, None]
+
+
+Read = tuple[Token, Tensor]  # with the state behind it
+
+
+class Texts:
+    """Rows of tokens, and a cache with a state and a window of each."""
+
+    def __init__(self, kind: str, seed: int, dtype: torch.dtype) -> None:
+        self.kind, self.dice, self.dtype = kind, random.Random(seed), dtype
+        self.rows: list[list[Read]] = []
+        self.cache = self.empty(0)
+        self.worst = 0.0
+
+    def empty(self, rows: int) -> RaggedCache:
+        return RaggedCache([], rows, CPU, {0: StateLayer()})
+
+    def draw(self, n: int) -> list[Token]:
+        return [Token(self.kind, self.dice) for _ in range(n)]
+
+    def score(self, cache: RaggedCache, rows: list[list[Read]], blocks: list[list[Token]]) -> None:
+        """Read blocks behind rows; compare what every token sees."""
+        width = max(map(len, blocks))
+        if not width:
+            return
+        cache.prepare(width)
+        padded = [blocks[b] + self.draw(width - len(blocks[b])) for b in cache.order]
+        q, k, v, g = (self.stacked(padded, name) for name in "qkvg")
+        beta = self.stacked(padded, "beta") if "delta" in self.kind else None
+        x = torch.stack([torch.stack([t.x for t in row], 1) for row in padded]).to(self.dtype)
+        cache.get_recurrent_state(0)
+        out = cache.recurrence(q, k, v, g, beta)
+        seen = cache.update_conv_state(x, 0, conv_kernel_size=K)
+        for place, b in enumerate(cache.order):
+            for at, token in enumerate(blocks[b]):
+                before = rows[b][-1][1] if rows[b] else torch.zeros(H, DK, DV).double()
+                rows[b].append((token, token.after(before)))
+                expected = torch.einsum("hkv,hk->hv", rows[b][-1][1], token.q)
+                self.compare(out[place, :, at], expected)
+                inputs = [torch.zeros(C)] * (K - 1) + [token.x for token, _ in rows[b][-K:-1]]
+                window = torch.stack(inputs[1 - K :], 1)
+                self.compare(seen[place, :, at : at + K - 1], window)
+        cache.advance([len(block) for block in blocks])
+
+    def stacked(self, rows: list[list[Token]], name: str) -> Tensor:
+        made = [torch.stack([getattr(token, name) for token in row], 1) for row in rows]
+        return torch.stack(made).to(self.dtype)
+
+    def compare(self, ours: Tensor, expected: Tensor) -> None:
+        self.worst = max(self.worst, float((ours - expected).abs().max().nan_to_num(torch.inf)))
+
+    def join(self, lengths: list[int]) -> None:
+        fresh, rows = self.empty(len(lengths)), [list[Read]() for _ in lengths]
+        for at in range(0, max(lengths), PASS):
+            part = [self.draw(min(PASS, max(0, n - at))) for n in lengths]
+            self.score(fresh, rows, part)
+        if self.rows:
+            self.cache.join(fresh)
+        else:
+            self.cache = fresh
+        self.rows += rows
+
+    def step(self) -> None:
+        """A pass or several, and back over some of them; or rows come, go, move or repeat."""
+        act = self.dice.choice(["pass", "pass", "pass", "drafts", "join", "leave", "move", "again"])
+        if not self.rows or (act == "join" and len(self.rows) < 5):
+            return self.join([self.dice.choice([0, 1, 2, K - 1, 9, PASS, 150]) for _ in range(2)])
+        if act in ("leave", "move"):
+            some = self.dice.sample(
+                range(len(self.rows)), max(1, len(self.rows) - (act == "leave"))
+            )
+            some = [self.dice.choice(some) for _ in some] if self.dice.random() < 0.3 else some
+            self.cache.select(some)
+            self.rows = [[*self.rows[b]] for b in some]
+        elif act == "again":
+            b = self.dice.randrange(len(self.rows))
+            self.back([len(row) * (i != b) for i, row in enumerate(self.rows)])
+        else:
+            before = [len(row) for row in self.rows]
+            for _ in range(self.dice.randint(1, 16) if act == "drafts" else 1):
+                most = 1 if act == "drafts" else self.dice.choice([1, 5, 16, REWIND])
+                self.score(
+                    self.cache, self.rows, [self.draw(self.dice.randint(0, most)) for _ in before]
+                )
+            self.back(
+                [self.dice.randint(n, len(row)) for n, row in zip(before, self.rows, strict=True)]
+            )
+        return None
+
+    def back(self, lengths: list[int]) -> None:
+        self.cache.lengths = lengths
+        self.rows = [row[:n] for row, n in zip(self.rows, lengths, strict=True)]
+
+
+def walked(kind: str, steps: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> float:
+    texts = Texts(kind, seed, dtype)
+    for _ in range(steps):
+        texts.step()
+    return texts.worst
+
+
+KINDS = ["delta by head", "delta by channel", "by head", "by channel"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_are_those_of_the_texts(kind: str) -> None:
+    assert walked(kind, 60) < 1e-12
+    assert walked(kind, 30, dtype=torch.float32) < 1e-4
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_steps(kind: str) -> None:
+    assert max(walked(kind, 500, seed) for seed in range(5)) < 1e-11
+
+
+def test_equal_keys_that_are_never_forgotten() -> None:
+    """Sixteen in a block, for which powers of the system would blow up."""
+    texts = Texts("delta by head", 0, torch.float32)
+    texts.join([3])
+    block = texts.draw(16)
+    for token in block:
+        token.k, token.g, token.beta = block[0].k, token.g * 0, torch.ones(H, 1).double()
+    texts.score(texts.cache, texts.rows, [block])
+    assert texts.worst < 1e-5
+
+
+def drafted() -> float:
+    """Draft tokens one by one, past where a base moves, all rejected."""
+    texts = Texts("delta by head", 0, torch.float64)
+    texts.join([PASS - 4])
+    for _ in range(16):
+        texts.score(texts.cache, texts.rows, [texts.draw(1)])
+    texts.back([PASS - 4])
+    texts.score(texts.cache, texts.rows, [texts.draw(3)])
+    return texts.worst
+
+
+def test_a_row_goes_back_over_several_passes() -> None:
+    assert drafted() < 1e-12
+
+
+PLANTED: dict[str, tuple[str, Any]] = {
+    "what is kept does not move with the base": ("_shift", lambda x, tokens, axis: None),
+    "bases move too far": ("folds", lambda n, w: [x if x + w > PASS else 0 for x in n]),
+    "the decay before a token is missing": ("_at", lambda c, index: c.new_zeros(1)),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, planted = PLANTED[bug]
+    place: Any = cache if name == "folds" else states
+    monkeypatch.setattr(place, name, planted)
+    try:
+        worst = max(walked("delta by head", 40), drafted())
+    except (IndexError, RuntimeError):
+        return
+    assert worst > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.prove) for name in OTHERS)]
+)
+def test_a_family_shares_passes(name: str) -> None:
+    """And its texts are those of `generate`, with prompts wider than a pass."""
+    model: Any = build(name)
+    spec = foretoken.load(model, "lookup", runtime="transformers")
+    assert spec.target.runtime == "transformers"
+    prompts = [[3, 7, 11, 5, 9, 3, 7, 11], [4], [5 + i % 7 for i in range(PASS + 9)]]
+    whole = [
+        model.generate(torch.tensor([p]), max_new_tokens=12, do_sample=False)[0].tolist()
+        for p in prompts
+    ]
+    for gamma in (0, 4):
+        completions = spec.generate(prompts, max_new_tokens=12, gamma=gamma)
+        expected = [w[len(p) :] for w, p in zip(whole, prompts, strict=True)]
+        assert [c.tokens for c in completions] == expected
+
+
+def test_a_draft_of_the_same_kind_goes_back_over_its_passes() -> None:
+    target, draft = build("LlamaForCausalLM"), build("Qwen3_5ForCausalLM")
+    spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
+    prompts = [[3, 7, 11, 5], [4, 9]]
+    plain, guessed = (
+        [c.tokens for c in spec.generate(prompts, max_new_tokens=24, gamma=gamma)]
+        for gamma in (0, 16)
+    )
+    assert plain == guessed
+
+
+def test_a_row_goes_back_to_its_beginning_or_so_far() -> None:
+    model: Any = on_torch(build("Qwen3_5ForCausalLM"))
+    model.start([[3 + i % 9 for i in range(200)], [5, 6]])
+    model.score([[7], [8]], [1, 1])
+    with pytest.raises(
+        InputError, match="row 0 would go back to 60 of 201 tokens, and .* below 32"
+    ):
+        model.set_lengths([60, 3])
+    assert model.lengths == [201, 3] and model.rewind == REWIND
+    model.set_lengths([201 - REWIND, 0])
+    first = model.score([[9], [5, 6, 8]], [1, 1])
+    again: Any = on_torch(model.model)
+    again.start([[5, 6, 8]])
+    assert torch.allclose(again.score([[4]], [1]), model.score([[3], [4]], [1, 1])[1], atol=1e-5)
+    assert bool(first.isfinite().all())
+
+
+def test_logits_of_a_wide_block() -> None:
+    stock: Any = build("Lfm2ForCausalLM")
+    model: Any = on_torch(stock)
+    text = [3 + i % 50 for i in range(2 * PASS + 20)]
+    model.start([[], [5]])
+    logits = model.score([text, [6, 7]], [PASS + 30, 1])
+    with torch.inference_mode():
+        whole = stock(torch.tensor([text])).logits[0, -(PASS + 30) :]
+    assert torch.allclose(logits[0], whole, atol=1e-4)
+    assert model.hidden.shape[:2] == logits.shape[:2]
+
+
+def test_memory_is_stated() -> None:
+    model: Any = on_torch(build("BambaForCausalLM"))
+    model.start([[5] * 90, [6] * 3])
+    arrays = [x for part in model.cache.filled() for x in _arrays(part)]
+    taken = sum(x.nbytes for x in arrays)
+    assert taken <= model.memory([90, 3], [1, 1])
+    assert model.memory([1] * 20, [1] * 20) > 9 * model.memory([1, 1], [1, 1])
+
+
+def _arrays(part: Any) -> list[Tensor]:
+    return list(part.arrays.values() if isinstance(part, StateLayer) else part.arrays)
+
+
+def test_what_keeps_no_states_is_refused_by_name() -> None:
+    model: Any = build("Lfm2ForCausalLM")
+    for options in ({"exact_shapes": True}, {"runtime": "graphs"}):
+        with pytest.raises(RefusedError, match="lfm2"):
+            foretoken.load(model, "none", **options)
+    spec = foretoken.load(model, "none", runtime="transformers")
+    assert spec.beam_search([[3, 4, 5]], num_beams=2, max_new_tokens=4)
+
+
+def test_a_mixer_whose_forward_was_replaced_is_refused() -> None:
+    model: Any = build("Qwen3_5ForCausalLM")
+    for part in model.modules():
+        if type(part).__name__.endswith("GatedDeltaNet"):
+            part.forward = part.forward
+    with pytest.raises(RefusedError, match="GatedDeltaNet was replaced, .* on one device"):
+        CausalModel(model)
+
+
+def test_the_users_own_model_is_untouched() -> None:
+    model: Any = build("Qwen3_5ForCausalLM")
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.inference_mode():
+        before = model(ids).logits
+        spec = foretoken.load(model, "lookup", runtime="transformers")
+        spec.generate([[3, 4, 5]], max_new_tokens=8)
+        assert torch.equal(model(ids).logits, before)
