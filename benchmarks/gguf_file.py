@@ -31,7 +31,7 @@ import foretoken
 from foretoken.models.openvino import conversion
 from machine import save
 
-FORMS: dict[str, Any] = {"blocks": conversion.kept, "float32": lambda graph: graph}
+FORMS: dict[str, Any] = {"blocks": conversion.kept, "float32": lambda graph, bits: graph}
 
 ASKED = """Why is the sky blue?
 Write a short story about a lighthouse keeper.

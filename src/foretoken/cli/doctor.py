@@ -93,7 +93,9 @@ def doctor(
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
     if sum([cache, clear_cache, speed, families, held_out is not None]) > 1:
         raise InputError("give one of --cache, --clear-cache, --speed, --families and --held-out")
-    for name, on in (("--speed is of this machine", speed), ("--families is of all", families)):
+    others = [("--speed is of this machine", speed), ("--families is of all", families)]
+    others += [("--cache is of all models", cache), ("--clear-cache is of all", clear_cache)]
+    for name, on in others:
         if model is not None and on:
             raise InputError(f"{name}; give it or {model!r:.60}, not both")
     quiet()
@@ -277,7 +279,8 @@ def _placed(
 
 
 def _show_placed(console: Console, document: dict[str, Any]) -> None:
-    console.print("{model} runs on {runtime}: {why}".format(**document), soft_wrap=True)
+    line = "{model} runs on {runtime}: {why}".format(**document)
+    console.print(line, soft_wrap=True, markup=False)
 
 
 def _rounded(
@@ -366,14 +369,14 @@ def _show_cached(console: Console, document: dict[str, Any]) -> None:
         line = (
             f"{_date(row['made'])}  {row['bytes'] / 1e6:6.0f} MB  {row['dtype']:8}  {row['name']}"
         )
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True, markup=False)
         if row["card"]:
             console.print(f"    {_card(row['card'])}", soft_wrap=True, markup=False)
     total = sum(row["bytes"] for row in document["models"]) / 1e6
-    console.print(f"{total:.0f} MB in {document['folder']}", soft_wrap=True)
+    console.print(f"{total:.0f} MB in {document['folder']}", soft_wrap=True, markup=False)
     for each in document["costs"]:
         line = f"{_date(each['when'])}  costs of {each['label']}: {each['trust']}"
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _card(card: dict[str, Any]) -> str:

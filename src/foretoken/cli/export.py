@@ -20,6 +20,7 @@ from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.render import page, prose
 from foretoken.errors import InputError, RefusedError, shown
+from foretoken.loading import hub
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement.result import Measurement
@@ -223,22 +224,37 @@ def _flag(known: dict[str, Any], name: str, value: str | None) -> str:
 def _converted(known: dict[str, Any], setting: ExportSetting) -> tuple[list[str], ExportSetting]:
     """Return the commands that convert models for a system, comments in Python, and the setting
     with their results. Files that are converted already stay as they are."""
-    if "convert" not in known:
-        return [], setting
-    commands: list[str] = []
+    roles = ("target", "draft") if setting.kind == "model" else ("target",)
+    files = {role: _gguf(getattr(setting, role)) for role in roles}
     results = {"target": setting.target, "draft": setting.draft}
-    for role in ("target", "draft") if setting.kind == "model" else ("target",):
+    results |= {role: str(file) for role, file in files.items() if file is not None}
+    if "convert" not in known:
+        return [], replace(setting, **results)
+    commands: list[str] = []
+    for role in roles:
         model = results[role]
         if Path(model).match(known["ready"]) or (Path(model) / known["ready"]).exists():
             continue
+        if files[role] is not None:
+            raise RefusedError(
+                f"{model} is a GGUF file, which the converter for {known['name']} does not read; "
+                "give the folder that it was made from"
+            )
         if role == "draft" and _lacks_tokenizer(setting):
             model = "draft-with-tokenizer"
-            files = f"{shlex.quote(setting.draft)}/* {shlex.quote(setting.target)}/*tokenizer*"
-            commands.append(f"mkdir -p {model} && cp {files} {model}")
+            both = f"{shlex.quote(setting.draft)}/* {shlex.quote(setting.target)}/*tokenizer*"
+            commands.append(f"mkdir -p {model} && cp {both} {model}")
         results[role] = role + known["ending"]
         commands.append(known["convert"].format(model=shlex.quote(model), file=results[role]))
     comment = "# " if known.get("python") else ""
     return [comment + each for each in commands], replace(setting, **results)
+
+
+def _gguf(model: str) -> Path | None:
+    """The GGUF file that a model is in, which may be another machine's; None for another model."""
+    if hub.is_folder(model) or hub.IN_HUB.fullmatch(model):
+        return hub.gguf(model)
+    return Path(model) if model.endswith(".gguf") else None
 
 
 def _lacks_tokenizer(setting: ExportSetting) -> bool:

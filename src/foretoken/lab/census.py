@@ -257,7 +257,8 @@ def census(names: Iterable[str], workers: int, seconds: float = SECONDS) -> Iter
             pool.submit(_apart, context, running, seconds, name) for name in todo
         ):
             verdict = done.result()
-            remember(FILE, _key(verdict.name), asdict(verdict))
+            if verdict.outcome != "failed":  # a busy machine may be why
+                remember(FILE, _key(verdict.name), asdict(verdict))
             yield verdict
     finally:  # also by Ctrl-C
         pool.shutdown(wait=False, cancel_futures=True)

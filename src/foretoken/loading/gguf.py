@@ -94,7 +94,10 @@ def tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
     folder = _folder(file)
     if folder is not None and folder.exists():
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        try:
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except Exception:  # damaged: it is made again
+            shutil.rmtree(folder, ignore_errors=True)
     try:
         with parsed_once(file):
             loaded = AutoTokenizer.from_pretrained(
@@ -125,5 +128,5 @@ def _keep(loaded: PreTrainedTokenizerBase, folder: Path) -> None:
     try:
         loaded.save_pretrained(fresh)
         os.rename(fresh, folder)
-    except OSError:
+    except Exception:  # of a full disk, a library's own
         shutil.rmtree(fresh, ignore_errors=True)

@@ -62,6 +62,10 @@ class Source:
         return Path(self.path) / name if name else None
 
     @property
+    def _hint(self) -> str:
+        return "; the file may be cut off or damaged: fetch it again" if self.gguf else ""
+
+    @property
     def trust(self) -> bool:
         return self.options["trust_remote_code"]
 
@@ -76,7 +80,9 @@ class Source:
             with gguf.parsed_once(self.gguf):
                 return AutoConfig.from_pretrained(self.path, **self.options)
         except Exception as error:  # the library raises many kinds
-            raise InputError(f"{self.name} cannot be read as a model: {one_line(error)}") from None
+            raise InputError(
+                f"{self.name} cannot be read as a model: {one_line(error)}{self._hint}"
+            ) from None
 
     @cached_property
     def empty(self) -> PreTrainedModel:
@@ -124,8 +130,9 @@ class Source:
             with gguf.parsed_once(self.gguf):
                 network, report = auto.from_pretrained(self.path, dtype=dtype, **options)
         except Exception as error:
-            more = "; if the file may be cut off, fetch it again" if self.gguf else ""
-            raise InputError(f"{self.name} cannot be loaded: {one_line(error)}{more}") from None
+            raise InputError(
+                f"{self.name} cannot be loaded: {one_line(error)}{self._hint}"
+            ) from None
         _require_weights(self.name, type(network).__name__, report)
         gguf.forget_file()
         if "quantization_config" in options:

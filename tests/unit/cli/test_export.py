@@ -217,3 +217,14 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
         (("vllm", tmp_path / "m.json"), "there is no"),
     ):
         mistake(console("export", *arguments), message)
+
+
+def test_a_gguf_file_is_named_or_refused(console: Run, tmp_path: Path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "m.gguf").write_bytes(b"GGUF" + bytes(20))
+    for target in (folder, folder / "m.gguf"):
+        (line,) = steps(console, "llama.cpp", "--target", target, "--draft", "none")
+        assert f"--model {folder / 'm.gguf'}" in line
+        refused = console("export", "openvino-genai", "--target", target, "--draft", "none")
+        assert refused.code == 2 and "m.gguf is a GGUF file, which the converter" in refused.err

@@ -139,3 +139,12 @@ def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_file_of_the_hub_is_named_with_its_model() -> None:
     with pytest.raises(InputError, match=r"nobody/nothing:a.gguf cannot be had from the hub"):
         foretoken.load("nobody/nothing:a.gguf")
+
+
+def test_a_damaged_tokenizer_in_the_cache_is_made_again(folder: Path, cache: Path) -> None:
+    file = folder / "tiny.gguf"
+    words = len(gguf.tokenizer(file))
+    (kept,) = (cache / "foretoken" / "gguf").iterdir()
+    (kept / "tokenizer.json").write_text("{")
+    assert len(gguf.tokenizer(file)) == words
+    assert len(gguf.tokenizer(file)) == words

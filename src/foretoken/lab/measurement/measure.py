@@ -39,6 +39,7 @@ from foretoken.lab.measurement.result import (
     Step,
 )
 from foretoken.lease import leased
+from foretoken.loading.hub import gguf
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
@@ -312,12 +313,13 @@ def of_model(
     head = getattr(network.get_output_embeddings(), "weight", None)
     heads = {} if head is None else {id(head): head.numel()}
     embedded = heads | {id(each): each.numel() for each in _embeddings(network)}
+    in_blocks = model.runtime == "openvino" and bool(gguf(name, revision))  # of any bits
     return Footprint(
         *facts,
         parameters=numbers,
         operations=2 * products,
-        weight_bytes=_bytes(numbers, sum(embedded.values()), kind, dtype),
-        pass_bytes=_bytes(products, sum(heads.values()), kind, dtype),
+        weight_bytes=None if in_blocks else _bytes(numbers, sum(embedded.values()), kind, dtype),
+        pass_bytes=None if in_blocks else _bytes(products, sum(heads.values()), kind, dtype),
         cache_bytes=getattr(model, "token_bytes", None),
     )
 

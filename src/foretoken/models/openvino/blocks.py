@@ -44,13 +44,15 @@ class Blocks:
         return 4 if (low >= -8 and high <= 7) or (low >= 0 and high <= 15) else 8
 
 
-def kept(graph: ov.Model) -> ov.Model:
-    """Keep weights of products and look-ups in their blocks, in place; returns the graph."""
+def kept(graph: ov.Model, most: int = 8) -> ov.Model:
+    """Keep weights of products and look-ups in their blocks, if these have at most so many bits, in
+    place; returns the graph."""
     weights: list[Any] = [node for node in graph.get_ordered_ops() if is_weight(node)]
     for node in weights:
         readers = [reader.get_node() for reader in node.output(0).get_target_inputs()]
         parts = _parts(node.data, readers) if all(_reads_rows(x, node) for x in readers) else []
-        for reader in readers if any(isinstance(part, Blocks) for part in parts) else ():
+        bits = [part.bits for part in parts if isinstance(part, Blocks)]
+        for reader in readers if bits and max(bits) <= most else ():
             multiplies = reader.get_type_name() == "MatMul"
             made = product(reader, parts) if multiplies else look_up(reader, parts[0])
             reader.output(0).replace(made.output(0))
@@ -64,7 +66,11 @@ def _reads_rows(reader: Any, weight: Any) -> bool:
         turned = reader.get_attributes()
         right = turned["transpose_b"] and not turned["transpose_a"]
         return right and reader.input_value(1).get_node() == weight
-    return reader.get_type_name() == "Gather" and reader.input_value(0).get_node() == weight
+    return (
+        reader.get_type_name() == "Gather"
+        and reader.input_value(0).get_node() == weight
+        and not np.any(reader.input_value(2).get_node().data)  # along axis 0
+    )
 
 
 def _parts(weight: Floats, readers: list[Any]) -> list[Any]:
@@ -140,7 +146,8 @@ def _integers(blocks: Blocks) -> Any:
 
 def _floats(values: Floats) -> Any:
     """A constant in float16 where that changes nothing, as products read it."""
-    half = values.astype(np.float16)
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
     if np.array_equal(half.astype(np.float32), values):
         return ops.convert(ops.constant(half), "f32")
     return ops.constant(values)

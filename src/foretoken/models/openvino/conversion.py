@@ -260,7 +260,8 @@ class Conversion:
                 loaded = thinned(loaded, self.some)
             exported = way.export(loaded)
             smaller = ROUNDED.get(self.dtype, halved)
-            graphs = {name: smaller(kept(graph)) for name, graph in exported.graphs.items()}
+            bits = 4 if self.dtype == "int4" else 8  # blocks of more are rounded
+            graphs = {name: smaller(kept(graph, bits)) for name, graph in exported.graphs.items()}
             return Exported(graphs, exported.facts)
         except (RefusedError, MemoryError):
             raise

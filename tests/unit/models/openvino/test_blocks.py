@@ -16,7 +16,7 @@ import foretoken
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.blocks import Blocks, found, kept
 from foretoken.models.openvino.tracing import core
-from foretoken.models.openvino.weights import joined
+from foretoken.models.openvino.weights import four_bits, joined
 from gguf_file import write_gguf
 from tiny import byte_level, llama
 
@@ -141,6 +141,16 @@ def test_rows_are_looked_up_in_blocks(kind: str) -> None:
     assert np.array_equal(run(graph, chosen)[0], weight[chosen])
 
 
+def test_blocks_of_more_bits_than_asked_for_are_rounded() -> None:
+    weight = values("Q8_0")
+    x = ops.parameter([-1, SHAPE[1]], np.float32)
+    head = ops.constant(RANDOM.normal(size=(128, SHAPE[0])).astype(np.float32))
+    inner = ops.matmul(x, ops.constant(weight), False, True)
+    graph = four_bits(kept(ov.Model([ops.matmul(inner, head, False, True)], [x], "g"), 4))
+    assert "i4" in kinds(graph)
+    assert "i4" not in kinds(kept(multiplied(weight), 8))
+
+
 def test_a_weight_that_is_used_otherwise_stays() -> None:
     weight = values("Q4_0")
     assert kinds(kept(multiplied(weight, turned=False))) == {"f32"}
@@ -172,7 +182,7 @@ def test_a_file_is_read_in_its_blocks(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made: list[ov.Model] = []
-    monkeypatch.setattr(conversion, "kept", lambda graph: made.append(kept(graph)) or made[-1])
+    monkeypatch.setattr(conversion, "kept", lambda g, bits: made.append(kept(g, bits)) or made[-1])
     model = llama(320, hidden_size=128, intermediate_size=256)
     file = tmp_path / "tiny.gguf"
     write_gguf(file, model, byte_level(), GGMLQuantizationType[kind])
