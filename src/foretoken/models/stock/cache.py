@@ -77,12 +77,16 @@ class RaggedCache(Places, DynamicCache):
     rows by place; `order` says which they are."""
 
     def __init__(
-        self, layers: list[Any], rows: int, device: torch.device, states: dict[int, StateLayer]
+        self,
+        layers: list[Any],
+        rows: int,
+        device: torch.device,
+        states: dict[int, StateLayer] | None = None,
     ) -> None:
         super().__init__()
         self.layer_class_to_replicate = None
         self.layers = layers
-        self.states = states  # by layer
+        self.states = states or {}  # by layer
         self.based = [0] * rows  # the length at which each row's states stand
         self.at: Any = None  # where a pass puts what its states follow from
         self.stateful = StateLayer()  # of the layer that asked for its state last

@@ -1,7 +1,7 @@
 """States of hybrid models by row, which can go back: windows of convolutions, linear recurrences.
 
-A row's state stands at a length of its own, the base. Of the tokens behind it, at most `REACH`, all
-is kept that the state after them follows from: the inputs of a window, and k, u and the decays of a
+A row's state stands at a length of its own, the base. All is kept that the states of the tokens
+behind it, at most `REACH`, follow from: the inputs of a window, and k, u and the decays of a
 recurrence S_t = decay_t * S_(t-1) + k_t u_t^T, so that after any of them
 
     S_n = D_n S_0 + sum over i <= n of (D_n / D_i) k_i u_i^T,    D_i = exp(c_i),

@@ -25,7 +25,9 @@ PROMPTED = ["XLNetLMHeadModel", "NemotronHForCausalLM"]
 PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8]]
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, "T5GemmaForConditionalGeneration", "Qwen3NextForCausalLM"])
+@pytest.mark.parametrize(
+    "name", [*BLOCKS, "T5GemmaForConditionalGeneration", "Qwen3NextForCausalLM"]
+)
 def test_rows_are_exact_over_their_own_caches(name: str) -> None:
     assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.read_whole) < 1e-5
 
