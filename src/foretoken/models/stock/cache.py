@@ -239,7 +239,9 @@ class RaggedCache(Places, DynamicCache):
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self.stateful = self.states[layer_idx]
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int = 0) -> bool:
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
         return False
 
     def is_recording_past(self, layer_idx: int | None = None) -> bool:

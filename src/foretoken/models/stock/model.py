@@ -191,26 +191,23 @@ class StockModel(ABC):
     def _run_in_parts(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
         """Run blocks that are wider than what states are kept for, one part after another."""
         assert isinstance(blocks, list), "draft tokens are fewer"
-        shape = len(blocks), max(need)
-        logits, hidden = None, None
+        logits: Any = None
+        hidden: Any = None
+        firsts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
         for at in range(0, max(map(len, blocks)), PASS):
             parts = [block[at : at + PASS] for block in blocks]
-            firsts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
-            ends = [at + len(part) for part in parts]
-            some = [
-                min(len(part), max(0, end - first))
-                for part, end, first in zip(parts, ends, firsts, strict=True)
-            ]
+            ends = [at + len(part) - first for part, first in zip(parts, firsts, strict=True)]
+            some = [min(len(part), max(0, end)) for part, end in zip(parts, ends, strict=True)]
             made = self._run(cache, parts, some)
             if not any(some):
                 continue
             if logits is None:
+                shape = len(blocks), max(need)
                 logits = made.new_zeros(*shape, made.shape[2])
                 hidden = self.hidden.new_zeros(*shape, self.hidden.shape[2])
-            for b, n in enumerate(some):
-                to = slice(ends[b] - firsts[b] - n, ends[b] - firsts[b])
-                logits[b, to] = made[b, :n]
-                hidden[b, to] = self.hidden[b, :n]
+            for b, (n, end) in enumerate(zip(some, ends, strict=True)):
+                logits[b, end - n : end] = made[b, :n]
+                hidden[b, end - n : end] = self.hidden[b, :n]
         self._hidden = hidden
         return no_logits(self.model, len(blocks)) if logits is None else logits
 
