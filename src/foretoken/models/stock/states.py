@@ -88,23 +88,26 @@ class StateLayer:
             # sums of many decays, whose differences are small
             self.arrays["c"] = g.new_zeros(rows, H, REACH, g.shape[3], dtype=torch.float64)
         S = self.arrays["S"][:B]
-        seen = (torch.arange(at.most, device=k.device) < at.pending[:, None])[:, None, :, None]
         kp, up, cp = (self.arrays[name][:B, :, : at.most] for name in "kuc")
-        kp, up, cp = (torch.where(seen, x, 0) for x in (kp, up, cp))
+        if not at.even:  # places without a token may hold anything
+            seen = (torch.arange(at.most, device=k.device) < at.pending[:, None])[:, None, :, None]
+            kp, up, cp = (torch.where(seen, x, 0) for x in (kp, up, cp))
         c = g.double().cumsum(2) + _at(cp, at.pending - 1)
         whole = c.exp().to(v.dtype)  # the decay since the base
         if beta is None:
             u = v
         else:
             kb = k * beta
-            rest = v * beta - (kb * whole) @ S - _dots(kb, c, kp, cp) @ up
-            u = torch.linalg.solve_triangular(
-                _dots(kb, c, k, c), rest, upper=False, unitriangular=True
-            )
+            u = v * beta - (kb * whole) @ S - _dots(kb, c, kp, cp) @ up
+            if k.shape[2] > 1:
+                among = _dots(kb, c, k, c)
+                u = torch.linalg.solve_triangular(among, u, upper=False, unitriangular=True)
         for name, x in (("k", k), ("u", u), ("c", c)):
             self.arrays[name][at.row, :, at.slots] = x.transpose(1, 2)
-        among = _dots(q, c, k, c).tril()
-        return (q * whole) @ S + among @ u + _dots(q, c, kp, cp) @ up
+        out = (q * whole) @ S + _dots(q, c, kp, cp) @ up
+        if k.shape[2] == 1:
+            return out + (q * k).sum(3, keepdim=True) * u
+        return out + _dots(q, c, k, c).tril() @ u
 
     def fold(self, tokens: Tensor) -> None:
         """Move the bases of the first places by so many tokens `[B]`."""
@@ -127,7 +130,7 @@ class Cursor:
     """Where the tokens of a pass go: behind the pending ones of each place."""
 
     def __init__(self, pending: list[int], width: int, device: torch.device) -> None:
-        self.most = max(pending)
+        self.most, self.even = max(pending), min(pending) == max(pending)
         self.pending = torch.tensor(pending, device=device)
         self.row = torch.arange(len(pending), device=device)[:, None]
         self.slots = self.pending[:, None] + torch.arange(width, device=device)
