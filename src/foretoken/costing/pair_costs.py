@@ -23,7 +23,7 @@ from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import InputError, shown
 from foretoken.inputs import InputProcessor
-from foretoken.models.base import Model, Pads
+from foretoken.models.base import Model, Pads, Rewinds
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -84,6 +84,12 @@ class PairCosts:
             raise InputError(
                 f"gamma is {shown(gamma)}, but gamma + 1 must fit in the context of {context}"
             )
+        for model in (self.target, self.drafter.model):
+            if isinstance(model, Rewinds) and model.rewind is not None and gamma >= model.rewind:
+                raise InputError(
+                    f"gamma is {shown(gamma)}, but the model's states go back by {model.rewind} "
+                    "tokens; give less"
+                )
         return Fixed(gamma)
 
     def adaptive(self, params: list[SamplingParams], rows: int) -> Adaptive:

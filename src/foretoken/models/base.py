@@ -125,6 +125,13 @@ class Switches(Model, Protocol):
 
 
 @runtime_checkable
+class Rewinds(Model, Protocol):
+    """A model whose rows may go back only so far, or to their beginning."""
+
+    rewind: int | None  # tokens; None: to any length
+
+
+@runtime_checkable
 class ReadsPrompts(Model, Protocol):
     """A model whose logits may depend on where the prompt of a text ends, as those of `generate`,
     which reads a prompt at once and what follows token by token."""

@@ -20,7 +20,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from foretoken.models.openvino.weights import is_weight
+from foretoken.models.openvino.weights import in_four_bits, is_weight
 
 Floats = NDArray[np.float32]
 Choices = NDArray[np.int64]
@@ -110,7 +110,8 @@ def product(node: Any, parts: list[Any]) -> Any:
 
 def _multiplied(states: Any, blocks: Blocks) -> Any:
     out, count, size = blocks.integers.shape
-    scaled = ops.multiply(ops.convert(_integers(blocks), "f32"), _floats(blocks.scales))
+    integers = ops.constant(blocks.integers) if blocks.bits == 8 else in_four_bits(blocks.integers)
+    scaled = ops.multiply(ops.convert(integers, "f32"), _floats(blocks.scales))
     weight = ops.reshape(scaled, _shape(out, count * size), special_zero=False)
     made = ops.matmul(states, weight, False, True)
     if blocks.offsets is None:
@@ -130,18 +131,6 @@ def look_up(node: Any, blocks: Blocks) -> Any:
         made = ops.add(made, ops.gather(ops.constant(blocks.offsets), places, axis))
     kept_axes = [0] * places.get_partial_shape().rank.get_length()
     return ops.reshape(made, _shape(*kept_axes, -1), special_zero=True)
-
-
-def _integers(blocks: Blocks) -> Any:
-    """The constant of integers, two to a byte, the first in the low half, where they have four
-    bits."""
-    if blocks.bits == 8:
-        return ops.constant(blocks.integers)
-    pairs = blocks.integers.reshape(-1, 2)
-    packed = (pairs[:, 0] & 15 | pairs[:, 1] << 4).astype(np.uint8)
-    kind = ov.Type.i4 if blocks.integers.min() < 0 else ov.Type.u4
-    tensor = ov.Tensor(packed, ov.Shape(blocks.integers.shape), kind)
-    return ov.op.Constant(tensor, shared_memory=False)
 
 
 def _floats(values: Floats) -> Any:

@@ -109,14 +109,20 @@ def in_groups(integers: NDArray[np.int8], scales: NDArray[np.float16]) -> Any:
     """Integers `[out, in]` and the scales of their groups, `[out, in / GROUP]`, as products read
     them."""
     out, inner = integers.shape
-    integers = integers.reshape(-1, 2)
-    # two to a byte, the first in the low half
-    packed = (integers[:, 0] & 15 | integers[:, 1] << 4).astype(np.uint8)
-    shape = ov.Shape([out, inner // GROUP, GROUP])
-    small = ov.op.Constant(ov.Tensor(packed, shape, ov.Type.i4), shared_memory=False)
+    small = in_four_bits(integers.reshape(out, inner // GROUP, GROUP))
     product = ops.multiply(ops.convert(small, "f16"), ops.constant(scales[..., None]))
     flat: Any = ops.reshape(product, ops.constant(np.array([out, inner])), special_zero=False)
     return ops.convert(flat, "f32").output(0)
+
+
+def in_four_bits(integers: NDArray[np.int8]) -> Any:
+    """The constant of integers two to a byte, the first in the low half: from -8 to 7, or 0 to
+    15."""
+    pairs = integers.reshape(-1, 2)
+    packed = (pairs[:, 0] & 15 | pairs[:, 1] << 4).astype(np.uint8)
+    kind = ov.Type.u4 if integers.max() > 7 else ov.Type.i4
+    tensor = ov.Tensor(packed, ov.Shape(integers.shape), kind)
+    return ov.op.Constant(tensor, shared_memory=False)
 
 
 def nearest(groups: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:

@@ -40,6 +40,9 @@ class StateLayer:
         """New arrays, shaped like these; the first `used` places stay."""
         old, self.arrays = self.arrays, {}
         for name, x in like.items():
+            if name in old and len(old[name]) == rows:  # slots alone have changed
+                self.arrays[name] = old[name]
+                continue
             self.arrays[name] = x.new_zeros(rows, *x.shape[1:])
             if name in old:
                 self.arrays[name][:used] = old[name][:used]

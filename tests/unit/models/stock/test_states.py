@@ -257,6 +257,14 @@ def test_a_row_goes_back_to_its_beginning_or_so_far() -> None:
     assert bool(first.isfinite().all())
 
 
+def test_more_draft_tokens_than_states_go_back_are_refused() -> None:
+    hybrid, plain = build("Qwen3_5ForCausalLM"), build("LlamaForCausalLM")
+    for target, draft in ((hybrid, plain), (plain, hybrid)):
+        spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
+        with pytest.raises(InputError, match="gamma is 32, but the model's states go back by 32"):
+            spec.generate([[3, 4]], max_new_tokens=4, gamma=REWIND)
+
+
 def test_logits_of_a_wide_block() -> None:
     stock: Any = build("Lfm2ForCausalLM")
     model: Any = on_torch(stock)
