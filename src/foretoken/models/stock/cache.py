@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Tree
 from foretoken.models.rows import Places, by_place, roomy
-from foretoken.models.stock.states import Cursor, StateLayer, folds
+from foretoken.models.states import Cursor, StateLayer, folds
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below

@@ -52,7 +52,7 @@ from foretoken.models.stock.sizes import (
     positions,
     switch_of,
 )
-from foretoken.models.stock.states import PASS, REWIND
+from foretoken.models.states import PASS, REWIND
 from foretoken.transfer import sent
 
 

@@ -34,10 +34,8 @@ def delta_rule(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Gated delta rule, with a decay for each head (Gated DeltaNet) or channel (Kimi's); queries
-    `[B, W, heads, Dk]`, fewer heads than values being repeated."""
-    H = value.shape[2]
+    `[B, W, heads, Dk]`, of which several heads of values may share one."""
     q, k, v = (_wide(x).transpose(1, 2) for x in (query, key, value))
-    q, k = (x.repeat_interleave(H // x.shape[1], 1) for x in (q, k))
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     decay = _wide(g).transpose(1, 2)
@@ -60,10 +58,10 @@ def mamba2(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Mamba2's selective states: `hidden_states [B, W, heads, P]`, B and C `[B, W, groups, N]`."""
-    x, dt, H = _wide(hidden_states), _wide(dt), hidden_states.shape[2]
+    x, dt = _wide(hidden_states), _wide(dt)
     dt = dt if dt_bias is None else dt + _wide(dt_bias)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
-    k, q = (_wide(y).repeat_interleave(H // y.shape[2], 2).transpose(1, 2) for y in (B, C))
+    k, q = (_wide(y).transpose(1, 2) for y in (B, C))
     v, decay = (x * dt[..., None]).transpose(1, 2), (dt * _wide(A)).transpose(1, 2)[..., None]
     out = _run(q, k, v, decay, None)
     y = out.transpose(1, 2)

@@ -73,21 +73,13 @@ class StateLayer:
     def recurrence(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, at: Cursor, rows: int
     ) -> Tensor:
-        """Return o_t = S_t^T q_t, `[B, H, W, Dv]`, and keep what the states follow from.
-
-        Args:
-            q: `[B, H, W, Dk]`, as are the keys k; v `[B, H, W, Dv]`.
-            g: Log decays, at most 0: `[B, H, W, 1]`, or `[B, H, W, Dk]`, one for each channel.
-            beta: `[B, H, W, 1]` of the delta rule, whose u_t = beta_t (v_t - decayed S_(t-1)^T k_t)
-                (arXiv 2412.06464); None: u = v (Mamba2, arXiv 2405.21060).
-            at: Where the new tokens go.
-            rows: Rows for which arrays are made.
-        """
-        B, H, _, Dk = k.shape
+        """Return what `advanced` does of new tokens `at` these places, and keep what the states
+        follow from. rows: for which arrays are made."""
+        B, H, _, Dv = v.shape
         if "S" not in self.arrays:
-            shapes = {"S": (Dk, v.shape[3]), "k": (REACH, Dk), "u": (REACH, v.shape[3])}
-            for name, shape in shapes.items():
-                self.arrays[name] = v.new_zeros(rows, H, *shape)
+            shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], REACH, k.shape[3])}
+            for name, shape in (shapes | {"u": (H, REACH, Dv)}).items():
+                self.arrays[name] = v.new_zeros(rows, *shape)
             # sums of many decays, whose differences are small
             self.arrays["c"] = g.new_zeros(rows, H, REACH, g.shape[3], dtype=torch.float64)
         S = self.arrays["S"][:B]
@@ -95,22 +87,11 @@ class StateLayer:
         if not at.even:  # places without a token may hold anything
             seen = (torch.arange(at.most, device=k.device) < at.pending[:, None])[:, None, :, None]
             kp, up, cp = (torch.where(seen, x, 0) for x in (kp, up, cp))
-        c = g.double().cumsum(2) + _at(cp, at.pending - 1)
-        whole = c.exp().to(v.dtype)  # the decay since the base
-        if beta is None:
-            u = v
-        else:
-            kb = k * beta
-            u = v * beta - (kb * whole) @ S - _dots(kb, c, kp, cp) @ up
-            if k.shape[2] > 1:
-                among = _dots(kb, c, k, c)
-                u = torch.linalg.solve_triangular(among, u, upper=False, unitriangular=True)
-        for name, x in (("k", k), ("u", u), ("c", c)):
+        end = _at(cp, at.pending - 1)
+        out, u, c = advanced(q, k, v, g, beta, S, kp, up, torch.cat([end - cp, end], 2))
+        for name, x in (("k", k), ("u", u), ("c", c + end)):
             self.arrays[name][at.row, :, at.slots] = x.transpose(1, 2)
-        out = (q * whole) @ S + _dots(q, c, kp, cp) @ up
-        if k.shape[2] == 1:
-            return out + (q * k).sum(3, keepdim=True) * u
-        return out + _dots(q, c, k, c).tril() @ u
+        return out
 
     def fold(self, tokens: Tensor) -> None:
         """Move the bases of the first places by so many tokens `[B]`."""
@@ -121,12 +102,52 @@ class StateLayer:
             moved = moved[:, None, :, None]
             end = _at(c, tokens - 1)
             weight = torch.where(moved, (end - c).clamp(max=0).exp(), 0).to(k.dtype)
-            k, u = torch.where(moved, k, 0) * weight, torch.where(moved, u, 0)
-            S.mul_(end.exp().to(S.dtype).transpose(2, 3)).add_(k.transpose(2, 3) @ u)
+            k, u = torch.where(moved, k, 0), torch.where(moved, u, 0)
+            k, u = (k, u * weight) if c.shape[3] == 1 else (k * weight, u)
+            S.mul_(end.exp().to(S.dtype).transpose(2, 3)).add_(_by_group(k.transpose(2, 3), u))
             c.sub_(end)
         for name, x in self.arrays.items():
             if name != "S":
                 _shift(x[:B], tokens, -1 if name.isdigit() else 2)
+
+
+def advanced(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    S: Tensor,
+    kp: Tensor,
+    up: Tensor,
+    fade: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute o_t = S_t^T q_t of new tokens, `[B, H, W, Dv]`.
+
+    Args:
+        q: `[B, Hk, W, Dk]`, as are the keys k; v `[B, H, W, Dv]`, of H / Hk heads for each key.
+        g: Log decays, at most 0: `[B, H, W, 1]`, or `[B, H, W, Dk]`, one for each channel (H = Hk).
+        beta: `[B, H, W, 1]` of the delta rule, whose u_t = beta_t (v_t - decayed S_(t-1)^T k_t)
+            (arXiv 2412.06464); None: u = v (Mamba2, arXiv 2405.21060).
+        S: The state at the base, `[B, H, Dk, Dv]`.
+        kp, up: k and u of the P tokens behind the base.
+        fade: The log decays from each of these, and last from the base, up to the row's end,
+            `[B, H, P + 1, 1 or Dk]`; -inf for a token that is not a row's.
+
+    Returns:
+        The output, u, and the sums of g up to each token in float64.
+    """
+    c, one = g.double().cumsum(2), k.shape[2] == 1 and not torch.jit.is_tracing()
+    whole, earlier = (c + fade[:, :, -1:]).exp().to(v.dtype), fade[:, :, :-1]
+    u = v
+    if beta is not None:
+        u = beta * (v - _read(k, whole, S) - _dots(k, c, kp, earlier) @ up)
+        if not one:
+            u = _solved(beta * _dots(k, c, k, -c), u)
+    out = _read(q, whole, S) + _dots(q, c, kp, earlier) @ up
+    if one:
+        return out + _by_group((q * k).sum(3, keepdim=True), u), u, c
+    return out + _dots(q, c, k, -c).tril() @ u, u, c
 
 
 class Cursor:
@@ -152,21 +173,57 @@ def _at(c: Tensor, index: Tensor) -> Tensor:
     return torch.where((index >= 0)[:, None, None, None], c.gather(2, place), 0)
 
 
-def _dots(x: Tensor, c: Tensor, y: Tensor, earlier: Tensor) -> Tensor:
+def _by_group(x: Tensor, y: Tensor) -> Tensor:
+    """`x @ y`, where y has several heads `[B, H, ..]` for each of x, `[B, Hk, ..]`."""
+    if x.shape[1] == y.shape[1]:
+        return x @ y
+    return (x[:, :, None] @ y.unflatten(1, (x.shape[1], -1))).flatten(1, 2)
+
+
+def _read(x: Tensor, decay: Tensor, S: Tensor) -> Tensor:
+    """Decayed products of tokens and a state, `[B, H, W, Dv]`."""
+    return _by_group(x, S) * decay if decay.shape[3] == 1 else (x * decay) @ S
+
+
+def _dots(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
     """Decayed products of tokens x and y, `[B, H, i, j]`, right where y is not behind x.
 
-    A decay is exp(c_i - c_j), never a quotient, which would overflow. Decays by channel are formed
-    for a few tokens at a time: for all they would take much memory.
+    A decay is exp(c_i + fade_j), never a quotient, which would overflow. Decays by channel are
+    formed for a few tokens at a time: for all they would take much memory.
     """
     if c.shape[3] == 1:
-        decays = (c - earlier.transpose(2, 3)).clamp(max=0).exp()
-        return (x @ y.transpose(2, 3)) * decays.to(x.dtype)
+        decays = (c + fade.transpose(2, 3)).clamp(max=0).exp().to(x.dtype)
+        products = x @ y.transpose(2, 3)
+        groups = c.shape[1] // x.shape[1]
+        return (products.repeat_interleave(groups, 1) if groups > 1 else products) * decays
     parts = [x.new_zeros(*x.shape[:2], 0, y.shape[2])]
     for at in range(0, x.shape[2], SOME):
-        some = c[:, :, at : at + SOME, None] - earlier[:, :, None]
+        some = c[:, :, at : at + SOME, None] + fade[:, :, None]
         decayed = some.clamp(max=0).exp().to(x.dtype) * y[:, :, None]
         parts.append((decayed @ x[:, :, at : at + SOME, :, None])[..., 0])
     return torch.cat(parts, 2)
+
+
+def _solved(A: Tensor, y: Tensor) -> Tensor:
+    """Solve (1 + A) x = y, where only what is below A's diagonal counts."""
+    if torch.jit.is_tracing():  # for a runtime without such an operator; with its loop
+        return torch.jit.script(by_halves)(A, y)
+    return torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True)
+
+
+def by_halves(A: Tensor, y: Tensor) -> Tensor:
+    """Solve (1 + A) x = y for A below its diagonal, by products: the inverses of blocks on the
+    diagonal give those of blocks of twice their size. No power of A is formed: these would grow."""
+    W = A.size(2)
+    i = torch.arange(W)
+    inverse = (i[:, None] == i).to(A.dtype).expand_as(A)
+    size = 1
+    while size < W:
+        block = i // size
+        between = (block[:, None] == block + 1) & (block // 2 * 2 == block)
+        inverse = inverse - inverse @ torch.where(between, A, 0) @ inverse
+        size *= 2
+    return inverse @ y
 
 
 def _shift(x: Tensor, tokens: Tensor, axis: int) -> None:
