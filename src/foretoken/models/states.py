@@ -13,21 +13,26 @@ they get too many, and never to within `REWIND` tokens of a row's end. It does n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from foretoken.errors import InputError
+from foretoken.models.rows import Places
+from foretoken.transfer import sent
+
 REWIND = 32  # tokens that a row can always go back
-PASS = 64  # tokens of the widest pass
+PASS = 64  # tokens of the widest pass; of more, a block is run in parts
 REACH = REWIND + PASS  # tokens behind a base, at most, those of a pass included
 SOME = 8  # tokens whose decays by channel are formed at a time
 Arrays = dict[str, Tensor]
 
 
 class StateLayer:
-    """The states of one layer, by place: arrays `[rows, ..]` by name, of which windows have their
-    tokens in the last axis and pending updates in the one before the last."""
+    """The states of one layer, by place: arrays `[rows, ..]` by name. Windows, whose names are
+    numbers, have their tokens in axis 1, pending updates in axis 2."""
 
     def __init__(self) -> None:
         self.arrays: Arrays = {}
@@ -35,6 +40,10 @@ class StateLayer:
     @property
     def is_initialized(self) -> bool:
         return bool(self.arrays)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.arrays.values())).device
 
     def fit(self, like: Arrays, rows: int, capacity: int, used: int) -> None:
         """New arrays, shaped like these; the first `used` places stay."""
@@ -63,12 +72,10 @@ class StateLayer:
     def window(self, name: str, x: Tensor, size: int, at: Cursor, rows: int) -> Tensor:
         """Return new inputs `[B, C, W]` behind the `size` - 1 inputs before them, and keep them."""
         if name not in self.arrays:
-            self.arrays[name] = x.new_zeros(rows, x.shape[1], size - 1 + REACH)
-        kept = self.arrays[name]
-        index = at.pending[:, None] + torch.arange(size - 1, device=x.device)
-        left = kept[: len(x)].gather(2, index[:, None].expand(-1, x.shape[1], -1))
-        kept[at.row, :, size - 1 + at.slots] = x.transpose(1, 2)
-        return torch.cat([left, x], 2)
+            self.arrays[name] = x.new_zeros(rows, size - 1 + REACH, x.shape[1])
+        left = before(self.arrays[name][: len(x)], size, at)
+        self.arrays[name][at.row, size - 1 + at.slots] = x.transpose(1, 2)
+        return torch.cat([left.transpose(1, 2), x], 2)
 
     def recurrence(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, at: Cursor, rows: int
@@ -87,28 +94,110 @@ class StateLayer:
         if not at.even:  # places without a token may hold anything
             seen = (torch.arange(at.most, device=k.device) < at.pending[:, None])[:, None, :, None]
             kp, up, cp = (torch.where(seen, x, 0) for x in (kp, up, cp))
-        end = _at(cp, at.pending - 1)
-        out, u, c = advanced(q, k, v, g, beta, S, kp, up, torch.cat([end - cp, end], 2))
-        for name, x in (("k", k), ("u", u), ("c", c + end)):
+        fade = faded(cp, at.pending)
+        out, u, c = advanced(q, k, v, g, beta, S, kp, up, fade)
+        for name, x in (("k", k), ("u", u), ("c", c + fade[:, :, -1:])):
             self.arrays[name][at.row, :, at.slots] = x.transpose(1, 2)
         return out
 
-    def fold(self, tokens: Tensor) -> None:
-        """Move the bases of the first places by so many tokens `[B]`."""
-        B = len(tokens)
-        if "S" in self.arrays:
-            S, k, u, c = (self.arrays[name][:B] for name in "Skuc")
-            moved = torch.arange(REACH, device=k.device) < tokens[:, None]
-            moved = moved[:, None, :, None]
-            end = _at(c, tokens - 1)
-            weight = torch.where(moved, (end - c).clamp(max=0).exp(), 0).to(k.dtype)
-            k, u = torch.where(moved, k, 0), torch.where(moved, u, 0)
-            k, u = (k, u * weight) if c.shape[3] == 1 else (k * weight, u)
-            S.mul_(end.exp().to(S.dtype).transpose(2, 3)).add_(_by_group(k.transpose(2, 3), u))
-            c.sub_(end)
-        for name, x in self.arrays.items():
+    def fold(self, tokens: Tensor, first: int = 0) -> None:
+        """Move the bases of rows, in places from `first` on, by so many tokens `[B]`."""
+        rows = slice(first, first + len(tokens))
+        arrays = {name: x[rows] for name, x in self.arrays.items()}
+        if "S" in arrays:
+            fold(arrays["S"], arrays["k"], arrays["u"], self.sums(rows), tokens)
+        if "c" in arrays:
+            arrays["c"].sub_(_at(arrays["c"], tokens - 1))
+        for name, x in arrays.items():
             if name != "S":
-                _shift(x[:B], tokens, -1 if name.isdigit() else 2)
+                _shift(x, tokens, 1 if name.isdigit() else 2)
+
+    def sums(self, rows: slice) -> Tensor:
+        """Return the sums of log decays of rows in these places."""
+        return self.arrays["c"][rows]
+
+
+class Cursor:
+    """Where the tokens of a pass go: behind the pending ones of each place."""
+
+    def __init__(self, pending: list[int], width: int, device: torch.device) -> None:
+        self.most, self.even = max(pending), min(pending) == max(pending)
+        self.pending = torch.tensor(pending, device=device)
+        self.row = torch.arange(len(pending), device=device)[:, None]
+        self.slots = self.pending[:, None] + torch.arange(width, device=device)
+
+
+class Based(Places):
+    """Rows that have states, each at a length of its own."""
+
+    based: list[int]  # by row
+
+    def stateful(self) -> list[StateLayer]:
+        """The layers that have states."""
+        raise NotImplementedError
+
+    def settle(self, width: int, rows: list[int], lengths: list[int]) -> list[int]:
+        """Let bases move where there is no room for `width` more tokens of these rows, which hold
+        `lengths[b]`. Return their tokens behind the bases."""
+        for b in rows:
+            if lengths[b] == 0 and self.based[b]:  # the row began again
+                self.based[b] = 0
+                for layer in self.stateful():
+                    layer.clear(self.places[b])
+        pending = [lengths[b] - self.based[b] for b in rows]
+        if max(pending) + width <= PASS:
+            return pending
+        moved = {self.places[b]: n - REWIND for b, n in zip(rows, pending, strict=True)}
+        moved = {place: n for place, n in moved.items() if n > 0}
+        if moved:
+            first = min(moved)
+            tokens = torch.tensor([moved.get(i, 0) for i in range(first, max(moved) + 1)])
+            for layer in self.stateful():
+                layer.fold(sent(tokens, layer.device), first)
+            for b in rows:
+                self.based[b] += moved.get(self.places[b], 0)
+        return [lengths[b] - self.based[b] for b in rows]
+
+    def check_back(self, old: list[int], new: list[int]) -> None:
+        """Raise InputError for a row that would go back to before its base."""
+        for b, (n, base) in enumerate(zip(new, self.based, strict=True)):
+            if 0 < n < base:
+                raise InputError(
+                    f"row {b} would go back to {n} of {old[b]} tokens, and its states are kept for "
+                    f"the last {old[b] - base}; give a gamma below {REWIND}"
+                )
+
+    def join(self, other: Any) -> None:
+        super().join(other)
+        self.based = self.based + other.based
+
+    def select(self, rows: list[int]) -> None:
+        self.based = [self.based[b] for b in rows]
+        super().select(rows)
+
+
+def fold(S: Tensor, k: Tensor, u: Tensor, c: Tensor, tokens: Tensor) -> None:
+    """Bring states `[B, H, Dk, Dv]` forward by so many of the tokens behind them, in place."""
+    end = _at(c, tokens - 1)
+    moved = (torch.arange(k.shape[2], device=k.device) < tokens[:, None])[:, None, :, None]
+    weight = torch.where(moved, (end - c).clamp(max=0).exp(), 0).to(k.dtype)
+    k, u = torch.where(moved, k, 0), torch.where(moved, u, 0)
+    k, u = (k, u * weight) if c.shape[3] == 1 else (k * weight, u)
+    S.mul_(end.exp().to(S.dtype).transpose(2, 3)).add_(_by_group(k.transpose(2, 3), u))
+
+
+def before(window: Tensor, size: int, at: Cursor) -> Tensor:
+    """Return the last `size` - 1 inputs of each row, `[B, size - 1, C]`."""
+    if at.even:
+        return window[:, at.most : at.most + size - 1]
+    return window[at.row, at.pending[:, None] + torch.arange(size - 1, device=window.device)]
+
+
+def faded(c: Tensor, pending: Tensor) -> Tensor:
+    """Return the log decays from each token behind the base, and last from the base, up to a row's
+    end, `[B, H, P + 1, ..]`, where c sums those since the base."""
+    end = _at(c, pending - 1)
+    return torch.cat([end - c, end], 2)
 
 
 def advanced(
@@ -150,6 +239,11 @@ def advanced(
     return out + _dots(q, c, k, -c).tril() @ u, u, c
 
 
+    def sums(self, rows: slice) -> Tensor:
+        """Return the sums of log decays of rows in these places."""
+        return self.arrays["c"][rows]
+
+
 class Cursor:
     """Where the tokens of a pass go: behind the pending ones of each place."""
 
@@ -158,11 +252,6 @@ class Cursor:
         self.pending = torch.tensor(pending, device=device)
         self.row = torch.arange(len(pending), device=device)[:, None]
         self.slots = self.pending[:, None] + torch.arange(width, device=device)
-
-
-def folds(pending: list[int], width: int) -> list[int]:
-    """Tokens by which the bases of rows move before a pass of this width, so that it has room."""
-    return [n - REWIND if n + width > PASS and n > REWIND else 0 for n in pending]
 
 
 def _at(c: Tensor, index: Tensor) -> Tensor:
@@ -233,3 +322,27 @@ def _shift(x: Tensor, tokens: Tensor, axis: int) -> None:
     index = (tokens[:, None] + torch.arange(n, device=x.device)).clamp(max=n - 1)
     view: Any = index.view(len(tokens), n, *[1] * (x.dim() - 2)).expand(x.shape)
     x.copy_(x.gather(1, view))
+
+
+Run = Callable[[list[list[int]], list[int]], tuple[Tensor, Tensor]]  # blocks, need: logits, hidden
+
+
+def in_parts(run: Run, blocks: list[list[int]], need: list[int]) -> tuple[Tensor, Tensor] | None:
+    """Run blocks that are wider than a pass, one part after another. Return logits and what the
+    output layer read, `[B, max(need), ..]`; None where none are needed."""
+    made: tuple[Tensor, Tensor] | None = None
+    firsts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
+    for at in range(0, max(map(len, blocks)), PASS):
+        parts = [block[at : at + PASS] for block in blocks]
+        ends = [at + len(part) - first for part, first in zip(parts, firsts, strict=True)]
+        some = [min(len(part), max(0, end)) for part, end in zip(parts, ends, strict=True)]
+        new = run(parts, some)
+        if not any(some):
+            continue
+        if made is None:
+            logits, hidden = (x.new_zeros(len(blocks), max(need), x.shape[-1]) for x in new)
+            made = logits, hidden
+        for whole, part in zip(made, new, strict=True):
+            for b, (n, end) in enumerate(zip(some, ends, strict=True)):
+                whole[b, end - n : end] = part[b, :n]
+    return made

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -132,9 +133,13 @@ class Way:
     @property
     def form(self) -> Form:
         """For the self-check."""
-        from foretoken.models.stock.selfcheck import Form  # late: as below
+        from foretoken.models.stock.cache import admit  # late: as below
+        from foretoken.models.stock.selfcheck import Form
 
-        return Form(f"OpenVINO, {self.name}", self.run, switches=self is PAGED)
+        paged = self is PAGED
+        return Form(
+            f"OpenVINO, {self.name}", self.run, switches=paged, admit=partial(admit, states=paged)
+        )
 
     def run(self, network: PreTrainedModel) -> Model:
         """A model in memory, in float32; the graphs share its weights."""

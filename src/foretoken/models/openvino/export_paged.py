@@ -24,8 +24,17 @@ from transformers.integrations.moe import ExpertsInterface
 from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward, KeptPositions, separate
-from foretoken.models.stock.cache import KEEPS_TOKENS, given, growing_cache
-from foretoken.models.stock.sizes import context_limit, output_rows, positions, switch_of
+from foretoken.models.openvino.export_states import EXAMPLE, GRID, Grid, Sizes, TracedCache
+from foretoken.models.stock.cache import (
+    KEEPS_BOTH,
+    KEEPS_NOTHING,
+    KEEPS_STATE,
+    KEEPS_TOKENS,
+    given,
+)
+from foretoken.models.stock.positions import takes_positions
+from foretoken.models.stock.sizes import context_limit, output_rows, switch_of
+from foretoken.models.stock.sizes import positions as positions_of
 
 PAST = 3  # tokens in the cache while tracing
 NAMES = ("input_ids", "position_ids", "attention_mask", "needed")
@@ -41,35 +50,43 @@ def export_paged(model: PreTrainedModel) -> Exported:
     Raises RefusedError for attention that has no paged form. The graph shares the model's weights;
     the model itself stays as it is.
     """
-    layers = DynamicCache(config=model.config).layers
-    if not all(type(layer).__name__ in KEEPS_TOKENS for layer in layers):
+    stock = DynamicCache(config=model.config).layers
+    kinds = {type(layer).__name__ for layer in stock}
+    if kinds - KEEPS_TOKENS - KEEPS_STATE - KEEPS_BOTH - KEEPS_NOTHING:
         raise RefusedError(f"{type(model).__name__} has layers without keys of their own")
     running = Forward(model, "foretoken_export", "foretoken_export")
     with torch.no_grad():
-        past = example_past(running.model, len(layers))
+        sizes, past = examples(running, stock)
         separate(running.model)
-        ids, needed = torch.ones(1, 2, dtype=torch.long), torch.tensor([1])
-        inputs = (ids, PAST + torch.arange(2)[None], torch.ones(1, PAST + 2).long(), needed, *past)
-        graph = traced(Traced(running, len(layers)), inputs)
-    keep_state(graph, past)
+        states = [torch.zeros(1, *shape) for shape in sizes.inputs().values()]
+        ids = torch.ones(2, 1, dtype=torch.long) if states else torch.ones(1, 2, dtype=torch.long)
+        mask = torch.ones(len(ids), PAST + ids.shape[1]).long()
+        positions = (PAST + torch.arange(2)).view(ids.shape)
+        grid = EXAMPLE if states else ()
+        inputs = (ids, positions, mask, torch.tensor([1]), *grid, *states, *past)
+        graph = traced(Traced(running, stock, sizes), inputs)
+    keep_state(graph, past, sizes)
     config = model.config.get_text_config(decoder=True)
+    keeping = [x for x in stock if type(x).__name__ in KEEPS_TOKENS | KEEPS_BOTH]
     facts = {
         "form": "paged",
         "vocab_size": output_rows(model),
         "context": context_limit(config),
-        "longest": positions(config) if switch_of(model) else None,  # where it is another
+        "longest": positions_of(config) if switch_of(model) else None,  # where it is another
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "windows": [getattr(layer, "sliding_window", None) or 0 for layer in layers],
+        "windows": [getattr(layer, "sliding_window", None) or 0 for layer in keeping],
+        "states": sizes._asdict() if states else None,
     }
     return Exported({"decoder": graph}, facts)
 
 
 class Traced(torch.nn.Module):
-    """One forward over an explicit past, as the tracer sees it."""
+    """One forward over an explicit past, as the tracer sees it. With states every token has a row
+    of its own, as it has in a flat pass."""
 
-    def __init__(self, running: Forward, layers: int) -> None:
+    def __init__(self, running: Forward, stock: list[Any], sizes: Sizes) -> None:
         super().__init__()
-        self.running, self.model, self.layers = running, running.model, layers
+        self.running, self.model, self.stock, self.sizes = running, running.model, stock, sizes
         self.eval()
 
     def forward(
@@ -81,29 +98,43 @@ class Traced(torch.nn.Module):
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
         token = MASK.set(((1.0 - attention_mask.float()) * -1e9)[:, None, None, :])
-        cache = growing_cache(self.layers)
-        for i, layer in enumerate(cache.layers):
-            keys, values = past[2 * i], past[2 * i + 1]
-            layer.lazy_initialization(keys, values)
-            layer.keys, layer.values = keys, values
+        cache = self._cache(list(past))
         kept = KeptPositions(needed)
         try:
-            with self.running(None, kept) as model:
+            with self.running(cache if any(self.sizes) else None, kept) as model:
                 logits = model(
-                    input_ids=input_ids,
-                    position_ids=position_ids,
+                    **given_ids(model, input_ids, position_ids),
                     **given(model, cache),
                     use_cache=True,
                     return_dict=True,
                 ).logits
         finally:
             MASK.reset(token)
-        return logits.float(), kept.hidden.float(), *flat(cache)
+        return logits.float(), kept.hidden.float(), *cache.made(), *flat(cache)
+
+    def _cache(self, past: list[Tensor]) -> TracedCache:
+        grid, states = EXAMPLE, dict[str, Tensor]()
+        if any(self.sizes):
+            grid, past = Grid(*past[: len(GRID)]), past[len(GRID) :]
+            names = self.sizes.inputs()
+            states, past = dict(zip(names, past, strict=False)), past[len(names) :]
+        cache = TracedCache(self.stock, grid, states)
+        for i, layer in enumerate(cache.keeping()):
+            keys, values = past[2 * i], past[2 * i + 1]
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+        return cache
 
 
-def flat(cache: Any) -> list[Tensor]:
+def given_ids(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """The tokens, and their positions where the model is given any."""
+    positioned = {"position_ids": positions} if takes_positions(model) else {}
+    return {"input_ids": ids, **positioned}
+
+
+def flat(cache: TracedCache) -> list[Tensor]:
     """Keys and values, layer by layer."""
-    return [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    return [x for layer in cache.keeping() for x in (layer.keys, layer.values)]
 
 
 def plain(
@@ -160,44 +191,59 @@ ExpertsInterface.register("foretoken_export", each_expert)
 AttentionMaskInterface.register("foretoken_export", lambda *args, **kwargs: None)
 
 
-def example_past(model: PreTrainedModel, count: int) -> list[Tensor]:
-    """Zero keys and values of PAST tokens, in the shapes that the model's layers make."""
-    cache, ids = growing_cache(count), torch.ones(1, PAST, dtype=torch.long)
-    positions = torch.arange(PAST)[None]
-    model(input_ids=ids, position_ids=positions, **given(model, cache), use_cache=True)
-    return [torch.zeros_like(x) for x in flat(cache)]
+def examples(running: Forward, stock: list[Any]) -> tuple[Sizes, list[Tensor]]:
+    """The sizes of a model's states, and zero keys and values of PAST tokens, in the shapes that
+    its layers make."""
+    cache = TracedCache(stock, EXAMPLE, {})
+    hybrid = any(type(x).__name__ in KEEPS_STATE | KEEPS_BOTH for x in stock)
+    ids = torch.ones((2, 1) if hybrid else (1, PAST), dtype=torch.long)
+    with running(cache if hybrid else None) as model:
+        model(
+            **given_ids(model, ids, torch.arange(ids.numel()).view(ids.shape)),
+            **given(model, cache),
+            use_cache=True,
+        )
+    past = [x.new_zeros(*x.shape[:2], PAST, x.shape[3]) for x in flat(cache)]
+    if not past:
+        raise RefusedError(f"{type(running.model).__name__} has no keys and values to page")
+    return cache.used, past
 
 
-def keep_state(graph: ov.Model, past: list[Tensor]) -> None:
+def keep_state(graph: ov.Model, past: list[Tensor], sizes: Sizes) -> None:
     """Names and free shapes for the inputs; keys and values become state, empty at first."""
-    names = [*NAMES, *(f"past.{i}" for i in range(len(past)))]
-    for i, (port, name) in enumerate(zip(graph.inputs, names, strict=True)):
+    more = [*GRID, *sizes.inputs()] if any(sizes) else []
+    named = [*NAMES, *more]
+    names = [*named, *(f"past.{i}" for i in range(len(past)))]
+    shapes = [free_shape(i, past, sizes) for i in range(len(names))]
+    for port, name, shape in zip(graph.inputs, names, shapes, strict=True):
         port.get_tensor().set_names({name})
-        port.get_node().set_partial_shape(free_shape(i, past))
+        port.get_node().set_partial_shape(shape)
     states = [f"present.{i}" for i in range(len(past))]
-    for port, name in zip(graph.outputs, ["logits", "hidden", *states], strict=True):
+    made = sizes.outputs()
+    for port, name in zip(graph.outputs, ["logits", "hidden", *made, *states], strict=True):
         port.get_tensor().set_names({name})
     graph.validate_nodes_and_infer_types()
     order: Any = ops.parameter([-1], np.int32, name="beam_idx")
     order.output(0).get_tensor().add_names({"beam_idx"})
     graph.add_parameters([order])
-    for name in names[len(NAMES) :]:  # the transformation knows a cache by this gather
+    for name in names[len(named) :]:  # the transformation knows a cache by this gather
         source = graph.input(name).get_node().output(0)
         readers = list(source.get_target_inputs())
         gathered: Any = ops.gather(source, order, ops.constant(0))
         for reader in readers:
             reader.replace_source_output(gathered.output(0))
     graph.validate_nodes_and_infer_types()
-    apply_make_stateful_transformation(graph, dict(zip(names[len(NAMES) :], states, strict=True)))
+    apply_make_stateful_transformation(graph, dict(zip(names[len(named) :], states, strict=True)))
     start_empty(graph)
     graph.validate_nodes_and_infer_types()
 
 
-def free_shape(i: int, past: list[Tensor]) -> ov.PartialShape:
-    if i < len(NAMES):
-        return ov.PartialShape([-1] if NAMES[i] == "needed" else [-1, -1])
-    shape = past[i - len(NAMES)].shape
-    return ov.PartialShape([-1, shape[1], -1, shape[3]])
+def free_shape(i: int, past: list[Tensor], sizes: Sizes) -> ov.PartialShape:
+    free = [[-1, -1], [-1, -1], [-1, -1], [-1]]  # NAMES
+    if any(sizes):
+        free += [[-1, -1], [-1], [-1], *([-1, *shape] for shape in sizes.inputs().values())]
+    free += [[-1, x.shape[1], -1, x.shape[3]] for x in past]
+    return ov.PartialShape(free[i])
 
 
 def start_empty(graph: ov.Model) -> None:

@@ -19,10 +19,13 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
+from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
 from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
-from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, staying
+from foretoken.models.openvino.states import RowStates
+from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
+from foretoken.models.states import PASS, REWIND, in_parts
 
 KEY_CACHE, WINDOW = 3, 10  # inputs of the PagedAttentionExtension operator
 
@@ -60,6 +63,9 @@ class PagedModel:
         self.flat = Flat(compiled, facts)
         self.pool = Pool(layers(compiled))
         self.pool.bind(self.flat.request, {name: name for name in self.pool.layers})
+        sizes = facts.get("states")
+        self.states = RowStates(self.flat.request, sizes) if sizes else None
+        self.rewind = REWIND if sizes else None
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
         self.texts: list[list[int]] = []  # whose keys and values are there
@@ -69,9 +75,12 @@ class PagedModel:
         self._beyond = False  # of the rows that join next
         self.recalled: list[int] = []  # tokens of the rows that joined last
         self.need: list[int] = []  # positions of every row in the last score
+        self._hidden: Tensor | None = None  # of the last score, where it took several passes
 
     @property
     def hidden(self) -> Tensor:
+        if self._hidden is not None:
+            return self._hidden
         return ragged(self.flat.output("hidden", sum(self.need)), self.need)
 
     @property
@@ -96,6 +105,11 @@ class PagedModel:
     ) -> Companion[Flat]:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
+        if self.states is not None:
+            raise RefusedError(
+                "a model that keeps states cannot draft over its own rows with a copy of itself; "
+                "give draft='lookup', or a model"
+            )
         flat, draft_layers = Flat(compiled, facts), layers(compiled)
         numbers = some or range(len(self.pool.layers) // 2)
         names = {
@@ -112,7 +126,8 @@ class PagedModel:
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         # the row that comes last in a pass takes its padding
         pages = sum(-(-(length + MOST) // self.pool.page) for length in lengths)
-        return pages * self.pool.page_bytes
+        states = self.states.row_bytes * roomy(len(lengths)) if self.states is not None else 0
+        return pages * self.pool.page_bytes + states
 
     def reserve(self, total: int) -> None:
         self.pool.reserve(total // self.pool.page_bytes)
@@ -148,10 +163,13 @@ class PagedModel:
             [*self.pages, *([] for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
+        if self.states is not None:
+            self.states.enter(len(prompts))
+        widest = CHUNK if self.states is None else PASS
         cached: dict[int, int] = {}
         for part in self._apart(dict(enumerate(prompts, first))):
             cached |= {b: self._recall(b, prompt) for b, prompt in part}
-            for blocks in passes([(b, prompt[cached[b] :]) for b, prompt in part]):
+            for blocks in passes([(b, prompt[cached[b] :]) for b, prompt in part], widest):
                 read = dict(blocks)
                 every = range(len(self.lengths))
                 self.score([read.get(b, []) for b in every], [0 for _ in every])
@@ -192,11 +210,24 @@ class PagedModel:
         past = self.lengths
         limits = [self.longest if long else self.context for long in self.long]
         check_room(past, [len(block) for block in blocks], limits)
+        if self.states is not None and max(map(len, blocks), default=0) > PASS:
+            return self._score_in_parts(blocks, need)
+        self._hidden = None
         self.lengths = [n + len(block) for n, block in zip(past, blocks, strict=True)]
         logits = self.scored(self.flat, past, blocks, need)
         for text, start, block in zip(self.texts, past, blocks, strict=True):
             text[start:] = block
         self.need = list(need)
+        return logits
+
+    def _score_in_parts(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        def run(parts: list[list[int]], some: list[int]) -> tuple[Tensor, Tensor]:
+            return self.score(parts, some).clone(), self.hidden.clone() if any(some) else logits
+
+        logits = torch.zeros(len(blocks), 0, self.vocab_size)
+        made = in_parts(run, blocks, need)
+        if made is not None:
+            logits, self._hidden = made
         return logits
 
     def scored(
@@ -215,6 +246,8 @@ class PagedModel:
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
+        if self.states is not None:
+            self.states.check_back(self.lengths, lengths)
         self.lengths = list(lengths)
         for text, length in zip(self.texts, lengths, strict=True):
             del text[length:]
@@ -223,6 +256,9 @@ class PagedModel:
         pages, lengths = [list(self.pages[b]) for b in rows], [self.lengths[b] for b in rows]
         texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
         long = [self.long[b] for b in rows]
+        if self.states is not None:
+            self.states.lengths = self.lengths
+            self.states.select(rows)
         holders, free = self.pool.counted(pages)  # anew: pages left idle by a Ctrl-C become free
         # At once, for a Ctrl-C in between
         self.texts, self.salts, self.long, self.pages = texts, salts, long, pages
@@ -240,13 +276,19 @@ class PagedModel:
         """A pass over new tokens of rows, in pages that are there when it begins."""
         self.pool.fit()
         starts = [past[b] for b, _ in parts]
-        ids = flat.padded([list(tokens) for _, tokens in parts], starts)
+        most = 2 * CHUNK if self.states is None else PASS
+        ids = flat.padded([list(tokens) for _, tokens in parts], starts, most)
         pages = [
             self._room(b, start, start + len(tokens))
             for (b, _), start, tokens in zip(parts, starts, ids, strict=True)
         ]
         firsts = [BEYOND * self.long[b] for b, _ in parts]
-        return flat.run(ids, starts, pages, places, firsts)
+        if self.states is None:
+            return flat.run(ids, starts, pages, places, firsts)
+        laid = self.states.lay_out([b for b, _ in parts], past, ids)
+        logits = flat.run(ids, starts, pages, places, firsts)
+        self.states.keep(laid)
+        return logits
 
     def _room(self, b: int, start: int, end: int) -> list[int]:
         """The pages of row b's first `end` tokens; those from `start` on are its own."""
@@ -259,20 +301,23 @@ class PagedModel:
         return pages[:count]
 
 
-def passes(texts: Iterable[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
-    """The texts of rows in passes of at most `CHUNK` tokens: several rows in one, and a long one in
-    several."""
-    parts: list[tuple[int, list[int]]] = []
-    room = CHUNK
-    for b, text in texts:
-        while text:
-            parts.append((b, text[:room]))
-            text, room = text[room:], room - len(parts[-1][1])
-            if not room:
-                yield parts
-                parts, room = [], CHUNK
-    if parts:
+def passes(
+    texts: Iterable[tuple[int, list[int]]], widest: int = CHUNK
+) -> Iterator[list[tuple[int, list[int]]]]:
+    """The texts of rows in passes of at most `CHUNK` tokens, `widest` of one row: several rows in
+    one, and a long one in several."""
+    rest = [(b, text) for b, text in texts if text]
+    while rest:
+        parts: list[tuple[int, list[int]]] = []
+        room = CHUNK
+        for b, text in rest:
+            if room:
+                parts.append((b, text[: min(room, widest)]))
+                room -= len(parts[-1][1])
         yield parts
+        read = {b: len(part) for b, part in parts}
+        rest = [(b, text[read.get(b, 0) :]) for b, text in rest]
+        rest = [(b, text) for b, text in rest if text]
 
 
 def ragged(flat: Tensor, need: list[int]) -> Tensor:

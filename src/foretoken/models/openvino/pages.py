@@ -261,10 +261,10 @@ class Flat:
         self.sizes = Padding()
         self.padding = 0
 
-    def padded(self, ids: list[list[int]], past: list[int]) -> list[list[int]]:
-        """The tokens of every row, padded behind the last one, where the next ones will be written:
-        for a pass of another size OpenVINO prepares every layer anew."""
-        room = MOST
+    def padded(self, ids: list[list[int]], past: list[int], most: int) -> list[list[int]]:
+        """The tokens of every row, padded behind the last one, which may have `most`, where the
+        next ones will be written: for a pass of another size OpenVINO prepares every layer anew."""
+        room = min(MOST, most - len(ids[-1]))
         if self.longest is not None:
             room = min(room, self.longest - past[-1] - len(ids[-1]))
         single = all(len(tokens) == 1 for tokens in ids)

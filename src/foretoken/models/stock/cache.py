@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Tree
 from foretoken.models.rows import Places, by_place, roomy
-from foretoken.models.states import Cursor, StateLayer, folds
+from foretoken.models.states import Based, Cursor, StateLayer
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
@@ -72,7 +72,45 @@ class RaggedLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class RaggedCache(Places, DynamicCache):
+class StateCalls:
+    """Methods that transformers' layers with states call during a forward, always those for blocks.
+    """
+
+    asking = -1  # the layer that asked for its state last
+
+    def window(self, x: Tensor, layer: int, name: str, size: int) -> Tensor:
+        """Return new inputs `[B, C, W]` of a convolution behind those before them, `size` - 1 or
+        what there is of them, and keep them."""
+        raise NotImplementedError
+
+    def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
+        """Run the recurrence (`states.advanced`) of the layer that asked for its state last."""
+        raise NotImplementedError
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: a family then runs the form that it has for blocks, at every width."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self.asking = layer_idx
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int | None = None) -> bool:
+        return True
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        return self.window(conv_states, layer_idx, str(state_idx), kwargs["conv_kernel_size"])
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return recurrent_states
+
+
+class RaggedCache(StateCalls, Based, DynamicCache):
     """Rows with their own lengths. `prepare` before a forward, `advance` behind it. A forward sees
     rows by place; `order` says which they are."""
 
@@ -89,7 +127,6 @@ class RaggedCache(Places, DynamicCache):
         self.states = states or {}  # by layer
         self.based = [0] * rows  # the length at which each row's states stand
         self.at: Any = None  # where a pass puts what its states follow from
-        self.stateful = StateLayer()  # of the layer that asked for its state last
         self.lengths = [0] * rows
         self.long = [False] * rows  # which are read with the factors of long texts
         self.places = list(range(rows))
@@ -122,7 +159,8 @@ class RaggedCache(Places, DynamicCache):
         self.reserve(len(lengths), self.end)
         self.trim(len(lengths), self.end)
         if self.states:
-            self._place_states(width)
+            pending = self.settle(width, self.order, self.lengths)
+            self.at = Cursor(pending, width, self.device)
         if tree is None and min(lengths) == self.longest:
             self.offset = self.longest
             new = torch.arange(self.longest, self.end, device=self.device)
@@ -137,22 +175,8 @@ class RaggedCache(Places, DynamicCache):
             self.tree = Tree(depths, mask)
             self.positions = depths.gather(1, self.slots)
 
-    def _place_states(self, width: int) -> None:
-        """Let the bases of rows move where there is no room for so many tokens behind them."""
-        for place, b in enumerate(self.order):
-            if self.lengths[b] == 0 and self.based[b]:  # the row began again
-                self.based[b] = 0
-                for layer in self.states.values():
-                    layer.clear(place)
-        pending = [self.lengths[b] - self.based[b] for b in self.order]
-        moved = folds(pending, width)
-        if any(moved):
-            for layer in self.states.values():
-                layer.fold(torch.tensor(moved, device=self.device))
-            for b, n in zip(self.order, moved, strict=True):
-                self.based[b] += n
-        pending = [n - m for n, m in zip(pending, moved, strict=True)]
-        self.at = Cursor(pending, width, self.device)
+    def stateful(self) -> list[StateLayer]:
+        return [layer for layer in self.states.values() if layer.is_initialized]
 
     def advance(self, tokens: list[int]) -> None:
         """From now on each row holds this many of the block's tokens."""
@@ -174,10 +198,10 @@ class RaggedCache(Places, DynamicCache):
 
     def join(self, other: Any) -> None:
         super().join(other)
-        self.long, self.based = self.long + other.long, self.based + other.based
+        self.long = self.long + other.long
 
     def select(self, rows: list[int]) -> None:
-        self.long, self.based = [self.long[b] for b in rows], [self.based[b] for b in rows]
+        self.long = [self.long[b] for b in rows]
         super().select(rows)
 
     def close(self, lengths: list[int] | None = None) -> None:
@@ -233,32 +257,11 @@ class RaggedCache(Places, DynamicCache):
         self.view, values = layer.show(len(key_states), self.end)
         return self.view, values
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: a family then runs the form that it has for blocks, at every width."""
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        self.stateful = self.states[layer_idx]
-
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
-        return False
-
-    def is_recording_past(self, layer_idx: int | None = None) -> bool:
-        return True
-
-    def update_conv_state(
-        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
-    ) -> Tensor:
-        layer, size = self.states[layer_idx], kwargs["conv_kernel_size"]
-        return layer.window(str(state_idx), conv_states, size, self.at, self.rows)
-
-    def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return recurrent_states
+    def window(self, x: Tensor, layer: int, name: str, size: int) -> Tensor:
+        return self.states[layer].window(name, x, size, self.at, self.rows)
 
     def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
-        """Run the recurrence of the layer that asked for its state last."""
-        return self.stateful.recurrence(q, k, v, g, beta, self.at, self.rows)
+        return self.states[self.asking].recurrence(q, k, v, g, beta, self.at, self.rows)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.end, 0

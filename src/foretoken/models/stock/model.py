@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoEModelOutput
 
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks, Tree, counts_of
 from foretoken.models.rows import (
     BEYOND,
@@ -52,7 +52,7 @@ from foretoken.models.stock.sizes import (
     positions,
     switch_of,
 )
-from foretoken.models.states import PASS, REWIND
+from foretoken.models.states import PASS, REWIND, in_parts
 from foretoken.transfer import sent
 
 
@@ -146,12 +146,7 @@ class StockModel(ABC):
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
-        for b, (n, base) in enumerate(zip(lengths, self.cache.decoder.based, strict=True)):
-            if 0 < n < base:
-                raise InputError(
-                    f"row {b} would go back to {n} of {self.lengths[b]} tokens, and its states are "
-                    f"kept for the last {self.lengths[b] - base}; give a gamma below {REWIND}"
-                )
+        self.cache.decoder.check_back(self.lengths, lengths)
         self.cache.decoder.lengths = list(lengths)
 
     @torch.inference_mode()
@@ -189,27 +184,16 @@ class StockModel(ABC):
         return needed.logits(logits)
 
     def _run_in_parts(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
-        """Run blocks that are wider than what states are kept for, one part after another."""
         assert isinstance(blocks, list), "draft tokens are fewer"
-        logits: Any = None
-        hidden: Any = None
-        firsts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
-        for at in range(0, max(map(len, blocks)), PASS):
-            parts = [block[at : at + PASS] for block in blocks]
-            ends = [at + len(part) - first for part, first in zip(parts, firsts, strict=True)]
-            some = [min(len(part), max(0, end)) for part, end in zip(parts, ends, strict=True)]
-            made = self._run(cache, parts, some)
-            if not any(some):
-                continue
-            if logits is None:
-                shape = len(blocks), max(need)
-                logits = made.new_zeros(*shape, made.shape[2])
-                hidden = self.hidden.new_zeros(*shape, self.hidden.shape[2])
-            for b, (n, end) in enumerate(zip(some, ends, strict=True)):
-                logits[b, end - n : end] = made[b, :n]
-                hidden[b, end - n : end] = self.hidden[b, :n]
-        self._hidden = hidden
-        return no_logits(self.model, len(blocks)) if logits is None else logits
+
+        def run(parts: list[list[int]], some: list[int]) -> tuple[Tensor, Tensor]:
+            return self._run(cache, parts, some), self.hidden
+
+        made = in_parts(run, blocks, need)
+        if made is None:
+            return no_logits(self.model, len(blocks))
+        logits, self._hidden = made
+        return logits
 
 
 class CausalModel(StockModel):
