@@ -23,7 +23,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
 from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
-from foretoken.models.openvino.states import RowStates
+from foretoken.models.openvino.states import Kept, RowStates
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
 from foretoken.models.states import PASS, REWIND, in_parts
 
@@ -66,6 +66,8 @@ class PagedModel:
         sizes = facts.get("states")
         self.states = RowStates(self.flat.request, sizes) if sizes else None
         self.rewind = REWIND if sizes else None
+        self.kept: Kept | None = None  # states behind beginnings of texts
+        self.forks: list[int] = []  # where a row's text leaves a known one, for its states
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
         self.texts: list[list[int]] = []  # whose keys and values are there
@@ -134,6 +136,7 @@ class PagedModel:
 
     def remember(self, on: bool) -> None:
         self.pool.prefixes = Prefixes() if on else None
+        self.kept = Kept() if on and self.states is not None else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt
@@ -142,7 +145,8 @@ class PagedModel:
         self._beyond = on
 
     def known(self, prompt: list[int]) -> int:
-        return len(self._pages_found(prompt, self._shared_by)) * self.pool.page
+        length = len(self._pages_found(prompt, self._shared_by)) * self.pool.page
+        return length if self.kept is None else self.kept.longest(prompt[:length], self._shared_by)
 
     @property
     def _shared_by(self) -> Hashable:
@@ -155,16 +159,18 @@ class PagedModel:
         if not self.lengths:
             self.flat.sizes.forget()
         first, rows = len(self.lengths), range(len(prompts))
+        entered = self.states.entered(len(prompts)) if self.states is not None else None
         # at once, for a Ctrl-C in between
-        self.texts, self.salts, self.long, self.pages, self.lengths = (
+        self.texts, self.salts, self.long, self.pages, self.forks, self.lengths = (
             [*self.texts, *([] for _ in rows)],
             [*self.salts, *(self._shared_by for _ in rows)],
             [*self.long, *(self._beyond for _ in rows)],
             [*self.pages, *([] for _ in rows)],
+            [*self.forks, *(0 for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
-        if self.states is not None:
-            self.states.enter(len(prompts))
+        if self.states is not None and entered is not None:
+            self.states.places, self.states.based = entered
         widest = CHUNK if self.states is None else PASS
         cached: dict[int, int] = {}
         for part in self._apart(dict(enumerate(prompts, first))):
@@ -190,8 +196,15 @@ class PagedModel:
     def _recall(self, b: int, prompt: list[int]) -> int:
         """Let a fresh row share the pages of texts that began alike; the tokens in them."""
         pages = self._pages_found(prompt, self.salts[b])
-        self.pool.share(pages)
         length = len(pages) * self.pool.page
+        if self.kept is not None and self.states is not None:
+            self.forks[b] = length
+            length = self.kept.longest(prompt[:length], self.salts[b])
+            states = self.kept.find(prompt[:length], self.salts[b])
+            if states is not None:
+                self.states.put(b, length, states)
+            pages = pages[: length // self.pool.page]
+        self.pool.share(pages)
         self.pages[b], self.texts[b], self.lengths[b] = pages, prompt[:length], length
         return length
 
@@ -204,6 +217,15 @@ class PagedModel:
         if self.pool.prefixes is not None:
             text = self.texts[b][: self.lengths[b]]
             self.pool.prefixes.note(text, self.pages[b], self.pool.page, self.salts[b])
+            self._keep_states(b, len(text) // self.pool.page * self.pool.page)
+
+    def _keep_states(self, b: int, length: int) -> None:
+        """Keep row b's states behind so many tokens for others, where they are kept at all."""
+        if self.kept is None or self.states is None or not length:
+            return
+        states = self.states.at(b, length, self.lengths[b])
+        if states is not None:
+            self.kept.keep(self.texts[b][:length], self.salts[b], states)
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
@@ -217,6 +239,9 @@ class PagedModel:
         logits = self.scored(self.flat, past, blocks, need)
         for text, start, block in zip(self.texts, past, blocks, strict=True):
             text[start:] = block
+        for b, fork in enumerate(self.forks):
+            if past[b] < fork <= self.lengths[b]:
+                self._keep_states(b, fork)
         self.need = list(need)
         return logits
 
@@ -256,13 +281,14 @@ class PagedModel:
         pages, lengths = [list(self.pages[b]) for b in rows], [self.lengths[b] for b in rows]
         texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
         long = [self.long[b] for b in rows]
-        if self.states is not None:
-            self.states.lengths = self.lengths
-            self.states.select(rows)
+        forks = [self.forks[b] for b in rows]
+        moved = self.states.selected(rows, self.lengths) if self.states is not None else None
         holders, free = self.pool.counted(pages)  # anew: pages left idle by a Ctrl-C become free
         # At once, for a Ctrl-C in between
         self.texts, self.salts, self.long, self.pages = texts, salts, long, pages
-        self.lengths, self.pool.holders, self.pool.free = lengths, holders, free
+        self.forks, self.lengths, self.pool.holders, self.pool.free = forks, lengths, holders, free
+        if self.states is not None and moved is not None:
+            self.states.places, self.states.based = moved
 
     def leave(self, rows: list[int]) -> None:
         for b in rows:

@@ -7,6 +7,7 @@ the inputs and outputs mean. Knows no models and no keys.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import prod
 from typing import Any
 
@@ -14,10 +15,11 @@ import openvino as ov
 import torch
 from torch import Tensor
 
-from foretoken.models.rows import joined, room
-from foretoken.models.states import REACH, Arrays, Based, Cursor, StateLayer, before, faded
+from foretoken.models.rows import joined, repeated, room
+from foretoken.models.states import REACH, Arrays, Based, Cursor, StateLayer, before, faded, fold
 
 HIDDEN = -1e30  # a log decay that leaves nothing
+MEMORY = 2**28  # bytes of states that are kept for other texts
 
 
 class Recurrence(StateLayer):
@@ -51,7 +53,8 @@ class RowStates(Based):
             heads += H
         if heads:
             self.shared.arrays["c"] = torch.zeros(0, heads, REACH, 1, dtype=torch.float64)
-        self.lengths, self.places, self.based, self.rows = [], [], [], 0
+        self.places, self.based, self.rows = [], [], 0
+        self.sound = True  # no pass was broken off since there were no rows
         self.held: dict[str, ov.Tensor] = {}  # a request keeps no array alive
         self.bound = slice(0, 0)  # the places that the graph reads
 
@@ -70,20 +73,27 @@ class RowStates(Based):
         self.bound = slice(0, 0)
         super().grow(rows, capacity)
 
-    def enter(self, rows: int) -> None:
-        """So many fresh rows join."""
+    def entered(self, rows: int) -> tuple[list[int], list[int]]:
+        """Make room for so many fresh rows; places and bases as they are with these."""
         places = joined(self.places, rows)
         self.reserve(room(places), 0)
         for place in places[len(self.places) :]:
             for part in self.parts():
                 part.clear(place)
-        self.places, self.lengths = places, self.lengths + [0] * rows
-        self.based = self.based + [0] * rows
+        return places, self.based + [0] * rows
+
+    def selected(self, rows: list[int], lengths: list[int]) -> tuple[list[int], list[int]]:
+        """Copy what is repeated; places and bases where row b is what row rows[b] was."""
+        places, lengths = [self.places[b] for b in rows], [lengths[b] for b in rows]
+        places = self.copied(places, lengths, repeated(places))
+        self.sound = self.sound or not rows
+        return places, [self.based[b] for b in rows]
 
     def lay_out(self, rows: list[int], past: list[int], ids: list[list[int]]) -> Laid:
         """Give the graph what it reads of states in a pass over tokens `ids` of these rows."""
-        self.lengths, width = list(past), max(map(len, ids))
-        self.close()
+        width = max(map(len, ids))
+        sound, self.sound = self.sound, False
+        self.close(past)
         pending = self.settle(width, rows, past)
         laid = Laid([self.places[b] for b in rows], pending, ids, width)
         for name, x in laid.grid().items():
@@ -97,6 +107,7 @@ class RowStates(Based):
             fade[:, :, :-1].masked_fill_(hidden[:, None, :, None], HIDDEN)
             self._put("fade", fade.float())
         self._bind(laid.span)
+        laid.sound = sound
         return laid
 
     def _bind(self, span: slice) -> None:
@@ -126,6 +137,64 @@ class RowStates(Based):
         for layer in self.layers:
             for name in "ku":
                 laid.write(layer.arrays[name], made.pop(0))
+        self.sound = laid.sound
+
+    def at(self, b: int, length: int, held: int) -> list[Tensor] | None:
+        """Return copies of row b's states behind its first `length` of `held` tokens; None where
+        they are not known any more."""
+        base, place = self.based[b], self.places[b]
+        if not (self.sound and base <= length <= held):
+            return None
+        moved, row = torch.tensor([length - base]), slice(place, place + 1)
+        states: list[Tensor] = []
+        for layer in self.layers:
+            S, k, u = (layer.arrays[name][row] for name in "Sku")
+            S = S.clone()
+            fold(S, k, u, layer.sums(row), moved)
+            states.append(S[0])
+        if "0" in self.shared.arrays:
+            first = length - base
+            states.append(self.shared.arrays["0"][place, first : first + self.taps - 1].clone())
+        return states
+
+    def put(self, b: int, length: int, states: list[Tensor]) -> None:
+        """Let a fresh row stand where these states do."""
+        place, self.based[b] = self.places[b], length
+        for layer, S in zip(self.layers, states, strict=False):
+            layer.arrays["S"][place] = S
+        if "0" in self.shared.arrays:
+            self.shared.arrays["0"][place, : self.taps - 1] = states[-1]
+
+
+class Kept:
+    """States behind beginnings of texts, for others that begin alike. Of more than MEMORY bytes
+    those go first that have not been used for longest."""
+
+    def __init__(self) -> None:
+        self.states: dict[tuple[Hashable, tuple[int, ...]], list[Tensor]] = {}
+
+    def find(self, tokens: list[int], salt: Hashable) -> list[Tensor] | None:
+        """The states behind just these tokens."""
+        key = salt, tuple(tokens)
+        states = self.states.pop(key, None)
+        if states is not None:
+            self.states[key] = states  # used last
+        return states
+
+    def longest(self, tokens: list[int], salt: Hashable) -> int:
+        """Count the first of these tokens whose states are kept."""
+        counts = {len(text) for own, text in self.states if own == salt and len(text) <= len(tokens)}
+        known = (n for n in sorted(counts, reverse=True) if (salt, (*tokens[:n],)) in self.states)
+        return next(known, 0)
+
+    def keep(self, tokens: list[int], salt: Hashable, states: list[Tensor]) -> None:
+        self.states[salt, tuple(tokens)] = states
+        sizes = [sum(x.nbytes for x in each) for each in self.states.values()]
+        excess = sum(sizes) - MEMORY
+        for key, size in zip(list(self.states), sizes, strict=True):
+            if excess > 0:
+                del self.states[key]
+                excess -= size
 
 
 class Laid:
@@ -150,6 +219,7 @@ class Laid:
         self.some = torch.tensor(sorted(place - first for place in places))
         self.whole = self.at.even and len(places) == count
         self.end = torch.empty(0)  # the sums of log decays at the rows' ends
+        self.sound = True
 
     def grid(self) -> dict[str, Tensor]:
         """Return the inputs that `export_states.Grid` describes."""
