@@ -47,14 +47,15 @@ class StateLayer:
 
     def fit(self, like: Arrays, rows: int, capacity: int, used: int) -> None:
         """New arrays, shaped like these; the first `used` places stay."""
-        old, self.arrays = self.arrays, {}
+        old, new = self.arrays, dict[str, Tensor]()
         for name, x in like.items():
             if name in old and len(old[name]) == rows:  # slots alone have changed
-                self.arrays[name] = old[name]
+                new[name] = old[name]
                 continue
-            self.arrays[name] = x.new_zeros(rows, *x.shape[1:])
+            new[name] = x.new_zeros(rows, *x.shape[1:])
             if name in old:
-                self.arrays[name][:used] = old[name][:used]
+                new[name][:used] = old[name][:used]
+        self.arrays = new  # at once, for a Ctrl-C in between
 
     def put(self, place: int, row: Arrays) -> None:
         for name, x in self.arrays.items():
@@ -226,7 +227,7 @@ def advanced(
     Returns:
         The output, u, and the sums of g up to each token in float64.
     """
-    c, one = g.double().cumsum(2), k.shape[2] == 1 and not torch.jit.is_tracing()
+    c, one = g.double().cumsum(2), k.shape[2] == 1 and not _tracing()
     whole, earlier = (c + fade[:, :, -1:]).exp().to(v.dtype), fade[:, :, :-1]
     u = v
     if beta is not None:
@@ -238,20 +239,9 @@ def advanced(
         return out + _by_group((q * k).sum(3, keepdim=True), u), u, c
     return out + _dots(q, c, k, -c).tril() @ u, u, c
 
-
     def sums(self, rows: slice) -> Tensor:
         """Return the sums of log decays of rows in these places."""
         return self.arrays["c"][rows]
-
-
-class Cursor:
-    """Where the tokens of a pass go: behind the pending ones of each place."""
-
-    def __init__(self, pending: list[int], width: int, device: torch.device) -> None:
-        self.most, self.even = max(pending), min(pending) == max(pending)
-        self.pending = torch.tensor(pending, device=device)
-        self.row = torch.arange(len(pending), device=device)[:, None]
-        self.slots = self.pending[:, None] + torch.arange(width, device=device)
 
 
 def _at(c: Tensor, index: Tensor) -> Tensor:
@@ -293,9 +283,13 @@ def _dots(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
     return torch.cat(parts, 2)
 
 
+def _tracing() -> bool:
+    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+
+
 def _solved(A: Tensor, y: Tensor) -> Tensor:
     """Solve (1 + A) x = y, where only what is below A's diagonal counts."""
-    if torch.jit.is_tracing():  # for a runtime without such an operator; with its loop
+    if _tracing():  # for a runtime without such an operator; with its loop
         return torch.jit.script(by_halves)(A, y)
     return torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True)
 

@@ -220,6 +220,11 @@ class Conversion:
         """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
         rows. Raises RefusedError where it cannot be made, or would keep its cache in another form.
         """
+        if self.some and isinstance(target, PagedModel) and target.sizes:
+            raise RefusedError(
+                f"{self.name} keeps states, of which a copy with some of its layers would need its "
+                "own; give draft='self:int8', 'self:int4' or 'lookup'"
+            )
         exported = self.exported(PAGED if isinstance(target, PagedModel) else EXPLICIT)
         decoder = Exported({"decoder": exported.graphs["decoder"]}, exported.facts)
         # over keys and values in bfloat16 there is only that arithmetic

@@ -22,9 +22,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.integrations.moe import ExpertsInterface
 
 from foretoken.errors import RefusedError
+from foretoken.models.openvino.export_states import EXAMPLE, GRID, Grid, Sizes, TracedCache
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward, KeptPositions, separate
-from foretoken.models.openvino.export_states import EXAMPLE, GRID, Grid, Sizes, TracedCache
 from foretoken.models.stock.cache import (
     KEEPS_BOTH,
     KEEPS_NOTHING,
@@ -75,8 +75,9 @@ def export_paged(model: PreTrainedModel) -> Exported:
         "longest": positions_of(config) if switch_of(model) else None,  # where it is another
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "windows": [getattr(layer, "sliding_window", None) or 0 for layer in keeping],
-        "states": sizes._asdict() if states else None,
     }
+    if states:
+        facts |= {"states": sizes._asdict(), "layers": len(stock)}
     return Exported({"decoder": graph}, facts)
 
 
@@ -132,7 +133,7 @@ def given_ids(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[st
     return {"input_ids": ids, **positioned}
 
 
-def flat(cache: TracedCache) -> list[Tensor]:
+def flat(cache: TracedCache) -> list[Any]:
     """Keys and values, layer by layer."""
     return [x for layer in cache.keeping() for x in (layer.keys, layer.values)]
 

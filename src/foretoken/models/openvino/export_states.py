@@ -118,13 +118,18 @@ class TracedCache(StateCalls, DynamicCache):
             B = len(self.grid.tokens)
             S, fade = v.new_zeros(B, H, Dk, Dv), v.new_zeros(B, H, REACH + 1, 1)
             kp, up = v.new_zeros(B, Hk, REACH, Dk), v.new_zeros(B, H, REACH, Dv)
-        by_row = [self._by_row(x) for x in (q, k, v, g)]
-        strength = None if beta is None else self._by_row(beta)
-        out, u, c = advanced(*by_row, strength, S, kp, up, fade)
+        q, k, v, g = (self._by_row(x) for x in (q, k, v, g))
+        beta = None if beta is None else self._by_row(beta)
+        out, u, c = advanced(q, k, v, g, beta, S, kp, up, fade)
         self.new["c"].append(c.float())
-        self.new["ku"] += [by_row[1], u]
+        self.new["ku"] += [finite(k), finite(u)]
         return self.grid.flat(out.transpose(1, 2))[:, :, None]
 
     def _by_row(self, x: Tensor) -> Tensor:
         """`[N, H, 1, D]` -> `[B, H, W, D]`."""
         return self.grid.gathered(x[:, :, 0]).transpose(1, 2)
+
+
+def finite(x: Tensor) -> Tensor:
+    """Return x with zeros for what is invalid: of a rejected token it would be multiplied by 0."""
+    return torch.where(x.abs() < torch.inf, x, 0)

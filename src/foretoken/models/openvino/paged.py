@@ -19,11 +19,10 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
-from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
 from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
-from foretoken.models.openvino.states import Kept, RowStates
+from foretoken.models.openvino.states import NONE, Kept, RowStates, StateFeed
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
 from foretoken.models.states import PASS, REWIND, in_parts
 
@@ -63,11 +62,12 @@ class PagedModel:
         self.flat = Flat(compiled, facts)
         self.pool = Pool(layers(compiled))
         self.pool.bind(self.flat.request, {name: name for name in self.pool.layers})
-        sizes = facts.get("states")
-        self.states = RowStates(self.flat.request, sizes) if sizes else None
+        self.sizes = sizes = facts.get("states")  # of states; None: there are none
+        self.states = RowStates(sizes or NONE)
         self.rewind = REWIND if sizes else None
+        self.widest = PASS if sizes else 2 * CHUNK  # tokens of a row in a pass
+        self.flat.states = StateFeed(self.flat.request, self.states) if sizes else None
         self.kept: Kept | None = None  # states behind beginnings of texts
-        self.forks: list[int] = []  # where a row's text leaves a known one, for its states
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
         self.texts: list[list[int]] = []  # whose keys and values are there
@@ -107,11 +107,6 @@ class PagedModel:
     ) -> Companion[Flat]:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
-        if self.states is not None:
-            raise RefusedError(
-                "a model that keeps states cannot draft over its own rows with a copy of itself; "
-                "give draft='lookup', or a model"
-            )
         flat, draft_layers = Flat(compiled, facts), layers(compiled)
         numbers = some or range(len(self.pool.layers) // 2)
         names = {
@@ -122,13 +117,16 @@ class PagedModel:
         require_alike(
             draft_layers, {name: self.pool.layers[number] for number, name in names.items()}
         )
+        if self.rewind is not None:
+            require_alike(facts["states"], self.sizes)
+            flat.states = StateFeed(flat.request, self.states)
         self.pool.bind(flat.request, names)
         return Companion(self, flat, facts)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         # the row that comes last in a pass takes its padding
         pages = sum(-(-(length + MOST) // self.pool.page) for length in lengths)
-        states = self.states.row_bytes * roomy(len(lengths)) if self.states is not None else 0
+        states = self.states.row_bytes * roomy(len(lengths))
         return pages * self.pool.page_bytes + states
 
     def reserve(self, total: int) -> None:
@@ -136,7 +134,7 @@ class PagedModel:
 
     def remember(self, on: bool) -> None:
         self.pool.prefixes = Prefixes() if on else None
-        self.kept = Kept() if on and self.states is not None else None
+        self.kept = Kept() if on and self.sizes else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt
@@ -159,23 +157,20 @@ class PagedModel:
         if not self.lengths:
             self.flat.sizes.forget()
         first, rows = len(self.lengths), range(len(prompts))
-        entered = self.states.entered(len(prompts)) if self.states is not None else None
+        entered = self.states.entered(len(prompts))
+        self.states.places, self.states.based, self.states.forks = entered
         # at once, for a Ctrl-C in between
-        self.texts, self.salts, self.long, self.pages, self.forks, self.lengths = (
+        self.texts, self.salts, self.long, self.pages, self.lengths = (
             [*self.texts, *([] for _ in rows)],
             [*self.salts, *(self._shared_by for _ in rows)],
             [*self.long, *(self._beyond for _ in rows)],
             [*self.pages, *([] for _ in rows)],
-            [*self.forks, *(0 for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
-        if self.states is not None and entered is not None:
-            self.states.places, self.states.based = entered
-        widest = CHUNK if self.states is None else PASS
         cached: dict[int, int] = {}
         for part in self._apart(dict(enumerate(prompts, first))):
             cached |= {b: self._recall(b, prompt) for b, prompt in part}
-            for blocks in passes([(b, prompt[cached[b] :]) for b, prompt in part], widest):
+            for blocks in passes([(b, prompt[cached[b] :]) for b, prompt in part], self.widest):
                 read = dict(blocks)
                 every = range(len(self.lengths))
                 self.score([read.get(b, []) for b in every], [0 for _ in every])
@@ -197,8 +192,8 @@ class PagedModel:
         """Let a fresh row share the pages of texts that began alike; the tokens in them."""
         pages = self._pages_found(prompt, self.salts[b])
         length = len(pages) * self.pool.page
-        if self.kept is not None and self.states is not None:
-            self.forks[b] = length
+        if self.kept is not None:
+            self.states.forks[b] = length
             length = self.kept.longest(prompt[:length], self.salts[b])
             states = self.kept.find(prompt[:length], self.salts[b])
             if states is not None:
@@ -221,7 +216,7 @@ class PagedModel:
 
     def _keep_states(self, b: int, length: int) -> None:
         """Keep row b's states behind so many tokens for others, where they are kept at all."""
-        if self.kept is None or self.states is None or not length:
+        if self.kept is None or not length:
             return
         states = self.states.at(b, length, self.lengths[b])
         if states is not None:
@@ -232,14 +227,14 @@ class PagedModel:
         past = self.lengths
         limits = [self.longest if long else self.context for long in self.long]
         check_room(past, [len(block) for block in blocks], limits)
-        if self.states is not None and max(map(len, blocks), default=0) > PASS:
+        if max(map(len, blocks), default=0) > self.widest and self.sizes:
             return self._score_in_parts(blocks, need)
         self._hidden = None
         self.lengths = [n + len(block) for n, block in zip(past, blocks, strict=True)]
         logits = self.scored(self.flat, past, blocks, need)
         for text, start, block in zip(self.texts, past, blocks, strict=True):
             text[start:] = block
-        for b, fork in enumerate(self.forks):
+        for b, fork in enumerate(self.states.forks):
             if past[b] < fork <= self.lengths[b]:
                 self._keep_states(b, fork)
         self.need = list(need)
@@ -271,8 +266,7 @@ class PagedModel:
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
-        if self.states is not None:
-            self.states.check_back(self.lengths, lengths)
+        self.states.check_back(self.lengths, lengths)
         self.lengths = list(lengths)
         for text, length in zip(self.texts, lengths, strict=True):
             del text[length:]
@@ -281,14 +275,20 @@ class PagedModel:
         pages, lengths = [list(self.pages[b]) for b in rows], [self.lengths[b] for b in rows]
         texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
         long = [self.long[b] for b in rows]
-        forks = [self.forks[b] for b in rows]
-        moved = self.states.selected(rows, self.lengths) if self.states is not None else None
-        holders, free = self.pool.counted(pages)  # anew: pages left idle by a Ctrl-C become free
-        # At once, for a Ctrl-C in between
-        self.texts, self.salts, self.long, self.pages = texts, salts, long, pages
-        self.forks, self.lengths, self.pool.holders, self.pool.free = forks, lengths, holders, free
-        if self.states is not None and moved is not None:
-            self.states.places, self.states.based = moved
+        moved, pool = self.states.selected(rows, self.lengths), self.pool
+        holders, free = pool.counted(pages)  # anew: pages left idle by a Ctrl-C become free
+        # at once, for a Ctrl-C in between
+        self.texts, self.salts, self.long, self.pages, self.lengths, pool.holders, pool.free = (
+            texts,
+            salts,
+            long,
+            pages,
+            lengths,
+            holders,
+            free,
+        )
+        states = self.states
+        states.places, states.based, states.forks, states.sound = moved
 
     def leave(self, rows: list[int]) -> None:
         for b in rows:
@@ -302,18 +302,18 @@ class PagedModel:
         """A pass over new tokens of rows, in pages that are there when it begins."""
         self.pool.fit()
         starts = [past[b] for b, _ in parts]
-        most = 2 * CHUNK if self.states is None else PASS
-        ids = flat.padded([list(tokens) for _, tokens in parts], starts, most)
+        ids = flat.padded([list(tokens) for _, tokens in parts], starts, self.widest)
         pages = [
             self._room(b, start, start + len(tokens))
             for (b, _), start, tokens in zip(parts, starts, ids, strict=True)
         ]
         firsts = [BEYOND * self.long[b] for b, _ in parts]
-        if self.states is None:
+        if flat.states is None:
             return flat.run(ids, starts, pages, places, firsts)
         laid = self.states.lay_out([b for b, _ in parts], past, ids)
+        flat.states.put(laid)
         logits = flat.run(ids, starts, pages, places, firsts)
-        self.states.keep(laid)
+        flat.states.keep(laid)
         return logits
 
     def _room(self, b: int, start: int, end: int) -> list[int]:

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foretoken.models.openvino.states import StateFeed
 from foretoken.models.rows import Padding
 
 Key = tuple[int, ...]  # the tokens of a page
@@ -260,6 +261,7 @@ class Flat:
         self.longest: int | None = facts.get("longest") or facts["context"]
         self.sizes = Padding()
         self.padding = 0
+        self.states: StateFeed | None = None  # of a model that has some
 
     def padded(self, ids: list[list[int]], past: list[int], most: int) -> list[list[int]]:
         """The tokens of every row, padded behind the last one, which may have `most`, where the

@@ -18,12 +18,13 @@ from torch import Tensor
 from foretoken.models.rows import joined, repeated, room
 from foretoken.models.states import REACH, Arrays, Based, Cursor, StateLayer, before, faded, fold
 
+NONE: dict[str, list[Any]] = {"windows": [], "recurrences": []}  # sizes of no states
 HIDDEN = -1e30  # a log decay that leaves nothing
 MEMORY = 2**28  # bytes of states that are kept for other texts
 
 
 class Recurrence(StateLayer):
-    """One layer's recurrence. Its sums of decays are some heads of `shared`, which has all layers'."""
+    """One layer's recurrence. Its sums of decays are some heads of `shared`."""
 
     def __init__(self, shared: StateLayer, heads: slice, arrays: Arrays) -> None:
         self.shared, self.heads, self.arrays = shared, heads, arrays
@@ -33,13 +34,12 @@ class Recurrence(StateLayer):
 
 
 class RowStates(Based):
-    """The states of rows for one graph, whose export found these `sizes`."""
+    """The states of rows, of the sizes that an export found. Several graphs may read them."""
 
     capacity, unit = 0, 1  # there are no slots
 
-    def __init__(self, request: ov.InferRequest, sizes: dict[str, list[Any]]) -> None:
+    def __init__(self, sizes: dict[str, list[Any]]) -> None:
         windows, recurrences = sizes["windows"], sizes["recurrences"]
-        self.request = request
         self.taps = max((taps for taps, _ in windows), default=1)
         self.shared, self.layers = StateLayer(), list[Recurrence]()
         if windows:
@@ -54,9 +54,8 @@ class RowStates(Based):
         if heads:
             self.shared.arrays["c"] = torch.zeros(0, heads, REACH, 1, dtype=torch.float64)
         self.places, self.based, self.rows = [], [], 0
+        self.forks: list[int] = []  # where each row's text leaves a known one
         self.sound = True  # no pass was broken off since there were no rows
-        self.held: dict[str, ov.Tensor] = {}  # a request keeps no array alive
-        self.bound = slice(0, 0)  # the places that the graph reads
 
     def parts(self) -> list[Any]:
         return [*self.layers, self.shared]
@@ -69,66 +68,35 @@ class RowStates(Based):
         arrays = [x for part in self.parts() for x in part.arrays.values()]
         return sum(prod(x.shape[1:]) * x.itemsize for x in arrays)
 
-    def grow(self, rows: int, capacity: int) -> None:
-        self.bound = slice(0, 0)
-        super().grow(rows, capacity)
-
-    def entered(self, rows: int) -> tuple[list[int], list[int]]:
-        """Make room for so many fresh rows; places and bases as they are with these."""
+    def entered(self, rows: int) -> tuple[list[int], list[int], list[int]]:
+        """Make room for so many fresh rows; places, bases and forks with these."""
         places = joined(self.places, rows)
         self.reserve(room(places), 0)
         for place in places[len(self.places) :]:
             for part in self.parts():
                 part.clear(place)
-        return places, self.based + [0] * rows
+        return places, self.based + [0] * rows, self.forks + [0] * rows
 
-    def selected(self, rows: list[int], lengths: list[int]) -> tuple[list[int], list[int]]:
-        """Copy what is repeated; places and bases where row b is what row rows[b] was."""
+    def selected(
+        self, rows: list[int], lengths: list[int]
+    ) -> tuple[list[int], list[int], list[int], bool]:
+        """Copy what is repeated; places, bases, forks and whether all are sound, to be set
+        together, where row b is what row rows[b] was."""
+        sound, self.sound = self.sound or not rows, False
         places, lengths = [self.places[b] for b in rows], [lengths[b] for b in rows]
         places = self.copied(places, lengths, repeated(places))
-        self.sound = self.sound or not rows
-        return places, [self.based[b] for b in rows]
+        return places, [self.based[b] for b in rows], [self.forks[b] for b in rows], sound
 
     def lay_out(self, rows: list[int], past: list[int], ids: list[list[int]]) -> Laid:
-        """Give the graph what it reads of states in a pass over tokens `ids` of these rows."""
+        """Make room for tokens `ids` of these rows, which hold past[b], and say where they go."""
         width = max(map(len, ids))
         sound, self.sound = self.sound, False
         self.close(past)
         pending = self.settle(width, rows, past)
-        laid = Laid([self.places[b] for b in rows], pending, ids, width)
-        for name, x in laid.grid().items():
-            self._put(name, x)
-        if "0" in self.shared.arrays:
-            self._put("left", before(self.shared.arrays["0"][laid.span], self.taps, laid.at))
-        if "c" in self.shared.arrays:
-            fade = faded(self.shared.arrays["c"][laid.span], laid.at.pending)
-            laid.end = fade[:, :, -1:].clone()
-            hidden = torch.arange(REACH) >= laid.at.pending[:, None]
-            fade[:, :, :-1].masked_fill_(hidden[:, None, :, None], HIDDEN)
-            self._put("fade", fade.float())
-        self._bind(laid.span)
-        laid.sound = sound
-        return laid
+        return Laid([self.places[b] for b in rows], pending, ids, width, sound)
 
-    def _bind(self, span: slice) -> None:
-        """Let the graph read these places."""
-        if span == self.bound:
-            return
-        self.bound = slice(0, 0)  # broken off here, it is bound again
-        for i, layer in enumerate(self.layers):
-            for name, x in layer.arrays.items():
-                self._put(f"{name}.{i}", x[span])
-        self.bound = span
-
-    def _put(self, name: str, x: Tensor) -> None:
-        tensor = ov.Tensor(x.contiguous().numpy(), shared_memory=True)
-        self.request.set_tensor(name, tensor)
-        self.held[name] = tensor
-
-    def keep(self, laid: Laid) -> None:
-        """Keep what later states follow from, of the tokens of the last pass."""
-        outputs = range(2, len(self.request.model_outputs))  # behind logits and hidden states
-        made = [torch.from_numpy(self.request.get_output_tensor(i).data) for i in outputs]
+    def keep(self, laid: Laid, made: list[Tensor]) -> None:
+        """Keep what later states follow from, of the tokens of a pass that `made` this of them."""
         if "0" in self.shared.arrays:
             x = made.pop(0)[laid.tokens]  # by row
             laid.write(self.shared.arrays["0"][:, None], x[:, None], self.taps - 1)
@@ -166,6 +134,46 @@ class RowStates(Based):
             self.shared.arrays["0"][place, : self.taps - 1] = states[-1]
 
 
+class StateFeed:
+    """What one graph reads and leaves of states."""
+
+    def __init__(self, request: ov.InferRequest, states: RowStates) -> None:
+        self.request, self.states = request, states
+        self.held: dict[str, tuple[Tensor, ov.Tensor]] = {}  # a request keeps no array alive
+
+    def put(self, laid: Laid) -> None:
+        """Give the graph what it reads in a pass."""
+        arrays = self.states.shared.arrays
+        for name, x in laid.grid().items():
+            self._put(name, x)
+        if "0" in arrays:
+            self._put("left", before(arrays["0"][laid.span], self.states.taps, laid.at))
+        if "c" in arrays:
+            fade = faded(arrays["c"][laid.span], laid.at.pending)
+            laid.end = fade[:, :, -1:].clone()
+            hidden = torch.arange(REACH) >= laid.at.pending[:, None]
+            fade[:, :, :-1].masked_fill_(hidden[:, None, :, None], HIDDEN)
+            self._put("fade", fade.float())
+        for i, layer in enumerate(self.states.layers):
+            for name, x in layer.arrays.items():
+                self._put(f"{name}.{i}", x[laid.span])
+
+    def _put(self, name: str, x: Tensor) -> None:
+        x, held = x.contiguous(), self.held.get(name)
+        if held is not None and held[0].data_ptr() == x.data_ptr() and held[0].shape == x.shape:
+            return
+        self.held.pop(name, None)  # broken off here, it is bound again
+        tensor = ov.Tensor(x.numpy(), shared_memory=True)
+        self.request.set_tensor(name, tensor)
+        self.held[name] = x, tensor
+
+    def keep(self, laid: Laid) -> None:
+        """Keep what later states follow from, of the last pass."""
+        outputs = range(2, len(self.request.model_outputs))  # behind logits and hidden states
+        made = [torch.from_numpy(self.request.get_output_tensor(i).data) for i in outputs]
+        self.states.keep(laid, made)
+
+
 class Kept:
     """States behind beginnings of texts, for others that begin alike. Of more than MEMORY bytes
     those go first that have not been used for longest."""
@@ -183,7 +191,9 @@ class Kept:
 
     def longest(self, tokens: list[int], salt: Hashable) -> int:
         """Count the first of these tokens whose states are kept."""
-        counts = {len(text) for own, text in self.states if own == salt and len(text) <= len(tokens)}
+        counts = {
+            len(text) for own, text in self.states if own == salt and len(text) <= len(tokens)
+        }
         known = (n for n in sorted(counts, reverse=True) if (salt, (*tokens[:n],)) in self.states)
         return next(known, 0)
 
@@ -202,10 +212,11 @@ class Laid:
     the last."""
 
     def __init__(
-        self, places: list[int], pending: list[int], ids: list[list[int]], width: int
+        self, places: list[int], pending: list[int], ids: list[list[int]], width: int, sound: bool
     ) -> None:
         first, count = min(places), max(places) + 1 - min(places)
         self.span, self.width = slice(first, first + count), width
+        self.sound = sound  # no pass was broken off before this one
         self.tokens = torch.zeros(count, width, dtype=torch.long)
         behind = [0] * count
         spots: list[int] = []
@@ -219,7 +230,6 @@ class Laid:
         self.some = torch.tensor(sorted(place - first for place in places))
         self.whole = self.at.even and len(places) == count
         self.end = torch.empty(0)  # the sums of log decays at the rows' ends
-        self.sound = True
 
     def grid(self) -> dict[str, Tensor]:
         """Return the inputs that `export_states.Grid` describes."""

@@ -37,7 +37,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from foretoken.errors import RefusedError
 from foretoken.models.rows import BEYOND, CHUNK
-from foretoken.models.stock.cache import RaggedCache, has_own_attention
+from foretoken.models.stock.cache import RaggedCache, StateCalls, has_own_attention
 from foretoken.models.stock.positions import RUNNING, HeadHook, Running, count_by_row
 from foretoken.models.stock.recurrences import keep_by_row
 from foretoken.models.stock.sizes import is_long, switch_of
@@ -272,7 +272,7 @@ class Forward:
 
     @contextmanager
     def __call__(
-        self, cache: RaggedCache | None, needed: HeadHook | None = None
+        self, cache: RaggedCache | StateCalls | None, needed: HeadHook | None = None
     ) -> Iterator[PreTrainedModel]:
         """The twin, to be run over `cache`, its output layer only at the positions `needed`."""
         token = RUNNING.set(Running(cache, needed))

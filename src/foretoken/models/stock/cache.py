@@ -73,8 +73,7 @@ class RaggedLayer(DynamicLayer):
 
 
 class StateCalls:
-    """Methods that transformers' layers with states call during a forward, always those for blocks.
-    """
+    """Methods that transformers' layers with states call during a forward."""
 
     asking = -1  # the layer that asked for its state last
 

@@ -33,6 +33,7 @@ from foretoken.models.rows import (
     roomy,
     staying,
 )
+from foretoken.models.states import PASS, REWIND, in_parts
 from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
     BUCKET,
@@ -52,7 +53,6 @@ from foretoken.models.stock.sizes import (
     positions,
     switch_of,
 )
-from foretoken.models.states import PASS, REWIND, in_parts
 from foretoken.transfer import sent
 
 

@@ -81,7 +81,7 @@ def test_rows_that_join_move_go_back_and_leave_score_as_on_torch(
         elif act == "again":
             b = dice.randrange(len(lengths))
             lengths[b] = 0
-            both(lambda model: model.set_lengths(list(lengths)))
+            both(lambda model: model.set_lengths(list(lengths)))  # noqa: B023
         else:
             counts = [dice.choice([0, 1, 1, 5, 12, REWIND]) for _ in lengths]
             counts[dice.randrange(len(counts))] = dice.choice([1, 5, PASS, PASS + 9])
@@ -94,7 +94,7 @@ def test_rows_that_join_move_go_back_and_leave_score_as_on_torch(
             lengths = [
                 length + n - some for length, n, some in zip(lengths, counts, back, strict=True)
             ]
-            both(lambda model: model.set_lengths(list(lengths)))
+            both(lambda model: model.set_lengths(list(lengths)))  # noqa: B023
 
 
 def test_a_text_that_begins_alike_continues_where_states_are_kept(
@@ -203,7 +203,5 @@ def test_what_has_no_form_there_is_refused(name: str, reason: str) -> None:
 def test_a_triangle_is_solved_by_halves(W: int) -> None:
     A = torch.ones(1, 2, W, W)  # keys that repeat, whose powers would grow
     y = torch.randn(1, 2, W, 3, generator=torch.Generator().manual_seed(0))
-    exact = torch.linalg.solve_triangular(
-        A.double(), y.double(), upper=False, unitriangular=True
-    )
+    exact = torch.linalg.solve_triangular(A.double(), y.double(), upper=False, unitriangular=True)
     assert (by_halves(A, y) - exact).abs().max() < 1e-5

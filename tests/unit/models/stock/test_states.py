@@ -14,11 +14,10 @@ import foretoken
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.census import build
 from foretoken.models import states
-from foretoken.models.stock import cache
+from foretoken.models.states import PASS, REWIND, StateLayer
 from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import on_torch
-from foretoken.models.states import PASS, REWIND, StateLayer
 
 CPU = torch.device("cpu")
 H, DK, DV, K, C = 2, 4, 3, 4, 5  # heads, widths, taps of a window and its channels
