@@ -90,6 +90,7 @@ class RaggedCache(Places, DynamicCache):
         self.based = [0] * rows  # the length at which each row's states stand
         self.at: Any = None  # where a pass puts what its states follow from
         self.stateful = StateLayer()  # of the layer that asked for its state last
+        self.calls = 0  # of recurrences, that this layer has run
         self.lengths = [0] * rows
         self.long = [False] * rows  # which are read with the factors of long texts
         self.places = list(range(rows))
@@ -237,7 +238,7 @@ class RaggedCache(Places, DynamicCache):
         """None: a family then runs the form that it has for blocks, at every width."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        self.stateful = self.states[layer_idx]
+        self.stateful, self.calls = self.states[layer_idx], 0
 
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
@@ -254,11 +255,23 @@ class RaggedCache(Places, DynamicCache):
         return layer.window(str(state_idx), conv_states, size, self.at, self.rows)
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Keep nothing: a recurrence of ours has. Raises RefusedError where none was run."""
+        if not self.calls:
+            raise RefusedError(
+                "a layer computes its states by a function that is not known here, and which would "
+                f"begin each block at nothing; {INSTEAD}"
+            )
         return recurrent_states
 
     def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
         """Run the recurrence of the layer that asked for its state last."""
+        self.calls += 1
         return self.stateful.recurrence(q, k, v, g, beta, self.at, self.rows)
+
+    def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
+        """Run the next selective scan of that layer."""
+        self.calls += 1
+        return self.stateful.scan(q, k, u, t, A, self.calls - 1, self.at, self.rows)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.end, 0
