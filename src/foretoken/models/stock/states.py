@@ -119,7 +119,15 @@ class StateLayer:
         return out + _dots(q, c, k, c).tril() @ u
 
     def scan(
-        self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor, call: int, at: Cursor, rows: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        u: Tensor,
+        t: Tensor,
+        A: Tensor,
+        call: int,
+        at: Cursor,
+        rows: int,
     ) -> Tensor:
         """Return o_t = S_t q_t, `[B, W, C]`, of states S_t = exp(t_t A) S_(t-1) + u_t k_t^T of C
         channels (arXiv 2312.00752), and keep what these follow from.

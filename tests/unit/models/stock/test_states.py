@@ -25,7 +25,8 @@ A = -(1 + torch.arange(DV * DK).reshape(DV, DK).double() % 5)  # decays of a sca
 FAMILIES = ["Lfm2ForCausalLM", "Qwen3_5ForCausalLM", "KimiLinearForCausalLM", "BambaForCausalLM"]
 OTHERS = ["Lfm3ForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM", "Mamba2ForCausalLM"]
 OTHERS += ["Qwen3NextForCausalLM", "Lfm2MoeForCausalLM", "GraniteMoeHybridForCausalLM"]
-OTHERS += ["BailingHybridForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration"]
+OTHERS += ["JambaForCausalLM", "ZambaForCausalLM", "MambaForCausalLM", "BailingHybridForCausalLM"]
+OTHERS += ["Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration"]
 
 
 class Token:
