@@ -178,9 +178,9 @@ def test_rows_move_with_tokens_pending(name: str) -> None:
     rows.drafts(5)
     rows.back([22, 5, 66, 8])
     rows.become([2, 3, 0, 0, 1])
-    rows.drafts(1)
     rows.drafts(5)
-    rows.back([len(text) - b for b, text in enumerate(rows.texts)])
+    rows.drafts(1)
+    rows.back([len(text) - b for b, text in enumerate(rows.texts)])  # also behind the last pass
     rows.become([0, 2, 4])
     spoil(rows.model)
     rows.drafts(4)
