@@ -134,7 +134,7 @@ class StateLayer:
 
         Args:
             q: `[B, W, N]`, as are the keys k; the inputs u and steps t `[B, W, C]`.
-            A: Decays `[C, N]`, below 0.
+            A: Decays `[C, N]`, below 0: kept by place, as a row without tokens knows none.
             call: The number of this scan in the layer.
             at: Where the new tokens go.
             rows: Rows for which arrays are made.
@@ -237,7 +237,7 @@ def _behind(own: Arrays, to: Tensor) -> Tensor:
     row = torch.arange(len(to), device=index.device)[:, None]
     t, u, k = (torch.where(there, own[name][row, 0, index], 0) for name in "tuk")
     S = torch.where(sent(near, index.device)[:, None, None], own["L"], own["S"])
-    return _steps(S, own["A"][0], t, u, k)[0]
+    return _steps(S, own["A"], t, u, k)[0]
 
 
 def _steps(

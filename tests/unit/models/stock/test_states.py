@@ -215,6 +215,17 @@ def test_a_row_goes_back_over_several_passes(kind: str) -> None:
     assert drafted(kind) < 1e-12
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_base_moves_while_another_row_begins_again(kind: str) -> None:
+    texts = Texts(kind, 0, torch.float64)
+    texts.join([PASS + 20, PASS - 4])
+    texts.score(texts.cache, texts.rows, [[], texts.draw(20)])
+    texts.back([0, len(texts.rows[1])])
+    texts.score(texts.cache, texts.rows, [texts.draw(20), texts.draw(20)])
+    assert texts.cache.based[0] == 0 < texts.cache.based[1]
+    assert texts.worst < 1e-12
+
+
 PLANTED: dict[str, tuple[str, Any]] = {
     "what is kept does not move with the base": ("_shift", lambda x, tokens, axis: None),
     "bases move too far": ("folds", lambda n, w: [x if x + w > PASS else 0 for x in n]),
