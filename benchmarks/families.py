@@ -43,6 +43,19 @@ of yours runs, on OpenVINO too. This page is made by `python benchmarks/families
   `generate` reads them, for code that takes blocks only at the start of a text, or whose texts
   depend on where the prompt ends; draft tokens save no passes.
 - "Not from ids": its own `generate` needs a picture or a sound.
+
+Batches share passes over states too, where these are windows of convolutions, or recurrences that a
+family computes by a function of its own name. Other states are not ours to take back, and run one
+row in a pass:
+
+- MiniMax: lightning attention is a loop within its layers, over a class of cache that its forward
+  insists on.
+- RecurrentGemma: its layers themselves hold their states, and begin each block's convolution anew.
+- RWKV, xLSTM: loops and kernels of their own, whose states are one for all layers.
+- Zaya: it keeps the last token's values, of a block with its padding.
+- Inkling: windows alone, but its attention counts from one length for all rows.
+- Qwen4-exp, GLM5-next: recurrences as above, beside attention that also keeps an index of its
+  tokens. DeepSeek-V4, Unlimited-OCR: attention over what they make of several tokens.
 """
 
 

@@ -88,7 +88,7 @@ def test_two_models_interleaved() -> None:
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 REFUSED = {
-    "Mamba": ("MambaConfig", "MambaForCausalLM", {}, "mamba .*is not exact"),
+    "RWKV": ("RwkvConfig", "RwkvForCausalLM", {}, "rwkv .*is not exact"),
     "RecurrentGemma": (
         "RecurrentGemmaConfig",
         "RecurrentGemmaForCausalLM",

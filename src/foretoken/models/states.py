@@ -9,6 +9,10 @@ recurrence S_t = decay_t * S_(t-1) + k_t u_t^T, so that after any of them
 where c_i sums the log decays up to token i. Neither k, u nor c of a token depends on tokens behind
 it: a rejected token leaves nothing. A pass reads S_0 and these; the base moves ("folds") only where
 they get too many, and never to within `REWIND` tokens of a row's end. It does not know families.
+
+The states of a selective scan have a decay for each of their numbers, and no such sum: their steps
+are run again, from the state that the last pass began with, or where a row went back behind it,
+from the base.
 """
 
 from __future__ import annotations
@@ -101,16 +105,66 @@ class StateLayer:
             self.arrays[name][at.row, :, at.slots] = x.transpose(1, 2)
         return out
 
+    def scan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        u: Tensor,
+        t: Tensor,
+        A: Tensor,
+        call: int,
+        at: Cursor,
+        rows: int,
+    ) -> Tensor:
+        """Return o_t = S_t q_t, `[B, W, C]`, of states S_t = exp(t_t A) S_(t-1) + u_t k_t^T of C
+        channels (arXiv 2312.00752), and keep what these follow from.
+
+        Args:
+            q: `[B, W, N]`, as are the keys k; the inputs u and steps t `[B, W, C]`.
+            A: Decays `[C, N]`, below 0: kept by place, as a row without tokens knows none.
+            call: The number of this scan in the layer.
+            at: Where the new tokens go.
+            rows: Rows for which arrays are made.
+        """
+        B, _, N = k.shape
+        if f"S{call}" not in self.arrays:
+            C = u.shape[2]
+            shapes = {"S": (C, N), "L": (C, N), "A": (C, N)}
+            shapes |= {"k": (1, REACH, N), "u": (1, REACH, C), "t": (1, REACH, C)}
+            for name, shape in shapes.items():
+                self.arrays[name + str(call)] = u.new_zeros(rows, *shape)
+            self.arrays[f"n{call}"] = torch.zeros(rows, dtype=torch.long)  # on the host
+        own = self._scanned(call, slice(B))
+        own["A"].copy_(A.expand(B, -1, -1))
+        pending = torch.tensor(at.counts)
+        S = _behind(own, pending)
+        own["L"].copy_(S)
+        own["n"].copy_(pending)
+        for name, x in (("k", k), ("u", u), ("t", t)):
+            self.arrays[name + str(call)][at.row, 0, at.slots] = x
+        return _steps(S, A, t, u, k, q)[1]
+
+    def _scanned(self, call: int, rows: slice) -> Arrays:
+        """Return what is kept of one scan in these places: states S at the base and L behind n
+        pending tokens, where the last pass began."""
+        return {name: self.arrays[name + str(call)][rows] for name in "SLAkutn"}
+
     def fold(self, tokens: Tensor, first: int = 0) -> None:
         """Move the bases of rows, in places from `first` on, by so many tokens `[B]`."""
         rows = slice(first, first + len(tokens))
+        for call in range(sum(name[0] == "n" for name in self.arrays)):
+            own, to = self._scanned(call, rows), tokens.cpu()
+            own["S"].copy_(_behind(own, to))
+            late = (own["n"] < to).to(tokens.device)[:, None, None]
+            own["L"].copy_(torch.where(late, own["S"], own["L"]))
+            own["n"].sub_(to).clamp_(min=0)
         arrays = {name: x[rows] for name, x in self.arrays.items()}
         if "S" in arrays:
             fold(arrays["S"], arrays["k"], arrays["u"], self.sums(rows), tokens)
         if "c" in arrays:
             arrays["c"].sub_(_at(arrays["c"], tokens - 1))
         for name, x in arrays.items():
-            if name != "S":
+            if name[0] in "kuct" or name.isdigit():
                 _shift(x, tokens, 1 if name.isdigit() else 2)
 
     def sums(self, rows: slice) -> Tensor:
@@ -122,6 +176,7 @@ class Cursor:
     """Where the tokens of a pass go: behind the pending ones of each place."""
 
     def __init__(self, pending: list[int], width: int, device: torch.device) -> None:
+        self.counts = pending
         self.most, self.even = max(pending), min(pending) == max(pending)
         self.pending = torch.tensor(pending, device=device)
         self.row = torch.arange(len(pending), device=device)[:, None]
@@ -307,6 +362,32 @@ def by_halves(A: Tensor, y: Tensor) -> Tensor:
         inverse = inverse - inverse @ torch.where(between, A, 0) @ inverse
         size *= 2
     return inverse @ y
+
+
+def _behind(own: Arrays, to: Tensor) -> Tensor:
+    """States of a scan behind so many pending tokens `[B]` of each place, a tensor on the host."""
+    near = own["n"] <= to
+    begin = torch.where(near, own["n"], 0)
+    steps = int((to - begin).max())
+    index = (to - steps)[:, None] + torch.arange(steps)
+    there = sent(index >= begin[:, None], own["S"].device)[:, :, None]
+    index = sent(index.clamp(min=0), own["S"].device)
+    row = torch.arange(len(to), device=index.device)[:, None]
+    t, u, k = (torch.where(there, own[name][row, 0, index], 0) for name in "tuk")
+    S = torch.where(sent(near, index.device)[:, None, None], own["L"], own["S"])
+    return _steps(S, own["A"], t, u, k)[0]
+
+
+def _steps(
+    S: Tensor, A: Tensor, t: Tensor, u: Tensor, k: Tensor, q: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the state behind some tokens, and what q reads of each."""
+    out = u.new_zeros(u.shape)
+    for i in range(u.shape[1]):
+        S = (t[:, i, :, None] * A).exp_() * S + u[:, i, :, None] * k[:, i, None]
+        if q is not None:
+            out[:, i] = (S @ q[:, i, :, None])[..., 0]
+    return S, out
 
 
 def _shift(x: Tensor, tokens: Tensor, axis: int) -> None:

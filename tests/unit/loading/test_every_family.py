@@ -61,6 +61,7 @@ RUNS = [
     "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration",
     "HrmTextForCausalLM",
+    "JambaForCausalLM",
     "LlamaForCausalLM",
     "M2M100ForConditionalGeneration",
     "MarianMTModel",
@@ -73,8 +74,6 @@ RUNS = [
 ]
 BY_ROW = [
     "FSMTForConditionalGeneration",
-    "JambaForCausalLM",
-    "MambaForCausalLM",
     "PaliGemmaForConditionalGeneration",
     "RwkvForCausalLM",
     "xLSTMForCausalLM",

@@ -108,6 +108,7 @@ class TracedCache(StateCalls, DynamicCache):
     def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
         if g.shape[3] != 1:
             raise RefusedError("decays by channel have no form on OpenVINO")
+        self.calls += 1
         i, first = len(self.used.recurrences), sum(H for _, H, _, _ in self.used.recurrences)
         Hk, H, Dk, Dv = k.shape[1], v.shape[1], k.shape[3], v.shape[3]
         self.used.recurrences.append((Hk, H, Dk, Dv))
@@ -124,6 +125,9 @@ class TracedCache(StateCalls, DynamicCache):
         self.new["c"].append(c.float())
         self.new["ku"] += [finite(k), finite(u)]
         return self.grid.flat(out.transpose(1, 2))[:, :, None]
+
+    def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
+        raise RefusedError("selective scans have no form on OpenVINO")
 
     def _by_row(self, x: Tensor) -> Tensor:
         """`[N, H, 1, D]` -> `[B, H, W, D]`."""

@@ -76,6 +76,7 @@ class StateCalls:
     """Methods that transformers' layers with states call during a forward."""
 
     asking = -1  # the layer that asked for its state last
+    calls = 0  # of recurrences, that this layer has run
 
     def window(self, x: Tensor, layer: int, name: str, size: int) -> Tensor:
         """Return new inputs `[B, C, W]` of a convolution behind those before them, `size` - 1 or
@@ -86,11 +87,15 @@ class StateCalls:
         """Run the recurrence (`states.advanced`) of the layer that asked for its state last."""
         raise NotImplementedError
 
+    def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
+        """Run the next selective scan (`StateLayer.scan`) of that layer."""
+        raise NotImplementedError
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """None: a family then runs the form that it has for blocks, at every width."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        self.asking = layer_idx
+        self.asking, self.calls = layer_idx, 0
 
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
@@ -106,6 +111,12 @@ class StateCalls:
         return self.window(conv_states, layer_idx, str(state_idx), kwargs["conv_kernel_size"])
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Keep nothing: a recurrence of ours has. Raises RefusedError where none was run."""
+        if not self.calls:
+            raise RefusedError(
+                "a layer computes its states by a function that is not known here, and which would "
+                f"begin each block at nothing; {INSTEAD}"
+            )
         return recurrent_states
 
 
@@ -260,7 +271,12 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         return self.states[layer].window(name, x, size, self.at, self.rows)
 
     def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
+        self.calls += 1
         return self.states[self.asking].recurrence(q, k, v, g, beta, self.at, self.rows)
+
+    def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
+        self.calls += 1
+        return self.states[self.asking].scan(q, k, u, t, A, self.calls - 1, self.at, self.rows)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.end, 0

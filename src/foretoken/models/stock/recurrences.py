@@ -69,10 +69,35 @@ def mamba2(
     return y.to(hidden_states.dtype).contiguous(), out
 
 
+def mamba(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = True,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Mamba's selective scan: `hidden_states`, dt and the gate z `[B, C, W]`, B and C `[B, N, W]`.
+    Some families run one for each of their heads."""
+    x, dt, k, q = (_wide(y).transpose(1, 2) for y in (hidden_states, dt, B, C))
+    dt = dt if delta_bias is None else dt + _wide(delta_bias)
+    dt = F.softplus(dt) if delta_softplus else dt
+    y = RUNNING.get().cache.scan(q, k, x * dt, dt, _wide(A))
+    y = y if D is None else y + x * _wide(D)
+    y = y if z is None else y * F.silu(_wide(z).transpose(1, 2))
+    return y.transpose(1, 2).to(hidden_states.dtype), y
+
+
 OURS: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": delta_rule,
     "chunk_kimi_delta_attention": delta_rule,
     "mamba2_chunk_scan": mamba2,
+    "mamba_selective_scan": mamba,
 }
 
 

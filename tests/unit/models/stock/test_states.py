@@ -21,15 +21,17 @@ from foretoken.models.stock.selfcheck import on_torch
 
 CPU = torch.device("cpu")
 H, DK, DV, K, C = 2, 4, 3, 4, 5  # heads, widths, taps of a window and its channels
+A = -(1 + torch.arange(DV * DK).reshape(DV, DK).double() % 5)  # decays of a scan
 FAMILIES = ["Lfm2ForCausalLM", "Qwen3_5ForCausalLM", "KimiLinearForCausalLM", "BambaForCausalLM"]
 OTHERS = ["Lfm3ForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM", "Mamba2ForCausalLM"]
 OTHERS += ["Qwen3NextForCausalLM", "Lfm2MoeForCausalLM", "GraniteMoeHybridForCausalLM"]
-OTHERS += ["BailingHybridForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration"]
+OTHERS += ["JambaForCausalLM", "ZambaForCausalLM", "MambaForCausalLM", "BailingHybridForCausalLM"]
+OTHERS += ["Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration"]
 
 
 class Token:
     """The inputs of one token, float64. `kind`: with a delta rule or without, decays by channel or
-    by head; `steep`: these are very small."""
+    by head, or a scan for each head. Most keep what is behind them, some nearly nothing."""
 
     def __init__(self, kind: str, dice: random.Random) -> None:
         make = torch.Generator().manual_seed(dice.randrange(2**31))
@@ -38,13 +40,15 @@ class Token:
         )
         self.q, self.k, self.v, self.x = normal(H, DK), normal(H, DK), normal(H, DV), normal(C)
         self.k /= self.k.norm(dim=1, keepdim=True)
-        steep = 30 if dice.random() < 0.1 else 1
+        steep = 30 if dice.random() < 0.03 else 0.02  # else a base would soon be seen no more
         self.g = -steep * normal(H, DK if "channel" in kind else 1).abs()
         self.beta = normal(H, 1).sigmoid() if "delta" in kind else None
+        self.t = steep * normal(H, DV).abs() if "scan" in kind else None
 
     def after(self, S: Tensor) -> Tensor:
         """The state behind this token: the rule itself."""
-        S = S * self.g.exp()[:, :, None]
+        decays = self.g[:, :, None] if self.t is None else (self.t[:, :, None] * A).transpose(1, 2)
+        S = S * decays.exp()
         u = self.v
         if self.beta is not None:
             u = self.beta * (self.v - torch.einsum("hkv,hk->hv", S, self.k))
@@ -77,10 +81,15 @@ class Texts:
         cache.prepare(width)
         padded = [blocks[b] + self.draw(width - len(blocks[b])) for b in cache.order]
         q, k, v, g = (self.stacked(padded, name) for name in "qkvg")
-        beta = self.stacked(padded, "beta") if "delta" in self.kind else None
         x = torch.stack([torch.stack([t.x for t in row], 1) for row in padded]).to(self.dtype)
         cache.get_recurrent_state(0)
-        out = cache.recurrence(q, k, v, g, beta)
+        if "scan" in self.kind:
+            t = self.stacked(padded, "t")
+            each = zip(*(x.unbind(1) for x in (q, k, v, t)), strict=True)
+            out = torch.stack([cache.scan(*inputs, A.to(self.dtype)) for inputs in each], 1)
+        else:
+            beta = self.stacked(padded, "beta") if "delta" in self.kind else None
+            out = cache.recurrence(q, k, v, g, beta)
         seen = cache.update_conv_state(x, 0, conv_kernel_size=K)
         for place, b in enumerate(cache.order):
             for at, token in enumerate(blocks[b]):
@@ -150,7 +159,7 @@ def walked(kind: str, steps: int, seed: int = 0, dtype: torch.dtype = torch.floa
     return texts.worst
 
 
-KINDS = ["delta by head", "delta by channel", "by head", "by channel"]
+KINDS = ["delta by head", "delta by channel", "by head", "by channel", "scans"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,9 +185,23 @@ def test_equal_keys_that_are_never_forgotten() -> None:
     assert texts.worst < 1e-5
 
 
-def drafted() -> float:
+@pytest.mark.parametrize("kind", KINDS)
+def test_decays_below_what_a_quotient_could_hold(kind: str) -> None:
+    """All of -30: over a block exp(c_i) exp(-c_j) would be 0 times infinity."""
+    texts = Texts(kind, 0, torch.float32)
+    texts.join([3, 40])
+    for width in (16, PASS, 1):
+        blocks = [texts.draw(width), texts.draw(width)]
+        for token in (token for block in blocks for token in block):
+            token.g = torch.full_like(token.g, -30.0)
+            token.t = None if token.t is None else torch.full_like(token.t, 30.0)
+        texts.score(texts.cache, texts.rows, blocks)
+    assert texts.worst < 1e-5
+
+
+def drafted(kind: str = "delta by head") -> float:
     """Draft tokens one by one, past where a base moves, all rejected."""
-    texts = Texts("delta by head", 0, torch.float64)
+    texts = Texts(kind, 0, torch.float64)
     texts.join([PASS - 4])
     for _ in range(16):
         texts.score(texts.cache, texts.rows, [texts.draw(1)])
@@ -187,14 +210,32 @@ def drafted() -> float:
     return texts.worst
 
 
-def test_a_row_goes_back_over_several_passes() -> None:
-    assert drafted() < 1e-12
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_goes_back_over_several_passes(kind: str) -> None:
+    assert drafted(kind) < 1e-12
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_base_moves_while_another_row_begins_again(kind: str) -> None:
+    texts = Texts(kind, 0, torch.float64)
+    texts.join([PASS + 20, PASS - 4])
+    texts.score(texts.cache, texts.rows, [[], texts.draw(20)])
+    texts.back([0, len(texts.rows[1])])
+    texts.score(texts.cache, texts.rows, [texts.draw(20), texts.draw(20)])
+    texts.back([0, 70])  # before the last pass
+    texts.score(texts.cache, texts.rows, [texts.draw(1), texts.draw(1)])
+    assert texts.cache.based[0] == 0 < texts.cache.based[1]
+    assert texts.worst < 1e-12
+
+
+OWN_AT: Any = states._at
 PLANTED: dict[str, tuple[str, Any]] = {
     "what is kept does not move with the base": ("_shift", lambda x, tokens, axis: None),
     "bases move too far": ("REWIND", 0),
     "the decay before a token is missing": ("_at", lambda c, index: c.new_zeros(1)),
+    "a base is not made smaller": ("_at", lambda c, index: OWN_AT(c, index) * 0.9),
+    "a scan forgets its pending tokens": ("_behind", lambda own, to: own["S"]),
+    "a scan goes on where the last pass began": ("_behind", lambda own, to: own["L"]),
 }
 
 
@@ -203,7 +244,8 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     name, planted = PLANTED[bug]
     monkeypatch.setattr(states, name, planted)
     try:
-        worst = max(walked("delta by head", 40), drafted())
+        kind = "scans" if "scan" in bug else "delta by head"
+        worst = max(walked(kind, 40), drafted(kind))
     except (IndexError, RuntimeError):
         return
     assert worst > 1e-3

@@ -1,0 +1,343 @@
+"""Families with states of their own, as tiny random models: every logit over our cache is that of
+the stock model's forward of the whole text, whatever passes, rollbacks and mates there were."""
+
+from __future__ import annotations
+
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.errors import RefusedError
+from foretoken.lab.census import build
+from foretoken.models.states import PASS, REWIND, StateLayer
+from foretoken.models.stock import recurrences
+from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.selfcheck import check
+
+# How near a family is in float64, if it runs there (not the product of experts by groups): to the
+# rounding of norms and states that its own code computes in float32. Those of SOME are quick.
+SOME = {"Qwen3_5": 1e-6, "NemotronH": None, "FalconH1": 1e-6, "Lfm3": 1e-13}
+SOME |= {"Jamba": None}
+MORE = {"Qwen3Next": None, "KimiLinear": None, "GraniteMoeHybrid": None, "Bamba": 1e-6}
+MORE |= {"Zamba2": 1e-6, "Lfm2": 1e-13, "Lfm2Moe": None, "FalconMamba": 1e-6, "Zamba": 1e-6}
+MORE |= {"OlmoHybrid": 1e-6, "Mamba": 1e-6}
+ALL = SOME | MORE
+NEAR = 3e-5  # of the spread, in float32, of which stock forwards of Zamba themselves miss 1e-5
+TAPS = {"Lfm2": 3, "Lfm2Moe": 3, "Lfm3": 7}  # of windows; else 4
+TEXT = [3 + (i * i + i // 3) % 47 for i in range(400)]
+Texts = list[list[int]]
+
+families = pytest.mark.parametrize(
+    "name", [*SOME, *(pytest.param(name, marks=pytest.mark.prove) for name in MORE)]
+)
+moe = pytest.mark.parametrize("name", ["GraniteMoeHybrid", "Lfm2Moe"])
+
+
+@cache
+def network(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    return build(f"{name}ForCausalLM").to(dtype)
+
+
+class Rows:
+    """Rows of a model and their texts; `worst`: how far a logit was from a forward of its text."""
+
+    def __init__(self, model: Any, texts: Texts) -> None:
+        self.stock, self.model = model, CausalModel(model)
+        self.texts, self.worst = [list(text) for text in texts], 0.0
+        self.model.start(texts)
+
+    def score(self, blocks: Texts) -> list[Tensor]:
+        """Read blocks and compare the logits of all their tokens, which are returned by row."""
+        logits = self.model.score(blocks, [len(block) for block in blocks])
+        self.texts = [text + block for text, block in zip(self.texts, blocks, strict=True)]
+        some = [logits[b, : len(block)] for b, block in enumerate(blocks)]
+        for whole, text, own in zip(wholes(self.stock, self.texts), self.texts, some, strict=True):
+            if len(own):
+                expected = whole[len(text) - len(own) : len(text)]
+                self.worst = max(self.worst, apart(own, expected))
+        return some
+
+    def back(self, lengths: list[int]) -> None:
+        self.model.set_lengths(lengths)
+        self.texts = [text[:n] for text, n in zip(self.texts, lengths, strict=True)]
+
+    def become(self, rows: list[int]) -> None:
+        self.model.permute(rows)
+        self.texts = [self.texts[b] for b in rows]
+
+    def drafts(self, width: int) -> None:
+        """Read so many more tokens in every row, others in each."""
+        ends = [len(text) + 7 * b for b, text in enumerate(self.texts)]
+        self.score([[TEXT[(end + i) % len(TEXT)] for i in range(width)] for end in ends])
+
+
+def wholes(model: Any, texts: Texts) -> list[Tensor]:
+    """The logits of whole texts, by stock forwards without a cache; a forward from the beginning
+    is causal, so that padding on the right does no harm."""
+    made: list[Tensor] = []
+    longest = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+    with torch.inference_mode():
+        for some in ids.split(64):
+            made += model(input_ids=some, use_cache=False).logits
+    return made
+
+
+def apart(logits: Tensor, expected: Tensor) -> float:
+    difference = (logits - expected).abs().max() / (expected.max() - expected.min())
+    return float(difference.nan_to_num(torch.inf))
+
+
+def arrays(model: CausalModel) -> list[tuple[str, Tensor]]:
+    parts = [part for part in model.cache.filled() if isinstance(part, StateLayer)]
+    return [each for part in parts for each in part.arrays.items()]
+
+
+@torch.inference_mode()
+def spoil(model: CausalModel) -> None:
+    """Put NaN in what is kept of no row and no token."""
+    cache = model.cache
+    cache.close()
+    for key, x in arrays(model):
+        if x.is_floating_point():
+            x[len(cache.lengths) :] = torch.nan
+        for place, b in enumerate(cache.order if key[0] in "kuct" else []):
+            x[place, :, cache.lengths[b] - cache.based[b] :] = torch.nan
+
+
+@families
+def test_widths_are_token_by_token(name: str) -> None:
+    """All widths up to 9 behind one text, in every type that the family runs in."""
+    for dtype, near in ((torch.float32, NEAR), (torch.float64, ALL[name])):
+        if near is None:
+            continue
+        rows = Rows(network(name, dtype), [TEXT[:11], TEXT[5:18]])
+        starts, alone = [11, 13], []
+        blocks = [TEXT[50:59], TEXT[70:79]]
+        for i in range(9):
+            alone.append(rows.score([block[i : i + 1] for block in blocks]))
+        for width in range(1, 10):
+            rows.back(starts)
+            for b, own in enumerate(rows.score([block[:width] for block in blocks])):
+                single = torch.cat([each[b] for each in alone[:width]])
+                rows.worst = max(rows.worst, apart(own, single))
+        assert rows.worst < near
+
+
+@families
+def test_prompts_shorter_than_a_window(name: str) -> None:
+    """Rows of 0, 1, 2, K-2, K-1 and K tokens go on token by token."""
+    taps = TAPS.get(name, 4)
+    texts = [TEXT[b : b + n] for b, n in enumerate((0, 1, 2, taps - 2, taps - 1, taps))]
+    rows = Rows(network(name), texts)
+    for _ in range(taps + 2):
+        rows.drafts(1)
+    rows.drafts(3)
+    assert rows.worst < NEAR
+
+
+@families
+def test_blocks_of_different_widths_in_a_pass(name: str) -> None:
+    """Padding moves no state; passes are also exactly as wide as the base allows, and wider."""
+    rows = Rows(network(name), [TEXT[:9], TEXT[3:4], TEXT[6:30], []])
+    rows.score([[], [5], TEXT[20:25], TEXT[40:52]])
+    rows.drafts(2)
+    for width in (REWIND, PASS, PASS + 1):
+        blocks = [TEXT[b : b + n] for b, n in enumerate((width, 1, 0, width - 1))]
+        rows.score(blocks)
+        rows.drafts(1)
+    assert rows.worst < NEAR
+
+
+@families
+def test_any_number_of_draft_tokens_may_be_accepted(name: str) -> None:
+    """All from none to all of four, in any pair of steps, then passes of one and five tokens."""
+    outcomes = list(product(range(6), repeat=2))
+    rows = Rows(network(name), [TEXT[:7]] * len(outcomes))
+    for step in range(2):
+        lengths = [len(text) for text in rows.texts]
+        rows.drafts(5)
+        rows.back([n + kept[step] for n, kept in zip(lengths, outcomes, strict=True)])
+    for width in (1, 5):
+        rows.drafts(width)
+    assert rows.worst < NEAR
+
+
+@families
+def test_rows_move_with_tokens_pending(name: str) -> None:
+    """They repeat, leave and change places behind a rollback, beside places that hold NaN."""
+    rows = Rows(network(name), [TEXT[:20], TEXT[3:8], TEXT[9:70], TEXT[:4]])
+    rows.drafts(5)
+    rows.back([22, 5, 66, 8])
+    rows.become([2, 3, 0, 0, 1])
+    rows.drafts(5)
+    rows.drafts(1)
+    rows.back([len(text) - b for b, text in enumerate(rows.texts)])  # also behind the last pass
+    rows.become([0, 2, 4])
+    spoil(rows.model)
+    rows.drafts(4)
+    rows.back([len(text) - 3 for text in rows.texts])
+    rows.become([1, 1, 0])
+    rows.drafts(REWIND)
+    assert rows.worst < NEAR
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", ALL)
+def test_two_thousand_tokens_in_random_blocks(name: str) -> None:
+    """Differences do not grow with the text."""
+    dice, model = random.Random(0), network(name)
+    text = [dice.randrange(3, 60) for _ in range(2000)]
+    (whole,) = wholes(model, [text])
+    ours, at, worst = CausalModel(model), 0, [0.0, 0.0]
+    ours.start([[]])
+    while at < len(text):
+        block = text[at : at + dice.choice([1, 2, 5, 9, 40, PASS, 100])]
+        wrong = block[: dice.randint(0, 20)] + [2] * dice.randint(1, 6)
+        ours.score([wrong], [1])
+        ours.set_lengths([at])
+        logits = ours.score([block], [len(block)])[0]
+        late, expected = 2 * at > len(text), whole[at : at + len(block)]
+        worst[late] = max(worst[late], apart(logits, expected))
+        at += len(block)
+    assert max(worst) < NEAR and worst[1] < 5 * worst[0]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", SOME)
+def test_any_three_steps(name: str) -> None:
+    outcomes = list(product(range(6), repeat=3))
+    rows = Rows(network(name), [TEXT[:7]] * len(outcomes))
+    for step in range(3):
+        lengths = [len(text) for text in rows.texts]
+        rows.drafts(5)
+        rows.back([n + kept[step] for n, kept in zip(lengths, outcomes, strict=True)])
+    rows.drafts(5)
+    assert rows.worst < NEAR
+
+
+@pytest.mark.parametrize("name", ["NemotronH", "Zamba2"])
+def test_time_steps_have_their_floor_at_every_width(name: str) -> None:
+    """Stock functions for single tokens have none."""
+    model = deepcopy(network(name))
+    with torch.no_grad():
+        for part in model.modules():
+            if hasattr(part, "dt_bias"):
+                part.dt_bias.fill_(-9.0)
+    rows = Rows(model, [TEXT[:9]])
+    for width in (1, 4, 1, 1):
+        rows.drafts(width)
+    assert rows.worst < NEAR
+
+
+def test_a_text_in_two_blocks_over_the_stock_cache_is_no_reference() -> None:
+    """Negative control: transformers' own scan begins the second at nothing."""
+    model = network("Jamba")
+    (whole,) = wholes(model, [TEXT[:8]])
+    with torch.inference_mode():
+        kept = model(input_ids=torch.tensor([TEXT[:3]]), use_cache=True).past_key_values
+        stock = model(input_ids=torch.tensor([TEXT[3:8]]), past_key_values=kept).logits[0]
+    rows = Rows(model, [TEXT[:3]])
+    rows.score([TEXT[3:8]])
+    assert apart(stock, whole[3:]) > 0.01 and rows.worst < NEAR
+
+
+def test_positions_of_several_axes() -> None:
+    rows = Rows(build("Qwen3_5ForConditionalGeneration"), [TEXT[:1], TEXT[2:40], []])
+    for width in (5, 1, 3):
+        rows.drafts(width)
+    assert rows.worst < NEAR
+
+
+@moe
+def test_experts_do_not_see_mates(name: str) -> None:
+    alone, among = (
+        Rows(network(name), [TEXT[:9]]),
+        Rows(network(name), [TEXT[:9], TEXT[2:70], []]),
+    )
+    (own,) = alone.score([TEXT[9:12]])
+    (mates, *_) = among.score([TEXT[9:12], [4], TEXT[:12]])
+    assert apart(mates, own) < 1e-6 and among.worst < NEAR
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5", "Bamba", "Jamba", "KimiLinear"])
+def test_states_are_float32_in_a_bfloat16_model(name: str) -> None:
+    model = CausalModel(network(name, torch.bfloat16))
+    model.start([TEXT[:9], []])
+    logits = model.score([[5], [6, 7]], [1, 1])
+    assert logits.dtype == torch.bfloat16 and bool(logits.isfinite().all())
+    kinds = {key[0]: x.dtype for key, x in arrays(model)}
+    assert kinds["S"] == kinds["k"] == kinds["u"] == torch.float32
+    assert kinds.get("c", torch.float64) == torch.float64 and kinds["0"] == torch.bfloat16
+
+
+def test_two_runs_of_one_model_in_two_threads() -> None:
+    """And the user's own `generate` beside them, before and after."""
+    model = network("Qwen3_5")
+
+    def written() -> list[int]:
+        ids = torch.tensor([TEXT[:6]])
+        return model.generate(ids, max_new_tokens=8, do_sample=False)[0].tolist()
+
+    def run(seed: int) -> float:
+        rows, dice = Rows(model, [TEXT[seed:9], TEXT[: 3 + seed]]), random.Random(seed)
+        for _ in range(12):
+            rows.drafts(dice.randint(1, 5))
+            rows.back([len(text) - dice.randint(0, 2) for text in rows.texts])
+        return rows.worst
+
+    before = written()
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(run, seed) for seed in (1, 2)]
+        between = written()
+        assert max(each.result() for each in runs) < NEAR
+    assert before == between == written()
+
+
+FUNCTIONS = {"Qwen3_5": "torch_chunk_gated_delta_rule", "KimiLinear": "chunk_kimi_delta_attention"}
+FUNCTIONS |= {"Bamba": "mamba2_chunk_scan", "Jamba": "mamba_selective_scan"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_ours_is_called_whatever_a_kernel_package_puts_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, function = network(name), FUNCTIONS[name]
+    rows = Rows(model, [])
+    calls, ours = [0], recurrences.OURS[function]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return ours(*args, **kwargs)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("it begins at nothing")
+
+    (whole,) = wholes(model, [TEXT[:12]])
+    monkeypatch.setitem(recurrences.OURS, function, counted)
+    monkeypatch.setattr(sys.modules[type(model).__module__], function, kernel)
+    recurrences._by_row.cache_clear()
+    rows.model.start([TEXT[:8]])
+    assert apart(rows.model.score([TEXT[8:12]], [4])[0], whole[8:12]) < NEAR
+    recurrences._by_row.cache_clear()
+    assert calls[0] and calls[0] % 2 == 0  # in each of two passes
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_mixer_that_calls_a_function_unknown_here_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(name)
+    monkeypatch.delitem(recurrences.OURS, FUNCTIONS[name])
+    recurrences._by_row.cache_clear()
+    with pytest.raises(RefusedError, match="by a function that is not known here"):
+        check(model)
+    recurrences._by_row.cache_clear()
