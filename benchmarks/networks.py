@@ -1,5 +1,5 @@
-"""Random Llama and T5 networks of any size, with peaked distributions and an agreement that can be
-chosen.
+"""Random Llama, Qwen3.5 and T5 networks of any size, with peaked distributions and an agreement
+that can be chosen.
 
 A small part of each, the core, writes into the residual stream at full size and the rest with size
 eps: a wide and a narrow network with the same core have nearly the same distribution, each at the
@@ -22,11 +22,14 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 HEAD = 64  # width of every attention head
+STATE = 128  # width of the keys and values of a recurrence
 WIDTH, INNER, HEADS = 64, 256, 2  # of the core, which has one layer
 
 # What each matrix maps (rows, columns), the spread of its core, and whether it writes into the
@@ -46,6 +49,13 @@ MATRICES: dict[str, tuple[str, str, float, bool]] = {
     "wi_1": ("inner", "width", 1 / WIDTH**0.5, False),
     "down": ("width", "inner", 3 / INNER**0.5, True),
     "wo": ("width", "inner", 3 / INNER**0.5, True),
+    # Qwen3.5's Gated DeltaNet
+    "in_proj_qkv": ("mixed", "width", 2 / WIDTH**0.5, False),
+    "in_proj_z": ("states", "width", 2 / WIDTH**0.5, False),
+    "in_proj_a": ("biases", "width", 1 / WIDTH**0.5, False),
+    "in_proj_b": ("biases", "width", 1 / WIDTH**0.5, False),
+    "conv1d": ("mixed", "taps", 0.7, False),
+    "out_proj": ("width", "states", 3 / (HEADS * STATE) ** 0.5, True),
     "relative_attention_bias": ("buckets", "biases", 3, False),
 }
 
@@ -78,6 +88,31 @@ def llama(width: int, layers: int, vocab: int, context: int) -> LlamaConfig:
     )
 
 
+def qwen(width: int, layers: int, vocab: int, context: int) -> Qwen3_5TextConfig:
+    """As Qwen3.5: of four layers three keep states; the last one attends, also where it is not a
+    fourth."""
+    heads = width // HEAD
+    attends = [i % 4 == 3 or i == layers - 1 for i in range(layers)]
+    return Qwen3_5TextConfig(
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        layer_types=["full_attention" if full else "linear_attention" for full in attends],
+        num_attention_heads=heads,
+        num_key_value_heads=heads if heads % 2 else max(HEADS, heads // 2),
+        head_dim=HEAD,
+        linear_num_key_heads=heads,
+        linear_num_value_heads=heads,
+        linear_key_head_dim=STATE,
+        linear_value_head_dim=STATE,
+        vocab_size=vocab,
+        max_position_embeddings=context,
+        rms_norm_eps=1e-6 * WIDTH / width,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
 def t5(width: int, layers: int, vocab: int, context: int) -> T5Config:
     """As of version 1.1. It takes any context."""
     return T5Config(
@@ -97,6 +132,7 @@ def t5(width: int, layers: int, vocab: int, context: int) -> T5Config:
 
 FAMILIES = {
     "llama": Family(LlamaForCausalLM, llama, tables=2, layer=15, aspect=1024 / 24),
+    "qwen": Family(Qwen3_5ForCausalLM, qwen, tables=2, layer=20.5, aspect=1024 / 20),
     "t5": Family(T5ForConditionalGeneration, t5, tables=1, layer=28.5, aspect=1024 / 16),
 }
 FAMILIES["random"] = FAMILIES["llama"]
@@ -156,12 +192,27 @@ def _set_norm(name: str, weight: Tensor, core: torch.Generator, config: Any) -> 
     the mass (about 3 nats of entropy come out, as in text). Its signs are random: where the output
     layer is the input's, a model would repeat its last token without them.
     """
+    if "linear_attn" in name:
+        return _set_states(name, weight, core)
     weight.fill_((WIDTH / len(weight)) ** 0.5)
     if name in ("model.norm.weight", "decoder.final_layer_norm.weight"):
         spread = math.sqrt(2 * math.log(config.vocab_size))
         scaled = getattr(config, "scale_decoder_outputs", False)
         weight *= spread * (len(weight) ** 0.5 if scaled else 1) / WIDTH**0.5
         weight[:WIDTH] *= torch.randint(2, (WIDTH,), generator=core) * 2 - 1
+    if isinstance(config, Qwen3_5TextConfig):
+        weight -= 1  # its norms add 1
+    return None
+
+
+def _set_states(name: str, weight: Tensor, core: torch.Generator) -> None:
+    """Heads of a recurrence forget over some tokens to some hundreds."""
+    weight.fill_(1)  # its norm, of each head
+    if name.endswith("A_log"):
+        weight.copy_(torch.linspace(-3, 1, len(weight)))
+        weight[:HEADS] = torch.linspace(-2, 0, HEADS)
+    elif name.endswith("dt_bias"):
+        weight.fill_(-1)
 
 
 def _set_matrix(
@@ -172,6 +223,7 @@ def _set_matrix(
     eps: float,
     config: Any,
 ) -> None:
+    weight = weight.view(len(weight), -1)  # a convolution's taps are its columns
     row, column, spread, writes = MATRICES[_kind(name)]
     rows, columns = _core(row, config), _core(column, config)
     noise = eps * (len(columns) / weight.shape[1] / config.num_hidden_layers) ** 0.5
@@ -192,10 +244,14 @@ def _core(axis: str, config: Any) -> Tensor:
     heads = config.num_attention_heads
     group = heads // (getattr(config, "num_key_value_heads", None) or heads)
     sizes = {"width": WIDTH, "inner": INNER, "biases": HEADS, "keys": HEADS * HEAD}
+    sizes |= {"states": HEADS * STATE, "taps": getattr(config, "linear_conv_kernel_dim", 0)}
     if axis == "heads":
         return (torch.arange(HEADS)[:, None] * group * HEAD + torch.arange(HEAD)).flatten()
     if axis == "vocab":
         return torch.arange(config.vocab_size)
+    if axis == "mixed":  # queries, keys and values, one behind another
+        parts = torch.arange(3)[:, None] * config.linear_num_key_heads * STATE
+        return (parts + torch.arange(HEADS * STATE)).flatten()
     if axis == "buckets":
         return torch.arange(config.relative_attention_num_buckets)
     return torch.arange(sizes[axis])

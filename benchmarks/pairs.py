@@ -5,6 +5,7 @@ found by bisection on texts that the target writes. Text is made of ids only, wi
 OUT/pair.json says what was built and measured.
 
     python benchmarks/pairs.py llama OUT --alpha 0.2 0.5 0.8 0.95    # 443M
+    python benchmarks/pairs.py qwen OUT --alpha 0.8    # 443M in Qwen3.5's shapes
     python benchmarks/pairs.py t5 OUT --alpha 0.8                    # 511M, its decoder 0.3B
     python benchmarks/pairs.py random OUT --params 1B --vocab 256000    # only its cost is chosen
 """

@@ -22,7 +22,7 @@ from torch import Tensor
 from foretoken.models.base import Blocks
 from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
-from foretoken.models.openvino.states import NONE, Kept, RowStates, StateFeed
+from foretoken.models.openvino.states import NONE, KeptStates, RowStates, StateFeed
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
 from foretoken.models.states import PASS, REWIND, in_parts
 
@@ -67,7 +67,7 @@ class PagedModel:
         self.rewind = REWIND if sizes else None
         self.widest = PASS if sizes else 2 * CHUNK  # tokens of a row in a pass
         self.flat.states = StateFeed(self.flat.request, self.states) if sizes else None
-        self.kept: Kept | None = None  # states behind beginnings of texts
+        self.kept: KeptStates | None = None  # states behind beginnings of texts
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
         self.texts: list[list[int]] = []  # whose keys and values are there
@@ -134,7 +134,7 @@ class PagedModel:
 
     def remember(self, on: bool) -> None:
         self.pool.prefixes = Prefixes() if on else None
-        self.kept = Kept() if on and self.sizes else None
+        self.kept = KeptStates() if on and self.sizes else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt

@@ -135,7 +135,7 @@ class RowStates(Based):
 
 
 class StateFeed:
-    """What one graph reads and leaves of states."""
+    """The inputs and outputs of one graph that hold states."""
 
     def __init__(self, request: ov.InferRequest, states: RowStates) -> None:
         self.request, self.states = request, states
@@ -174,8 +174,8 @@ class StateFeed:
         self.states.keep(laid, made)
 
 
-class Kept:
-    """States behind beginnings of texts, for others that begin alike. Of more than MEMORY bytes
+class KeptStates:
+    """States behind beginnings of texts, for others that begin alike. Beyond MEMORY bytes
     those go first that have not been used for longest."""
 
     def __init__(self) -> None:

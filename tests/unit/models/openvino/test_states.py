@@ -17,7 +17,7 @@ from foretoken.models.openvino import states
 from foretoken.models.openvino.conversion import PAGED
 from foretoken.models.openvino.export_paged import export_paged
 from foretoken.models.openvino.paged import PagedModel
-from foretoken.models.openvino.states import Kept
+from foretoken.models.openvino.states import KeptStates
 from foretoken.models.states import PASS, REWIND, by_halves
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import small_copy, stir
@@ -130,7 +130,7 @@ def test_a_text_that_begins_alike_continues_where_states_are_kept(
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "MEMORY", 3 * 400)
-    kept, some = Kept(), [torch.zeros(100)]
+    kept, some = KeptStates(), [torch.zeros(100)]
     for n in (1, 2, 3):
         kept.keep([7] * n, "", some)
     assert kept.find([7], "") is not None  # used again
