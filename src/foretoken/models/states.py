@@ -149,23 +149,26 @@ class StateLayer:
         pending tokens, where the last pass began."""
         return {name: self.arrays[name + str(call)][rows] for name in "SLAkutn"}
 
-    def fold(self, tokens: Tensor, first: int = 0) -> None:
-        """Move the bases of rows, in places from `first` on, by so many tokens `[B]`."""
-        rows = slice(first, first + len(tokens))
+    def fold(self, counts: list[int], first: int = 0) -> None:
+        """Move the bases of rows, in places from `first` on, by so many tokens."""
+        rows, to = slice(first, first + len(counts)), torch.tensor(counts)
+        tokens = sent(to, self.device)
         for call in range(sum(name[0] == "n" for name in self.arrays)):
-            own, to = self._scanned(call, rows), tokens.cpu()
+            own = self._scanned(call, rows)
             own["S"].copy_(_behind(own, to))
-            late = (own["n"] < to).to(tokens.device)[:, None, None]
+            late = sent(own["n"] < to, self.device)[:, None, None]
             own["L"].copy_(torch.where(late, own["S"], own["L"]))
             own["n"].sub_(to).clamp_(min=0)
         arrays = {name: x[rows] for name, x in self.arrays.items()}
         if "S" in arrays:
-            fold(arrays["S"], arrays["k"], arrays["u"], self.sums(rows), tokens)
+            some = slice(max(counts))
+            k, u, c = (x[:, :, some] for x in (arrays["k"], arrays["u"], self.sums(rows)))
+            fold(arrays["S"], k, u, c, tokens)
         if "c" in arrays:
             arrays["c"].sub_(_at(arrays["c"], tokens - 1))
         for name, x in arrays.items():
             if name[0] in "kuct" or name.isdigit():
-                _shift(x, tokens, 1 if name.isdigit() else 2)
+                _shift(x, counts, 1 if name.isdigit() else 2)
 
     def sums(self, rows: slice) -> Tensor:
         """Return the sums of log decays of rows in these places."""
@@ -207,9 +210,9 @@ class Based(Places):
         moved = {place: n for place, n in moved.items() if n > 0}
         if moved:
             first = min(moved)
-            tokens = torch.tensor([moved.get(i, 0) for i in range(first, max(moved) + 1)])
+            counts = [moved.get(place, 0) for place in range(first, max(moved) + 1)]
             for layer in self.stateful():
-                layer.fold(sent(tokens, layer.device), first)
+                layer.fold(counts, first)
             for b in rows:
                 self.based[b] += moved.get(self.places[b], 0)
         return [lengths[b] - self.based[b] for b in rows]
@@ -390,13 +393,12 @@ def _steps(
     return S, out
 
 
-def _shift(x: Tensor, tokens: Tensor, axis: int) -> None:
+def _shift(x: Tensor, counts: list[int], axis: int) -> None:
     """Move what is kept of tokens to the front, by so many in each place, in place."""
-    x = x.movedim(axis, 1)
-    n = x.shape[1]
-    index = (tokens[:, None] + torch.arange(n, device=x.device)).clamp(max=n - 1)
-    view: Any = index.view(len(tokens), n, *[1] * (x.dim() - 2)).expand(x.shape)
-    x.copy_(x.gather(1, view))
+    for row, count in zip(x.unbind(), counts, strict=True):
+        if count:
+            row = row.movedim(axis - 1, 0)
+            row[:-count] = row[count:].clone()
 
 
 Run = Callable[[list[list[int]], list[int]], tuple[Tensor, Tensor]]  # blocks, need: logits, hidden
