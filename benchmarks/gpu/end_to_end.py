@@ -96,7 +96,7 @@ def _ours(
     prompts: list[list[int]],
     temperature: float,
 ) -> list[dict[str, Any]]:
-    """A row for each gamma; "load": seconds until the first text of it is done, loading included."""
+    """A row for each gamma; "load": seconds until its first text is done, loading included."""
     start, batch = perf_counter(), len(prompts)
     spec = foretoken.load(target, draft, device=gpu.DEVICE, runtime=runtime)
     options = {"max_new_tokens": arguments.tokens, "temperature": temperature, "seed": 0}

@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Blocks, counts_of
-from foretoken.models.compiled import CompiledLayers
 from foretoken.models.rows import BEYOND, check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward, Needed, Read
 from foretoken.models.stock.cache import BUCKET, RaggedCache, given, ragged_cache
+from foretoken.models.stock.compiled import CompiledLayers
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import Form
 from foretoken.models.stock.sizes import no_logits
@@ -145,16 +145,13 @@ class GraphModel:
         self.running = Forward(model)
         self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
         self.layers = CompiledLayers(self.running.model, self.cache) if compiled else None
+        self.runtime = "compiled" if compiled else "graphs"
         self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
         self.room = self.cache.room  # for which they were made
         self.pool: Any = None
         self.offset: Tensor | None = None  # lengths by place, on the device; None: not sent yet
         self.padding = 0
         self._hidden: Tensor | None = None
-
-    @property
-    def runtime(self) -> str:
-        return "graphs" if self.layers is None or self.layers.refused else "compiled"
 
     @property
     def hidden(self) -> Tensor:
@@ -369,6 +366,8 @@ def _compare(model: GraphModel, layers: CompiledLayers) -> None:
             layers.refuse(f"logits differ by {float(apart / spread):.1e} of their spread")
             model.passes.clear()
     model.leave([0])
+    if layers.refused:
+        model.runtime = "graphs"
 
 
 ON_GRAPHS = Form("fixed shapes", GraphModel, switches=True)

@@ -12,9 +12,9 @@ import torch._dynamo
 
 import pairs
 from foretoken.loading.runtimes import Placement, place
-from foretoken.models import compiled
-from foretoken.models.compiled import OneLayer
 from foretoken.models.graphs import GraphModel, rehearsed
+from foretoken.models.stock import compiled
+from foretoken.models.stock.compiled import OneLayer
 from foretoken.models.stock.selfcheck import deviation
 
 PLAIN = "aot_eager"  # traced as for any other, and run by torch: without a compiler, in a second
@@ -26,13 +26,13 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "Gemma 3", "GPT-2", "Mixtral", "OPT"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 3", "GPT-2", "Mixtral"])
 def test_ragged_equals_alone(name: str) -> None:
     pairs.must_record(name)
     model = pairs.random(name, 0)
     runner = GraphModel(model, compiled=True)
     assert deviation(model, runner) < (1e-5 if name in pairs.SINGLE else 1e-6)
-    assert runner.runtime == "compiled"
+    assert runner.layers is not None and not runner.layers.refused
 
 
 def test_all_layers_share_few_forms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Decoder layers compiled by torch, which makes a few kernels of their many small operations.
 
-All layers of a model run the same code: each is handed its own arrays instead of the cache. What
-cannot be compiled runs as it is, and a log line says why. Does not know graphs.
+All layers of a model run the same code: each is handed its own arrays instead of the cache. Layers
+that cannot be compiled run as they are, and a log line says why. Does not know graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import config as limits
-from torch.fx.experimental import _config as shapes
+from torch.fx.experimental import _config as symbols
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -24,7 +24,9 @@ from foretoken.errors import kind_of, one_line
 from foretoken.models.stock.cache import Pair, RaggedCache
 
 BACKEND = "inductor"
-FORMS = 64  # that one layer's code is compiled in: models, one row or several, one token or several
+FORMS = 64  # for all models: one row or several, one token or several
+
+SHAPES: Any = symbols  # equal numbers are no reason to compile anew where they differ
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +53,12 @@ class CompiledLayers:
             _one_layer, dynamic=True, fullgraph=True, backend=BACKEND
         )
         for part in model.modules():
-            own = [vars(x)["layer_idx"] for x in part.modules() if "layer_idx" in vars(x)]
-            known = isinstance(part, GradientCheckpointingLayer) and "forward" not in vars(part)
-            if known and len(set(own)) == 1:
-                forward = inspect.unwrap(type(part).forward)
-                vars(part)["forward"] = partial(self._run, forward, part, own[0])
-                self.refused = ""
+            if isinstance(part, GradientCheckpointingLayer) and "forward" not in vars(part):
+                own = {vars(x)["layer_idx"] for x in part.modules() if "layer_idx" in vars(x)}
+                if len(own) == 1:
+                    forward = inspect.unwrap(type(part).forward)
+                    vars(part)["forward"] = partial(self._run, forward, part, own.pop())
+                    self.refused = ""
 
     def refuse(self, reason: str) -> None:
         """Compile no more."""
@@ -83,7 +85,7 @@ class CompiledLayers:
         k, v = (x[: len(cache.row)] for x in cache.layers[index].arrays)
         place = (k, v), cache.row, cache.slots, cache.end
         try:
-            with limits.patch(recompile_limit=FORMS), shapes.patch(use_duck_shape=False):
+            with limits.patch(recompile_limit=FORMS), SHAPES.patch(use_duck_shape=False):
                 return self.compiled(forward, part, place, names, args, others)
         except torch.OutOfMemoryError:
             raise
