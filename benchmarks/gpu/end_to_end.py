@@ -40,20 +40,25 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--runtimes", nargs="+", default=["graphs", "compiled"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     arguments = parser.parse_args()
     gpu.need()
     target = _network(arguments, arguments.params, TARGET_EPS, 0)
     draft = _network(arguments, arguments.draft_params, arguments.eps, 1)
-    table = Table("batch", "T", "way", "tokens/s", "over plain", "formula", "alpha", "waits a step")
+    table = Table(
+        "batch", "T", "way", "tokens/s", "over plain", "formula", "alpha", "waits", "load"
+    )
     rows: list[dict[str, Any]] = []
     for batch in arguments.batches:
-        for temperature in (0.0, 1.0):
+        for temperature in arguments.temperatures:
             new = _rows(arguments, target, draft, batch, temperature)
             print(*new, sep="\n", flush=True)  # the machine may be gone before the end
             rows += new
     for row in rows:
         names = ("batch", "temperature", "way", "speed", "speedup", "formula", "alpha", "waits")
+        names += ("load",)
         table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
     gpu.save("gpu-end-to-end", arguments.out, {"rows": rows} | vars(arguments))
@@ -70,12 +75,35 @@ def _rows(
 ) -> list[dict[str, Any]]:
     dice = torch.Generator().manual_seed(batch)
     prompts = torch.randint(3, arguments.vocab, (batch, PROMPT), generator=dice).tolist()
-    spec = foretoken.load(target, draft, device=gpu.DEVICE)
-    options = {"max_new_tokens": arguments.tokens, "temperature": temperature, "seed": 0}
     facts = {"batch": batch, "temperature": temperature}
+    rows = [
+        facts | row
+        for runtime in arguments.runtimes
+        for row in _ours(arguments, target, draft, runtime, prompts, temperature)
+    ]
+    for row in rows:
+        row["speedup"] = row["speed"] / rows[0]["speed"]
+    for name, run in _peers(target, draft, prompts, arguments, temperature).items():
+        rows.append(facts | {"way": name} | _peer(run, batch * arguments.tokens, arguments.repeats))
+    return rows
+
+
+def _ours(
+    arguments: Any,
+    target: Any,
+    draft: Any,
+    runtime: str,
+    prompts: list[list[int]],
+    temperature: float,
+) -> list[dict[str, Any]]:
+    """A row for each gamma; "load": seconds until its first text is done, loading included."""
+    start, batch = perf_counter(), len(prompts)
+    spec = foretoken.load(target, draft, device=gpu.DEVICE, runtime=runtime)
+    options = {"max_new_tokens": arguments.tokens, "temperature": temperature, "seed": 0}
     rows: list[dict[str, Any]] = []
     for gamma in (*GAMMAS, None):
         spec.generate(prompts, gamma=gamma, **options)  # all is recorded
+        waited = perf_counter() - start
         texts: list[Any] = []
 
         def ours(gamma: int | None = gamma, texts: list[Any] = texts) -> None:
@@ -84,16 +112,14 @@ def _rows(
         speed = batch * arguments.tokens / _seconds(ours, arguments.repeats)
         overlaps = [o for text in texts for step in text.steps for o in step.overlaps]
         alpha = fmean(overlaps) if overlaps else None
-        row = facts | {"way": f"gamma {'auto' if gamma is None else gamma}", "speed": speed}
-        row |= {"runtime": texts[0].stats.runtime, "alpha": alpha}
-        row["speedup"] = speed / rows[0]["speed"] if rows else 1.0
+        row: dict[str, Any] = {"way": f"{runtime}, gamma {'auto' if gamma is None else gamma}"}
+        row |= {"speed": speed, "runtime": texts[0].stats.runtime, "alpha": alpha, "load": waited}
         if gamma:
             row["formula"] = _formula(spec, alpha or 0.0, gamma, batch)
         if gamma is not None:
             row["waits"] = _waits(spec, prompts, gamma, options)
         rows.append(row)
-    for name, run in _peers(target, draft, prompts, arguments, temperature).items():
-        rows.append(facts | {"way": name} | _peer(run, batch * arguments.tokens, arguments.repeats))
+        start = perf_counter()
     return rows
 
 

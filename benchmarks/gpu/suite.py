@@ -30,13 +30,14 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", default=["tests"], help="files or folders")
     parser.add_argument("--params", default="100M", help="of the random model")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--runtimes", nargs="+", default=["graphs", "compiled", "transformers"])
     arguments = parser.parse_args()
     gpu.need()
     tests = None if arguments.only == "identity" else _tests(arguments.tests)
     rows = [
         _identity(arguments, dtype, runtime)
         for dtype in (torch.float32, torch.bfloat16)
-        for runtime in ("graphs", "transformers")
+        for runtime in arguments.runtimes
         if arguments.only != "tests"
     ]
     table = Table("dtype", "runtime", "gamma", "texts that equal plain decoding", "transformers'")

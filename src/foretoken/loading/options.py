@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
 KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
-RUNTIMES = ("auto", "transformers", "openvino", "graphs")
+RUNTIMES = ("auto", "transformers", "openvino", "graphs", "compiled")
 
 
 def one_of(values: tuple[str, ...]) -> Choice:
@@ -60,7 +60,8 @@ class LoadOptions:
     runtime: str = option(
         "auto",
         one_of(RUNTIMES),
-        "Backend: auto (the fastest that is exact), openvino, graphs or transformers.",
+        "Backend: auto (the fastest that is exact at once), openvino, graphs, transformers, or "
+        "compiled (graphs whose layers torch compiles first: faster on a GPU after seconds).",
         "Loading",
         group="placing",
     )

@@ -73,7 +73,7 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
             if fast == "openvino":
                 model = _openvino(source, dtype, device, placement.kv_dtype)
             else:
-                model = _graphs(source, dtype, device)
+                model = _graphs(source, dtype, device, fast == "compiled")
             return Placed(model, "it passed the self-check")
         except RefusedError as error:
             if placement.runtime == fast or on_openvino:
@@ -166,10 +166,12 @@ def _packed(source: Source | PreTrainedModel, network: PreTrainedModel) -> list[
     return [f"{packing.layers} layers packed" if packing.layers else f"unpacked: {packing.reason}"]
 
 
-def _graphs(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Model:
+def _graphs(
+    source: Source | PreTrainedModel, dtype: str, device: torch.device, compiled: bool
+) -> Model:
     from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
 
-    return rehearsed(GraphModel(_network(source, dtype, device, ON_GRAPHS)))
+    return rehearsed(GraphModel(_network(source, dtype, device, ON_GRAPHS), compiled))
 
 
 def _network(

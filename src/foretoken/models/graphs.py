@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Any
 
@@ -26,6 +26,7 @@ from foretoken.models.base import Blocks, counts_of
 from foretoken.models.rows import BEYOND, check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward, Needed, Read
 from foretoken.models.stock.cache import BUCKET, RaggedCache, given, ragged_cache
+from foretoken.models.stock.compiled import CompiledLayers
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import Form
 from foretoken.models.stock.sizes import no_logits
@@ -114,6 +115,8 @@ def wide(tokens: int) -> int:
 Made = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
 
 RECORDING = Lock()  # each begins with a wait for the whole device
+SHORT = [[0]], [[0, 0]]  # blocks of a rehearsal
+ROUNDING = 0.1  # of the spread of logits; in bfloat16, 46 layers made 0.03
 WIDEST = 33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
 
 
@@ -122,16 +125,16 @@ class GraphModel:
 
     A pass of B rows, W tokens and S slots runs over the first rows and slots of the same buffers,
     so that rows may leave, and texts be short, without another recording; only growth discards the
-    recordings. Raises RefusedError for what cannot be run in fixed shapes.
+    recordings. `compiled`: torch compiles the layers first, once or twice, for seconds each. Raises
+    RefusedError for what cannot be run in fixed shapes.
     """
 
     encoder_decoder = False
     source_context: int | None = None
     source_vocab_size: int | None = None
-    runtime = "graphs"
     takes_tensors = True
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
         if model.config.is_encoder_decoder:
             raise RefusedError("graphs serve decoder-only models; give runtime='transformers'")
         self.eager = CausalModel(model)
@@ -141,6 +144,8 @@ class GraphModel:
         self.vocab_size = self.eager.vocab_size
         self.running = Forward(model)
         self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
+        self.layers = CompiledLayers(self.running.model, self.cache) if compiled else None
+        self.runtime = "compiled" if compiled else "graphs"
         self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
         self.room = self.cache.room  # for which they were made
         self.pool: Any = None
@@ -222,9 +227,11 @@ class GraphModel:
             self.room = self.cache.room
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         if (rows, width, end) not in self.passes:
+            layers = self.layers if width <= WIDEST else None
 
-            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor) -> Made:
-                return self._forward(ids, lengths, firsts, end)
+            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> Made:
+                with nullcontext() if layers is None or watched else layers.on():
+                    return self._forward(ids, lengths, firsts, end)
 
             guard = Recordable(type(self.model).__name__)
             shape = rows, width
@@ -262,7 +269,7 @@ class Pass:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor, Tensor], Made],
+        forward: Callable[[Tensor, Tensor, Tensor, bool], Made],
         guard: Recordable,
         shape: tuple[int, int],
         device: torch.device,
@@ -287,15 +294,19 @@ class Pass:
             self.firsts[: len(firsts)] = firsts
         if self.guard is not None:
             with self.guard:
-                output = self.forward(self.ids, self.lengths, self.firsts)
+                output = self.run(watched=True)
             self.guard = None
             if self.pool is None or self.ids.shape[1] > WIDEST:
                 return output
             self._record()
         if self.graph is None:
-            return self.forward(self.ids, self.lengths, self.firsts)
+            return self.run()
         self.graph.replay()
         return self.made
+
+    def run(self, watched: bool = False) -> Made:
+        """Run the forward; not under `guard`, its layers may be compiled."""
+        return self.forward(self.ids, self.lengths, self.firsts, watched)
 
     def _record(self) -> None:
         """Record, after runs that let libraries choose their kernels; each writes the same keys and
@@ -305,12 +316,12 @@ class Pass:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):
-                    self.forward(self.ids, self.lengths, self.firsts)
+                    self.run()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             mode = "thread_local"  # other threads may go on, but for waits for the whole device
             with undisturbed(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode):
-                self.made = self.forward(self.ids, self.lengths, self.firsts)
+                self.made = self.run()
             self.graph = graph
 
 
@@ -330,14 +341,33 @@ def rehearsed(model: GraphModel) -> GraphModel:
     """The same model, after short passes were recorded; RefusedError where they cannot be."""
     try:
         model.start([[0]])
-        for blocks in ([[0]], [[0, 0]]):
+        for blocks in SHORT:
             model.score(blocks, [1])
         model.leave([0])
+        if model.layers is not None:
+            _compare(model, model.layers)
     except RefusedError:
         raise
     except Exception as error:  # recording raises many kinds
         raise RefusedError(f"it cannot be recorded as a graph: {kind_of(error)}") from error
     return model
+
+
+def _compare(model: GraphModel, layers: CompiledLayers) -> None:
+    """Refuse compiled layers whose logits are not, but for rounding, those of the ragged cache."""
+    plain = CausalModel(model.model)
+    for runner in (model, plain):
+        runner.start([[0]])
+    for blocks in SHORT:
+        need = [len(blocks[0])]
+        ours, theirs = model.score(blocks, need), plain.score(blocks, need)
+        apart, spread = (ours - theirs).abs().max(), theirs.max() - theirs.min()
+        if not layers.refused and float(apart) > ROUNDING * float(spread):
+            layers.refuse(f"logits differ by {float(apart / spread):.1e} of their spread")
+            model.passes.clear()
+    model.leave([0])
+    if layers.refused:
+        model.runtime = "graphs"
 
 
 ON_GRAPHS = Form("fixed shapes", GraphModel, switches=True)

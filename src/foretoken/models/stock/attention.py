@@ -167,6 +167,11 @@ def ragged_sdpa(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Stock attention, but with T5's relative bias of each row, and shared keys not copied."""
+    scale = kwargs.get("scaling")
+    if torch.compiler.is_compiling():  # within a layer, whose keys are the cache's
+        if position_bias is not None or not stackable(query, attention_mask):
+            raise RefusedError("attention of this form is not compiled")
+        return shared(None, query, key, value, attention_mask, scale), None
     cache = RUNNING.get().cache
     if cache is not None and key is cache.view:
         if position_bias is not None:
@@ -174,7 +179,7 @@ def ragged_sdpa(
                 attention_mask = own_bias(cache, position_bias, attention_mask)
                 position_bias = None
         elif stackable(query, attention_mask):
-            return shared(cache, query, key, value, attention_mask, kwargs.get("scaling")), None
+            return shared(cache, query, key, value, attention_mask, scale), None
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, position_bias=position_bias, **kwargs
     )
@@ -210,7 +215,7 @@ def stackable(query: Tensor, mask: Tensor | None) -> bool:
 
 
 def shared(
-    cache: RaggedCache,
+    cache: RaggedCache | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -227,7 +232,8 @@ def shared(
     key_heads, group = key.shape[1], heads // key.shape[1]
     if mask is not None:
         hidden, zero = mask, query.new_zeros(())
-        mask = cache.once(hidden, lambda: additive(hidden, zero).repeat(1, 1, group, 1))
+        make = lambda: additive(hidden, zero).repeat(1, 1, group, 1)  # noqa: E731
+        mask = make() if cache is None else cache.once(hidden, make)
     states = F.scaled_dot_product_attention(
         query.reshape(b, key_heads, group * q, dim), key, value, attn_mask=mask, scale=scale
     )

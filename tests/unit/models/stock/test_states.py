@@ -12,12 +12,13 @@ from torch import Tensor
 
 import foretoken
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.census import build
+from foretoken.lab import census
 from foretoken.models import states
 from foretoken.models.states import PASS, REWIND, StateLayer
 from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import on_torch
+from pairs import DEVICE
 
 CPU = torch.device("cpu")
 H, DK, DV, K, C = 2, 4, 3, 4, 5  # heads, widths, taps of a window and its channels
@@ -27,6 +28,10 @@ OTHERS = ["Lfm3ForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM", "Ma
 OTHERS += ["Qwen3NextForCausalLM", "Lfm2MoeForCausalLM", "GraniteMoeHybridForCausalLM"]
 OTHERS += ["JambaForCausalLM", "ZambaForCausalLM", "MambaForCausalLM", "BailingHybridForCausalLM"]
 OTHERS += ["Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration"]
+
+
+def build(name: str) -> Any:
+    return census.build(name).to(DEVICE)
 
 
 class Token:
@@ -256,12 +261,14 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_a_family_shares_passes(name: str) -> None:
     """And its texts are those of `generate`, with prompts wider than a pass."""
-    model: Any = build(name)
+    model = build(name)
     spec = foretoken.load(model, "lookup", runtime="transformers")
     assert spec.target.runtime == "transformers"
     prompts = [[3, 7, 11, 5, 9, 3, 7, 11], [4], [5 + i % 7 for i in range(PASS + 9)]]
     whole = [
-        model.generate(torch.tensor([p]), max_new_tokens=12, do_sample=False)[0].tolist()
+        model.generate(torch.tensor([p], device=DEVICE), max_new_tokens=12, do_sample=False)[
+            0
+        ].tolist()
         for p in prompts
     ]
     for gamma in (0, 4):
@@ -307,13 +314,13 @@ def test_more_draft_tokens_than_states_go_back_are_refused() -> None:
 
 
 def test_logits_of_a_wide_block() -> None:
-    stock: Any = build("Lfm2ForCausalLM")
+    stock = build("Lfm2ForCausalLM")
     model: Any = on_torch(stock)
     text = [3 + i % 50 for i in range(2 * PASS + 20)]
     model.start([[], [5]])
     logits = model.score([text, [6, 7]], [PASS + 30, 1])
     with torch.inference_mode():
-        whole = stock(torch.tensor([text])).logits[0, -(PASS + 30) :]
+        whole = stock(torch.tensor([text], device=DEVICE)).logits[0, -(PASS + 30) :]
     assert torch.allclose(logits[0], whole, atol=1e-4)
     assert model.hidden.shape[:2] == logits.shape[:2]
 
@@ -332,7 +339,7 @@ def _arrays(part: Any) -> list[Tensor]:
 
 
 def test_what_keeps_no_states_is_refused_by_name() -> None:
-    model: Any = build("Lfm2ForCausalLM")
+    model = build("Lfm2ForCausalLM")
     for options in ({"exact_shapes": True}, {"runtime": "graphs"}):
         with pytest.raises(RefusedError, match="lfm2"):
             foretoken.load(model, "none", **options)
@@ -341,7 +348,7 @@ def test_what_keeps_no_states_is_refused_by_name() -> None:
 
 
 def test_a_mixer_whose_forward_was_replaced_is_refused() -> None:
-    model: Any = build("Qwen3_5ForCausalLM")
+    model = build("Qwen3_5ForCausalLM")
     for part in model.modules():
         if type(part).__name__.endswith("GatedDeltaNet"):
             part.forward = part.forward
@@ -350,8 +357,8 @@ def test_a_mixer_whose_forward_was_replaced_is_refused() -> None:
 
 
 def test_the_users_own_model_is_untouched() -> None:
-    model: Any = build("Qwen3_5ForCausalLM")
-    ids = torch.tensor([[3, 4, 5, 6]])
+    model = build("Qwen3_5ForCausalLM")
+    ids = torch.tensor([[3, 4, 5, 6]], device=DEVICE)
     with torch.inference_mode():
         before = model(ids).logits
         spec = foretoken.load(model, "lookup", runtime="transformers")

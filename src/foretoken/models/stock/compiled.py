@@ -1,0 +1,106 @@
+"""Decoder layers compiled by torch, which makes a few kernels of their many small operations.
+
+All layers of a model run the same code: each is handed its own arrays instead of the cache. Layers
+that cannot be compiled run as they are, and a log line says why. Does not know graphs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import config as limits
+from torch.fx.experimental import _config as symbols
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from foretoken.errors import kind_of, one_line
+from foretoken.models.stock.cache import Pair, RaggedCache
+
+BACKEND = "inductor"
+FORMS = 64  # for all models: one row or several, one token or several
+
+SHAPES: Any = symbols  # equal numbers are no reason to compile anew where they differ
+
+log = logging.getLogger(__name__)
+
+
+class OneLayer:
+    """A layer's part of the cache: its arrays, and where the block's tokens go."""
+
+    def __init__(self, arrays: Pair, row: Tensor, slots: Tensor, end: int) -> None:
+        self.arrays, self.row, self.slots, self.end = arrays, row, slots, end
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Pair:
+        for x, new in zip(self.arrays, (keys, values), strict=True):
+            x[self.row, :, self.slots] = new.transpose(1, 2)
+        k, v = (x[:, :, : self.end] for x in self.arrays)
+        return k, v
+
+
+class CompiledLayers:
+    """The decoder layers of a twin that runs over `cache`; compiled within `on`."""
+
+    def __init__(self, model: PreTrainedModel, cache: RaggedCache) -> None:
+        self.cache, self.running, self.refused = cache, False, "it has no layers of a known kind"
+        self.compiled: Any = torch.compile(
+            _one_layer, dynamic=True, fullgraph=True, backend=BACKEND
+        )
+        for part in model.modules():
+            if isinstance(part, GradientCheckpointingLayer) and "forward" not in vars(part):
+                own = {vars(x)["layer_idx"] for x in part.modules() if "layer_idx" in vars(x)}
+                if len(own) == 1:
+                    forward = inspect.unwrap(type(part).forward)
+                    vars(part)["forward"] = partial(self._run, forward, part, own.pop())
+                    self.refused = ""
+
+    def refuse(self, reason: str) -> None:
+        """Compile no more."""
+        self.refused = reason
+        log.warning("layers run as they are, not compiled: %s", reason)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Run compiled layers."""
+        self.running = True
+        try:
+            yield
+        finally:
+            self.running = False
+
+    def _run(
+        self, forward: Callable[..., Any], part: nn.Module, index: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not self.running or self.refused:
+            return forward(part, *args, **kwargs)
+        cache = self.cache
+        names = [name for name, value in kwargs.items() if value is cache]
+        others = {name: value for name, value in kwargs.items() if name not in names}
+        k, v = (x[: len(cache.row)] for x in cache.layers[index].arrays)
+        place = (k, v), cache.row, cache.slots, cache.end
+        try:
+            with limits.patch(recompile_limit=FORMS), SHAPES.patch(use_duck_shape=False):
+                return self.compiled(forward, part, place, names, args, others)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # torch raises many kinds; also where there is no compiler
+            cause = getattr(error, "inner_exception", error)
+            self.refuse(f"{kind_of(cause)}: {one_line(cause)}")
+            return forward(part, *args, **kwargs)
+
+
+def _one_layer(
+    forward: Callable[..., Any],
+    part: nn.Module,
+    place: tuple[Pair, Tensor, Tensor, int],
+    names: list[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    return forward(part, *args, **dict.fromkeys(names, OneLayer(*place)), **kwargs)

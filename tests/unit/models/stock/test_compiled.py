@@ -1,0 +1,106 @@
+"""Layers that torch compiles: the same logits, few forms, and what happens where it cannot."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+import pairs
+from foretoken.loading.runtimes import Placement, place
+from foretoken.models.graphs import GraphModel, rehearsed
+from foretoken.models.stock import compiled
+from foretoken.models.stock.compiled import OneLayer
+from foretoken.models.stock.selfcheck import deviation
+
+PLAIN = "aot_eager"  # traced as for any other, and run by torch: without a compiler, in a second
+
+
+@pytest.fixture(autouse=True)
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", PLAIN)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Llama", *(pytest.param(x, marks=pytest.mark.prove) for x in ("Gemma 3", "GPT-2", "Mixtral"))],
+)
+def test_ragged_equals_alone(name: str) -> None:
+    pairs.must_record(name)
+    model = pairs.random(name, 0)
+    runner = GraphModel(model, compiled=True)
+    assert deviation(model, runner) < (1e-5 if name in pairs.SINGLE else 1e-6)
+    assert runner.layers is not None and not runner.layers.refused
+
+
+def test_all_layers_share_few_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whether there is one row and one token; not by the layer, nor by lengths and slots."""
+    forms: list[Any] = []
+
+    def counted(graph: Any, example: Any) -> Any:
+        forms.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "BACKEND", counted)
+    model = pairs.target("Llama")
+    pair = pairs.speculator(model, "lookup", runtime="compiled")
+    assert pair.target.runtime == "compiled"
+    pair.generate(pairs.PROMPTS, max_new_tokens=30, gamma=4)
+    pair.generate([[5] * 90], max_new_tokens=8, gamma=8)
+    assert 0 < len(forms) <= 4
+
+
+@pytest.mark.prove
+@pytest.mark.filterwarnings("default")  # of torch, about its own code
+@pytest.mark.skipif(
+    pairs.DEVICE == "cpu" and shutil.which("g++") is None, reason="there is no compiler"
+)
+def test_greedy_texts_of_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "inductor")
+    model = pairs.target("Llama")
+    pair = pairs.speculator(model, pairs.relative(model), runtime="compiled")
+    assert pair.target.runtime == pair.drafter.runtime == "compiled"
+    for text, prompt in zip(
+        pair.generate(pairs.PROMPTS, max_new_tokens=24, gamma=3), pairs.PROMPTS, strict=True
+    ):
+        pairs.assert_greedy(text, model, prompt, 24)
+
+
+def refused(caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    """A rehearsal says that layers run as they are, and they do."""
+    model = pairs.random("Llama", 0)
+    with caplog.at_level(logging.WARNING, "foretoken"):
+        runner = rehearsed(GraphModel(model, compiled=True))
+    assert runner.runtime == "graphs"
+    assert f"layers run as they are, not compiled: {reason}" in caplog.text
+    assert deviation(model, runner) < 1e-6
+
+
+def test_where_torch_cannot_compile(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(graph: Any, example: Any) -> Any:
+        raise RuntimeError("there is no compiler")
+
+    monkeypatch.setattr(compiled, "BACKEND", fails)
+    refused(caplog, "RuntimeError: there is no compiler")
+
+
+def test_where_it_computes_something_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgets(self: OneLayer, keys: torch.Tensor, values: torch.Tensor, *args: Any) -> Any:
+        k, v = (x[:, :, : self.end] for x in self.arrays)
+        return torch.zeros_like(k), torch.ones_like(v)
+
+    monkeypatch.setattr(OneLayer, "update", forgets)
+    refused(caplog, "logits differ by")
+
+
+def test_it_is_chosen_by_name_only() -> None:
+    assert place(pairs.random("Llama", 0), Placement()).model.runtime != "compiled"
