@@ -222,6 +222,7 @@ class Laid:
         spots: list[int] = []
         for place, n, own in zip(places, pending, ids, strict=True):
             b, flat = place - first, len(spots)
+            self.tokens[b] = flat  # its own token behind its last: another row's may be invalid
             self.tokens[b, : len(own)] = torch.arange(flat, flat + len(own))
             spots += range(b * width, b * width + len(own))
             behind[b] = n

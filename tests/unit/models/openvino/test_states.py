@@ -149,6 +149,27 @@ def test_a_row_goes_back_no_further_than_its_states() -> None:
     model.score([[5]], [1])
 
 
+def test_a_row_with_invalid_states_stays_alone() -> None:
+    """Beside others, and once another has its place."""
+    network = small("Qwen3_5ForCausalLM")
+    network.get_input_embeddings().weight.data[60] = torch.nan
+    model, torch_model = PAGED.run(network), CausalModel(network)
+    assert isinstance(model, PagedModel)
+    torch_model.start([[5, 6, 7]])
+    expected = torch_model.score([[8, 9]], [2])
+    model.start([[60], [5, 6, 7]])
+    made = model.score([[60, 3, 3, 3, 3], [8, 9]], [1, 2])
+    assert made[0, 0].isnan().all() and same(made[1], expected[0])
+    model.leave([0, 1])
+    model.start([[5, 6, 7], [5, 6, 7]])
+    assert same(model.score([[8, 9], [8, 9]], [2, 2]), expected.expand(2, -1, -1))
+    model.score([[60, 60, 4], [4]], [1, 1])  # draft tokens that are rejected
+    model.set_lengths([5, 5])
+    torch_model.score([[11]], [1])
+    again = torch_model.set_lengths([5]) or torch_model.score([[12]], [1])
+    assert same(model.score([[12], [12]], [1, 1]), again.expand(2, -1, -1))
+
+
 @pytest.mark.prove
 def test_a_ctrl_c_anywhere_leaves_no_wrong_state() -> None:
     """Whatever it breaks off, texts that come later are read right, also where they begin alike."""
