@@ -17,6 +17,7 @@ import torch
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+import hybrids
 import pairs
 from foretoken import Completion, SamplingParams, Speculator
 from foretoken.controls.chain import chain
@@ -91,12 +92,14 @@ SOUND = "sound "  # before a role: nothing makes its logits invalid
 
 
 @cache
-def network(role: str) -> PreTrainedModel:
-    """In float64. What makes the target's logits invalid does so with the others', which read the
-    same text."""
+def network(role: str, family: str = "") -> PreTrainedModel:
+    """In float64, of a family's class where that is named. What makes the target's logits invalid
+    does so with the others', which read the same text."""
     kind = role.removeprefix(SOUND)
     noise = {"target": 0.0, "middle": 0.02, "draft": 0.04}[kind]
-    target = pairs.relative(llama(V, CONTEXT, eos_token_id=None).double(), noise, seed=len(kind))
+    plain = llama(V, CONTEXT, eos_token_id=None).double()
+    own = hybrids.random(family, 0, V) if family else plain
+    target = pairs.relative(own, noise, seed=len(kind))
     if kind == role:
         with torch.no_grad():
             target.get_input_embeddings().weight[SICK] = torch.nan
@@ -178,6 +181,7 @@ LOOKS_UP = (
 RUNTIMES = {
     "table": Runtime(table),
     "torch": Runtime(lambda role: CausalModel(network(role))),
+    "hybrid": Runtime(lambda role: CausalModel(network(role, "Qwen3_5ForCausalLM"))),
     "graphs": Runtime(graphs),
     "exact": Runtime(lambda role: ExactModel(copy.deepcopy(network(role)).bfloat16())),
     "packed": Runtime(packed_model, measured(packed_model)),
