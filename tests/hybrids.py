@@ -31,13 +31,14 @@ PROMPTS = [[5, 17, 33], [9], [3 + (7 * i * i + i) % 60 for i in range(70)], [60,
 
 def random(name: str, seed: int, V: int = 64) -> PreTrainedModel:
     """Without an end of sequence; each weight counts."""
-    config = copy.deepcopy(build(name).config)
+    made: Any = build(name)
+    config = copy.deepcopy(made.config)
     for key, value in SMALL[name].items():
         setattr(config, key, value)
     config.vocab_size, config.pad_token_id = V, 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = type(build(name))(config).double().eval()
+        model: Any = type(made)(config).double().eval()
         stir(model)
         with torch.no_grad():
             for part in model.modules():
