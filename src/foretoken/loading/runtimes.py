@@ -19,7 +19,7 @@ from foretoken.generation_config import read_settings
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import Source
-from foretoken.models.base import Model
+from foretoken.models.base import Model, Rewinds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -256,6 +256,11 @@ def companion(
     """Return a copy of `target`, made from the same source with weights in `dtype`, and with these
     layers alone where there are some, that drafts over the target's own rows. Raises RefusedError
     where the target shares no rows."""
+    if isinstance(target, Rewinds) and target.rewind is not None:
+        raise RefusedError(
+            "draft='self' would write over the target's rows, which keep states beside keys and "
+            "values; give draft='lookup', or a smaller model"
+        )
     require_shared(target.runtime)
     host: Any = target  # one of that library's models
     return replace(_conversion(source, dtype, target.device), some=layers).companion(host)
