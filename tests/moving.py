@@ -7,7 +7,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+import hybrids
 import pairs
 from foretoken import Completion, SamplingParams, Speculator
 from foretoken.controls.chain import chain
@@ -45,6 +46,7 @@ V = 320
 SICK, DRAFT_SICK = 318, 317  # behind these the target's logits, or only the draft's, are NaN
 DRAFTERS = ("lm", "lookup", "cascade", "mixture", "none")
 CONTEXT = 256
+HYBRID = "Qwen3_5ForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,14 @@ SOUND = "sound "  # before a role: nothing makes its logits invalid
 
 
 @cache
-def network(role: str) -> PreTrainedModel:
-    """In float64. What makes the target's logits invalid does so with the others', which read the
-    same text."""
+def network(role: str, family: str = "") -> PreTrainedModel:
+    """In float64, of a family's class where that is named. What makes the target's logits invalid
+    does so with the others', which read the same text."""
     kind = role.removeprefix(SOUND)
     noise = {"target": 0.0, "middle": 0.02, "draft": 0.04}[kind]
-    target = pairs.relative(llama(V, CONTEXT, eos_token_id=None).double(), noise, seed=len(kind))
+    plain = llama(V, CONTEXT, eos_token_id=None).double()
+    own = hybrids.random(family, 0, V) if family else plain
+    target = pairs.relative(own, noise, seed=len(kind))
     if kind == role:
         with torch.no_grad():
             target.get_input_embeddings().weight[SICK] = torch.nan
@@ -133,11 +137,11 @@ def graphs(role: str) -> Any:
     return GraphModel(network(role))
 
 
-def openvino(way: str) -> Callable[[str], Any]:
+def openvino(way: str, family: str = "") -> Callable[[str], Any]:
     def model(role: str) -> Any:
         from foretoken.models.openvino.conversion import EXPLICIT, PAGED
 
-        source = copy.deepcopy(network(role)).float()
+        source = copy.deepcopy(network(role, family)).float()
         return {"paged": PAGED, "explicit": EXPLICIT}[way].run(source)
 
     return model
@@ -147,17 +151,18 @@ def over(target: Any, role: str) -> Any:
     """A draft's weights over the target's own rows."""
     from foretoken.models.openvino.conversion import Conversion
 
-    weights = Conversion(None, "float32", lambda: copy.deepcopy(network(role)).float(), dict)
-    return weights.companion(target)
+    family = HYBRID if getattr(target, "rewind", None) else ""
+    source = partial(copy.deepcopy, network(role, family))
+    return Conversion(None, "float32", lambda: source().float(), dict).companion(target)
 
 
-def measured(model: Callable[[str], Any]) -> Callable[[], float]:
+def measured(model: Callable[[str], Any], family: str = "") -> Callable[[], float]:
     """The largest difference of any logit from float64's, over some texts in blocks."""
 
     @cache
     def noise() -> float:
         text, worst = [(7 * i * i + 3 * i) % 300 + 1 for i in range(200)], 0.0
-        expected = pairs.scores(network("target"), text)
+        expected = pairs.scores(network("target", family), text)
         for width in (1, 3, 8, 70):
             target = model("target")
             target.start([[]])
@@ -178,6 +183,11 @@ LOOKS_UP = (
 RUNTIMES = {
     "table": Runtime(table),
     "torch": Runtime(lambda role: CausalModel(network(role))),
+    "hybrid": Runtime(lambda role: CausalModel(network(role, HYBRID))),
+    "paged hybrid": Runtime(openvino("paged", HYBRID), measured(openvino("paged", HYBRID), HYBRID)),
+    "paged hybrid self": Runtime(
+        openvino("paged", HYBRID), measured(openvino("paged", HYBRID), HYBRID), own=True
+    ),
     "graphs": Runtime(graphs),
     "exact": Runtime(lambda role: ExactModel(copy.deepcopy(network(role)).bfloat16())),
     "packed": Runtime(packed_model, measured(packed_model)),

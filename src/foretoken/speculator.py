@@ -21,7 +21,7 @@ from foretoken.beam.search import (
 from foretoken.controls.own import require_beams
 from foretoken.costing.gamma import Gamma
 from foretoken.costing.pair_costs import PairCosts
-from foretoken.drafters.base import Drafter, require_drafter
+from foretoken.drafters.base import Drafter, require_drafter, require_rewind
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import threads
@@ -339,6 +339,7 @@ class Speculator:
         shaping = [row.controls for row in self.inputs.rows(requests)]
         draft = None
         if gamma and isinstance(self.drafter, LMDrafter) and not self.drafter.shares:
+            require_rewind(int(gamma), self.target, self.drafter)
             draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
         backends = self.target.runtime, self.drafter.runtime if draft else "none"
         beams: list[list[Beam]] = []

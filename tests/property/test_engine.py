@@ -255,7 +255,7 @@ def play(runtime: str, patch: pytest.MonkeyPatch, examples: int, steps: int) -> 
     return counts
 
 
-@pytest.mark.parametrize("runtime", ["table", "torch"])
+@pytest.mark.parametrize("runtime", ["table", "torch", "hybrid"])
 def test_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     play(runtime, monkeypatch, 5, 12)
 

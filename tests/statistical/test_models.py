@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Config
 from transformers import T5ForConditionalGeneration as T5
 
+import hybrids
 import oracle
 import pairs
 from faulty import Liar
@@ -36,6 +37,11 @@ CUT = SamplingParams(temperature=0.8, top_k=7, top_p=0.9)
 @cache
 def network(name: str) -> PreTrainedModel:
     """12 tokens and distributions far from flat."""
+    if name in hybrids.FAMILIES:
+        model = hybrids.random(name, 3, V)
+        with torch.no_grad():
+            model.get_output_embeddings().weight *= 0.2  # else nearly certain
+        return model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         if name == "Llama":
@@ -76,6 +82,7 @@ DRAFTS = {
     "bfloat16": lambda model: pairs.relative(model, noise=0.4).bfloat16(),
     "ngram": lambda model: a_table(),
     "uniform": lambda model: "uniform",
+    "hybrid": lambda model: pairs.relative(network("FalconH1ForCausalLM"), noise=0.4),
     "liar": lambda model: Liar(CausalModel(pairs.relative(model, noise=0.4)), V),
 }
 
@@ -109,6 +116,8 @@ CASES = [  # all of them: `test_every_case`
     ("Llama", "model", "block", CUT),
     ("Llama", "bfloat16", "block", PLAIN),
     ("T5", "model", "speculative", PLAIN),
+    pytest.param("Qwen3_5ForCausalLM", "model", "block", PLAIN, marks=pytest.mark.prove),
+    pytest.param("Llama", "hybrid", "block", PLAIN, marks=pytest.mark.prove),
 ]
 
 

@@ -17,13 +17,13 @@ from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.costing.probe import TOKENS, probe, probe_shared
 from foretoken.costing.stored import Kept, Watch, recalled
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.base import Drafter, require_rewind
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import InputError, shown
 from foretoken.inputs import InputProcessor
-from foretoken.models.base import Model, Pads, Rewinds
+from foretoken.models.base import Model, Pads
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -84,12 +84,7 @@ class PairCosts:
             raise InputError(
                 f"gamma is {shown(gamma)}, but gamma + 1 must fit in the context of {context}"
             )
-        for model in (self.target, self.drafter.model):
-            if isinstance(model, Rewinds) and model.rewind is not None and gamma >= model.rewind:
-                raise InputError(
-                    f"gamma is {shown(gamma)}, but the model's states go back by {model.rewind} "
-                    "tokens; give less"
-                )
+        require_rewind(gamma, self.target, self.drafter)
         return Fixed(gamma)
 
     def adaptive(self, params: list[SamplingParams], rows: int) -> Adaptive:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Model, Shares
+from foretoken.errors import InputError, RefusedError, shown
+from foretoken.models.base import Model, Rewinds, Shares
 from foretoken.sampling.draw import Draw
 
 
@@ -353,6 +353,17 @@ def held(part: object) -> Iterator[object]:
     yield part
     for inner in part.holds if isinstance(part, Holds) else ():
         yield from held(inner)
+
+
+def require_rewind(gamma: int, *parts: object) -> None:
+    """Raise InputError for more draft tokens than the models among these, or within them, go back
+    by."""
+    for model in (inner for part in parts for inner in held(part)):
+        if isinstance(model, Rewinds) and model.rewind is not None and gamma >= model.rewind:
+            raise InputError(
+                f"gamma is {shown(gamma)}, but the model's states go back by {model.rewind} "
+                "tokens; give less"
+            )
 
 
 def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:

@@ -70,6 +70,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "Lfm2ForCausalLM": {"layer_types": ["full_attention", "conv"] * 16},
     "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"] * 16},
+    "Lfm2VlForConditionalGeneration": {
+        "text_config": {"layer_types": ["conv", "full_attention"] * 16}
+    },
     "Qwen2VLForConditionalGeneration": SECTIONS,
     "Qwen2_5_VLForConditionalGeneration": SECTIONS,
     "Qwen4ExpForCausalLM": INDEXER,

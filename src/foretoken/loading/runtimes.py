@@ -283,7 +283,7 @@ def _way(network: PreTrainedModel) -> Way:
             return way
         except RefusedError as error:
             objections.append(str(error))
-    raise RefusedError("; ".join(objections))
+    raise RefusedError("; ".join(dict.fromkeys(objections)))
 
 
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:

@@ -259,13 +259,20 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
 
 def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
     """Return the auto class that loads such a model."""
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM  # late: as above
+    from transformers import (  # late: as above
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+    )
 
     remote = getattr(config, "auto_map", None) or {}
-    for auto in (AutoModelForSeq2SeqLM, AutoModelForCausalLM):
+    # The last one's read pictures, too: they are asked for text from ids alone
+    for auto in (AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForImageTextToText):
         # not `in auto._model_mapping.keys()`: it imports the configs of all families
         if type(config) in auto._model_mapping or (trust and auto.__name__ in remote):
-            if config.is_encoder_decoder == (auto is AutoModelForSeq2SeqLM):
+            if auto is AutoModelForImageTextToText or (
+                config.is_encoder_decoder == (auto is AutoModelForSeq2SeqLM)
+            ):
                 return auto
     raise RefusedError(
         f"{name} is a {config.model_type} model, neither causal nor encoder-decoder; "

@@ -18,7 +18,6 @@ REASONS = (
     r"it reads \w+, not text",
     "it has no head that generates text; load its ForCausalLM class",
     "its config says is_decoder false: it fills in masked words; set is_decoder",
-    "it keeps a recurrent state, which cannot go back to before a rejected token",
     r"its own code takes no masks in \w+; set attn_implementation to 'eager'",
     "its attention changes with how much it reads at once; set attention_type",
     "its own code counts positions from the padding id, as RoBERTa's, and transformers' generate "
@@ -32,6 +31,8 @@ FAMILY, INSTEAD_ = r"[\w.-]+ \(\w+\)", re.escape(INSTEAD)
 CACHE = r"a (ragged cache|cache of each row(, one token in a pass)?)"
 MESSAGES = (
     rf"{FAMILY} cannot be run exactly: ({'|'.join(REASONS)}); {INSTEAD_}",
+    rf"{FAMILY} keeps states beside its keys and values: runtime='transformers' takes them back, "
+    "without exact_shapes",
     rf"{FAMILY} cannot be checked: no small copy can be built, its code raised \w+; {INSTEAD_}",
     rf"{FAMILY} does not run over {CACHE}: its code raised \w+; {INSTEAD_}",
     rf"{FAMILY} is not exact over {CACHE}: logits differ by \S+ of their spread from (a full "

@@ -13,6 +13,7 @@ import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.lab import census
 from foretoken.loading import hub, memory
 from foretoken.loading import load as loading
 from foretoken.models.families import build
@@ -132,6 +133,23 @@ def test_bert_is_refused(tmp_path):
     path = folder(tmp_path / "bert", transformers.BertForMaskedLM(config))
     refused(ForetokenError, "bert|Bert", path)
     refused(RefusedError, "bert", transformers.BertForMaskedLM(config))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen3_5ForConditionalGeneration",
+        "Lfm2VlForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+    ],
+)
+def test_a_model_that_reads_pictures_too_writes_text_from_ids(tmp_path, name):
+    model, prompts = census.build(name), [[3, 4, 5], [9, 8, 7, 7, 8, 9]]
+    spec = foretoken.load(folder(tmp_path / "m", model), "lookup", runtime="transformers")
+    completions = spec.generate(prompts, max_new_tokens=12, gamma=3)
+    for prompt, found in zip(prompts, completions, strict=True):
+        text = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        assert found.tokens == text[0, len(prompt) :].tolist()
 
 
 def test_a_model_that_is_no_language_model_is_refused(tmp_path):

@@ -7,7 +7,7 @@ know tokens, vocabularies or which positions are scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from functools import lru_cache
 from inspect import signature
 from typing import Any
@@ -396,10 +396,14 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
         raise RefusedError(
             f"transformers {transformers.__version__}: the cache needs transformers>=5.20,<6"
         )
-    reason = objection(model, KEEPS_STATE | KEEPS_BOTH if states else set())
+    reason, name = objection(model), f"{model.config.model_type} ({type(model).__name__})"
     if reason:
-        name = f"{model.config.model_type} ({type(model).__name__})"
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
+    if not states and _keeps_states(model):
+        raise RefusedError(
+            f"{name} keeps states beside its keys and values: runtime='transformers' takes them "
+            "back, without exact_shapes"
+        )
 
 
 def no_writer(model: PreTrainedModel) -> str | None:
@@ -446,14 +450,11 @@ def _hashes_at_random(config: Any) -> bool:
     return "lsh" in (getattr(config, "attn_layers", None) or ()) and None in settings
 
 
-def objection(model: PreTrainedModel, states: Set[str]) -> str | None:
-    """Why this model's rows could not be rolled back one by one, or None; `states` are layers whose
-    states can be."""
+def objection(model: PreTrainedModel) -> str | None:
+    """Why this model's rows could not be rolled back one by one, or None."""
     reason = no_writer(model)
     if reason:
         return reason
-    if getattr(model, "_is_stateful", False) and not states:
-        return "it keeps a recurrent state, which cannot go back to before a rejected token"
     if getattr(model.config, "attention_type", "") == "block_sparse":
         return "its attention changes with how much it reads at once; set attention_type"
     own: list[Any] = [part for part in model.modules() if has_own_attention(part)]
@@ -462,11 +463,21 @@ def objection(model: PreTrainedModel, states: Set[str]) -> str | None:
         named = ", ".join(sorted(map(str, kinds - MASKED)))
         return f"its own code takes no masks in {named}; set attn_implementation to 'eager'"
     try:
-        names = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
+        names = _layers(model)
     except Exception as error:  # a config without what transformers looks for
         kind = kind_of(error)
         return f"its config does not say what its layers keep (transformers raised {kind})"
-    stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING - states)
+    stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING - KEEPS_STATE - KEEPS_BOTH)
     if stateful:
         return f"its cache layers ({', '.join(stateful)}) keep a state that is not per token"
     return None
+
+
+def _keeps_states(model: PreTrainedModel) -> bool:
+    stateful = bool(_layers(model) & (KEEPS_STATE | KEEPS_BOTH))
+    return stateful or getattr(model, "_is_stateful", False)
+
+
+def _layers(model: PreTrainedModel) -> set[str]:
+    """Names of the layers of transformers' own cache."""
+    return {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.models.base import Blocks, Model, Sized, Written
+from foretoken.models.base import Blocks, Model, Rewinds, Sized, Written
 from foretoken.models.rows import staying
 from foretoken.models.vocabularies.translation import Translation, WayOn, ways_on
 from foretoken.models.vocabularies.words import Dictionary
@@ -33,6 +33,8 @@ class Following:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._cached: list[list[int]] = []
+        rewind = model.rewind if isinstance(model, Rewinds) else None
+        self._rewind = math.inf if rewind is None else rewind  # tokens
 
     def start(self, texts: list[list[int]]) -> None:
         """Rows join, with these texts read."""
@@ -57,7 +59,9 @@ class Following:
         lengths: list[int] = []
         for b, (text, needed) in enumerate(zip(texts, need, strict=True)):
             end = self._cached[b] if text is None else self._end(text)
-            lengths.append(min(agreed(self._cached[b], end), len(end) - needed))
+            length = min(agreed(self._cached[b], end), len(end) - needed)
+            # cut into other tokens, a text may part from what was read before states reach
+            lengths.append(length if len(self._cached[b]) - length <= self._rewind else 0)
             blocks.append(end[lengths[b] :])
             self._cached[b] = end
         self.model.set_lengths(lengths)

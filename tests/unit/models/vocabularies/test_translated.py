@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import hybrids
+import pairs
 from foretoken.costing import stored
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.base import Sized, Writes
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.models.vocabularies.translated import ByText, Following, TranslatedModel, agreed
 from foretoken.models.vocabularies.words import Dictionary, Words
@@ -231,3 +234,12 @@ def test_its_speed_is_known_where_that_of_its_model_is():
     model.holds[0].identity = "tiny"
     assert "tiny" in str(stored.identity(LMDrafter(model)))
     assert stored.identity(LMDrafter(model)) != stored.identity(LMDrafter(model.holds[0]))
+
+
+def test_a_text_that_parts_before_what_states_go_back_to_is_read_anew() -> None:
+    network = hybrids.random("Lfm2ForCausalLM", 0)
+    follower, text = Following(CausalModel(network)), [3 + 5 * i % 50 for i in range(120)]
+    follower.start([text])
+    other = [*text[:20], *range(5, 50)]
+    logits = follower.score([other], [1])
+    assert torch.allclose(logits[0, 0], pairs.scores(network, other)[-1], atol=1e-6)

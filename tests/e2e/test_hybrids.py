@@ -1,0 +1,246 @@
+"""Hybrids, whose states go back by row: their greedy texts are those of `generate`, by whatever
+draft and in whatever company.
+
+The models are in float64, where ours and `generate` differ by float32's rounding within a family's
+own code at most. That no choice is that close is asserted, so equal means equal.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import cache
+from itertools import chain, count
+from typing import Any
+
+import pytest
+
+import hybrids
+import pairs
+from console import Run, mistake
+from foretoken import (
+    CascadeDrafter,
+    Engine,
+    EngineStats,
+    InputError,
+    LookupDrafter,
+    MixtureDrafter,
+    RefusedError,
+    Speculator,
+    load,
+)
+from foretoken.models.stock.selfcheck import deviation
+from hybrids import FAMILIES, LONG, PROMPTS
+from moving import require_accounted, require_empty
+from tiny import TEXT, byte_level, folder
+
+GAMMAS = (0, 1, 4, 8, None)
+SHORT = 30  # tokens of every day's texts
+DRAFTS: dict[str, Any] = {
+    "hybrid": hybrids.draft,
+    "plain": lambda name: pairs.target("Llama"),
+    "lookup": lambda name: "lookup",
+}
+OFTEN = ("Qwen3_5ForCausalLM", "FalconH1ForCausalLM")
+EVERY = [pytest.param(n, marks=() if n in OFTEN else pytest.mark.prove) for n in FAMILIES]
+
+
+@cache
+def speculator(name: str, draft: str) -> Speculator:
+    return load(hybrids.hybrid(name), DRAFTS[draft](name), runtime="transformers")
+
+
+def expected(name: str, prompt: list[int], limit: int) -> list[int]:
+    """The greedy text, of which no choice is within rounding."""
+    model, whole = hybrids.hybrid(name), SHORT if limit <= SHORT else LONG
+    text = hybrids.greedy(model, tuple(prompt), whole)
+    assert hybrids.margin(model, tuple(prompt), whole) > 10 * rounding(name)
+    return text[:limit]
+
+
+@cache
+def rounding(name: str) -> float:
+    """How far ours are from full forwards, as a share of the spread of logits."""
+    share = deviation(hybrids.hybrid(name))
+    assert share < 1e-5
+    return share
+
+
+def require_texts(name: str, draft: str, gamma: int | None, limit: int) -> None:
+    """Alone and together; with a hybrid draft some guesses are kept and some are not."""
+    spec = speculator(name, draft)
+    alone = spec.generate(PROMPTS[:1], max_new_tokens=limit, gamma=gamma)
+    together = spec.generate(PROMPTS, max_new_tokens=limit, gamma=gamma)
+    for found, prompt in zip([*alone, *together], [PROMPTS[0], *PROMPTS], strict=True):
+        assert found.tokens == expected(name, prompt, limit)
+    kept, made = (sum(getattr(t.stats, n) for t in together) for n in ("accepted", "drafted"))
+    assert draft != "hybrid" or gamma in (0, None) or 0 < kept < made
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("name", OFTEN)
+def test_texts_are_those_of_generate(name: str, draft: str) -> None:
+    for gamma in (4, None):
+        require_texts(name, draft, gamma, SHORT)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_proof_long_texts_are_those_of_generate(name: str, draft: str) -> None:
+    for gamma in GAMMAS:
+        require_texts(name, draft, gamma, LONG)
+
+
+def taken(model: Any) -> int:
+    """Bytes that the arrays of a model hold, keys and states."""
+    held = [part.arrays for part in model.cache.filled()]
+    arrays = chain.from_iterable(x.values() if isinstance(x, dict) else x for x in held)
+    return sum(x.nbytes for x in arrays)
+
+
+def come_and_go(
+    name: str, draft: str, limits: tuple[int, ...], allowed: list[int], every: int, seed: int = 0
+) -> EngineStats:
+    """Rows join at any step, within the memory of rows as long as `allowed`; at every so many steps
+    one is broken off or has to wait."""
+    spec, dice = speculator(name, draft), random.Random(seed)
+    parts = [part for part in (spec.target, spec.drafter.model) if part is not None]
+    memory = sum(part.memory(allowed, [0] * len(allowed)) for part in parts)
+    waiting = [(prompt, limit) for prompt in PROMPTS for limit in limits] * 2
+    dice.shuffle(waiting)
+    asked: dict[int, tuple[list[int], int]] = {}
+    texts: dict[int, list[int]] = {}
+    with Engine(spec, 5, kv_memory=memory) as engine:
+        for turn in count(1):
+            if waiting and dice.random() < 0.4:
+                prompt, limit = waiting.pop()
+                id = engine.add(prompt, max_new_tokens=limit, gamma=dice.choice(GAMMAS))
+                asked[id], texts[id] = (prompt, limit), []
+            if asked and turn % (2 * every) == every:
+                engine.abort(id := dice.choice([*asked]))
+                del asked[id]
+            if engine.running > 1 and turn % every == every - 1:
+                spec.scheduler.preempt()
+            for event in engine.step():
+                texts[event.id] += event.tokens
+                if event.completion is not None:
+                    assert texts[event.id] == expected(name, *asked.pop(event.id))
+                    assert event.completion.stats.cached_tokens == 0
+            require_accounted(spec)
+            assert sum(map(taken, parts)) <= memory
+            if not waiting and not asked:
+                break
+        stats = engine.stats()
+    require_empty(spec)
+    return stats
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_rows_that_come_and_go(name: str) -> None:
+    stats = come_and_go(name, "hybrid", (3, 30), [100] * 5, 7)
+    assert stats.finished and stats.aborted and stats.preempted
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_proof_rows_that_come_and_go(name: str, draft: str) -> None:
+    for seed in range(2):
+        stats = come_and_go(name, draft, (7, 90, 300), [370] * 4, 30, seed)
+        assert stats.finished and stats.aborted and stats.preempted
+    stats = come_and_go(name, draft, (250,), [150] * 2, LONG * LONG)
+    assert stats.preempted, "memory runs short where two grow"
+
+
+def test_more_draft_tokens_than_any_part_goes_back_by_are_refused_beforehand() -> None:
+    """Also where a hybrid is within another drafter, and where beams look ahead."""
+    plain, small = pairs.target("Llama"), speculator("FalconH1ForCausalLM", "hybrid").drafter
+    parts = MixtureDrafter([(LookupDrafter(), 1), (small, None)])
+    cascade = CascadeDrafter(small.model, LookupDrafter(), 2)
+    message = "gamma is 40, but the model's states go back by 32 tokens"
+    for drafter in (parts, cascade):
+        spec = load(plain, drafter, runtime="transformers")
+        with pytest.raises(InputError, match=message):
+            spec.generate([[3, 4]], max_new_tokens=2, gamma=40)
+    for pair in (speculator("FalconH1ForCausalLM", "hybrid"), load(plain, small)):
+        with pytest.raises(InputError, match=message):
+            pair.beam_search([[3, 4]], num_beams=2, max_new_tokens=2, gamma=40)
+        assert pair.beam_search([[3, 4]], num_beams=2, max_new_tokens=2, gamma=2)
+
+
+@pytest.mark.parametrize("draft", ["hybrid", "lookup"])
+def test_ten_turns_of_a_conversation(draft: str) -> None:
+    """Each is read anew: states of a text's beginning are not kept, and nobody says they were."""
+    name, text = OFTEN[0], PROMPTS[0]
+    with Engine(speculator(name, draft), prefix_cache=True) as engine:
+        for turn in range(10):
+            engine.add(text, max_new_tokens=7, gamma=4)
+            events = [event for _ in range(9) for event in engine.step()]
+            (done,) = (event.completion for event in events if event.completion is not None)
+            model = hybrids.hybrid(name)
+            assert hybrids.margin(model, tuple(text), 7) > 10 * rounding(name)
+            assert done.tokens == hybrids.greedy(model, tuple(text), 7)
+            assert done.stats.cached_tokens == 0
+            text = [*text, *done.tokens, 9, 40 + turn]
+
+
+@pytest.mark.openvino
+@pytest.mark.parametrize("draft", ["self:int8", "lookup"])
+def test_ten_turns_of_a_conversation_on_openvino(draft: str) -> None:
+    """States are kept at the last whole page of each text, so that the next turn reads little."""
+    model = hybrids.hybrid(OFTEN[0])
+    text = PROMPTS[2]
+    with Engine(load(copy.deepcopy(model).float(), draft, runtime="openvino")) as engine:
+        for turn in range(10):
+            engine.add(text, max_new_tokens=7, gamma=4)
+            events = [event for _ in range(9) for event in engine.step()]
+            (done,) = (event.completion for event in events if event.completion is not None)
+            assert hybrids.margin(model, tuple(text), 7) > 1e-4
+            assert done.tokens == hybrids.greedy(model, tuple(text), 7)
+            assert done.stats.cached_tokens >= (len(text) - 40 if turn else 0)
+            text = [*text, *done.tokens, 9, 40 + turn]
+
+
+@pytest.mark.openvino
+def test_a_copy_of_some_layers_is_refused_with_what_to_give_instead() -> None:
+    target = copy.deepcopy(hybrids.hybrid(OFTEN[0])).float()
+    with pytest.raises(RefusedError, match="states, .*; give draft='self:int8'"):
+        load(target, "self:0", runtime="openvino")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    base, model = tmp_path_factory.mktemp("pair"), hybrids.random(OFTEN[1], 0, 320).float()
+    folder(base / "target", model, byte_level())
+    folder(base / "draft", pairs.relative(model, 0.03), byte_level())
+    (base / "text.txt").write_text(TEXT * 20)
+    (base / "prompts").write_text("It was\nThe old man\n")
+    return base, ("--target", base / "target"), ("--draft", base / "draft")
+
+
+def test_commands_take_hybrids(folders: Any, console: Run) -> None:
+    base, target, draft = folders
+    few = ("--runtime", "transformers", "--prompts", base / "prompts")
+    measured = console("measure", *target, *draft, *few, "--max-new-tokens", 16)
+    assert measured.code == 0 and "acceptance of the last of gamma draft tokens" in measured.out
+    refused = console("measure", *target, *draft, *few, "--gamma", 32)
+    mistake(refused, "gamma is 32, but the model's states go back by 32 tokens; give less")
+    new = ("--steps", 2, "--length", 8, "--heads", 2)
+    heads = base / "heads.safetensors"
+    made = console("train", "heads", *target, "--data", base / "text.txt", "--out", heads, *new)
+    assert made.code == 0, made.err
+    texts = [
+        console("generate", *target, "--draft", each, "--gamma", 2, "--max-new-tokens", 8, "It")
+        for each in (f"heads:{heads}", "none", base / "draft")
+    ]
+    assert texts[0].out == texts[1].out == texts[2].out and not any(each.code for each in texts)
+
+
+@pytest.mark.prove
+def test_proof_a_certificate(folders: Any, console: Run) -> None:
+    base, target, draft = folders
+    few = ("--runtime", "transformers", "--prompts", base / "prompts")
+    for each in (draft, ("--draft", "lookup")):
+        result = console("certify", *target, *each, *few)
+        assert result.code == 0 and "LOSSLESS" in result.out, result.err
