@@ -73,6 +73,7 @@ def _compiled(
     """cache: the element type of keys and values in pages, by itself that of the arithmetic; kind:
     that of the arithmetic, by itself what `settings` says."""
     options, graphs = settings(dtype), dict(exported.graphs)
+    kind = "f32" if exported.facts.get("states") else kind  # errors of states add up
     options |= {"INFERENCE_PRECISION_HINT": kind} if kind else {}
     if exported.facts["form"] == "paged":
         graphs["decoder"] = paged(graphs["decoder"], exported.facts["windows"])

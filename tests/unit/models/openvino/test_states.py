@@ -13,7 +13,7 @@ from torch import Tensor
 import foretoken
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.census import build
-from foretoken.models.openvino import states
+from foretoken.models.openvino import conversion, states
 from foretoken.models.openvino.conversion import PAGED
 from foretoken.models.openvino.export_paged import export_paged
 from foretoken.models.openvino.paged import PagedModel
@@ -209,6 +209,18 @@ def test_texts_are_those_of_generate() -> None:
     for gamma in (0, 1, 4):
         made = spec.generate(prompts, max_new_tokens=24, gamma=gamma)
         assert [[*p, *c.tokens] for p, c in zip(prompts, made, strict=True)] == whole
+
+
+def test_states_are_computed_in_float32_whatever_the_weights_are() -> None:
+    network = small("Qwen3_5ForCausalLM").bfloat16()
+    model: Any = conversion.compiled(PAGED.export(network.float()), "bfloat16")
+    assert model.computed == "float32"
+    model.start([ids(40, 1)])
+    arrays = [x for part in model.states.parts() for x in part.arrays.values()]
+    assert {x.dtype for x in arrays} == {torch.float32, torch.float64}
+    torch_model = CausalModel(network)
+    torch_model.start([ids(40, 1)])
+    assert same(model.score([[5, 6]], [2]), torch_model.score([[5, 6]], [2]))
 
 
 @pytest.mark.parametrize(
