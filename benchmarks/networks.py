@@ -89,15 +89,16 @@ def llama(width: int, layers: int, vocab: int, context: int) -> LlamaConfig:
 
 
 def qwen(width: int, layers: int, vocab: int, context: int) -> Qwen3_5TextConfig:
-    """As Qwen3.5: of four layers three keep states; the last one attends, also where it is not a
-    fourth."""
+    """As Qwen3.5: each fourth layer attends, the others keep states; of fewer the last attends."""
     heads = width // HEAD
-    attends = [i % 4 == 3 or i == layers - 1 for i in range(layers)]
+    each = min(4, layers)
     return Qwen3_5TextConfig(
         hidden_size=width,
         intermediate_size=4 * width,
         num_hidden_layers=layers,
-        layer_types=["full_attention" if full else "linear_attention" for full in attends],
+        layer_types=[
+            ("linear" if (i + 1) % each else "full") + "_attention" for i in range(layers)
+        ],
         num_attention_heads=heads,
         num_key_value_heads=heads if heads % 2 else max(HEADS, heads // 2),
         head_dim=HEAD,
