@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-ALPHAS = ("0.02", "0.2", "0.5", "0.8", "0.86", "0.95")
 PROMPTS = ([17, 230, 3051, 9, 1200, 31, 77, 801], [5, 600, 70, 3800, 91, 1002, 113, 12])
 BATCH = 16
 DICE = random.Random(0)
@@ -45,6 +44,7 @@ TEXTS = (
 GREEDY, SAMPLED = "--temperature=0", "--temperature=1"
 CUT = f"{SAMPLED} --top-k=50 --top-p=0.9"
 ALL = ("transformers", "openvino-genai", "llama.cpp")
+HYBRID = ("transformers", "llama.cpp")
 
 
 class Bench(NamedTuple):
@@ -74,6 +74,8 @@ RUNS = {
     "llama-bf16-greedy": Bench("llama", "a86", GREEDY, "bfloat16", "3,5", ALL, 1),
     "llama-bf16-sampled": Bench("llama", "a80", SAMPLED, "bfloat16", "3,5", ALL[:1], 1),
     "llama-int8-greedy": Bench("llama", "a86", GREEDY, "int8", "3,5", ALL[1:], 1),
+    "qwen-f32-greedy": Bench("qwen", "a80", GREEDY, "float32", "3,5", HYBRID, 1),
+    "qwen-int8-greedy": Bench("qwen", "a80", GREEDY, "int8", "3,5", HYBRID[1:], 1),
     "t5-f32-greedy": Bench("t5", "a86", GREEDY, "float32", "3,5", ALL[:1], 1),
     "t5-bf16-greedy": Bench("t5", "a86", GREEDY, "bfloat16", "3,5", ALL[:1], 1),
     "alpha-02": Bench("llama", "a02", SAMPLED, "float32", "1,3", (), 1),
@@ -121,7 +123,8 @@ def bench(name: str, folder: Path, out: Path) -> None:
 def built(pair: str, folder: Path) -> Path:
     place = folder / pair
     if not (place / "pair.json").exists():
-        pairs = [sys.executable, HERE / "pairs.py", pair, place, "--alpha", *ALPHAS]
+        alphas = sorted({f"0.{run.draft[1:]}" for run in RUNS.values() if run.pair == pair})
+        pairs = [sys.executable, HERE / "pairs.py", pair, place, "--alpha", *alphas]
         subprocess.run(pairs, check=True)
     return place
 

@@ -1,7 +1,8 @@
 """A peer's half of the conversation with `foretoken bench`: JSON lines in, JSON lines out.
 
 First line in: what to load ({target, draft, dtype, draft_dtype, batched, threads, python});
-answered by what was loaded, {version, precision} and maybe a {note}. Every further line: {prompts,
+answered by what was loaded, {version, precision} and maybe a {note}, or why the pair is not used
+for speculation, {plain_only}. Every further line: {prompts,
 seeds, max_new_tokens, gamma, temperature, top_k, top_p}, one prompt unless `batched`; answered by
 {texts}, for each {tokens, first_tokens, first_seconds, seconds}: seconds until it was there;
 first_tokens is 0 where that is not known. What cannot be done is answered by {error}. What

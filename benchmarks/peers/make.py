@@ -23,7 +23,11 @@ PINS = {
     ],
 }
 # The instructions of this machine's own processor, as the other peers choose them at run time.
-BUILD = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF"}
+BUILD = {
+    "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF",
+    # gcc 12 takes the settings of AMX's tiles for dead stores: the first product is a SIGSEGV
+    "CXXFLAGS": "-fno-tree-dse -fno-dse",
+}
 
 
 def main() -> None:

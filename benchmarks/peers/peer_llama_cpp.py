@@ -2,6 +2,9 @@
 
 Its Python binding has no speculation with a draft model, so plain and speculative decoding are
 driven here over its low-level calls; greedy only. The cache has the precision of the computation.
+
+A model with states takes back tokens of its last pass only: enough for a target. Its draft guesses
+in a copy of the row, and reads afterwards what was accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ CACHES = {
 
 
 class Model:
-    """Weights, and one row whose length is the number of tokens in its cache."""
+    """Weights, and one row whose length is the number of tokens in its cache; or its fork."""
 
     def __init__(self, source: str, dtype: str, threads: int) -> None:
         if dtype not in CACHES:
@@ -41,28 +44,53 @@ class Model:
         self.V = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
         self.cache, self.threads = CACHES[dtype][1], threads
         self.batch = llama.llama_batch_init(CHUNK, 0, 1)
+        self.states = llama.llama_model_is_hybrid(self.model)
+        self.contexts: dict[int, Any] = {}  # by the states that are kept: they cost time
         self.context, self.room, self.length = None, 0, 0
+        self.row, self.forked = 0, 0  # which of the two, and the length where they part
 
-    def start(self, room: int) -> None:
-        """An empty row that can hold `room` tokens."""
+    def start(self, room: int, rewind: int = 0) -> None:
+        """An empty row that can hold `room` tokens; `rewind` of a pass can be taken back."""
         if room > self.room:
-            if self.context:
-                llama.llama_free(self.context)
-            settings = llama.llama_context_default_params()
-            settings.n_ctx = self.room = -(-room // 256) * 256
-            settings.n_batch = settings.n_ubatch = CHUNK
-            settings.n_threads = settings.n_threads_batch = self.threads
-            settings.type_k = settings.type_v = int(self.cache)
-            self.context = llama.llama_init_from_model(self.model, settings)
-            if not self.context:
-                raise Refused(f"llama.cpp can make no context of {self.room} tokens")
+            for context in self.contexts.values():
+                llama.llama_free(context)
+            self.contexts, self.room = {}, -(-room // 256) * 256
+        rewind = rewind if self.states else 0
+        if rewind not in self.contexts:
+            self.contexts[rewind] = self._context(rewind)
+        self.context = self.contexts[rewind]
         self.cut(0)
 
+    def _context(self, rewind: int) -> Any:
+        settings = llama.llama_context_default_params()
+        settings.n_ctx = self.room
+        settings.n_batch = settings.n_ubatch = CHUNK
+        settings.n_threads = settings.n_threads_batch = self.threads
+        settings.type_k = settings.type_v = int(self.cache)
+        if self.states:
+            settings.n_rs_seq, settings.n_seq_max, settings.kv_unified = rewind, 2, True
+        context = llama.llama_init_from_model(self.model, settings)
+        if not context:
+            raise Refused(f"llama.cpp can make no context of {self.room} tokens")
+        if llama.llama_n_rs_seq(context) < rewind:
+            raise Refused("llama.cpp takes back no tokens of this model; leave --gamma at 0")
+        return context
+
+    def fork(self) -> None:
+        """Go on in a copy that the next `cut` drops, where single tokens are not taken back."""
+        if self.states:
+            llama.llama_memory_seq_cp(llama.llama_get_memory(self.context), 0, 1, -1, -1)
+            self.row, self.forked = 1, self.length
+
     def cut(self, length: int) -> None:
-        """Keep that many tokens."""
+        """Keep that many tokens at most."""
         memory = llama.llama_get_memory(self.context)
-        llama.llama_memory_seq_rm(memory, 0, length, -1)
-        self.length = min(self.length, length) if length else 0
+        if self.row:
+            llama.llama_memory_seq_rm(memory, 1, -1, -1)
+            self.row, self.length = 0, self.forked
+        self.length = min(self.length, length)
+        if not llama.llama_memory_seq_rm(memory, 0, self.length, -1):
+            raise RuntimeError(f"llama.cpp cannot go back to {self.length} tokens")
 
     def read(self, tokens: list[int], need: int) -> list[int]:
         """Append tokens; the likeliest next one after each of the last `need`."""
@@ -78,7 +106,7 @@ class Model:
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
             batch.token[i], batch.pos[i], batch.logits[i] = token, self.length + i, i >= last
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, self.row
         if llama.llama_decode(self.context, batch):
             raise RuntimeError(f"llama_decode failed at {self.length} tokens")
         self.length += len(tokens)
@@ -99,7 +127,7 @@ class Peer:
         (prompt,), gamma, clock = request["prompts"], request["gamma"], Clock()
         text = list(prompt)
         full = len(text) + request["max_new_tokens"]
-        self.target.start(full)
+        self.target.start(full, gamma)
         if gamma:
             self.draft.start(full)
         text += self.target.read(text, 1)
@@ -115,10 +143,9 @@ class Peer:
     def _guess(self, text: list[int], gamma: int) -> list[int]:
         if not gamma:
             return []
-        cached = min(self.draft.length, len(text) - 1)
-        if cached < self.draft.length:
-            self.draft.cut(cached)
-        draft_tokens = self.draft.read(text[cached:], 1)
+        self.draft.cut(len(text) - 1)
+        draft_tokens = self.draft.read(text[self.draft.length :], 1)
+        self.draft.fork()
         while len(draft_tokens) < gamma:
             draft_tokens += self.draft.read(draft_tokens[-1:], 1)
         return draft_tokens

@@ -120,7 +120,10 @@ def load(request: Request) -> tuple[dict[str, Any], Any]:
         "cache": request["dtype"],
         "activations": request["dtype"],
     }
-    return {"version": transformers.__version__, "precision": kinds}, peer.generate
+    about = {"version": transformers.__version__, "precision": kinds}
+    if peer.draft and peer.target._is_stateful:
+        about["plain_only"] = "its assisted generation takes no model with states"
+    return about, peer.generate
 
 
 if __name__ == "__main__":

@@ -216,7 +216,9 @@ def _peers(
         try:
             peer = stack.enter_context(Peer(name, *pair, *dtypes, batched=batched))
             if pair[1] is None and draft != "none":
-                notes = [peer.about.get("note"), "plain only: it cannot read the draft"]
+                peer.about["plain_only"] = "it cannot read the draft"
+            if why := peer.about.get("plain_only"):
+                notes = [peer.about.get("note"), f"plain only: {why}"]
                 peer.about["note"] = "; ".join(filter(None, notes))
             peers.append(peer)
         except Unable as error:
@@ -238,9 +240,11 @@ def _contestants(
     from foretoken.lab.bench import OWN, own
 
     ours = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
-    theirs = gammas if _readable(spec) else [0]
     turns: dict[Key, Turn] = {(OWN, g): partial(own, spec, gamma=g, rule=rule) for g in ours}
-    return turns | {(peer.name, g): partial(peer.run, gamma=g) for peer in peers for g in theirs}
+    for peer in peers:
+        theirs = gammas if _readable(spec) and not peer.about.get("plain_only") else [0]
+        turns |= {(peer.name, g): partial(peer.run, gamma=g) for g in theirs}
+    return turns
 
 
 def _race(

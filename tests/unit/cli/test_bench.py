@@ -141,6 +141,8 @@ for i, line in enumerate(sys.stdin):
         reply = {"error": "Q8_0 holds blocks of 32, not 48"}
     elif i == 0:
         reply = {"version": "1", "precision": {"weights": "float32"}}
+        if sys.argv[1] == "plainly":
+            reply["plain_only"] = "it takes no states"
     elif sys.argv[1] == "in a round" and asked["gamma"]:
         reply = {"error": "no room for guesses"}
     else:
@@ -178,6 +180,19 @@ def test_a_peer_that_cannot_run_the_pair_is_named_and_the_others_go_on(
     assert {row["name"] for row in document["figures"]} == {"foretoken", "transformers"}
     assert [duel["name"] for duel in document["duels"]] == ["transformers"]
     assert list(document["peers"]) == ["transformers"]
+
+
+def test_a_peer_that_decodes_only_plainly_with_this_pair(
+    call: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "fake.py").write_text(FAKE)
+    fake = [sys.executable, str(tmp_path / "fake.py"), "plainly"]
+    monkeypatch.setattr(bench, "command", lambda name: fake)
+    code, out, _ = call(*pair, *QUICK, *VS[:2], "--json")
+    document = json.loads(out)
+    rows = [(row["name"], row["variant"]) for row in document["figures"]]
+    assert code == 0 and [row for row in rows if row[0] == "llama.cpp"] == [("llama.cpp", "plain")]
+    assert document["peers"]["llama.cpp"]["note"] == "plain only: it takes no states"
 
 
 @pytest.mark.usefixtures("peers")
