@@ -285,21 +285,19 @@ def advanced(
     Returns:
         The output, u, and the sums of g up to each token in float64.
     """
-    c, one = g.double().cumsum(2), k.shape[2] == 1 and not _tracing()
-    whole, earlier = (c + fade[:, :, -1:]).exp().to(v.dtype), fade[:, :, :-1]
-    u = v
+    W, c, earlier = k.shape[2], g.double().cumsum(2), fade[:, :, :-1]
+    x, cx = q, c
+    if beta is not None:  # keys beside queries, so that the past is read once
+        x, cx = torch.cat([k, q], 2), torch.cat([c, c], 2)
+    whole = (cx + fade[:, :, -1:]).exp().to(v.dtype)
+    read = _read(x, whole, S) + _dots(x, cx, kp, earlier) @ up
+    u = v if beta is None else beta * (v - read[:, :, :W])
+    if W == 1 and not _tracing():  # nothing among the new tokens but the token itself
+        return read[:, :, -1:] + _by_group((q * k).sum(3, keepdim=True), u), u, c
+    among = _dots(x, cx, k, -c)
     if beta is not None:
-        u = beta * (v - _read(k, whole, S) - _dots(k, c, kp, earlier) @ up)
-        if not one:
-            u = _solved(beta * _dots(k, c, k, -c), u)
-    out = _read(q, whole, S) + _dots(q, c, kp, earlier) @ up
-    if one:
-        return out + _by_group((q * k).sum(3, keepdim=True), u), u, c
-    return out + _dots(q, c, k, -c).tril() @ u, u, c
-
-    def sums(self, rows: slice) -> Tensor:
-        """Return the sums of log decays of rows in these places."""
-        return self.arrays["c"][rows]
+        u = _solved(beta * among[:, :, :W], u)
+    return read[:, :, -W:] + among[:, :, -W:].tril() @ u, u, c
 
 
 def _at(c: Tensor, index: Tensor) -> Tensor:
