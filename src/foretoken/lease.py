@@ -34,11 +34,13 @@ class Tenancy:
 
     def clear(self) -> None:
         """Remove all rows, also after a removal that was broken off."""
-        if self.drafter is not None and self.rows:
-            self.drafter.leave(list(range(self.rows)))
-        for part in self.parts:
-            if hasattr(part, "permute"):
-                cast(Model, part).permute([])
+        try:
+            if self.drafter is not None and self.rows:
+                self.drafter.leave(list(range(self.rows)))
+        finally:
+            for part in self.parts:
+                if hasattr(part, "permute"):
+                    cast(Model, part).permute([])
         self.rows = 0
 
 

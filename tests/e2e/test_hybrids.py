@@ -11,9 +11,11 @@ import copy
 import random
 from functools import cache
 from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hybrids
 import pairs
@@ -200,6 +202,32 @@ def test_ten_turns_of_a_conversation_on_openvino(draft: str) -> None:
             assert done.tokens == hybrids.greedy(model, tuple(text), 7)
             assert done.stats.cached_tokens >= (len(text) - 40 if turn else 0)
             text = [*text, *done.tokens, 9, 40 + turn]
+
+
+@pytest.mark.openvino
+def test_a_copy_drafts_behind_what_the_target_has_read() -> None:
+    """A prompt's end that the target has yet to read is not read by the copy first: the target's
+    states would be built over the copy's. Also within inference mode, and outside it again."""
+    model = hybrids.hybrid(OFTEN[0])
+    spec = load(copy.deepcopy(model).float(), "self:int8", runtime="openvino")
+    for n in (64, 65, 97, 130, 300):
+        text = (PROMPTS[2] * 5)[:n]
+        assert hybrids.margin(model, tuple(text), 12) > 1e-4
+        with torch.inference_mode(n % 2 == 0):
+            (done,) = spec.generate([text], max_new_tokens=12, gamma=8)
+        assert done.tokens == hybrids.greedy(model, tuple(text), 12)
+        assert done.stats.drafted
+
+
+@pytest.mark.openvino
+def test_the_copies_that_have_a_form_are_measured(tmp_path: Path, console: Run) -> None:
+    target, prompts = tmp_path / "lfm2", tmp_path / "prompts"
+    folder(target, hybrids.random("Lfm2ForCausalLM", 0, 320).float(), byte_level())
+    prompts.write_text("It was\nThe old man\n")
+    few = ("--runtime", "openvino", "--prompts", prompts, "--max-new-tokens", 8)
+    measured = console("measure", "--target", target, "--self", *few)
+    assert measured.code == 0, measured.err
+    assert "self:int8" in measured.out and "lookup" in measured.out
 
 
 @pytest.mark.openvino

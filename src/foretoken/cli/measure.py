@@ -140,7 +140,8 @@ def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
     model = target or str(Path(foretoken.__file__).parent / "assets" / "target")
     read = source(model, loading.revision, loading.trust_remote_code)
     facts = ModelFacts(read, Placement(loading.dtype, runtime=loading.runtime))
-    return [*kinds(loading.dtype, facts.layers), "lookup"]
+    # some of its layers alone would need states of their own
+    return [*kinds(loading.dtype, 0 if facts.has_states else facts.layers), "lookup"]
 
 
 def run(

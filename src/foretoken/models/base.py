@@ -126,9 +126,13 @@ class Switches(Model, Protocol):
 
 @runtime_checkable
 class Rewinds(Model, Protocol):
-    """A model whose rows may go back only so far, or to their beginning."""
+    """A model whose rows may go back only so far, not behind where they began with what is kept of
+    another text, or to their beginning."""
 
-    rewind: int | None  # tokens; None: to any length
+    @property
+    def rewind(self) -> int | None:
+        """Tokens; None: to any length."""
+        ...
 
 
 @runtime_checkable

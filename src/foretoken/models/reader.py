@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import Model, Remembers, Shares
+from foretoken.models.base import Model, Remembers, Rewinds, Shares
 from foretoken.models.rows import staying
 
 AHEAD = 128  # tokens that a row may be behind, and that are read in one go
@@ -25,6 +25,9 @@ class Reader:
         self.model = model
         self._keeping = model if isinstance(model, Remembers) else None
         self._shares = model if isinstance(model, Shares) else None
+        rewind = model.rewind if isinstance(model, Rewinds) else None
+        # behind what the target has read: the states of both stand where these begin
+        self._beyond = UNLIMITED if self._shares is None or rewind is None else rewind
         self.texts: list[list[int]] = []  # committed tokens
         self.cached: list[int] = []  # how many are in the model's cache
         self._known: list[int] = []  # how many are ids of the model, from the left; -1: no source
@@ -90,7 +93,11 @@ class Reader:
         that a model which shares its rows has read until then are cached."""
         if self._shares is not None:
             self.cached[:] = self._shares.lengths
-        return [min(g, self.room(b)) for b, g in enumerate(gamma)]
+        unread = [len(text) - n for text, n in zip(self.texts, self.cached, strict=True)]
+        return [
+            min(g, self.room(b), max(0, self._beyond - n))
+            for b, (g, n) in enumerate(zip(gamma, unread, strict=True))
+        ]
 
     def move(self, back: list[int], tokens: list[list[int]]) -> None:
         """Every text goes back by so many tokens and on by others; `cached` says what remains."""

@@ -59,6 +59,10 @@ class Companion(Generic[Graph]):
         self._own: list[int] = []
 
     @property
+    def rewind(self) -> int | None:
+        return getattr(self.target, "rewind", None)
+
+    @property
     def lengths(self) -> list[int]:
         """Tokens of every row in place: what the target has read, and draft tokens behind it."""
         return [max(own, read) for own, read in zip(self._own, self.target.lengths, strict=True)]

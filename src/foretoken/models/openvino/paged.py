@@ -292,8 +292,9 @@ class PagedModel:
 
     def leave(self, rows: list[int]) -> None:
         for b in rows:
-            self._note(b)
-            self.pool.leave(self.pages[b])
+            if b < len(self.pages):  # of rows that were about to join, some may not have
+                self._note(b)
+                self.pool.leave(self.pages[b])
         self.permute(staying(len(self.lengths), rows))
 
     def _run(

@@ -38,6 +38,7 @@ class RowStates(Based):
 
     capacity, unit = 0, 1  # there are no slots
 
+    @torch.inference_mode(False)
     def __init__(self, sizes: dict[str, list[Any]]) -> None:
         windows, recurrences = sizes["windows"], sizes["recurrences"]
         self.taps = max((taps for taps, _ in windows), default=1)
@@ -59,6 +60,10 @@ class RowStates(Based):
 
     def parts(self) -> list[Any]:
         return [*self.layers, self.shared]
+
+    def grow(self, rows: int, capacity: int) -> None:
+        with torch.inference_mode(False):  # else they could not be written to outside of it
+            super().grow(rows, capacity)
 
     def stateful(self) -> list[StateLayer]:
         return self.parts()

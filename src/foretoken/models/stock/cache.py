@@ -399,7 +399,7 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
     reason, name = objection(model), f"{model.config.model_type} ({type(model).__name__})"
     if reason:
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
-    if not states and _keeps_states(model):
+    if not states and keeps_states(model):
         raise RefusedError(
             f"{name} keeps states beside its keys and values: runtime='transformers' takes them "
             "back, without exact_shapes"
@@ -473,7 +473,8 @@ def objection(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _keeps_states(model: PreTrainedModel) -> bool:
+def keeps_states(model: PreTrainedModel) -> bool:
+    """Tell whether it keeps states beside keys and values, or instead."""
     stateful = bool(_layers(model) & (KEEPS_STATE | KEEPS_BOTH))
     return stateful or getattr(model, "_is_stateful", False)
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from foretoken import Speculator
 from foretoken.costing.gamma import Fixed
+from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError
@@ -245,6 +247,26 @@ def test_a_ctrl_c_while_the_pool_grows_makes_no_page_twice(
         pages = [page for row in fresh.pages for page in row]
         assert len(set(pages)) == 4 and sorted(pages + fresh.pool.free) == [*range(16)]
     assert nth > 20
+
+
+def test_what_breaks_off_the_first_pass_is_told_and_the_next_call_is_right(
+    network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the draft has rows to leave that never joined."""
+    models = [conversion.PAGED.run(network) for _ in range(2)]
+    spec = Speculator(models[0], LMDrafter(models[1], models[1].vocab_size))
+    expected = [text.tokens for text in spec.generate([[5, 6, 7], [8]], max_new_tokens=8, gamma=2)]
+    target: Any = spec.target
+
+    def broken(*args: Any) -> None:
+        raise MemoryError("told")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target.flat, "run", broken)
+        with pytest.raises(MemoryError, match="told"):
+            spec.generate([[5, 6, 7], [8]], max_new_tokens=8, gamma=2)
+    again = spec.generate([[5, 6, 7], [8]], max_new_tokens=8, gamma=2)
+    assert [text.tokens for text in again] == expected
 
 
 @pytest.fixture

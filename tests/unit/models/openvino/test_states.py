@@ -223,6 +223,16 @@ def test_states_are_computed_in_float32_whatever_the_weights_are() -> None:
     assert same(model.score([[5, 6]], [2]), torch_model.score([[5, 6]], [2]))
 
 
+def test_what_grew_within_inference_mode_is_used_outside_of_it() -> None:
+    with torch.inference_mode():
+        model: Any = PAGED.run(small("BambaForCausalLM"))
+        model.start([ids(9, 1)])
+        expected = model.score([[5, 6]], [2]).clone()
+    model.leave([0])
+    model.start([ids(9, 1), ids(9, 1)])
+    assert same(model.score([[5, 6], [5, 6]], [2, 2])[1], expected[0])
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("KimiLinearForCausalLM", "by channel"), ("Mamba2ForCausalLM", "no keys and values")],
