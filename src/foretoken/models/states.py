@@ -8,7 +8,7 @@ recurrence S_t = decay_t * S_(t-1) + k_t u_t^T, so that after any of them
 
 where c_i sums the log decays up to token i. Neither k, u nor c of a token depends on tokens behind
 it: a rejected token leaves nothing. A pass reads S_0 and these; the base moves ("folds") only where
-they get too many, and never to within `REWIND` tokens of a row's end. It does not know families.
+they get too many, and leaves `REWIND` tokens at least once the pass is done. It knows no families.
 
 The states of a selective scan have a decay for each of their numbers, and no such sum: their steps
 are run again, from the state that the last pass began with, or where a row went back behind it,
@@ -28,8 +28,9 @@ from foretoken.models.rows import Places
 from foretoken.transfer import sent
 
 REWIND = 32  # tokens that a row can always go back
-PASS = 64  # tokens of the widest pass; of more, a block is run in parts
-REACH = REWIND + PASS  # tokens behind a base, at most, those of a pass included
+REACH = 64  # tokens behind a base, at most, those of a pass included
+PASS = REACH  # tokens of a row in a pass, at most; of more, a block is run in parts
+SLOTS = REACH + 1  # the last one takes what is padding
 SOME = 8  # tokens whose decays by channel are formed at a time
 Arrays = dict[str, Tensor]
 
@@ -77,7 +78,7 @@ class StateLayer:
     def window(self, name: str, x: Tensor, size: int, at: Cursor, rows: int) -> Tensor:
         """Return new inputs `[B, C, W]` behind the `size` - 1 inputs before them, and keep them."""
         if name not in self.arrays:
-            self.arrays[name] = x.new_zeros(rows, size - 1 + REACH, x.shape[1])
+            self.arrays[name] = x.new_zeros(rows, size - 1 + SLOTS, x.shape[1])
         left = before(self.arrays[name][: len(x)], size, at)
         self.arrays[name][at.row, size - 1 + at.slots] = x.transpose(1, 2)
         return torch.cat([left.transpose(1, 2), x], 2)
@@ -89,11 +90,11 @@ class StateLayer:
         follow from. rows: for which arrays are made."""
         B, H, _, Dv = v.shape
         if "S" not in self.arrays:
-            shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], REACH, k.shape[3])}
-            for name, shape in (shapes | {"u": (H, REACH, Dv)}).items():
+            shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], SLOTS, k.shape[3])}
+            for name, shape in (shapes | {"u": (H, SLOTS, Dv)}).items():
                 self.arrays[name] = v.new_zeros(rows, *shape)
             # sums of many decays, whose differences are small
-            self.arrays["c"] = g.new_zeros(rows, H, REACH, g.shape[3], dtype=torch.float64)
+            self.arrays["c"] = g.new_zeros(rows, H, SLOTS, g.shape[3], dtype=torch.float64)
         S = self.arrays["S"][:B]
         kp, up, cp = (self.arrays[name][:B, :, : at.most] for name in "kuc")
         if not at.even:  # places without a token may hold anything
@@ -130,7 +131,7 @@ class StateLayer:
         if f"S{call}" not in self.arrays:
             C = u.shape[2]
             shapes = {"S": (C, N), "L": (C, N), "A": (C, N)}
-            shapes |= {"k": (1, REACH, N), "u": (1, REACH, C), "t": (1, REACH, C)}
+            shapes |= {"k": (1, SLOTS, N), "u": (1, SLOTS, C), "t": (1, SLOTS, C)}
             for name, shape in shapes.items():
                 self.arrays[name + str(call)] = u.new_zeros(rows, *shape)
             self.arrays[f"n{call}"] = torch.zeros(rows, dtype=torch.long)  # on the host
@@ -183,7 +184,8 @@ class Cursor:
         self.most, self.even = max(pending), min(pending) == max(pending)
         self.pending = torch.tensor(pending, device=device)
         self.row = torch.arange(len(pending), device=device)[:, None]
-        self.slots = self.pending[:, None] + torch.arange(width, device=device)
+        slots = self.pending[:, None] + torch.arange(width, device=device)
+        self.slots = slots.clamp(max=REACH)
 
 
 class Based(Places):
@@ -195,24 +197,27 @@ class Based(Places):
         """The layers that have states."""
         raise NotImplementedError
 
-    def settle(self, width: int, rows: list[int], lengths: list[int]) -> list[int]:
-        """Let bases move where there is no room for `width` more tokens of these rows, which hold
-        `lengths[b]`. Return their tokens behind the bases."""
+    def settle(self, rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
+        """Let bases move where there is no room for counts[b] more tokens of these rows, which hold
+        lengths[b]. Return their tokens behind the bases."""
         for b in rows:
             if lengths[b] == 0 and self.based[b]:  # the row began again
                 self.based[b] = 0
                 for layer in self.stateful():
                     layer.clear(self.places[b])
         pending = [lengths[b] - self.based[b] for b in rows]
-        if max(pending) + width <= PASS:
+        if all(n + counts[b] <= REACH for b, n in zip(rows, pending, strict=True)):
             return pending
-        moved = {self.places[b]: n - REWIND for b, n in zip(rows, pending, strict=True)}
+        moved = {  # those that have to and, as it is done at once, those that can
+            self.places[b]: n - min(REWIND, REACH - counts[b])
+            for b, n in zip(rows, pending, strict=True)
+        }
         moved = {place: n for place, n in moved.items() if n > 0}
         if moved:
             first = min(moved)
-            counts = [moved.get(place, 0) for place in range(first, max(moved) + 1)]
+            each = [moved.get(place, 0) for place in range(first, max(moved) + 1)]
             for layer in self.stateful():
-                layer.fold(counts, first)
+                layer.fold(each, first)
             for b in rows:
                 self.based[b] += moved.get(self.places[b], 0)
         return [lengths[b] - self.based[b] for b in rows]

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError
-from foretoken.models.states import REACH, advanced
+from foretoken.models.states import SLOTS, advanced
 from foretoken.models.stock.cache import KEEPS_BOTH, KEEPS_TOKENS, StateCalls
 
 
@@ -52,11 +52,11 @@ class Sizes(NamedTuple):
         heads = sum(H for _, H, _, _ in self.recurrences)
         shapes: dict[str, tuple[int, ...]] = {
             "left": (left, sum(channels for _, channels in self.windows)),
-            "fade": (heads, REACH + 1, 1),
+            "fade": (heads, SLOTS + 1, 1),
         }
         shapes = {name: shape for name, shape in shapes.items() if shape[0]}
         for i, (Hk, H, Dk, Dv) in enumerate(self.recurrences):
-            shapes |= {f"S.{i}": (H, Dk, Dv), f"k.{i}": (Hk, REACH, Dk), f"u.{i}": (H, REACH, Dv)}
+            shapes |= {f"S.{i}": (H, Dk, Dv), f"k.{i}": (Hk, SLOTS, Dk), f"u.{i}": (H, SLOTS, Dv)}
         return shapes
 
     def outputs(self) -> list[str]:
@@ -117,8 +117,8 @@ class TracedCache(StateCalls, DynamicCache):
             fade = self.given["fade"][:, first : first + H]
         else:
             B = len(self.grid.tokens)
-            S, fade = v.new_zeros(B, H, Dk, Dv), v.new_zeros(B, H, REACH + 1, 1)
-            kp, up = v.new_zeros(B, Hk, REACH, Dk), v.new_zeros(B, H, REACH, Dv)
+            S, fade = v.new_zeros(B, H, Dk, Dv), v.new_zeros(B, H, SLOTS + 1, 1)
+            kp, up = v.new_zeros(B, Hk, SLOTS, Dk), v.new_zeros(B, H, SLOTS, Dv)
         q, k, v, g = (self._by_row(x) for x in (q, k, v, g))
         beta = None if beta is None else self._by_row(beta)
         out, u, c = advanced(q, k, v, g, beta, S, kp, up, fade)

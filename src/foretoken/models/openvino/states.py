@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 
 from foretoken.models.rows import joined, repeated, room
-from foretoken.models.states import REACH, Arrays, Based, Cursor, StateLayer, before, faded, fold
+from foretoken.models.states import (
+    REACH,
+    SLOTS,
+    Arrays,
+    Based,
+    Cursor,
+    StateLayer,
+    before,
+    faded,
+    fold,
+)
 
 NONE: dict[str, list[Any]] = {"windows": [], "recurrences": []}  # sizes of no states
 HIDDEN = -1e30  # a log decay that leaves nothing
@@ -45,15 +55,15 @@ class RowStates(Based):
         self.shared, self.layers = StateLayer(), list[Recurrence]()
         if windows:
             channels = sum(channels for _, channels in windows)
-            self.shared.arrays["0"] = torch.zeros(0, self.taps - 1 + REACH, channels)
+            self.shared.arrays["0"] = torch.zeros(0, self.taps - 1 + SLOTS, channels)
         heads = 0
         for Hk, H, Dk, Dv in recurrences:
-            shapes = {"S": (H, Dk, Dv), "k": (Hk, REACH, Dk), "u": (H, REACH, Dv)}
+            shapes = {"S": (H, Dk, Dv), "k": (Hk, SLOTS, Dk), "u": (H, SLOTS, Dv)}
             arrays = {name: torch.zeros(0, *shape) for name, shape in shapes.items()}
             self.layers.append(Recurrence(self.shared, slice(heads, heads + H), arrays))
             heads += H
         if heads:
-            self.shared.arrays["c"] = torch.zeros(0, heads, REACH, 1, dtype=torch.float64)
+            self.shared.arrays["c"] = torch.zeros(0, heads, SLOTS, 1, dtype=torch.float64)
         self.places, self.based, self.rows = [], [], 0
         self.forks: list[int] = []  # where each row's text leaves a known one
         self.sound = True  # no pass was broken off since there were no rows
@@ -94,11 +104,13 @@ class RowStates(Based):
 
     def lay_out(self, rows: list[int], past: list[int], ids: list[list[int]]) -> Laid:
         """Make room for tokens `ids` of these rows, which hold past[b], and say where they go."""
-        width = max(map(len, ids))
+        counts = [0] * len(past)
+        for b, own in zip(rows, ids, strict=True):
+            counts[b] = len(own)
         sound, self.sound = self.sound, False
         self.close(past)
-        pending = self.settle(width, rows, past)
-        return Laid([self.places[b] for b in rows], pending, ids, width, sound)
+        pending = self.settle(rows, past, counts)
+        return Laid([self.places[b] for b in rows], pending, ids, max(counts), sound)
 
     def keep(self, laid: Laid, made: list[Tensor]) -> None:
         """Keep what later states follow from, of the tokens of a pass that `made` this of them."""
@@ -156,7 +168,7 @@ class StateFeed:
         if "c" in arrays:
             fade = faded(arrays["c"][laid.span], laid.at.pending)
             laid.end = fade[:, :, -1:].clone()
-            hidden = torch.arange(REACH) >= laid.at.pending[:, None]
+            hidden = torch.arange(SLOTS) >= laid.at.pending[:, None]
             fade[:, :, :-1].masked_fill_(hidden[:, None, :, None], HIDDEN)
             self._put("fade", fade.float())
         for i, layer in enumerate(self.states.layers):
@@ -234,7 +246,7 @@ class Laid:
         self.places = torch.tensor(spots)
         self.at = Cursor(behind, width, self.tokens.device)
         self.some = torch.tensor(sorted(place - first for place in places))
-        self.whole = self.at.even and len(places) == count
+        self.whole = self.at.even and len(places) == count and self.at.most + width <= REACH
         self.end = torch.empty(0)  # the sums of log decays at the rows' ends
 
     def grid(self) -> dict[str, Tensor]:

@@ -160,8 +160,11 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         """The decoder's cache: of a decoder-only model this is the whole cache."""
         return self
 
-    def prepare(self, width: int, tree: Tree | None = None) -> None:
-        """Make room for `width` more tokens in every row and lay out where they go."""
+    def prepare(
+        self, width: int, tree: Tree | None = None, counts: list[int] | None = None
+    ) -> None:
+        """Make room for `width` more tokens in every row and lay out where they go. counts: how
+        many of them are a row's own; None: all."""
         self.close()
         lengths = [self.lengths[b] for b in self.order]
         self.width, self.longest = width, max(lengths)
@@ -169,7 +172,7 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         self.reserve(len(lengths), self.end)
         self.trim(len(lengths), self.end)
         if self.states:
-            pending = self.settle(width, self.order, self.lengths)
+            pending = self.settle(self.order, self.lengths, counts or [width] * len(lengths))
             self.at = Cursor(pending, width, self.device)
         if tree is None and min(lengths) == self.longest:
             self.offset = self.longest
@@ -311,9 +314,11 @@ class CrossCache(EncoderDecoderCache):
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         return self.decoder.offset
 
-    def prepare(self, width: int, tree: Tree | None = None) -> None:
+    def prepare(
+        self, width: int, tree: Tree | None = None, counts: list[int] | None = None
+    ) -> None:
         """Prepare both caches; the first forward writes all that there is of the sources."""
-        self.decoder.prepare(width, tree)
+        self.decoder.prepare(width, tree, counts)
         self.cross.prepare(0)
         self.cross.offset = 0
         for layer in self.cross.filled():

@@ -168,7 +168,7 @@ class StockModel(ABC):
         if ragged.states and max(counts) > PASS:
             return self._run_in_parts(cache, blocks, need)
         ids = padded(blocks, self.device)
-        cache.prepare(ids.shape[1], tree)
+        cache.prepare(ids.shape[1], tree, counts)
         ids = ragged.placed(ids)
         self.padding = ids.numel() - sum(counts)
         needed = Needed(counts, need, ragged.places, self.device)
