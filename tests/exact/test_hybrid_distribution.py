@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foretoken.models.stock.states import PASS, REWIND, Cursor
+from foretoken.models.states import PASS, REWIND, Cursor
 from torch import Tensor
 
 import hybrids
