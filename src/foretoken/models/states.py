@@ -296,13 +296,19 @@ def advanced(
         x, cx = torch.cat([k, q], 2), torch.cat([c, c], 2)
     whole = (cx + fade[:, :, -1:]).exp().to(v.dtype)
     read = _read(x, whole, S) + _dots(x, cx, kp, earlier) @ up
-    u = v if beta is None else beta * (v - read[:, :, :W])
+    # an invalid token, which may be rejected, must not be multiplied by 0 for those before it
+    u = finite(v if beta is None else beta * (v - read[:, :, :W]))
     if W == 1 and not _tracing():  # nothing among the new tokens but the token itself
         return read[:, :, -1:] + _by_group((q * k).sum(3, keepdim=True), u), u, c
     among = _dots(x, cx, k, -c)
     if beta is not None:
-        u = _solved(beta * among[:, :, :W], u)
-    return read[:, :, -W:] + among[:, :, -W:].tril() @ u, u, c
+        u = _solved(finite(beta * among[:, :, :W]), u)
+    return read[:, :, -W:] + finite(among[:, :, -W:]).tril() @ u, u, c
+
+
+def finite(x: Tensor) -> Tensor:
+    """Return x with zeros for what is invalid."""
+    return torch.where(x.abs() < torch.inf, x, 0)
 
 
 def _at(c: Tensor, index: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError
-from foretoken.models.states import SLOTS, advanced
+from foretoken.models.states import SLOTS, advanced, finite
 from foretoken.models.stock.cache import KEEPS_BOTH, KEEPS_TOKENS, StateCalls
 
 
@@ -123,7 +123,7 @@ class TracedCache(StateCalls, DynamicCache):
         beta = None if beta is None else self._by_row(beta)
         out, u, c = advanced(q, k, v, g, beta, S, kp, up, fade)
         self.new["c"].append(c.float())
-        self.new["ku"] += [finite(k), finite(u)]
+        self.new["ku"] += [finite(k), u]
         return self.grid.flat(out.transpose(1, 2))[:, :, None]
 
     def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
@@ -132,8 +132,3 @@ class TracedCache(StateCalls, DynamicCache):
     def _by_row(self, x: Tensor) -> Tensor:
         """`[N, H, 1, D]` -> `[B, H, W, D]`."""
         return self.grid.gathered(x[:, :, 0]).transpose(1, 2)
-
-
-def finite(x: Tensor) -> Tensor:
-    """Return x with zeros for what is invalid: of a rejected token it would be multiplied by 0."""
-    return torch.where(x.abs() < torch.inf, x, 0)

@@ -165,9 +165,23 @@ def test_a_row_with_invalid_states_stays_alone() -> None:
     assert same(model.score([[8, 9], [8, 9]], [2, 2]), expected.expand(2, -1, -1))
     model.score([[60, 60, 4], [4]], [1, 1])  # draft tokens that are rejected
     model.set_lengths([5, 5])
-    torch_model.score([[11]], [1])
-    again = torch_model.set_lengths([5]) or torch_model.score([[12]], [1])
+    again = torch_model.score([[12]], [1])
     assert same(model.score([[12], [12]], [1, 1]), again.expand(2, -1, -1))
+
+
+def test_an_invalid_token_leaves_what_is_before_it_to_others() -> None:
+    """It is read in one pass with a page before it, whose states another text continues."""
+    network, text = small("Qwen3_5ForCausalLM"), ids(40, 1)
+    network.get_input_embeddings().weight.data[60] = torch.nan
+    model, torch_model = PAGED.run(network), CausalModel(network)
+    assert isinstance(model, PagedModel)
+    model.remember(True)
+    model.start([[*text, 60, 5]])
+    model.leave([0])
+    for each in (model, torch_model):
+        each.start([text])
+    assert model.recalled == [32]
+    assert same(model.score([[5, 6]], [2]), torch_model.score([[5, 6]], [2]))
 
 
 @pytest.mark.prove
