@@ -212,7 +212,9 @@ def joined(graph: ov.Model) -> ov.Model:
             readers.setdefault(name, []).append(node)
     for products in readers.values():
         adders = [_bias(product) for product in products]
-        if len(products) > 1 and len({adder is None for adder in adders}) == 1:
+        if None in adders:  # then the others' sums stay behind the joined product
+            adders = [None] * len(products)
+        if len(products) > 1:
             _join(products, adders)
     graph.validate_nodes_and_infer_types()
     return graph
