@@ -28,8 +28,7 @@ class Grid(NamedTuple):
 
     def gathered(self, x: Tensor) -> Tensor:
         """`[N, ..]` -> `[B, W, ..]`."""
-        some = x.index_select(0, self.tokens.flatten())
-        return some.reshape(*self.tokens.shape, *x.shape[1:])
+        return x[self.tokens]
 
     def flat(self, x: Tensor) -> Tensor:
         """`[B, W, ..]` -> `[N, ..]`."""

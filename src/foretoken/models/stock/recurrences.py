@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 
 from foretoken.errors import RefusedError
 from foretoken.models.stock.positions import RUNNING
@@ -41,7 +42,7 @@ def delta_rule(
     decay = _wide(g).transpose(1, 2)
     decay = decay if decay.dim() == 4 else decay[..., None]
     b = _wide(beta).transpose(1, 2)[..., None]
-    out = _run(q * q.shape[-1] ** -0.5, k, v, decay, b)
+    out = _run(q * int(q.shape[-1]) ** -0.5, k, v, decay, b)
     return out.transpose(1, 2).to(query.dtype).contiguous(), out
 
 
@@ -93,11 +94,31 @@ def mamba(
     return y.transpose(1, 2).to(hidden_states.dtype), y
 
 
+def convolution(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """A causal convolution of each channel: inputs `[B, C, W]` behind the taps - 1 before them,
+    weight `[C, taps]`. The family cuts off what is padded elsewhere."""
+    x = hidden_states.to(weight.dtype)
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        out = (x.transpose(1, 2) * weight.T).sum(1)[:, :, None]  # of one token each
+        out = out if bias is None else out + bias[:, None]
+    else:
+        out = F.conv1d(x, weight[:, None], bias, groups=len(weight))
+    out = out if activation is None else ACT2FN[activation](out)
+    return out.to(hidden_states.dtype)
+
+
 OURS: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": delta_rule,
     "chunk_kimi_delta_attention": delta_rule,
     "mamba2_chunk_scan": mamba2,
     "mamba_selective_scan": mamba,
+    "causal_conv1d_fn": convolution,
 }
 
 
