@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foretoken.models.states import PASS, REWIND, Cursor
 from torch import Tensor
 
 import hybrids
@@ -21,7 +20,7 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.models.stock.cache import RaggedCache
+from foretoken.models.states import PASS, REWIND
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
@@ -56,13 +55,12 @@ class Stale(Rows):
         super().set_lengths(lengths)
         cache = self.cache
 
-        def placed(width: int) -> None:
-            RaggedCache._place_states(cache, width)
-            behind = [cache.lengths[b] - cache.based[b] + gone[b] for b in cache.order]
-            cache.at = Cursor(behind, width, cache.device)
-            vars(cache).pop("_place_states")
+        def settled(rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
+            vars(cache).pop("settle")
+            behind = cache.settle(rows, lengths, counts)
+            return [n + gone[b] for b, n in zip(rows, behind, strict=True)]
 
-        cache._place_states = placed
+        cache.settle = settled
 
 
 @cache

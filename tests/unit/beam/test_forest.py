@@ -92,8 +92,8 @@ def test_trees_are_exact_in_float64(name: str) -> None:
 def test_negative_control_without_the_trees_positions(name: str, monkeypatch) -> None:
     prepare = attention.RaggedCache.prepare
 
-    def by_slot(self, width, tree=None):
-        prepare(self, width, tree)
+    def by_slot(self, width, tree=None, counts=None):
+        prepare(self, width, tree, counts)
         if tree is not None:
             self.positions = self.slots
 
@@ -104,8 +104,8 @@ def test_negative_control_without_the_trees_positions(name: str, monkeypatch) ->
 def test_negative_control_without_the_tree_mask(monkeypatch) -> None:
     prepare = attention.RaggedCache.prepare
 
-    def all_seen(self, width, tree=None):
-        prepare(self, width, tree)
+    def all_seen(self, width, tree=None, counts=None):
+        prepare(self, width, tree, counts)
         if tree is not None:
             self.tree.seen.fill_(True)
 

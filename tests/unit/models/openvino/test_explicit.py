@@ -298,7 +298,7 @@ def test_the_exported_model_stays_as_it_was() -> None:
 def test_what_cannot_go_back_row_by_row_is_refused() -> None:
     model = build("Llama")
     model._is_stateful = True
-    with pytest.raises(RefusedError, match="recurrent state"):
+    with pytest.raises(RefusedError, match="keeps states beside"):
         export_explicit(model)
 
 
