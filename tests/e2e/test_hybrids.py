@@ -44,6 +44,7 @@ DRAFTS: dict[str, Any] = {
     "lookup": lambda name: "lookup",
 }
 OFTEN = ("Qwen3_5ForCausalLM", "FalconH1ForCausalLM")
+SOME = [OFTEN[0], pytest.param(OFTEN[1], marks=pytest.mark.prove)]
 EVERY = [pytest.param(n, marks=() if n in OFTEN else pytest.mark.prove) for n in FAMILIES]
 
 
@@ -80,7 +81,7 @@ def require_texts(name: str, draft: str, gamma: int | None, limit: int) -> None:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("name", OFTEN)
+@pytest.mark.parametrize("name", SOME)
 def test_texts_are_those_of_generate(name: str, draft: str) -> None:
     for gamma in (4, None):
         require_texts(name, draft, gamma, SHORT)
@@ -188,7 +189,7 @@ def test_ten_turns_of_a_conversation(draft: str) -> None:
 
 
 @pytest.mark.openvino
-@pytest.mark.parametrize("draft", ["self:int8", "lookup"])
+@pytest.mark.parametrize("draft", ["lookup", pytest.param("self:int8", marks=pytest.mark.prove)])
 def test_ten_turns_of_a_conversation_on_openvino(draft: str) -> None:
     """States are kept at the last whole page of each text, so that the next turn reads little."""
     model = hybrids.hybrid(OFTEN[0])
@@ -219,6 +220,7 @@ def test_a_copy_drafts_behind_what_the_target_has_read() -> None:
         assert done.stats.drafted
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 def test_the_copies_that_have_a_form_are_measured(tmp_path: Path, console: Run) -> None:
     target, prompts = tmp_path / "lfm2", tmp_path / "prompts"

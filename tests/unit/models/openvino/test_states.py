@@ -25,8 +25,8 @@ from interrupts import interrupted
 
 pytestmark = pytest.mark.cpu_only
 WHERE = ("openvino/paged.py", "openvino/states.py", "models/states.py", "models/rows.py")
-FAMILIES = ["Lfm2ForCausalLM", "Qwen3_5ForCausalLM", "BambaForCausalLM"]
-OTHERS = ["Lfm3ForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM"]
+FAMILIES = ["Lfm3ForCausalLM", "Qwen3_5ForCausalLM", "BambaForCausalLM"]
+OTHERS = ["Lfm2ForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM"]
 OTHERS += ["Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2MoeForCausalLM"]
 SLOW = [pytest.param(name, marks=pytest.mark.prove) for name in OTHERS]
 
