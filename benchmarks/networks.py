@@ -72,20 +72,25 @@ class Family:
 
 
 def llama(width: int, layers: int, vocab: int, context: int) -> LlamaConfig:
+    return LlamaConfig(**decoder(width, layers, vocab, context))
+
+
+def decoder(width: int, layers: int, vocab: int, context: int) -> dict[str, Any]:
+    """What the decoders' configurations share."""
     heads = width // HEAD
-    return LlamaConfig(
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads if heads % 2 else max(HEADS, heads // 2),
-        head_dim=HEAD,
-        vocab_size=vocab,
-        max_position_embeddings=context,
-        rms_norm_eps=1e-6 * WIDTH / width,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    return {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads if heads % 2 else max(HEADS, heads // 2),
+        "head_dim": HEAD,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-6 * WIDTH / width,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
 
 
 def qwen(width: int, layers: int, vocab: int, context: int) -> Qwen3_5TextConfig:
@@ -93,24 +98,14 @@ def qwen(width: int, layers: int, vocab: int, context: int) -> Qwen3_5TextConfig
     heads = width // HEAD
     each = min(4, layers)
     return Qwen3_5TextConfig(
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=layers,
+        **decoder(width, layers, vocab, context),
         layer_types=[
             ("linear" if (i + 1) % each else "full") + "_attention" for i in range(layers)
         ],
-        num_attention_heads=heads,
-        num_key_value_heads=heads if heads % 2 else max(HEADS, heads // 2),
-        head_dim=HEAD,
         linear_num_key_heads=heads,
         linear_num_value_heads=heads,
         linear_key_head_dim=STATE,
         linear_value_head_dim=STATE,
-        vocab_size=vocab,
-        max_position_embeddings=context,
-        rms_norm_eps=1e-6 * WIDTH / width,
-        bos_token_id=None,
-        eos_token_id=None,
     )
 
 

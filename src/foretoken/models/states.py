@@ -298,7 +298,7 @@ def advanced(
     read = _read(x, whole, S) + _dots(x, cx, kp, earlier) @ up
     # an invalid token, which may be rejected, must not be multiplied by 0 for those before it
     u = finite(v if beta is None else beta * (v - read[:, :, :W]))
-    if W == 1 and not _tracing():  # nothing among the new tokens but the token itself
+    if W == 1 and not tracing():  # nothing among the new tokens but the token itself
         return read[:, :, -1:] + _by_group((q * k).sum(3, keepdim=True), u), u, c
     among = _dots(x, cx, k, -c)
     if beta is not None:
@@ -350,13 +350,14 @@ def _dots(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
     return torch.cat(parts, 2)
 
 
-def _tracing() -> bool:
+def tracing() -> bool:
+    """Tell whether an export records this."""
     return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _solved(A: Tensor, y: Tensor) -> Tensor:
     """Solve (1 + A) x = y, where only what is below A's diagonal counts."""
-    if _tracing():  # for a runtime without such an operator; with its loop
+    if tracing():  # for a runtime without such an operator; with its loop
         return torch.jit.script(by_halves)(A, y)
     return torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True)
 

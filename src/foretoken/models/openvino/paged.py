@@ -218,9 +218,11 @@ class PagedModel:
         """Keep row b's states behind so many tokens for others, where they are kept at all."""
         if self.kept is None or not length:
             return
-        states = self.states.at(b, length, self.lengths[b])
-        if states is not None:
-            self.kept.keep(self.texts[b][:length], self.salts[b], states)
+        text, salt = self.texts[b][:length], self.salts[b]
+        if self.kept.find(text, salt) is None:
+            states = self.states.at(b, length, self.lengths[b])
+            if states is not None:
+                self.kept.keep(text, salt, states)
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)

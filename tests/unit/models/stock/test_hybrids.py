@@ -157,15 +157,21 @@ def test_blocks_of_different_widths_in_a_pass(name: str) -> None:
     assert rows.worst < NEAR
 
 
-@families
-def test_any_number_of_draft_tokens_may_be_accepted(name: str) -> None:
-    """All from none to all of four, in any pair of steps, then passes of one and five tokens."""
-    outcomes = list(product(range(6), repeat=2))
+def accepted(name: str, steps: int) -> Rows:
+    """A row for each way to keep from none to all of five tokens in each of so many steps."""
+    outcomes = list(product(range(6), repeat=steps))
     rows = Rows(network(name), [TEXT[:7]] * len(outcomes))
-    for step in range(2):
+    for step in range(steps):
         lengths = [len(text) for text in rows.texts]
         rows.drafts(5)
         rows.back([n + kept[step] for n, kept in zip(lengths, outcomes, strict=True)])
+    return rows
+
+
+@families
+def test_any_number_of_draft_tokens_may_be_accepted(name: str) -> None:
+    """All from none to all of four, in any pair of steps, then passes of one and five tokens."""
+    rows = accepted(name, 2)
     for width in (1, 5):
         rows.drafts(width)
     assert rows.worst < NEAR
@@ -214,12 +220,7 @@ def test_two_thousand_tokens_in_random_blocks(name: str) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("name", SOME)
 def test_any_three_steps(name: str) -> None:
-    outcomes = list(product(range(6), repeat=3))
-    rows = Rows(network(name), [TEXT[:7]] * len(outcomes))
-    for step in range(3):
-        lengths = [len(text) for text in rows.texts]
-        rows.drafts(5)
-        rows.back([n + kept[step] for n, kept in zip(lengths, outcomes, strict=True)])
+    rows = accepted(name, 3)
     rows.drafts(5)
     assert rows.worst < NEAR
 
