@@ -12,9 +12,9 @@ from threading import RLock, Thread, current_thread
 from typing import cast
 from weakref import ref
 
-from foretoken.drafters.base import Drafter, held
+from foretoken.drafters.base import Drafter, Watches, held
 from foretoken.errors import RefusedError
-from foretoken.models.base import Model
+from foretoken.models.base import Model, Shows
 
 
 class Tenancy:
@@ -64,6 +64,7 @@ class Lease:
                     raise _refusal(tenancy.thread)
             for tenancy in before:
                 _evict(tenancy)
+            watches(self.target, self.drafter)
             TENANTS.update((id(part), self.tenancy) for part in self.tenancy.parts)
 
     def expect(self, rows: int) -> None:
@@ -83,6 +84,13 @@ class Lease:
         self.tenancy.over = True
         with LOCK:
             _evict(self.tenancy)
+
+
+def watches(target: Model, drafter: Drafter | None) -> None:
+    """Let a target show its states where a part of the drafter reads them, and nowhere else."""
+    if isinstance(target, Shows):
+        parts = held(drafter) if drafter else ()
+        target.show(next((part.known for part in parts if isinstance(part, Watches)), None))
 
 
 @contextmanager

@@ -312,6 +312,15 @@ class ReadsTarget(Protocol):
     def target(self) -> Model: ...
 
 
+@runtime_checkable
+class Watches(ReadsTarget, Protocol):
+    """A drafter that reads states which its target shows of all tokens."""
+
+    def known(self, text: list[int]) -> int:
+        """Count the first tokens of a text that need not show their states again."""
+        ...
+
+
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
     """Raise InputError where a drafter's distributions are not over V tokens."""
     if drafter.vocab_size not in (None, V):

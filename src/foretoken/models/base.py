@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError
+from foretoken.models.shown import Known
 
 Blocks = list[list[int]] | Tensor
 
@@ -244,6 +245,24 @@ class Writes(Model, Protocol):
     def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
         """Append block b to row b, for all rows, and say what follows: at most counts[b] tokens,
         which depend on the row's text alone. They are not appended."""
+        ...
+
+
+@runtime_checkable
+class Shows(Model, Protocol):
+    """A model that shows hidden states of all tokens that its rows read."""
+
+    taps: tuple[int, ...]  # which (`models.stock.taps`), one behind another; (): none
+
+    def show(self, known: Callable[[list[int]], int] | None) -> None:
+        """Keep the states from now on, until they are taken; a row that joins shares no more of
+        other texts' tokens than `known` says, which show none. None: keep none. The model has no
+        rows."""
+        ...
+
+    def shown(self) -> list[Known | None]:
+        """Take what was kept: the states of each row's tokens that were read, and not taken back,
+        since the call before. None: of no token."""
         ...
 
 

@@ -41,6 +41,7 @@ from foretoken.models.stock.cache import RaggedCache, StateCalls, has_own_attent
 from foretoken.models.stock.positions import RUNNING, HeadHook, Running, count_by_row
 from foretoken.models.stock.recurrences import keep_by_row
 from foretoken.models.stock.sizes import is_long, switch_of
+from foretoken.models.stock.taps import tap
 from foretoken.transfer import sent
 
 ATTENTION = "_attn_implementation_internal"  # where a config holds the name of its attention
@@ -254,19 +255,25 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 class Forward:
     """A twin of `model`, over the same weights, whose attention is ragged.
 
-    `attention`, `experts`: implementations to use instead, by their names in transformers.
+    `attention`, `experts`: implementations to use instead, by their names in transformers; `taps`:
+    where its forwards may note their states.
     """
 
     def __init__(
-        self, model: PreTrainedModel, attention: str | None = None, experts: str | None = None
+        self,
+        model: PreTrainedModel,
+        attention: str | None = None,
+        experts: str | None = None,
+        taps: tuple[int, ...] = (),
     ) -> None:
-        self._original, self._attention = model, attention
+        self._original, self._attention, self._taps = model, attention, taps
         self._settings = {EXPERTS: experts} if experts else {}
         self.renew()
 
     def renew(self) -> None:
         """Make the twin anew, as the original may have changed since; for the start of a run."""
         self.model = switched(self._original, self._attention, self._settings)
+        tap(self.model, self._taps)
         head = self.model.get_output_embeddings()
         if head is not None:
             for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
@@ -278,10 +285,13 @@ class Forward:
 
     @contextmanager
     def __call__(
-        self, cache: RaggedCache | StateCalls | None, needed: HeadHook | None = None
+        self,
+        cache: RaggedCache | StateCalls | None,
+        needed: HeadHook | None = None,
+        noted: dict[int, Tensor] | None = None,
     ) -> Iterator[PreTrainedModel]:
         """The twin, to be run over `cache`, its output layer only at the positions `needed`."""
-        token = RUNNING.set(Running(cache, needed))
+        token = RUNNING.set(Running(cache, needed, noted))
         try:
             yield self.model
         finally:

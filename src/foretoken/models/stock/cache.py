@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Tree
 from foretoken.models.rows import Places, by_place, roomy
+from foretoken.models.shown import Shown
 from foretoken.models.states import Based, Cursor, StateLayer
 from foretoken.transfer import sent
 
@@ -139,6 +140,7 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         self.at: Any = None  # where a pass puts what its states follow from
         self.lengths = [0] * rows
         self.long = [False] * rows  # which are read with the factors of long texts
+        self.shown = Shown(rows)
         self.places = list(range(rows))
         self.order = self.places  # the row in each place, once gaps are closed
         self.device = device
@@ -212,9 +214,11 @@ class RaggedCache(StateCalls, Based, DynamicCache):
     def join(self, other: Any) -> None:
         super().join(other)
         self.long = self.long + other.long
+        self.shown.join(other.shown)
 
     def select(self, rows: list[int]) -> None:
         self.long = [self.long[b] for b in rows]
+        self.shown.select(rows)
         super().select(rows)
 
     def close(self, lengths: list[int] | None = None) -> None:

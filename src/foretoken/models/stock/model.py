@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 from time import perf_counter
 from typing import Any
@@ -33,6 +34,7 @@ from foretoken.models.rows import (
     roomy,
     staying,
 )
+from foretoken.models.shown import Known
 from foretoken.models.states import PASS, REWIND, in_parts
 from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
@@ -64,8 +66,9 @@ class StockModel(ABC):
     source_context: int | None = None
     source_vocab_size: int | None = None
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
+        self.model, self.taps = model, taps
+        self.showing = False
         self.device = model.device
         self.computed = str(model.dtype).removeprefix("torch.")
         self.takes_tensors = self.device.type != "cpu"
@@ -74,7 +77,7 @@ class StockModel(ABC):
         self.longest = self.context if switch_of(model) is None else positions(config)
         self._beyond = False
         self.vocab_size = output_rows(model)
-        self.running = Forward(model)
+        self.running = Forward(model, taps=taps)
         self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
         self.rewind = REWIND if self.cache.decoder.states else None
         self.padding = 0
@@ -148,6 +151,13 @@ class StockModel(ABC):
         check_lengths(self.lengths, lengths)
         self.cache.decoder.check_back(self.lengths, lengths)
         self.cache.decoder.lengths = list(lengths)
+        self.cache.decoder.shown.cut(lengths)
+
+    def show(self, known: Callable[[list[int]], int] | None) -> None:
+        self.showing = known is not None and bool(self.taps)
+
+    def shown(self) -> list[Known | None]:
+        return self.cache.decoder.shown.take()
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
@@ -172,13 +182,18 @@ class StockModel(ABC):
         ids = ragged.placed(ids)
         self.padding = ids.numel() - sum(counts)
         needed = Needed(counts, need, ragged.places, self.device)
-        with self.running(ragged, needed) as model:
+        noted: dict[int, Tensor] | None = {} if self.showing else None
+        with self.running(ragged, needed, noted) as model:
             logits = model(
                 **self._inputs(ids, cache),
                 **given(self.model, cache),
                 use_cache=True,
                 return_dict=True,
             ).logits
+        if noted:
+            states = zip(ragged.places, counts, strict=True)
+            new = [torch.cat([noted[j][at, :n] for j in self.taps], -1) for at, n in states]
+            ragged.shown.add(ragged.lengths, new)
         ragged.advance(counts)
         self._hidden = needed.hidden
         return needed.logits(logits)
@@ -201,13 +216,13 @@ class CausalModel(StockModel):
 
     encoder_decoder = False
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
         admit(model, states=True)
         if model.config.is_encoder_decoder:
             raise RefusedError(
                 f"{type(model).__name__} has an encoder: run it as an encoder-decoder"
             )
-        super().__init__(model)
+        super().__init__(model, taps)
         self.takes_positions = takes_positions(model)
 
     def _empty(self) -> RaggedCache:

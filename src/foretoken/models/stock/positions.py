@@ -30,6 +30,7 @@ class Running(NamedTuple):
 
     cache: Any  # RaggedCache, or an export's; None: no ragged rows, as in an encoder
     needed: HeadHook | None
+    noted: dict[int, Tensor] | None = None  # states by tap, where somebody reads them
 
 
 IDLE = Running(None, None)

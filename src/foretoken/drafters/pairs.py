@@ -1,0 +1,234 @@
+"""A small decoder over pairs as the drafter: EAGLE-3 (arXiv 2503.01840) and single layers for
+multi-token prediction (MTP, arXiv 2412.19437).
+
+Pair i is the target's state at position i and token i + 1; behind it the decoder says what token
+i + 2 may be. Draft tokens are read with states of the decoder's own in place of the target's. Their
+keys are rolled back at once: after verification the same positions are read again with the
+target's states, in the pass that makes the next draft token, so that every key that stays is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.drafters.base import Draft, DrafterBase, pack
+from foretoken.errors import InputError, shown
+from foretoken.models.base import Model, OpenModel, Remembers, Shows
+from foretoken.models.rows import CHUNK, staying
+from foretoken.sampling.distributions import mended
+from foretoken.sampling.draw import Draw
+
+AHEAD = 32  # pairs of a row that drafts nothing, from which on they are read all the same: a page
+
+
+class PairModel(OpenModel, Protocol):
+    """A model whose tokens come with a state each; `hidden` takes the place of the next one's."""
+
+    def joined(self, states: Tensor) -> Tensor:
+        """The target's states, `[N, W]`, as the model reads them, `[N, H]`."""
+        ...
+
+    def give(self, pairs: Tensor, counts: list[int]) -> None:
+        """The next `score` reads these, `[sum(counts), E + H]`: embeddings, and states behind."""
+        ...
+
+
+@dataclass(slots=True)
+class _Row:
+    """A text, of whose pairs the first `fed` are in the model; `carried`: the target's states at
+    the positions behind them."""
+
+    text: list[int]
+    fed: int = 0
+    carried: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+
+    @property
+    def complete(self) -> bool:
+        """True where the states reach up to the last token but one, which the next pass needs."""
+        return len(self.carried) > 0 and self.fed + len(self.carried) == len(self.text) - 1
+
+    def tokens(self, V: int) -> list[int]:
+        """The tokens of the carried pairs; the first pair's names the text's first token too, as
+        pages are found again by tokens."""
+        some = self.text[self.fed + 1 : self.fed + 1 + len(self.carried)]
+        return _marked(self.text[0], some, V) if not self.fed else some
+
+
+def _marked(first: int, tokens: list[int], V: int) -> list[int]:
+    return [(first + 1) * V + tokens[0], *tokens[1:]] if tokens else []
+
+
+class PairsDrafter(DrafterBase):
+    """Drafts with `model` from the states that `target` shows.
+
+    A row proposes nothing before its first step, from which its last state comes.
+
+    Args:
+        target: The target, whose `taps` are those that the model reads.
+        model: The decoder of pairs.
+        embedding: Embeddings `[N, E]` of the target's ids `[N]`.
+        ids: The target's ids that the model's outputs stand for, `[Vd]`; None: their numbers.
+        columns: The part of the target's states that the model reads; None: all.
+    """
+
+    reads_target = True  # its states come from the target's passes, so these cannot run ahead
+
+    def __init__(
+        self,
+        target: Shows,
+        model: PairModel,
+        embedding: Callable[[Tensor], Tensor],
+        ids: Tensor | None,
+        columns: slice | None = None,
+    ) -> None:
+        self.target, self.model, self.embedding, self.ids = target, model, embedding, ids
+        self.columns = columns
+        self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
+        self.identity: str | None = getattr(model, "identity", None)
+        self.rows: list[_Row] = []
+        if ids is not None and int(ids.max()) >= target.vocab_size:
+            raise InputError(
+                f"the draft guesses id {shown(int(ids.max()))}, the target has "
+                f"{target.vocab_size} tokens; give a draft for this target"
+            )
+
+    def reading(self, target: Model) -> PairsDrafter:
+        """The same model on the states of another target that shows the same ones."""
+        if not isinstance(target, Shows) or target.taps != self.target.taps:
+            raise InputError("the other target does not show the states that the draft reads")
+        return PairsDrafter(target, self.model, self.embedding, self.ids, self.columns)
+
+    def known(self, text: list[int]) -> int:
+        """Count the first tokens of a text that need not show their states again."""
+        if not isinstance(self.model, Remembers) or len(text) < 2:
+            return 0
+        return self.model.known(_marked(text[0], text[1:], self.target.vocab_size))
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        V, known = self.target.vocab_size, list(map(self.known, prompts))
+        fresh = [_Row(list(text), n) for text, n in zip(prompts, known, strict=True)]
+        self.model.start([_marked(r.text[0], r.text[1 : 1 + r.fed], V) for r in fresh])
+        self.rows += fresh
+        self._take()
+
+    def _take(self) -> None:
+        """Carry the states that the target has shown. Some may be of pairs that were fed before."""
+        for row, new in zip(self.rows, self.target.shown(), strict=True):
+            if new is None:
+                continue
+            reached = row.fed + len(row.carried)
+            states = new.states[max(0, reached - new.first) :]
+            if new.first <= reached and len(states):  # else some are missing: it drafts nothing
+                states = states if self.columns is None else states[:, self.columns]
+                carried = row.carried
+                row.carried = torch.cat([carried, states]) if len(carried) else states
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        pairs = zip(self.rows, gamma, strict=True)
+        budget = [min(g, self._room(row)) if row.complete else 0 for row, g in pairs]
+        if not any(budget):
+            self._catch_up()
+            return pack([[] for _ in gamma])
+        calls = self._shorten()
+        need = [int(g > 0) for g in budget]
+        logits = self._feed([len(row.carried) for row in self.rows], need)
+        state = self.model.hidden[:, 0].clone()
+        ids: list[Tensor] = []
+        distributions: list[Tensor] = []
+        tops: list[Tensor] = []
+        for i in range(max(budget)):
+            if i:
+                on = [int(g > i) for g in budget]
+                logits = self._follow(ids[-1], state, on)
+                state = self.model.hidden[:, 0].clone()
+            logits, top = mended(logits[:, 0])
+            token, q = draw.sample(self._wide(logits), i)
+            ids.append(token)
+            tops.append(top)
+            distributions += [] if q is None else [q]
+        self.model.set_lengths([row.fed for row in self.rows])
+        return Draft(
+            tokens=torch.stack(ids, 1),
+            lengths=torch.tensor(budget),
+            q=torch.stack(distributions, 1) if distributions else None,
+            calls=calls + len(ids),
+            tops=torch.stack(tops, 1),
+        )
+
+    def _room(self, row: _Row) -> int:
+        """Draft tokens that fit behind a text."""
+        context = self.model.context
+        return 10**9 if context is None else max(0, context - len(row.text) + 1)
+
+    def _wide(self, logits: Tensor) -> Tensor:
+        """Logits over the target's ids; those that the draft lacks are impossible in q."""
+        V = self.target.vocab_size
+        if self.ids is None and logits.shape[-1] == V:
+            return logits
+        wide = logits.new_full((len(logits), V), -torch.inf)
+        if self.ids is None:
+            wide[:, : logits.shape[-1]] = logits
+        else:
+            wide[:, self.ids] = logits
+        return wide
+
+    def _catch_up(self) -> None:
+        """Read pairs of rows that have drafted nothing for long, so that no text is read at one go
+        when they do."""
+        if any(len(row.carried) >= AHEAD for row in self.rows):
+            self._shorten()
+            self._feed([len(row.carried) for row in self.rows], [0] * len(self.rows))
+
+    def _shorten(self) -> int:
+        """Read carried pairs until the rest fits a pass; the passes that it took."""
+        passes = 0
+        while (total := sum(len(row.carried) for row in self.rows)) > CHUNK:
+            longest = max(self.rows, key=lambda row: len(row.carried))
+            count = min(CHUNK, total - CHUNK, len(longest.carried) - 1)
+            if not count:  # a pair of each row
+                break
+            self._feed([count * (row is longest) for row in self.rows], [0] * len(self.rows))
+            passes += 1
+        return passes
+
+    def _feed(self, counts: list[int], need: list[int]) -> Tensor:
+        """A pass over so many of the carried pairs of each row, which are true."""
+        if not any(counts):
+            return torch.empty(len(counts), 0, 0)
+        V, some = self.target.vocab_size, list(zip(self.rows, counts, strict=True))
+        blocks = [row.tokens(V)[:count] for row, count in some]
+        states = self.model.joined(torch.cat([row.carried[:n] for row, n in some if n]))
+        texts = [row.text[row.fed + 1 : row.fed + 1 + n] for row, n in some]
+        logits = self._pass(blocks, torch.tensor([x for text in texts for x in text]), states, need)
+        for row, n in some:
+            row.fed, row.carried = row.fed + n, row.carried[n:]
+        return logits
+
+    def _follow(self, ids: Tensor, states: Tensor, on: list[int]) -> Tensor:
+        """A pass over one more draft token of the rows that are on, whose keys do not stay."""
+        rows = [b for b, x in enumerate(on) if x]
+        blocks = [[int(token)] if x else [] for token, x in zip(ids, on, strict=True)]
+        return self._pass(blocks, ids[rows], states[rows], on)
+
+    def _pass(
+        self, blocks: list[list[int]], tokens: Tensor, states: Tensor, need: list[int]
+    ) -> Tensor:
+        pairs = torch.cat([self.embedding(tokens).to(states.dtype), states], -1)
+        self.model.give(pairs, [len(block) for block in blocks])
+        return self.model.score(blocks, need)
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for row, new in zip(self.rows, tokens, strict=True):
+            row.text += new
+        self._take()
+
+    def leave(self, rows: list[int]) -> None:
+        self.rows = [self.rows[b] for b in staying(len(self.rows), rows)]
+        self.model.leave(rows)

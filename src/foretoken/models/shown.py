@@ -1,0 +1,62 @@
+"""Hidden states that a target shows of its rows' tokens, kept until a drafter takes them.
+
+Knows no models. A row's states are those of consecutive tokens; tokens that are taken back take
+theirs along.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FINAL = -1  # the tap behind the final norm: what the output layer reads
+
+
+class Known(NamedTuple):
+    """States of consecutive tokens of a row, from position `first` on: `[n, W]`."""
+
+    first: int
+    states: Tensor
+
+
+class Shown:
+    """The states of every row."""
+
+    def __init__(self, rows: int = 0) -> None:
+        self.rows: list[list[Known]] = [[] for _ in range(rows)]
+
+    def join(self, other: Shown) -> None:
+        """The rows of `other` join behind these."""
+        self.rows = [*self.rows, *other.rows]
+
+    def select(self, rows: list[int]) -> None:
+        """Row b becomes what row rows[b] was."""
+        self.rows = [list(self.rows[b]) for b in rows]
+
+    def add(self, past: list[int], states: list[Tensor]) -> None:
+        """Row b read tokens with these states, `[n, W]`, behind past[b] others."""
+        for parts, first, new in zip(self.rows, past, states, strict=True):
+            if len(new):
+                parts.append(Known(first, new))
+
+    def cut(self, lengths: list[int]) -> None:
+        """So many tokens of each row remain."""
+        for parts, length in zip(self.rows, lengths, strict=True):
+            while parts and parts[-1].first + len(parts[-1].states) > length:
+                first, states = parts.pop()
+                if first < length:
+                    parts.append(Known(first, states[: length - first]))
+
+    def take(self) -> list[Known | None]:
+        """Return what there is of each row, which is forgotten here; None where there is nothing."""
+        taken = [_joined(parts) if parts else None for parts in self.rows]
+        self.rows = [[] for _ in self.rows]
+        return taken
+
+
+def _joined(parts: list[Known]) -> Known:
+    if len(parts) == 1:
+        return parts[0]
+    return Known(parts[0].first, torch.cat([states for _, states in parts]))

@@ -1,0 +1,171 @@
+"""Small decoders over pairs: a target's state at a token, and the embedding of the token behind it.
+
+EAGLE-3's (arXiv 2503.01840) and the layers for multi-token prediction that models are published
+with (MTP, arXiv 2412.19437) are of this kind. Attention, norms and experts are transformers' own
+layers; ours is what is between them. The state that a pass makes at its last pair takes the place
+of the target's at the next one. Knows no files.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from foretoken.models.base import Blocks, counts_of
+from foretoken.models.stock.cache import RaggedCache
+from foretoken.models.stock.model import CausalModel, StockModel
+
+
+class Join(nn.Module):
+    """States at several taps as one state: norms where there are some, and a product."""
+
+    def __init__(self, fc: nn.Linear, norms: nn.ModuleList) -> None:
+        super().__init__()
+        self.fc, self.norms = fc, norms
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[N, taps * H]` -> `[N, H]`."""
+        if len(self.norms):
+            parts = states.chunk(len(self.norms), -1)
+            states = torch.cat([norm(x) for norm, x in zip(self.norms, parts, strict=True)], -1)
+        return self.fc(states)
+
+
+class EagleLayer(nn.Module):
+    """EAGLE-3's first layer: attention reads embedding and state side by side.
+
+    layer: of the family whose parts it takes; before: whether what is added to is the state behind
+    its norm.
+    """
+
+    def __init__(self, layer: Any, width: int, hidden: int, *, before: bool) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm = layer.input_layernorm
+        self.hidden_norm = copy.deepcopy(layer.input_layernorm)
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        self.before = before
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(self.self_attn, name)
+            wide = nn.Linear(width + hidden, old.out_features, bias=old.bias is not None)
+            setattr(self.self_attn, name, wide)
+
+    def forward(self, embedded: Tensor, states: Tensor, **given: Any) -> Tensor:
+        normed = self.hidden_norm(states)
+        both = torch.cat([self.input_layernorm(embedded), normed], -1)
+        attended, _ = self.self_attn(hidden_states=both, **given)
+        states = (normed if self.before else states) + attended
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class NormedHead(nn.Module):
+    """An output layer behind a norm: states are fed back as they are before it."""
+
+    def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
+        super().__init__()
+        self.norm, self.linear, self.out_features = norm, linear, linear.out_features
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.linear(self.norm(states))
+
+
+class PairsNetwork(PreTrainedModel):
+    """A decoder whose `inputs_embeds` are embeddings, `width` wide, with states behind them.
+
+    first: its first layer, of embeddings and states (EagleLayer, or transformers' MtpLayer); more:
+    layers of the family behind it; head: the output layer, whose input is what is fed back.
+    """
+
+    main_input_name = "inputs_embeds"
+    _supports_sdpa = True
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        width: int,
+        first: nn.Module,
+        more: list[nn.Module],
+        rotary: nn.Module | None,
+        head: nn.Module,
+        join: Join | None = None,
+        norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.width, self.first, self.more, self.rotary = width, first, nn.ModuleList(more), rotary
+        self.norm, self.head, self.join = norm, head, join
+
+    @property
+    def reads(self) -> int:
+        """Width of its inputs."""
+        return self.width + self.config.get_text_config().hidden_size
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def get_input_embeddings(self) -> None:
+        return None
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        position_ids: Tensor,
+        past_key_values: Any = None,
+        use_cache: bool = True,
+        return_dict: bool = True,
+    ) -> CausalLMOutputWithPast:
+        embedded, states = inputs_embeds[..., : self.width], inputs_embeds[..., self.width :]
+        given: dict[str, Any] = {
+            "attention_mask": create_causal_mask(
+                config=self.config,
+                inputs_embeds=states,
+                attention_mask=None,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            ),
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+        }
+        if self.rotary is not None:
+            given["position_embeddings"] = self.rotary(states, position_ids=position_ids)
+        states = self.first(embedded, states, **given)
+        for layer in self.more:
+            states = layer(states, **given)
+            states = states[0] if isinstance(states, tuple) else states
+        if self.norm is not None:
+            states = self.norm(states)
+        return CausalLMOutputWithPast(logits=cast(Any, self.head(states)))
+
+
+class StockPairs(CausalModel):
+    """Pairs on torch: the Model protocol, whose blocks are the tokens of pairs; `give` first what
+    the network reads of them."""
+
+    def __init__(self, network: PairsNetwork) -> None:
+        StockModel.__init__(self, network)
+        self.takes_positions = True
+        self.takes_tensors = False
+        self._pairs: list[Tensor] = []
+
+    def joined(self, states: Tensor) -> Tensor:
+        """States of a target at the taps, `[N, W]`, as the network reads them."""
+        join = cast(PairsNetwork, self.model).join
+        return states if join is None else join(states.to(self.model.dtype))
+
+    def give(self, pairs: Tensor, counts: list[int]) -> None:
+        """The next `score` reads these, `[sum(counts), width + H]`, row behind row."""
+        self._pairs = list(pairs.to(self.model.dtype).split(counts))
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert len(self._pairs) == len(counts_of(blocks, need))
+        return super().score(blocks, need)
+
+    def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
+        pairs = pad_sequence(self._pairs, batch_first=True)
+        return {"inputs_embeds": cache.placed(pairs), "position_ids": cache.positions}

@@ -1,0 +1,87 @@
+"""Hidden states of a twin between its decoder's layers, for drafters that read them.
+
+A tap is the number of the layer whose input is taken; the number of layers itself is the output of
+the last, before the final norm, and `FINAL` is what the output layer reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models.shown import FINAL
+from foretoken.models.stock.positions import RUNNING
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder's layers. RefusedError where they do not stand in one list."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    decoder: Any = model.get_decoder() if model.config.is_encoder_decoder else model
+    for parts in decoder.modules():  # the outermost first: lists within a layer come behind
+        if isinstance(parts, nn.ModuleList) and len(parts) == count:
+            return parts
+    raise RefusedError(
+        f"the layers of {type(model).__name__} do not stand in one list, so that a draft cannot "
+        "read states between them; give another draft"
+    )
+
+
+def tap(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
+    """Let the forwards of a twin note the states at these taps, in the dict `RUNNING` has for them.
+    Raises RefusedError where it has no such layers."""
+    head = twin.get_output_embeddings()
+    if FINAL in taps:
+        if head is None:
+            raise RefusedError(
+                f"{type(twin).__name__} has no output layer whose input could be read; give "
+                "another draft"
+            )
+        _own(head, "_forward_pre_hooks").register_forward_pre_hook(_Note(FINAL).args)
+    between = [j for j in taps if j != FINAL]
+    if not between:
+        return
+    layers: Any = layers_of(twin)
+    if max(between) > len(layers):
+        raise RefusedError(
+            f"the draft reads behind layer {max(between)}, the target has {len(layers)}; give a "
+            "draft for this target"
+        )
+    for j in between:
+        note = _Note(j)
+        if j < len(layers):
+            _own(layers[j], "_forward_pre_hooks").register_forward_pre_hook(
+                note.given, with_kwargs=True
+            )
+        else:
+            _own(layers[-1], "_forward_hooks").register_forward_hook(note.made)
+
+
+def _own(part: nn.Module, hooks: str) -> nn.Module:
+    """The part, with hooks of its own: a twin's are its original's otherwise."""
+    for name in (hooks, f"{hooks}_with_kwargs"):
+        setattr(part, name, getattr(part, name).copy())
+    return part
+
+
+class _Note:
+    """Hooks that note what passes at a tap."""
+
+    def __init__(self, tap: int) -> None:
+        self.tap = tap
+
+    def _put(self, states: Tensor) -> None:
+        noted = RUNNING.get().noted
+        if noted is not None:
+            noted[self.tap] = states
+
+    def args(self, part: nn.Module, args: tuple[Any, ...]) -> None:
+        self._put(args[0])
+
+    def given(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._put(args[0] if args else kwargs["hidden_states"])
+
+    def made(self, part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._put(output[0] if isinstance(output, tuple) else output)
