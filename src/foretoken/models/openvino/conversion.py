@@ -63,7 +63,7 @@ def compiled(exported: Exported, dtype: str = "float32", cache: str | None = Non
     if cache is not None and "identity" in facts:
         facts["identity"] += f" with keys and values in {cache}"
     if facts["form"] == "paged":
-        return PagedModel(ready["decoder"], facts)
+        return PagedModel(ready["decoder"], facts, ready.get("join"))
     return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
 
 
@@ -121,13 +121,15 @@ class Way:
 
     name: str
 
-    def export(self, network: PreTrainedModel) -> Exported:
+    def export(self, network: PreTrainedModel, taps: tuple[int, ...] = ()) -> Exported:
         if self is PAGED:  # late, as they import what builds networks, which takes seconds
-            from foretoken.models.openvino.export_paged import export_paged as export
-        else:
-            from foretoken.models.openvino.export_explicit import export_explicit as export
+            from foretoken.models.openvino.export_paged import export_paged
 
-        exported = export(network)
+            exported = export_paged(network, taps)
+        else:
+            from foretoken.models.openvino.export_explicit import export_explicit
+
+            exported = export_explicit(network)
         graphs = {name: joined(graph) for name, graph in exported.graphs.items()}
         return Exported(graphs, exported.facts)
 
@@ -185,7 +187,8 @@ class Conversion:
     """A model to convert: where it is, in which precision, and how it is loaded.
 
     source: None for a model in memory, of which nothing is kept. more: facts to keep beside the
-    export's. some: layers, where it is not to have all.
+    export's. some: layers, where it is not to have all; taps: where it is to show its states, which
+    only the paged form can.
     """
 
     source: Convertible | None
@@ -193,6 +196,7 @@ class Conversion:
     network: Callable[[], PreTrainedModel]
     more: Callable[[], dict[str, Any]] = dict
     some: tuple[int, ...] = ()
+    taps: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -206,8 +210,8 @@ class Conversion:
     def kept(self, cache: str | None = None) -> Model | None:
         """Return the model from its kept conversion; None where none is kept."""
         assert self.source is not None
-        for way in WAYS:
-            if exported := store.find(name_of(self.source, way, self.dtype)):
+        for way in [PAGED] if self.taps else WAYS:
+            if exported := store.find(self._key(self.source, way)):
                 return self._ready(exported, cache)
         return None
 
@@ -243,8 +247,12 @@ class Conversion:
         """Return the graphs as they are kept, or make and keep them now."""
         if self.source is None:
             return self._made(way)
-        key = name_of(self.source, way, self.dtype, self.some)
+        key = self._key(self.source, way)
         return store.find(key) or self._kept(self.source, way, key)
+
+    def _key(self, source: Convertible, way: Way) -> str:
+        shows = [f"shows {','.join(map(str, self.taps))}"] if self.taps else []
+        return name_of(source, way, self.dtype, *map(str, self.some), *shows)
 
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
         form = " ".join([self.dtype, *map(str, self.some)])
@@ -269,7 +277,7 @@ class Conversion:
                 from foretoken.models.openvino.thinned import thinned  # late: takes seconds
 
                 loaded = thinned(loaded, self.some)
-            exported = way.export(loaded)
+            exported = way.export(loaded, self.taps)
             smaller = ROUNDED.get(self.dtype, halved)
             bits = 4 if self.dtype == "int4" else 8  # blocks of more are rounded
             graphs = {name: smaller(kept(graph, bits)) for name, graph in exported.graphs.items()}
@@ -290,7 +298,7 @@ def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     return next((facts for facts in stored if facts is not None), None)
 
 
-def name_of(source: Convertible, way: Way, dtype: str, some: tuple[int, ...] = ()) -> str:
+def name_of(source: Convertible, way: Way, dtype: str, *choices: str) -> str:
     """The key under which a conversion is kept."""
     files = source.files()
     if files is None and source.commit is None:
@@ -300,7 +308,7 @@ def name_of(source: Convertible, way: Way, dtype: str, some: tuple[int, ...] = (
         content = " ".join([source.name, str(source.commit), *changes])
     else:
         content = store.digest(files)
-    return fingerprint(content, way.name, dtype, *map(str, some), *source.code())
+    return fingerprint(content, way.name, dtype, *choices, *source.code())
 
 
 def fingerprint(content: str, *choices: str) -> str:

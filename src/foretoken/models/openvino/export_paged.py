@@ -43,9 +43,11 @@ BEYOND = ("softcap", "s_aux", "position_bias")  # kinds of attention without a p
 MASK: ContextVar[Tensor | None] = ContextVar("foretoken_export_mask", default=None)
 
 
-def export_paged(model: PreTrainedModel) -> Exported:
-    """Graph "decoder" of a decoder-only `model`: inputs input_ids, position_ids, attention_mask,
-    needed (flat positions that go through the head), beam_idx; outputs logits and hidden at them.
+def export_paged(model: PreTrainedModel, taps: tuple[int, ...] = ()) -> Exported:
+    """Graph "decoder" of a decoder-only `model`: inputs input_ids, or inputs_embeds of one that
+    `reads` these; position_ids, attention_mask, needed (flat positions that go through the head),
+    beam_idx; outputs logits and hidden at them and, with `taps`, shown: the states there, of all
+    tokens. Graph "join" of a model that has one, of states alone.
 
     Raises RefusedError for attention that has no paged form. The graph shares the model's weights;
     the model itself stays as it is.
@@ -54,18 +56,20 @@ def export_paged(model: PreTrainedModel) -> Exported:
     kinds = {type(layer).__name__ for layer in stock}
     if kinds - KEEPS_TOKENS - KEEPS_STATE - KEEPS_BOTH - KEEPS_NOTHING:
         raise RefusedError(f"{type(model).__name__} has layers without keys of their own")
-    running = Forward(model, "foretoken_export", "foretoken_export")
+    running = Forward(model, "foretoken_export", "foretoken_export", taps)
     with torch.no_grad():
         sizes, past = examples(running, stock)
         separate(running.model)
         states = [torch.zeros(1, *shape) for shape in sizes.inputs().values()]
-        ids = torch.ones(2, 1, dtype=torch.long) if states else torch.ones(1, 2, dtype=torch.long)
+        shape = (2, 1) if states else (1, 2)
+        ids = example(model, *shape)
         mask = torch.ones(len(ids), PAST + ids.shape[1]).long()
-        positions = (PAST + torch.arange(2)).view(ids.shape)
+        positions = (PAST + torch.arange(2)).view(shape)
         grid = EXAMPLE if states else ()
         inputs = (ids, positions, mask, torch.tensor([1]), *grid, *states, *past)
-        graph = traced(Traced(running, stock, sizes), inputs)
-    keep_state(graph, past, sizes)
+        graph = traced(Traced(running, stock, sizes, taps), inputs)
+        graphs = {"decoder": graph, **joins(model)}
+    keep_state(graph, past, sizes, ids, shows=bool(taps))
     config = model.config.get_text_config(decoder=True)
     keeping = [x for x in stock if type(x).__name__ in KEEPS_TOKENS | KEEPS_BOTH]
     facts = {
@@ -78,16 +82,37 @@ def export_paged(model: PreTrainedModel) -> Exported:
     }
     if states:
         facts |= {"states": sizes._asdict(), "layers": len(stock)}
-    return Exported({"decoder": graph}, facts)
+    return Exported(graphs, facts | ({"taps": list(taps)} if taps else {}))
+
+
+def example(model: PreTrainedModel, *shape: int) -> Tensor:
+    """Tokens as `model` reads them: ids, or what a decoder of pairs reads."""
+    reads = getattr(model, "reads", None)
+    return torch.ones(*shape, dtype=torch.long) if reads is None else torch.zeros(*shape, reads)
+
+
+def joins(model: PreTrainedModel) -> dict[str, ov.Model]:
+    """The graph that makes one state of several, of a model that has one."""
+    join = getattr(model, "join", None)
+    if join is None:
+        return {}
+    width = join.fc.in_features
+    graph = traced(join, (torch.zeros(2, width),))
+    graph.input(0).get_node().set_partial_shape(ov.PartialShape([-1, width]))
+    graph.validate_nodes_and_infer_types()
+    return {"join": graph}
 
 
 class Traced(torch.nn.Module):
     """One forward over an explicit past, as the tracer sees it. With states every token has a row
     of its own, as it has in a flat pass."""
 
-    def __init__(self, running: Forward, stock: list[Any], sizes: Sizes) -> None:
+    def __init__(
+        self, running: Forward, stock: list[Any], sizes: Sizes, taps: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.running, self.model, self.stock, self.sizes = running, running.model, stock, sizes
+        self.taps = taps
         self.eval()
 
     def forward(
@@ -101,8 +126,9 @@ class Traced(torch.nn.Module):
         token = MASK.set(((1.0 - attention_mask.float()) * -1e9)[:, None, None, :])
         cache = self._cache(list(past))
         kept = KeptPositions(needed)
+        noted: dict[int, Tensor] = {}
         try:
-            with self.running(cache if any(self.sizes) else None, kept) as model:
+            with self.running(cache if any(self.sizes) else None, kept, noted) as model:
                 logits = model(
                     **given_ids(model, input_ids, position_ids),
                     **given(model, cache),
@@ -111,7 +137,9 @@ class Traced(torch.nn.Module):
                 ).logits
         finally:
             MASK.reset(token)
-        return logits.float(), kept.hidden.float(), *cache.made(), *flat(cache)
+        seen = [noted[j].flatten(0, 1).float() for j in self.taps]
+        shown = [torch.cat(seen, -1)] if seen else []
+        return logits.float(), kept.hidden.float(), *cache.made(), *shown, *flat(cache)
 
     def _cache(self, past: list[Tensor]) -> TracedCache:
         grid, states = EXAMPLE, dict[str, Tensor]()
@@ -130,7 +158,7 @@ class Traced(torch.nn.Module):
 def given_ids(model: PreTrainedModel, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
     """The tokens, and their positions where the model is given any."""
     positioned = {"position_ids": positions} if takes_positions(model) else {}
-    return {"input_ids": ids, **positioned}
+    return {"input_ids" if ids.ndim == 2 else "inputs_embeds": ids, **positioned}
 
 
 def flat(cache: TracedCache) -> list[Any]:
@@ -197,10 +225,11 @@ def examples(running: Forward, stock: list[Any]) -> tuple[Sizes, list[Tensor]]:
     its layers make."""
     cache = TracedCache(stock, EXAMPLE, {})
     hybrid = any(type(x).__name__ in KEEPS_STATE | KEEPS_BOTH for x in stock)
-    ids = torch.ones((2, 1) if hybrid else (1, PAST), dtype=torch.long)
+    shape = (2, 1) if hybrid else (1, PAST)
+    ids = example(running.model, *shape)
     with running(cache if hybrid else None) as model:
         model(
-            **given_ids(model, ids, torch.arange(ids.numel()).view(ids.shape)),
+            **given_ids(model, ids, torch.arange(shape[0] * shape[1]).view(shape)),
             **given(model, cache),
             use_cache=True,
         )
@@ -210,17 +239,23 @@ def examples(running: Forward, stock: list[Any]) -> tuple[Sizes, list[Tensor]]:
     return cache.used, past
 
 
-def keep_state(graph: ov.Model, past: list[Tensor], sizes: Sizes) -> None:
-    """Names and free shapes for the inputs; keys and values become state, empty at first."""
+def keep_state(
+    graph: ov.Model, past: list[Tensor], sizes: Sizes, ids: Tensor, *, shows: bool
+) -> None:
+    """Names and free shapes for the inputs; keys and values become state, empty at first. ids: as
+    `example` makes them; shows: whether there are states to show."""
     more = [*GRID, *sizes.inputs()] if any(sizes) else []
-    named = [*NAMES, *more]
+    first = NAMES[0] if ids.ndim == 2 else "inputs_embeds"
+    named = [first, *NAMES[1:], *more]
     names = [*named, *(f"past.{i}" for i in range(len(past)))]
     shapes = [free_shape(i, past, sizes) for i in range(len(names))]
+    shapes[0] = ov.PartialShape([-1, -1, *ids.shape[2:]])
     for port, name, shape in zip(graph.inputs, names, shapes, strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_partial_shape(shape)
+    graph.input(first).get_node().set_friendly_name(first)  # the transformation asks for it
     states = [f"present.{i}" for i in range(len(past))]
-    made = sizes.outputs()
+    made = [*sizes.outputs(), *["shown"] * shows]
     for port, name in zip(graph.outputs, ["logits", "hidden", *made, *states], strict=True):
         port.get_tensor().set_names({name})
     graph.validate_nodes_and_infer_types()
@@ -235,7 +270,7 @@ def keep_state(graph: ov.Model, past: list[Tensor], sizes: Sizes) -> None:
             reader.replace_source_output(gathered.output(0))
     graph.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(graph, dict(zip(names[len(named) :], states, strict=True)))
-    start_empty(graph)
+    start_empty(graph, first)
     graph.validate_nodes_and_infer_types()
 
 
@@ -247,9 +282,9 @@ def free_shape(i: int, past: list[Tensor], sizes: Sizes) -> ov.PartialShape:
     return ov.PartialShape(free[i])
 
 
-def start_empty(graph: ov.Model) -> None:
+def start_empty(graph: ov.Model, ids: str) -> None:
     """State begins without tokens, for as many rows as the ids have."""
-    shape: Any = ops.shape_of(graph.input("input_ids"), output_type="i64")
+    shape: Any = ops.shape_of(graph.input(ids), output_type="i64")
     rows = ops.gather(shape, ops.constant([0]), ops.constant(0))
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":

@@ -24,6 +24,7 @@ from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
 from foretoken.models.openvino.states import NONE, KeptStates, RowStates, StateFeed
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
+from foretoken.models.shown import Known, Shown
 from foretoken.models.states import PASS, REWIND, in_parts
 
 KEY_CACHE, WINDOW = 3, 10  # inputs of the PagedAttentionExtension operator
@@ -53,7 +54,12 @@ class PagedModel:
     takes_tensors = False
     device = torch.device("cpu")
 
-    def __init__(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        compiled: ov.CompiledModel,
+        facts: dict[str, Any],
+        join: ov.CompiledModel | None = None,
+    ) -> None:
         self.vocab_size: int = facts["vocab_size"]
         self.context: int | None = facts["context"]
         self.longest: int | None = facts.get("longest") or self.context
@@ -76,6 +82,12 @@ class PagedModel:
         self.long: list[bool] = []
         self._beyond = False  # of the rows that join next
         self.recalled: list[int] = []  # tokens of the rows that joined last
+        self.taps = tuple(facts.get("taps", ()))
+        self._seen = Shown()  # states there, until they are taken
+        # how many of a text's first tokens need not show theirs; None: nobody reads them
+        self._watched: Callable[[list[int]], int] | None = None
+        self._join = join and join.create_infer_request()  # of a decoder of pairs
+        self._given: Tensor | None = None  # what it reads in the next pass
         self.need: list[int] = []  # positions of every row in the last score
         self._hidden: Tensor | None = None  # of the last score, where it took several passes
 
@@ -123,6 +135,23 @@ class PagedModel:
         self.pool.bind(flat.request, names)
         return Companion(self, flat, facts)
 
+    def show(self, known: Callable[[list[int]], int] | None) -> None:
+        self._watched = known if self.taps else None
+
+    def shown(self) -> list[Known | None]:
+        return self._seen.take()
+
+    def joined(self, states: Tensor) -> Tensor:
+        """States of a target, `[N, W]`, as a decoder of pairs reads them, `[N, H]`."""
+        if self._join is None:
+            return states
+        self._join.infer([states.contiguous().numpy()])
+        return torch.from_numpy(self._join.get_output_tensor(0).data.copy())
+
+    def give(self, pairs: Tensor, counts: list[int]) -> None:
+        """The next pass reads these in place of ids, row behind row: `[sum(counts), W]`."""
+        self._given = pairs
+
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         # the row that comes last in a pass takes its padding
         pages = sum(-(-(length + MOST) // self.pool.page) for length in lengths)
@@ -143,8 +172,13 @@ class PagedModel:
         self._beyond = on
 
     def known(self, prompt: list[int]) -> int:
-        length = len(self._pages_found(prompt, self._shared_by)) * self.pool.page
+        length = self._showing(prompt, self._pages_found(prompt, self._shared_by))
         return length if self.kept is None else self.kept.longest(prompt[:length], self._shared_by)
+
+    def _showing(self, prompt: list[int], pages: list[int]) -> int:
+        """Count the tokens in these pages that a row may share: not those whose states are read."""
+        length, page = len(pages) * self.pool.page, self.pool.page
+        return length if self._watched is None else min(length, self._watched(prompt)) // page * page
 
     @property
     def _shared_by(self) -> Hashable:
@@ -167,6 +201,7 @@ class PagedModel:
             [*self.pages, *([] for _ in rows)],
             [*self.lengths, *(0 for _ in rows)],
         )
+        self._seen.join(Shown(len(prompts)))
         cached: dict[int, int] = {}
         for part in self._apart(dict(enumerate(prompts, first))):
             cached |= {b: self._recall(b, prompt) for b, prompt in part}
@@ -191,7 +226,8 @@ class PagedModel:
     def _recall(self, b: int, prompt: list[int]) -> int:
         """Let a fresh row share the pages of texts that began alike; the tokens in them."""
         pages = self._pages_found(prompt, self.salts[b])
-        length = len(pages) * self.pool.page
+        length = self._showing(prompt, pages)
+        pages = pages[: length // self.pool.page]
         if self.kept is not None:
             self.states.forks[b] = length
             length = self.kept.longest(prompt[:length], self.salts[b])
@@ -234,6 +270,10 @@ class PagedModel:
         self._hidden = None
         self.lengths = [n + len(block) for n, block in zip(past, blocks, strict=True)]
         logits = self.scored(self.flat, past, blocks, need)
+        counts = [len(block) for block in blocks]
+        if self._watched is not None and any(counts):
+            states = self.flat.output("shown", sum(counts)).clone()
+            self._seen.add(past, list(states.split(counts)))
         for text, start, block in zip(self.texts, past, blocks, strict=True):
             text[start:] = block
         for b, fork in enumerate(self.states.forks):
@@ -270,6 +310,7 @@ class PagedModel:
         check_lengths(self.lengths, lengths)
         self.states.check_back(self.lengths, lengths)
         self.lengths = list(lengths)
+        self._seen.cut(lengths)
         for text, length in zip(self.texts, lengths, strict=True):
             del text[length:]
 
@@ -289,6 +330,7 @@ class PagedModel:
             holders,
             free,
         )
+        self._seen.select(rows)
         states = self.states
         states.places, states.based, states.forks, states.sound = moved
 
@@ -311,6 +353,8 @@ class PagedModel:
             for (b, _), start, tokens in zip(parts, starts, ids, strict=True)
         ]
         firsts = [BEYOND * self.long[b] for b, _ in parts]
+        if self._given is not None:
+            flat.give(self._given.numpy(), sum(map(len, ids)))
         if flat.states is None:
             return flat.run(ids, starts, pages, places, firsts)
         laid = self.states.lay_out([b for b, _ in parts], past, ids)

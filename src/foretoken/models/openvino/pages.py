@@ -262,6 +262,8 @@ class Flat:
         self.sizes = Padding()
         self.padding = 0
         self.states: StateFeed | None = None  # of a model that has some
+        # what a decoder of pairs reads in the next pass, [N, W], in place of ids
+        self.given: NDArray[Any] | None = None
 
     def padded(self, ids: list[list[int]], past: list[int], most: int) -> list[list[int]]:
         """The tokens of every row, padded behind the last one, which may have `most`, where the
@@ -286,9 +288,10 @@ class Flat:
         row's first token has."""
         sizes = [len(tokens) for tokens in ids]
         ends = [start + size for start, size in zip(past, sizes, strict=True)]
-        same = sum(sizes) == self.bound.get("input_ids")
+        reads = "input_ids" if self.given is None else "inputs_embeds"
+        same = sum(sizes) == self.bound.get(reads)
         repeats = max(0, self.bound.get("needed", 0) - len(places)) if same else 0
-        self._put("input_ids", list(chain.from_iterable(ids)))
+        self._put(reads, list(chain.from_iterable(ids)) if self.given is None else self.given)
         spans = (range(n + a, n + b) for n, a, b in zip(firsts, past, ends, strict=True))
         self._put("position_ids", list(chain.from_iterable(spans)))
         self._put("needed", places + places[-1:] * repeats)
@@ -305,13 +308,18 @@ class Flat:
         values = torch.from_numpy(self.request.get_tensor(name).data)
         return values.flatten(0, -2)[:count]
 
-    def _put(self, name: str, values: list[int]) -> None:
+    def give(self, rows: NDArray[Any], tokens: int) -> None:
+        """Let the next pass, over so many tokens with padding, read these in place of ids."""
+        self.given = np.pad(rows, ((0, tokens - len(rows)), (0, 0)))
+
+    def _put(self, name: str, values: list[int] | NDArray[Any]) -> None:
         """Fill an input; its buffer is bound again only if its size has changed."""
         if name not in self.kinds:
             return  # a graph without positions
         size = len(values)
         if (name, size) not in self.buffers:
-            array = np.empty(() if name == "max_context_len" else size, self.kinds[name])
+            shape = () if name == "max_context_len" else np.shape(values)
+            array = np.empty(shape, self.kinds[name])
             self.buffers[name, size] = array, ov.Tensor(array, shared_memory=True)
         array, tensor = self.buffers[name, size]
         array[...] = values[0] if array.ndim == 0 else values

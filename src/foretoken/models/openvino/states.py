@@ -157,6 +157,8 @@ class StateFeed:
     def __init__(self, request: ov.InferRequest, states: RowStates) -> None:
         self.request, self.states = request, states
         self.held: dict[str, tuple[Tensor, ov.Tensor]] = {}  # a request keeps no array alive
+        ports = enumerate(request.model_outputs)
+        self.outputs = [i for i, port in ports if port.get_any_name().startswith("new.")]
 
     def put(self, laid: Laid) -> None:
         """Give the graph what it reads in a pass."""
@@ -186,8 +188,7 @@ class StateFeed:
 
     def keep(self, laid: Laid) -> None:
         """Keep what later states follow from, of the last pass."""
-        outputs = range(2, len(self.request.model_outputs))  # behind logits and hidden states
-        made = [torch.from_numpy(self.request.get_output_tensor(i).data) for i in outputs]
+        made = [torch.from_numpy(self.request.get_output_tensor(i).data) for i in self.outputs]
         self.states.keep(laid, made)
 
 
