@@ -24,6 +24,7 @@ from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
+from foretoken.loading import published
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED, LoadOptions, smaller
 from foretoken.loading.runtimes import Placement, companion, place, require_shared
@@ -57,6 +58,7 @@ class PendingDraft:
     attach: Callable[[LoadedTarget], Drafter]  # makes the drafter, once the target runs
     # loads it in another precision, where none was asked for and another may be faster
     rounded: Callable[[str], LMDrafter] | None = None
+    taps: tuple[int, ...] = ()  # where the target is to show its states
 
 
 def own_copy(
@@ -178,8 +180,14 @@ def draft_of(
 ) -> PendingDraft:
     """Return the draft that fits the target; it is loaded where it is a model. Raises InputError
     for an unknown one, RefusedError for one that does not fit."""
+    if draft == "mtp":
+        return _shown(published.mtp(target, options), options)
     if isinstance(draft, str) and (named := _named(draft, target, options)) is not None:
         return PendingDraft(named)
+    if isinstance(draft, str | Path):
+        folder = published.find(draft, options.draft_revision)
+        if folder is not None:
+            return _shown(published.pending(folder, target, options), options)
     if isinstance(draft, str | Path) or in_memory(draft):
         return _model_draft(draft, target, options, placement)
     name = name_of(draft)
@@ -192,6 +200,16 @@ def draft_of(
     require_vocabulary(drafter, target.facts.V, "the target")
     _refuse_model_options(name, options)
     return PendingDraft(lambda loaded: drafter)
+
+
+def _shown(pending: published.PairsPending, options: LoadOptions) -> PendingDraft:
+    """A draft that reads the target's states."""
+    if options.exact_shapes:
+        raise RefusedError(
+            "exact_shapes=True shows no hidden states, which the draft reads; give another draft"
+        )
+    options.refuse("same_tokenizer", because="the draft has the target's tokens")
+    return PendingDraft(pending.attach, taps=pending.taps)
 
 
 def _refuse_model_options(name: str, options: LoadOptions) -> None:

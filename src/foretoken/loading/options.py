@@ -23,6 +23,7 @@ ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
 KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
 RUNTIMES = ("auto", "transformers", "openvino", "graphs", "compiled")
+TAPS = ("inputs", "outputs")
 
 
 def one_of(values: tuple[str, ...]) -> Choice:
@@ -111,6 +112,14 @@ class LoadOptions:
         "Loading",
         group="pair",
     )
+    draft_taps: str | None = option(
+        None,
+        one_of(TAPS),
+        "An EAGLE-3 draft's layer ids mean the layers' inputs, or outputs. Default: as its file "
+        "says, or else the better ones, measured.",
+        "Loading",
+        group="pair",
+    )
     draft_revision: str | None = option(
         None, as_given, "Commit, tag or branch of the draft on the hub.", "Loading", group="pair"
     )
@@ -167,6 +176,7 @@ class LoadKeywords(TypedDict, total=False):
     adapter: str | Path | None
     kv_dtype: str | None
     draft_dtype: str | None
+    draft_taps: str | None
     draft_revision: str | None
     exact_shapes: bool
     same_tokenizer: bool

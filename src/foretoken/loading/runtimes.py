@@ -24,7 +24,7 @@ from foretoken.models.base import Model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from foretoken.models.openvino.conversion import Conversion, Way
+    from foretoken.models.openvino.conversion import Conversion, Convertible, Way
     from foretoken.models.stock.selfcheck import Form
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Placement:
     device: torch.device = torch.device("cpu")
     runtime: str = "auto"
     kv_dtype: str | None = None  # of keys and values; None: that of the arithmetic
+    taps: tuple[int, ...] = ()  # where it is to show its states
 
 
 def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
@@ -58,7 +59,7 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     device = placement.device if loaded else source.device
     plain = placement.runtime == "auto" and not placement.kv_dtype
     if not loaded and plain and device.type != "cuda":
-        model, remarks = _torch(source, placement.dtype, device)
+        model, remarks = _torch(source, placement.dtype, device, placement.taps)
         return Placed(model, "; ".join(["it was in memory", *remarks]))
     dtype = dtype_of(source, placement)
     reason = "it was asked for"
@@ -71,7 +72,9 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     if fast != "transformers":
         try:
             if fast == "openvino":
-                model = _openvino(source, dtype, device, placement.kv_dtype)
+                model = _openvino(source, dtype, placement)
+            elif placement.taps:
+                raise RefusedError(f"{fast} shows no states between layers, which the draft reads")
             else:
                 model = _graphs(source, dtype, device, fast == "compiled")
             return Placed(model, "it passed the self-check")
@@ -81,7 +84,7 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
             reason = str(error)
             name = source.name if loaded else type(source).__name__
             log.info("%s stays on torch: %s", name, reason)
-    model, packed = _torch(source, dtype, placement.device)
+    model, packed = _torch(source, dtype, placement.device, placement.taps)
     return Placed(model, "; ".join([reason, *packed]))
 
 
@@ -116,9 +119,10 @@ def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Place
 
 
 def _torch(
-    source: Source | PreTrainedModel, dtype: str, device: torch.device
+    source: Source | PreTrainedModel, dtype: str, device: torch.device, taps: tuple[int, ...]
 ) -> tuple[Model, list[str]]:
-    """Return the model on torch, over a ragged cache or else row by row; and remarks on that."""
+    """Return the model on torch, over a ragged cache or else row by row; and remarks on that.
+    Raises RefusedError where it cannot show its states at the taps."""
     from foretoken.models.stock.selfcheck import UnbuiltError  # late: takes seconds
 
     try:
@@ -134,7 +138,15 @@ def _torch(
         network = source.network(getattr(torch, dtype), device)
         form, objections = _form(network)
     packed = _packed(source, network)  # before it is run: runners keep its layers
-    return form.run(network), [*objections, *packed]
+    model = form.run(network)
+    if taps:
+        if not hasattr(model, "tap"):
+            raise RefusedError(
+                f"{type(network).__name__} runs in {form.name}, and so shows no states between "
+                "layers, which the draft reads; give another draft"
+            )
+        model.tap(taps)  # pyright: ignore
+    return model, [*objections, *packed]
 
 
 def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
@@ -221,15 +233,14 @@ def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
 
 
-def _openvino(
-    source: Source | PreTrainedModel, dtype: str, device: torch.device, cache: str | None
-) -> Model:
-    loaded = isinstance(source, Source)
+def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> Model:
+    loaded, device, cache = isinstance(source, Source), placement.device, placement.kv_dtype
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
     conversion = _conversion(source, dtype if loaded else "float32", device)
+    conversion = replace(conversion, taps=placement.taps)
     kept = conversion.kept(cache) if loaded and is_folder(source.path) else None
-    return kept or conversion.model(_way(source.empty if loaded else source), cache)
+    return kept or conversion.model(_way(source.empty if loaded else source, placement.taps), cache)
 
 
 def _conversion(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Conversion:
@@ -263,6 +274,25 @@ def companion(
     return replace(_conversion(source, dtype, target.device), some=layers).companion(host)
 
 
+def decoder_of_pairs(
+    source: Convertible, network: PreTrainedModel, target: Model, dtype: str | None
+) -> Model:
+    """Return a decoder of pairs where its target runs, on OpenVINO by itself in eight bits. Raises
+    RefusedError for a precision that is not to be had there."""
+    if target.runtime == "openvino":
+        library, kind = _library(), dtype or "int8"
+        conversion = library.Conversion(source, kind, partial(copy.deepcopy, network))
+        return conversion.model(library.PAGED)
+    from foretoken.models.stock.pairs import PairsNetwork, StockPairs  # late: takes seconds
+
+    if dtype in ROUNDED:
+        raise RefusedError(f"draft_dtype={dtype!r} runs on OpenVINO only; leave it out")
+    assert isinstance(network, PairsNetwork)
+    kind = getattr(torch, dtype or target.computed)
+    ready: Any = network
+    return StockPairs(ready.to(target.device, kind))
+
+
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:
     """Return the generation config, to be kept with a conversion; None where no target may have
     it."""
@@ -272,12 +302,13 @@ def _settings(network: PreTrainedModel) -> dict[str, Any] | None:
         return None
 
 
-def _way(network: PreTrainedModel) -> Way:
-    """Return the first way to run a model on OpenVINO that passes the self-check."""
+def _way(network: PreTrainedModel, taps: tuple[int, ...]) -> Way:
+    """Return the first way to run a model on OpenVINO that passes the self-check, and can show the
+    states at the taps."""
     from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
 
     objections: list[str] = []
-    for way in _library().ways(network):
+    for way in _library().ways(network)[: 1 if taps else None]:
         try:
             self_check(network, way.form)
             return way

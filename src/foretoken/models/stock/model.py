@@ -66,8 +66,9 @@ class StockModel(ABC):
     source_context: int | None = None
     source_vocab_size: int | None = None
 
-    def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
-        self.model, self.taps = model, taps
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.taps: tuple[int, ...] = ()
         self.showing = False
         self.device = model.device
         self.computed = str(model.dtype).removeprefix("torch.")
@@ -77,7 +78,7 @@ class StockModel(ABC):
         self.longest = self.context if switch_of(model) is None else positions(config)
         self._beyond = False
         self.vocab_size = output_rows(model)
-        self.running = Forward(model, taps=taps)
+        self.running = Forward(model)
         self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
         self.rewind = REWIND if self.cache.decoder.states else None
         self.padding = 0
@@ -153,6 +154,10 @@ class StockModel(ABC):
         self.cache.decoder.lengths = list(lengths)
         self.cache.decoder.shown.cut(lengths)
 
+    def tap(self, taps: tuple[int, ...]) -> None:
+        """Be able to show the states at these taps. Raises RefusedError where there are none."""
+        self.running, self.taps = Forward(self.model, taps=taps), taps
+
     def show(self, known: Callable[[list[int]], int] | None) -> None:
         self.showing = known is not None and bool(self.taps)
 
@@ -216,13 +221,13 @@ class CausalModel(StockModel):
 
     encoder_decoder = False
 
-    def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         admit(model, states=True)
         if model.config.is_encoder_decoder:
             raise RefusedError(
                 f"{type(model).__name__} has an encoder: run it as an encoder-decoder"
             )
-        super().__init__(model, taps)
+        super().__init__(model)
         self.takes_positions = takes_positions(model)
 
     def _empty(self) -> RaggedCache:

@@ -1,0 +1,248 @@
+"""Drafts that are published with models, or in their files: which kind a folder holds, and what
+makes a drafter of it.
+
+A draft of another target is refused before the target is loaded. The draft runs where the target
+does: on OpenVINO in eight bits, where nothing else is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from foretoken.costing import stored
+from foretoken.costing.pair_costs import PROBE_PROMPT
+from foretoken.drafters.pairs import PairModel, PairsDrafter
+from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.loading import hub
+from foretoken.loading.ends import Ends
+from foretoken.loading.options import LoadOptions
+from foretoken.loading.runtimes import decoder_of_pairs
+from foretoken.loading.sources import Source
+from foretoken.loading.target import KnownTarget, LoadedTarget
+from foretoken.loading.tensors import Weights
+from foretoken.models.base import Shows
+from foretoken.storage.cache import remember, remembered
+
+if TYPE_CHECKING:
+    from foretoken.models.stock.pair_files import Pairs
+
+log = logging.getLogger(__name__)
+
+READ = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the hub
+CHOICES = "taps.json"  # which layers' states a draft reads better
+TRIAL = 200  # tokens of the target's own text on which that is measured, for each way
+GAMMA = 4  # draft tokens in its steps
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A draft in a folder, of a kind that is no model by itself."""
+
+    name: str
+    folder: Path
+    kind: str
+    config: dict[str, Any]
+
+    @property
+    def path(self) -> str:
+        return str(self.folder)
+
+    @property
+    def gguf(self) -> None:
+        return None
+
+    @property
+    def changes(self) -> list[Path]:
+        return []
+
+    @property
+    def commit(self) -> None:
+        return None
+
+    def files(self) -> list[Path]:
+        """Return all that a conversion of it depends on."""
+        return sorted(file for pattern in READ for file in self.folder.glob(pattern))
+
+    def code(self) -> list[str]:
+        """Return what makes this conversion differ from one of the folder's model."""
+        return [f"a draft of kind {self.kind}"]
+
+
+def find(name: str | Path, revision: str | None) -> Published | None:
+    """Return the draft of that name, where it is a folder or on the hub and no model. Raises
+    InputError for one that cannot be read."""
+    folder = Path(name) if hub.is_folder(name) else None
+    if folder is None and (not isinstance(name, str) or not hub.HUB_ID.fullmatch(name)):
+        return None
+    file = _config_file(str(name), folder, revision)
+    if file is None:
+        return None
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {one_line(error)}") from None
+    kind = kind_of(config) if isinstance(config, dict) else None
+    if kind is None:
+        return None
+    return Published(str(name), folder or _fetched(str(name), revision), kind, config)
+
+
+def _config_file(name: str, folder: Path | None, revision: str | None) -> Path | None:
+    if folder is not None:
+        file = folder / "config.json"
+        return file if file.exists() else None
+    from huggingface_hub import hf_hub_download  # late: `--help` does without it
+
+    try:
+        options = hub.way(name, revision)
+        return Path(hf_hub_download(name, "config.json", revision=revision, **options))
+    except Exception:  # whoever reads it as a model says what is wrong
+        return None
+
+
+def _fetched(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download  # late: as above
+
+    options = hub.way(name, revision)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=READ, **options))
+    except Exception as error:  # of many kinds
+        raise InputError(f"{name} cannot be had from the hub: {one_line(error)}") from None
+
+
+def kind_of(config: dict[str, Any]) -> str | None:
+    """Return the kind of draft that a config describes; None for a model."""
+    named = config.get("speculators_model_type")
+    if named:
+        return str(named)
+    kinds = " ".join(map(str, config.get("architectures") or []))
+    if "Eagle3" in kinds:
+        return "eagle3"
+    return None
+
+
+def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PairsPending:
+    """Return what makes a drafter of the draft. Raises RefusedError for one that does not fit the
+    target, or is of a kind that is not known here."""
+    from foretoken.models.stock import pair_files  # late: takes seconds
+
+    if draft.kind != "eagle3":
+        raise RefusedError(
+            f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not known here; give an "
+            "EAGLE-3 draft, or a model"
+        )
+    weights = Weights(draft.folder)
+    structure = target.facts.structure
+    pairs = pair_files.eagle(draft.name, draft.config, weights.read(weights.keys), structure)
+    return PairsPending(draft, pairs, options)
+
+
+@dataclass(frozen=True, slots=True)
+class PairsPending:
+    """A decoder over pairs that fits its target."""
+
+    source: Published
+    pairs: Pairs
+    options: LoadOptions
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Where the target has to show its states: both ways, where the file does not say which."""
+        pairs = self.pairs
+        return self._asked if self._asked else (*pairs.taps, *pairs.others)
+
+    @property
+    def _asked(self) -> tuple[int, ...]:
+        """The taps, where they are asked for or there is one way only."""
+        pairs, asked = self.pairs, self.options.draft_taps
+        if not pairs.others:
+            return pairs.taps
+        if asked is None:
+            return ()
+        ordered = sorted((pairs.taps, pairs.others))  # inputs of layers come before their outputs
+        return ordered[asked == "outputs"]
+
+    def attach(self, target: LoadedTarget) -> PairsDrafter:
+        """Return the drafter. Raises RefusedError where the target shows no states."""
+        model = target.model
+        if not isinstance(model, Shows) or model.taps != self.taps:
+            raise RefusedError(
+                f"{target.known.name} on {model.runtime} shows no states between its layers, which "
+                f"{self.source.name} reads; give another draft"
+            )
+        own = self.pairs.embedding
+        embedding = Ends(target.read, model).embedding if own is None else _rows(own)
+        decoder = decoder_of_pairs(
+            self.source, self.pairs.network, model, self.options.draft_dtype
+        )
+        make = self._maker(model, cast(PairModel, decoder), embedding)
+        if self._asked:
+            return make(None)
+        return self._better(target, make)
+
+    def _maker(
+        self, model: Shows, decoder: PairModel, embedding: nn.Module
+    ) -> Callable[[slice | None], PairsDrafter]:
+        ids = self.pairs.ids
+        return lambda columns: PairsDrafter(model, decoder, embedding, ids, columns)
+
+    def _better(
+        self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
+    ) -> PairsDrafter:
+        """Return the drafter by the taps that agree better with the target. The choice is kept, and
+        logged."""
+        width = self.pairs.network.join.fc.in_features  # pyright: ignore
+        ways = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
+        names = [self.pairs.taps, self.pairs.others]
+        key = stored.key(target.model, ways[0], CHOICES)
+        choice = remembered(CHOICES).get(key) if key else None
+        if choice not in (0, 1):
+            alphas = [_agreement(target, way) for way in ways]
+            choice = int(alphas[1] > alphas[0])
+            log.info(
+                "%s reads the states before layers %s: alpha %.2f on the target's own text, %.2f "
+                "before layers %s; draft_taps sets it",
+                self.source.name,
+                *(names[choice], alphas[choice], alphas[1 - choice], names[1 - choice]),
+            )
+            if key:
+                remember(CHOICES, key, choice)
+        return ways[cast(int, choice)]
+
+
+def _rows(weight: torch.Tensor) -> nn.Module:
+    return nn.Embedding.from_pretrained(weight)
+
+
+def _agreement(target: LoadedTarget, drafter: PairsDrafter) -> float:
+    """Return alpha on a text of the target's own."""
+    spec = target.speculator(drafter, "the draft")
+    prompt: Any = [0] if spec.tokenizer is None else PROBE_PROMPT
+    (text,) = spec.generate(prompt, max_new_tokens=TRIAL, gamma=GAMMA, temperature=1.0, seed=0)
+    alpha = text.stats.alpha
+    return 0.0 if alpha is None else alpha
+
+
+def mtp(target: KnownTarget, options: LoadOptions) -> PairsPending:
+    """Return what makes a drafter of the target's own layer for multi-token prediction. Raises
+    RefusedError where its files hold none."""
+    from foretoken.models.stock import pair_files  # late: as above
+
+    read = target.facts.read
+    if not isinstance(read, Source) or not hub.is_folder(read.path) or read.gguf:
+        raise RefusedError(
+            "draft='mtp' is read from the target's safetensors; give the target as a folder"
+        )
+    weights, structure = Weights(Path(read.path)), target.facts.structure
+    layers = structure.config.get_text_config(decoder=True).num_hidden_layers
+    own = weights.read(pair_files.mtp_names(weights.keys, layers))
+    pairs = pair_files.mtp(target.name, own, structure, Ends(read, None).head)
+    return PairsPending(Published(target.name, Path(read.path), "mtp", {}), pairs, options)

@@ -1,0 +1,313 @@
+"""Files of decoders over pairs, as networks: EAGLE-3 in speculators' layout and in the original one
+(which SpecForge writes too), and layers for multi-token prediction among a target's own weights.
+
+Knows names and shapes; it does not find or open files.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import MtpLayer
+
+from foretoken.errors import RefusedError, one_line
+from foretoken.models.shown import FINAL
+from foretoken.models.stock.pairs import EagleLayer, Join, NormedHead, PairsNetwork
+from foretoken.models.stock.taps import layers_of
+
+Tensors = dict[str, Tensor]
+TINY = 8  # tokens of a model that is built for its layers alone
+HEAD = 2**15  # rows of a reduced output layer: a larger one takes longer than the layer before it
+# Names in speculators' layout, by those of the original one and of its variants
+ORIGINAL = (("model.", ""), ("midlayer.", "layers.0."))
+# Names of transformers' MtpLayer, by those of weights for multi-token prediction
+MTP = (
+    ("pre_fc_norm_embedding.", "enorm."),
+    ("pre_fc_norm_hidden.", "hnorm."),
+    ("fc.", "eh_proj."),
+    ("input_proj.", "eh_proj."),
+    ("token_layernorm.", "enorm."),
+    ("hidden_layernorm.", "hnorm."),
+    ("shared_head.norm.", "post_norm."),
+    ("final_layernorm.", "post_norm."),
+    ("norm.", "post_norm."),
+    ("layers.0.", "mtp_block."),
+)
+PARTS = ("enorm.", "hnorm.", "eh_proj.", "post_norm.", "mtp_block.")
+SHARED = ("embed_tokens.", "shared_head.head.")  # with the target
+EXPERT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
+
+
+class Pairs(NamedTuple):
+    """A network that reads pairs, and what it is to be given."""
+
+    network: PairsNetwork
+    taps: tuple[int, ...]  # of the target
+    others: tuple[int, ...]  # that its file may mean as well; (): it is clear
+    ids: Tensor | None  # the target's ids that its outputs stand for
+    embedding: Tensor | None  # its own embeddings; None: the target's
+
+
+def eagle(name: str, config: dict[str, Any], tensors: Tensors, target: PreTrainedModel) -> Pairs:
+    """EAGLE-3's network. `target` may be on meta. Raises RefusedError for a file that lacks
+    something, or that is of another target."""
+    fields = config.get("transformer_layer_config") or config
+    layers = _config(name, fields, target)
+    tensors = {_renamed(key, ORIGINAL): x for key, x in tensors.items()}
+    H, fc = layers.hidden_size, _tensor(name, tensors, "fc.weight")
+    text = target.config.get_text_config(decoder=True)
+    width = config.get("target_hidden_size") or text.hidden_size
+    _require_target(name, config, target)
+    if fc.shape[0] != H or width != text.hidden_size or fc.shape[1] % width:
+        raise RefusedError(
+            f"{name} reads states of {width} ({fc.shape[1]} at all taps), the target's have "
+            f"{text.hidden_size}; give a draft for this target"
+        )
+    count = fc.shape[1] // width
+    taps, others = _taps(name, config, count, text.num_hidden_layers)
+    network = _eagle(layers, config, tensors, count, width)
+    _load(name, network, _in_place(tensors, normed=bool(config.get("norm_output"))))
+    ids = _ids(name, tensors, text.vocab_size)
+    return Pairs(network, taps, others, ids, tensors.get("embed_tokens.weight"))
+
+
+def _config(name: str, fields: dict[str, Any], target: PreTrainedModel) -> PreTrainedConfig:
+    """The config of the draft's own layers, which read texts as long as the target does."""
+    text = target.config.get_text_config(decoder=True)
+    kind = fields.get("model_type", "llama")
+    try:
+        own = {k: v for k, v in fields.items() if k not in ("model_type", "architectures")}
+        config = AutoConfig.for_model(kind, **own)
+    except Exception as error:  # the library raises many kinds
+        raise RefusedError(
+            f"{name} has layers of {kind!r:.40}, which cannot be built: {one_line(error)}"
+        ) from None
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest:
+        config.max_position_embeddings = longest
+    return config
+
+
+def _require_target(name: str, config: dict[str, Any], target: PreTrainedModel) -> None:
+    """RefusedError where the config names another kind of verifier."""
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    kinds = [kind for kind in verifier.get("architectures") or [] if kind]
+    own = {*(target.config.architectures or []), type(target).__name__}
+    if kinds and not own & set(kinds):
+        named = verifier.get("name_or_path") or "another model"
+        raise RefusedError(
+            f"{name} drafts for {named} ({kinds[0]}), the target is a {type(target).__name__}; "
+            "give a draft for this target"
+        )
+
+
+def _taps(
+    name: str, config: dict[str, Any], count: int, layers: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The taps, and others where the file may mean these as well: its ids number layers whose
+    inputs are read, or whose outputs are, and nothing fails where they are taken wrongly."""
+    own = config.get("eagle_config") or {}
+    ids = config.get("eagle_aux_hidden_state_layer_ids")
+    ids = ids or own.get("eagle_aux_hidden_state_layer_ids") or config.get("target_layer_ids")
+    if not ids:
+        ids = [2, layers // 2, layers - 3]
+        if count != len(ids):
+            raise RefusedError(f"{name} reads states at {count} layers and does not say which")
+        return tuple(ids), ()
+    ids = [i % (layers + 1) for i in ids]
+    if len(ids) != count or max(ids) > layers:
+        raise RefusedError(
+            f"{name} reads behind layers {ids} by a product for {count}, the target has {layers} "
+            "layers; give a draft for this target"
+        )
+    inputs, outputs = tuple(ids), tuple(i + 1 for i in ids)
+    if "transformer_layer_config" in config or max(ids) == layers:
+        return inputs, outputs if max(outputs) <= layers else ()
+    return (outputs, inputs) if ids[0] == 1 else (inputs, outputs)
+
+
+def _eagle(
+    layers: PreTrainedConfig, config: dict[str, Any], tensors: Tensors, count: int, width: int
+) -> PairsNetwork:
+    H, V = layers.hidden_size, len(tensors["lm_head.weight"]) if "lm_head.weight" in tensors else 0
+    model = _small(layers)
+    decoder: Any = model.get_decoder()
+    norm_of = type(decoder.norm)
+    eps = layers.rms_norm_eps
+    norms = [norm_of(count * width, eps=eps)] * bool(config.get("norm_before_fc"))
+    norms += [norm_of(width, eps=eps) for _ in range(count if config.get("fc_norm") else 0)]
+    join = Join(nn.Linear(count * width, H, bias=False), nn.ModuleList(norms))
+    before = bool(config.get("norm_before_residual"))
+    first, *more = cast(Any, decoder.layers)
+    E = tensors["embed_tokens.weight"].shape[1] if "embed_tokens.weight" in tensors else H
+    head: nn.Module = nn.Linear(H, V, bias=False)
+    normed = bool(config.get("norm_output"))
+    return PairsNetwork(
+        model.config,
+        E,
+        EagleLayer(first, E, H, before=before),
+        more,
+        decoder.rotary_emb,
+        head if normed else NormedHead(decoder.norm, cast(nn.Linear, head)),
+        join,
+        decoder.norm if normed else None,
+    )
+
+
+def _small(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of a few tokens, for its layers."""
+    config = copy.deepcopy(config)
+    config.vocab_size = TINY
+    config.pad_token_id = config.bos_token_id = config.eos_token_id = None
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def _in_place(tensors: Tensors, *, normed: bool) -> Tensors:
+    """The weights by their names in the network; those of others are left out."""
+    places = [
+        (r"^layers\.0\.", "first."),
+        (r"^layers\.(\d+)\.", lambda m: f"more.{int(m[1]) - 1}."),
+        (r"^norm\.", "norm." if normed else "head.norm."),
+        (r"^lm_head\.", "head." if normed else "head.linear."),
+        (r"^fc\.", "join.fc."),
+        (r"^input_norm\.", "join.norms.0."),
+        (r"^fc_norm\.", "join.norms."),
+    ]
+    placed: Tensors = {}
+    for key, x in tensors.items():
+        for pattern, place in places:
+            new, found = re.subn(pattern, cast(Any, place), key)
+            if found:
+                placed[new] = x
+                break
+    return placed
+
+
+def _renamed(key: str, names: tuple[tuple[str, str], ...]) -> str:
+    for old, new in names:
+        if key.startswith(old):
+            key = new + key[len(old) :]
+    return key
+
+
+def _tensor(name: str, tensors: Tensors, key: str) -> Tensor:
+    if key not in tensors:
+        raise RefusedError(f"{name} holds no weights for {key}; give a complete draft")
+    return tensors[key]
+
+
+def _load(name: str, network: PairsNetwork, tensors: Tensors) -> None:
+    """Fill in the weights; RefusedError where some are missing, of another shape or invalid."""
+    for key, own in network.state_dict().items():
+        x = _tensor(name, tensors, key)
+        if x.shape != own.shape:
+            raise RefusedError(
+                f"{name} holds {key} as {tuple(x.shape)}, its config says {tuple(own.shape)}; give "
+                "a config and weights of one draft"
+            )
+        if not bool(x.isfinite().all()):
+            raise RefusedError(f"{name} holds invalid numbers in {key}; fetch it again")
+        own.copy_(x)
+    network.requires_grad_(False)
+
+
+def _ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
+    """The target's ids of the draft's outputs, from differences; None where they are the same."""
+    rows = len(_tensor(name, tensors, "lm_head.weight"))
+    ids = torch.arange(rows)
+    if "d2t" in tensors:
+        ids = ids + tensors["d2t"].long()
+    if len(ids) != rows or int(ids.max()) >= V or int(ids.min()) < 0 or len(ids.unique()) < rows:
+        raise RefusedError(
+            f"{name} guesses among {rows} tokens with ids up to {int(ids.max())}, the target has "
+            f"{V}; give a draft for this target"
+        )
+    return ids if "d2t" in tensors else None
+
+
+def mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
+    """Names in transformers' MtpLayer of those weights of a target with so many layers that are of
+    its layer for multi-token prediction, by their names in the target's files."""
+    where = re.compile(
+        rf"(?:model\.)?(?:language_model\.)?(?:mtp|mtp_layers\.0|layers\.{layers})\.(.+)"
+    )
+    names: dict[str, str] = {}
+    for key in keys:
+        match = where.fullmatch(key)
+        if match and not match[1].startswith(SHARED):
+            own = _renamed(match[1], MTP)
+            names[key] = own if own.startswith(PARTS) else f"mtp_block.{own}"
+    return names
+
+
+def mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> Pairs:
+    """The target's single layer for multi-token prediction. `target` may be on meta; head: its
+    output layer's weights `[V, H]`. Raises RefusedError where there is none, or several."""
+    text = target.config.get_text_config(decoder=True)
+    count = getattr(text, "num_mtp_layers", None) or getattr(text, "mtp_num_hidden_layers", None)
+    names = mtp_names(tensors, text.num_hidden_layers)
+    named = {own: tensors[key] for key, own in names.items()}
+    if not named:
+        raise RefusedError(
+            f"{name} holds no layer for multi-token prediction; give another draft than 'mtp'"
+        )
+    if count is not None and count > 1:
+        raise RefusedError(
+            f"{name} has {count} layers for multi-token prediction, one behind another, and drafts "
+            "by a single one alone; give another draft than 'mtp'"
+        )
+    config = _mtp_config(text)
+    decoder: Any = target.get_decoder()
+    try:
+        block = cast(Any, type(layers_of(target)[-1]))
+        norm = next(type(x) for n, x in layers_of(target)[-1].named_modules() if "norm" in n)
+        layer = MtpLayer(config, block, norm, 0, "post_norm.weight" in named)
+        rotary = type(decoder.rotary_emb)(config) if hasattr(decoder, "rotary_emb") else None
+    except Exception as error:  # a family's own code
+        raise RefusedError(
+            f"the layer for multi-token prediction of {name} cannot be built: {one_line(error)}"
+        ) from None
+    rows = HEAD if len(head) > 2 * HEAD else len(head)
+    output = nn.Linear(head.shape[1], rows, bias=False)
+    network = PairsNetwork(config, text.hidden_size, layer.float().eval(), [], rotary, output)
+    own = {f"first.{k}": x for k, x in _fused(named).items()}
+    _load(name, network, {**own, "head.weight": head[:rows]})
+    ids = torch.arange(rows) if rows < len(head) else None
+    return Pairs(network, (FINAL,), (), ids, None)
+
+
+def _mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of one layer with full attention, of the target's kind."""
+    config = copy.deepcopy(text)
+    config.num_hidden_layers = 1
+    for name in ("layer_types", "mlp_layer_types"):
+        own = getattr(text, f"mtp_{name}", None)
+        if getattr(text, name, None):
+            kinds = ["full_attention"] if name == "layer_types" else [getattr(text, name)[-1]]
+            setattr(config, name, own or kinds)
+    if hasattr(config, "first_k_dense_replace"):
+        config.first_k_dense_replace = 0
+    return config
+
+
+def _fused(tensors: Tensors) -> Tensors:
+    """Experts one by one as transformers keeps them: in one array for each product."""
+    experts: dict[str, dict[tuple[int, str], Tensor]] = {}
+    whole: Tensors = {}
+    for key, x in tensors.items():
+        if match := EXPERT.match(key):
+            experts.setdefault(match[1], {})[int(match[2]), match[3]] = x
+        else:
+            whole[key] = x
+    for key, parts in experts.items():
+        count = 1 + max(i for i, _ in parts)
+        both = [torch.cat([parts[i, "gate"], parts[i, "up"]]) for i in range(count)]
+        whole[f"{key}.gate_up_proj"] = torch.stack(both)
+        whole[f"{key}.down_proj"] = torch.stack([parts[i, "down"] for i in range(count)])
+    return whole
