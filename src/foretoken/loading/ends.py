@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Ends:
+class TargetEnds:
     """The two ends of a target that was made from `read` and runs as `model`; None: it does not run
     yet."""
 
@@ -69,7 +69,7 @@ class Ends:
         return self._network
 
     def _stored(self, weight: Any) -> Tensor | None:
-        """The weight as the target's files have it, mapped; None where it is not there by itself."""
+        """Map the weight from the files of the target; None where it is not there by itself."""
         read = self.read
         if not isinstance(read, Source) or read.gguf or read.adapter or not is_folder(read.path):
             return None

@@ -22,7 +22,7 @@ from foretoken.costing.pair_costs import PROBE_PROMPT
 from foretoken.drafters.pairs import PairModel, PairsDrafter
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading import hub
-from foretoken.loading.ends import Ends
+from foretoken.loading.ends import TargetEnds
 from foretoken.loading.options import LoadOptions
 from foretoken.loading.runtimes import decoder_of_pairs
 from foretoken.loading.sources import Source
@@ -32,7 +32,7 @@ from foretoken.models.base import Shows
 from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:
-    from foretoken.models.stock.pair_files import Pairs
+    from foretoken.models.stock.pair_files import PairsDraft
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ READ = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the hub
 CHOICES = "taps.json"  # which layers' states a draft reads better
 TRIAL = 200  # tokens of the target's own text on which that is measured, for each way
 GAMMA = 4  # draft tokens in its steps
+CLEAR = 0.02  # by how much alpha must be greater, for another way than the file's
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class PairsPending:
     """A decoder over pairs that fits its target."""
 
     source: Published
-    pairs: Pairs
+    pairs: PairsDraft
     options: LoadOptions
 
     @property
@@ -179,10 +180,8 @@ class PairsPending:
                 f"{self.source.name} reads; give another draft"
             )
         own = self.pairs.embedding
-        embedding = Ends(target.read, model).embedding if own is None else _rows(own)
-        decoder = decoder_of_pairs(
-            self.source, self.pairs.network, model, self.options.draft_dtype
-        )
+        embedding = TargetEnds(target.read, model).embedding if own is None else _rows(own)
+        decoder = decoder_of_pairs(self.source, self.pairs.network, model, self.options.draft_dtype)
         make = self._maker(model, cast(PairModel, decoder), embedding)
         if self._asked:
             return make(None)
@@ -206,7 +205,7 @@ class PairsPending:
         choice = remembered(CHOICES).get(key) if key else None
         if choice not in (0, 1):
             alphas = [_agreement(target, way) for way in ways]
-            choice = int(alphas[1] > alphas[0])
+            choice = int(alphas[1] > alphas[0] + CLEAR)
             log.info(
                 "%s reads the states before layers %s: alpha %.2f on the target's own text, %.2f "
                 "before layers %s; draft_taps sets it",
@@ -244,5 +243,5 @@ def mtp(target: KnownTarget, options: LoadOptions) -> PairsPending:
     weights, structure = Weights(Path(read.path)), target.facts.structure
     layers = structure.config.get_text_config(decoder=True).num_hidden_layers
     own = weights.read(pair_files.mtp_names(weights.keys, layers))
-    pairs = pair_files.mtp(target.name, own, structure, Ends(read, None).head)
+    pairs = pair_files.mtp(target.name, own, structure, TargetEnds(read, None).head)
     return PairsPending(Published(target.name, Path(read.path), "mtp", {}), pairs, options)

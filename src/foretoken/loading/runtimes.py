@@ -234,7 +234,8 @@ def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
 
 
 def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> Model:
-    loaded, device, cache = isinstance(source, Source), placement.device, placement.kv_dtype
+    device, cache = placement.device, placement.kv_dtype
+    loaded = isinstance(source, Source)
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
     conversion = _conversion(source, dtype if loaded else "float32", device)

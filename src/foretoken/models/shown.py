@@ -50,7 +50,7 @@ class Shown:
                     parts.append(Known(first, states[: length - first]))
 
     def take(self) -> list[Known | None]:
-        """Return what there is of each row, which is forgotten here; None where there is nothing."""
+        """Return the states of each row, which are forgotten here; None where there are none."""
         taken = [_joined(parts) if parts else None for parts in self.rows]
         self.rows = [[] for _ in self.rows]
         return taken

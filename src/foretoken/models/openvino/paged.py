@@ -178,7 +178,9 @@ class PagedModel:
     def _showing(self, prompt: list[int], pages: list[int]) -> int:
         """Count the tokens in these pages that a row may share: not those whose states are read."""
         length, page = len(pages) * self.pool.page, self.pool.page
-        return length if self._watched is None else min(length, self._watched(prompt)) // page * page
+        return (
+            length if self._watched is None else min(length, self._watched(prompt)) // page * page
+        )
 
     @property
     def _shared_by(self) -> Hashable:

@@ -44,7 +44,7 @@ SHARED = ("embed_tokens.", "shared_head.head.")  # with the target
 EXPERT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
 
-class Pairs(NamedTuple):
+class PairsDraft(NamedTuple):
     """A network that reads pairs, and what it is to be given."""
 
     network: PairsNetwork
@@ -54,7 +54,9 @@ class Pairs(NamedTuple):
     embedding: Tensor | None  # its own embeddings; None: the target's
 
 
-def eagle(name: str, config: dict[str, Any], tensors: Tensors, target: PreTrainedModel) -> Pairs:
+def eagle(
+    name: str, config: dict[str, Any], tensors: Tensors, target: PreTrainedModel
+) -> PairsDraft:
     """EAGLE-3's network. `target` may be on meta. Raises RefusedError for a file that lacks
     something, or that is of another target."""
     fields = config.get("transformer_layer_config") or config
@@ -74,7 +76,7 @@ def eagle(name: str, config: dict[str, Any], tensors: Tensors, target: PreTraine
     network = _eagle(layers, config, tensors, count, width)
     _load(name, network, _in_place(tensors, normed=bool(config.get("norm_output"))))
     ids = _ids(name, tensors, text.vocab_size)
-    return Pairs(network, taps, others, ids, tensors.get("embed_tokens.weight"))
+    return PairsDraft(network, taps, others, ids, tensors.get("embed_tokens.weight"))
 
 
 def _config(name: str, fields: dict[str, Any], target: PreTrainedModel) -> PreTrainedConfig:
@@ -246,7 +248,7 @@ def mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
     return names
 
 
-def mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> Pairs:
+def mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> PairsDraft:
     """The target's single layer for multi-token prediction. `target` may be on meta; head: its
     output layer's weights `[V, H]`. Raises RefusedError where there is none, or several."""
     text = target.config.get_text_config(decoder=True)
@@ -279,7 +281,7 @@ def mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> P
     own = {f"first.{k}": x for k, x in _fused(named).items()}
     _load(name, network, {**own, "head.weight": head[:rows]})
     ids = torch.arange(rows) if rows < len(head) else None
-    return Pairs(network, (FINAL,), (), ids, None)
+    return PairsDraft(network, (FINAL,), (), ids, None)
 
 
 def _mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:

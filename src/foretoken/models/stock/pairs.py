@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from foretoken.models.base import Blocks, counts_of
@@ -100,6 +100,15 @@ class PairsNetwork(PreTrainedModel):
         super().__init__(config)
         self.width, self.first, self.more, self.rotary = width, first, nn.ModuleList(more), rotary
         self.norm, self.head, self.join = norm, head, join
+        text: Any = config.get_text_config(decoder=True)
+        full = ["full_attention"] * (1 + len(more))
+        self.kinds: list[str] = getattr(text, "layer_types", None) or full  # of attention, by layer
+        rope = getattr(text, "rope_parameters", None) or {}
+        self.by_kind = bool(text.nested_rope_parameter_keys(rope))  # whether rotary parts differ
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # transformers looks for experts in the file of the class
 
     @property
     def reads(self) -> int:
@@ -108,9 +117,6 @@ class PairsNetwork(PreTrainedModel):
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head
-
-    def get_input_embeddings(self) -> None:
-        return None
 
     def forward(
         self,
@@ -121,26 +127,31 @@ class PairsNetwork(PreTrainedModel):
         return_dict: bool = True,
     ) -> CausalLMOutputWithPast:
         embedded, states = inputs_embeds[..., : self.width], inputs_embeds[..., self.width :]
-        given: dict[str, Any] = {
-            "attention_mask": create_causal_mask(
-                config=self.config,
-                inputs_embeds=states,
-                attention_mask=None,
-                past_key_values=past_key_values,
-                position_ids=position_ids,
-            ),
-            "position_ids": position_ids,
-            "past_key_values": past_key_values,
+        given = {
+            kind: self._given(kind, states, position_ids, past_key_values) for kind in {*self.kinds}
         }
-        if self.rotary is not None:
-            given["position_embeddings"] = self.rotary(states, position_ids=position_ids)
-        states = self.first(embedded, states, **given)
-        for layer in self.more:
-            states = layer(states, **given)
-            states = states[0] if isinstance(states, tuple) else states
+        for kind, layer in zip(self.kinds, [self.first, *self.more], strict=True):
+            reads = (embedded, states) if layer is self.first else (states,)
+            states = layer(*reads, **given[kind])
         if self.norm is not None:
             states = self.norm(states)
         return CausalLMOutputWithPast(logits=cast(Any, self.head(states)))
+
+    def _given(self, kind: str, states: Tensor, positions: Tensor, cache: Any) -> dict[str, Any]:
+        """Return what layers of a kind of attention are given beside their inputs."""
+        mask: Any = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[kind]
+        mask = mask(
+            config=self.config,
+            inputs_embeds=states,
+            attention_mask=None,
+            past_key_values=cache,
+            position_ids=positions,
+        )
+        given = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        if self.rotary is not None:
+            own = {"layer_type": kind} if self.by_kind else {}
+            given["position_embeddings"] = self.rotary(states, position_ids=positions, **own)
+        return given
 
 
 class StockPairs(CausalModel):
