@@ -226,6 +226,118 @@ def _report_heads(bar: Report, step: int, loss: float, alpha: list[float] | None
     bar(step, f"loss {loss:.3f}", told)
 
 
+@dataclass(frozen=True)
+class EagleTraining:
+    """Options of a training run of an EAGLE-3 draft."""
+
+    steps: Annotated[int, _training("Training steps.")] = 4000
+    batch: Annotated[int, _training("Texts per step.")] = 8
+    learning_rate: Annotated[float, _training("Highest learning rate.")] = 2e-3
+    warmup: Annotated[int, _training("Steps over which the learning rate rises.")] = 50
+    save_every: Annotated[
+        int, _training("Steps between checkpoints, each with a measurement of alpha.")
+    ] = 200
+    length: Annotated[int, _training("New tokens of a text that the target writes.")] = 384
+    temperature: Annotated[float, _training("Temperature at which it writes them.")] = 1.0
+    seed: Annotated[int, _training("Seed of texts, batches and new weights.")] = 0
+    states: Annotated[
+        float, _training("Gigabytes of the target's states to keep beside the run.")
+    ] = 4.0
+    draft_vocab: Annotated[int, _training("Tokens that the draft can guess.")] = 8192
+    intermediate: Annotated[
+        int | None, _training("Width of the draft's MLP. Default: the target's.")
+    ] = None
+    depths: Annotated[int, _training("Draft tokens over which it is unrolled.")] = 4
+    loss: Annotated[str, _training("kl, rkl, jsd, tv, nla or lk, as distill has them.")] = "lk"
+    bfloat16: Annotated[
+        bool, _training("Multiply in bfloat16, which is faster on a CPU that can.")
+    ] = False
+
+
+@app.command()
+@command
+def eagle(
+    loading: option.Loading,
+    data: option.Examples,
+    out: Annotated[
+        Path, Option(help="Folder to write. Resumes a run in the .run folder beside it.")
+    ],
+    training: EagleTraining,
+    target: option.Target = None,
+    as_json: option.Json = False,
+) -> None:
+    """Train an EAGLE-3 draft on a target's own text, which it writes first behind the prompts.
+
+    The draft reads the target's states, so it needs this very target: use the folder as --draft.
+    Sources without a target in --data are the prompts. The file is in the format of speculators,
+    which vLLM reads too. The same command resumes a run that was killed.
+    """
+    from foretoken.train.corpus import read
+    from foretoken.train.eagle import EagleLesson, train_eagle
+    from foretoken.train.loop import TrainingRecipe, folder_of_run
+    from foretoken.train.own_texts import own_texts
+    from foretoken.train.pair import read_target
+
+    quiet()
+    lesson = EagleLesson(
+        training.draft_vocab, training.intermediate, training.depths, loss=training.loss
+    )
+    recipe = TrainingRecipe(
+        steps=training.steps,
+        batch=training.batch,
+        learning_rate=training.learning_rate,
+        warmup=training.warmup,
+        seed=training.seed,
+        save_every=training.save_every,
+        bfloat16=training.bfloat16,
+    )
+    if not training.states > 0:
+        raise InputError(f"states is {training.states}; give gigabytes, more than 0")
+    option.require_folder(out)
+    spec = _sampler(loading, target)
+    if spec.tokenizer is None:
+        raise InputError("the target has no tokenizer, so text has no ids; give it with one")
+    prompts = read(data, spec.tokenizer, training.length, encoder_decoder=False)
+    folder = folder_of_run(out.with_name(f"{out.name}.run"))
+    origin = loading.revision, loading.trust_remote_code, loading.tokenizer
+    with _resumable("interrupted; the same command goes on"):
+        count = len(prompts.train) + len(prompts.held_out)
+        with progress_bar("writing texts", count) as bar:
+            examples = own_texts(
+                spec,
+                prompts,
+                folder / "texts",
+                length=training.length,
+                temperature=training.temperature,
+                seed=training.seed,
+                report=lambda n: bar(n, "writing texts", None),
+            )
+        network, _ = read_target(target, *origin)
+        network.requires_grad_(False)
+        with progress_bar("training", training.steps) as bar:
+            summary = train_eagle(
+                network,
+                examples,
+                out,
+                lesson,
+                recipe,
+                partial(_report_depths, bar),
+                most=int(training.states * 1e9),
+                computed=lambda n: bar(0, f"reading states, text {n}", None),
+            )
+    depths = " ".join(f"{alpha:.3f}" for alpha in summary["alpha"])
+    lines = [size(out, summary), f"alpha by depth {depths} on held-out texts"]
+    show(summary, lines, use(target, out, loading), as_json=as_json)
+
+
+def _report_depths(bar: Report, step: int, loss: float, alpha: list[float] | None) -> None:
+    """Report the loss, with a line where alpha was measured."""
+    told = None
+    if alpha is not None:
+        told = f"step {step}: alpha by depth {' '.join(f'{x:.3f}' for x in alpha)}"
+    bar(step, f"loss {loss:.3f}", told)
+
+
 @app.command()
 @command
 def samples(

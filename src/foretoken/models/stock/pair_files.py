@@ -73,10 +73,13 @@ def eagle(
         )
     count = fc.shape[1] // width
     taps, others = _taps(name, config, count, text.num_hidden_layers)
-    network = _eagle(layers, config, tensors, count, width)
+    own = tensors.get("embed_tokens.weight")
+    rows = len(_tensor(name, tensors, "lm_head.weight"))
+    embedded = H if own is None else own.shape[1]
+    network = eagle_network(layers, config, rows, width, count, embedded)
     _load(name, network, _in_place(tensors, normed=bool(config.get("norm_output"))))
     ids = _ids(name, tensors, text.vocab_size)
-    return PairsDraft(network, taps, others, ids, tensors.get("embed_tokens.weight"))
+    return PairsDraft(network, taps, others, ids, own)
 
 
 def _config(name: str, fields: dict[str, Any], target: PreTrainedModel) -> PreTrainedConfig:
@@ -118,7 +121,7 @@ def _taps(
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     ids = ids or own.get("eagle_aux_hidden_state_layer_ids") or config.get("target_layer_ids")
     if not ids:
-        ids = [2, layers // 2, layers - 3]
+        ids = list(usual_taps(layers))
         if count != len(ids):
             raise RefusedError(f"{name} reads states at {count} layers and does not say which")
         return tuple(ids), ()
@@ -134,29 +137,37 @@ def _taps(
     return (outputs, inputs) if ids[0] == 1 else (inputs, outputs)
 
 
-def _eagle(
-    layers: PreTrainedConfig, config: dict[str, Any], tensors: Tensors, count: int, width: int
+def usual_taps(layers: int) -> tuple[int, ...]:
+    """Return the taps of an EAGLE-3 draft whose file names none."""
+    return 2, layers // 2, layers - 3
+
+
+def eagle_network(
+    layers: PreTrainedConfig,
+    config: dict[str, Any],
+    rows: int,
+    width: int,
+    taps: int,
+    embedded: int,
 ) -> PairsNetwork:
-    H, V = layers.hidden_size, len(tensors["lm_head.weight"]) if "lm_head.weight" in tensors else 0
-    model = _small(layers)
+    """EAGLE-3's network with random weights: `rows` of the output layer, states of `width` at so
+    many taps, embeddings `embedded` wide."""
+    model, H = _small(layers), layers.hidden_size
     decoder: Any = model.get_decoder()
-    norm_of = type(decoder.norm)
-    eps = layers.rms_norm_eps
-    norms = [norm_of(count * width, eps=eps)] * bool(config.get("norm_before_fc"))
-    norms += [norm_of(width, eps=eps) for _ in range(count if config.get("fc_norm") else 0)]
-    join = Join(nn.Linear(count * width, H, bias=False), nn.ModuleList(norms))
+    norm_of, eps = type(decoder.norm), layers.rms_norm_eps
+    norms = [norm_of(taps * width, eps=eps)] * bool(config.get("norm_before_fc"))
+    norms += [norm_of(width, eps=eps) for _ in range(taps if config.get("fc_norm") else 0)]
+    join = Join(nn.Linear(taps * width, H, bias=False), nn.ModuleList(norms))
     before = bool(config.get("norm_before_residual"))
     first, *more = cast(Any, decoder.layers)
-    E = tensors["embed_tokens.weight"].shape[1] if "embed_tokens.weight" in tensors else H
-    head: nn.Module = nn.Linear(H, V, bias=False)
-    normed = bool(config.get("norm_output"))
+    head, normed = nn.Linear(H, rows, bias=False), bool(config.get("norm_output"))
     return PairsNetwork(
         model.config,
-        E,
-        EagleLayer(first, E, H, before=before),
+        embedded,
+        EagleLayer(first, embedded, H, before=before),
         more,
         decoder.rotary_emb,
-        head if normed else NormedHead(decoder.norm, cast(nn.Linear, head)),
+        head if normed else NormedHead(decoder.norm, head),
         join,
         decoder.norm if normed else None,
     )

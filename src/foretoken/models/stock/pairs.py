@@ -130,12 +130,18 @@ class PairsNetwork(PreTrainedModel):
         given = {
             kind: self._given(kind, states, position_ids, past_key_values) for kind in {*self.kinds}
         }
+        states = self.fed_back(embedded, states, given)
+        return CausalLMOutputWithPast(logits=cast(Any, self.head(states)))
+
+    def fed_back(
+        self, embedded: Tensor, states: Tensor, given: dict[str, dict[str, Any]]
+    ) -> Tensor:
+        """Return the states behind the layers, which the output layer reads. given: what layers of
+        each kind of attention are given beside their inputs."""
         for kind, layer in zip(self.kinds, [self.first, *self.more], strict=True):
             reads = (embedded, states) if layer is self.first else (states,)
             states = layer(*reads, **given[kind])
-        if self.norm is not None:
-            states = self.norm(states)
-        return CausalLMOutputWithPast(logits=cast(Any, self.head(states)))
+        return states if self.norm is None else self.norm(states)
 
     def _given(self, kind: str, states: Tensor, positions: Tensor, cache: Any) -> dict[str, Any]:
         """Return what layers of a kind of attention are given beside their inputs."""

@@ -1,0 +1,143 @@
+"""What a draft in training reads of a frozen target, for each token of its texts: computed once,
+kept on disk within a stated size, and mapped from there.
+
+A shard is a few texts, written whole or not at all, so that a run which was killed goes on behind
+the last one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.errors import InputError
+from foretoken.models.rows import padded
+from foretoken.models.shown import FINAL
+from foretoken.models.stock.attention import Forward
+from foretoken.storage import files
+from foretoken.train.corpus import Example, Examples
+from foretoken.train.pair import fingerprint
+
+SHARD = 16  # texts
+OPEN = 256  # shards that are kept open
+
+
+class TextStates(NamedTuple):
+    """A text, and what is read of the target at its tokens."""
+
+    ids: Tensor  # [T]
+    prompt: int  # tokens of its prompt, behind which it is the target's own
+    taps: Tensor  # [T, W], bfloat16: the states at the taps
+    hidden: Tensor  # [T, H], bfloat16: what the output layer reads
+    mass: Tensor  # [T]: the logarithm of the sum of the exponentials of all logits
+
+
+class KeptTexts:
+    """Texts in `folder`, at most `most` bytes of them."""
+
+    def __init__(
+        self, folder: Path, target: PreTrainedModel, taps: tuple[int, ...], most: int
+    ) -> None:
+        self.folder, self.target, self.taps, self.most = folder, target, taps, most
+        self.texts: list[Example] = []
+
+    def make(
+        self, examples: Examples, report: Callable[[int], None]
+    ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Compute what is missing of the texts that there is room for. Returns those to learn from
+        and those held out, by their numbers. Raises InputError where there is room for none."""
+        some = [*_interleaved(examples.train, examples.held_out)]
+        ids = [[*map(int, (*x.prompt, *x.reference))] for x, _ in some]
+        count = self._room(ids)
+        self.prompts = [len(x.prompt) for x, _ in some]
+        self.ids = ids
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._require_own(examples.digest)
+        running = Forward(self.target, taps=(*self.taps, FINAL))
+        for first in range(0, count, SHARD):
+            if not self._file(first).exists():
+                content = self._computed(running, ids[first : min(first + SHARD, count)])
+                files.write(self._file(first), save(content))
+            report(min(first + SHARD, count))
+        split = {True: dict[int, list[int]](), False: dict[int, list[int]]()}
+        for n in range(count):
+            split[some[n][1]][n] = ids[n]
+        if not split[False] or not split[True]:
+            raise InputError(
+                f"there are {len(split[False])} texts to learn from and {len(split[True])} held "
+                "out; give more text, or more room for states"
+            )
+        return split[False], split[True]
+
+    def _room(self, ids: list[list[int]]) -> int:
+        """Count the texts whose states fit."""
+        text = self.target.config.get_text_config(decoder=True)
+        each = 2 * text.hidden_size * (len(self.taps) + 1) + 4  # bytes of a token
+        total, count = 0, 0
+        while count < len(ids) and (total := total + each * len(ids[count])) <= self.most:
+            count += 1
+        return count
+
+    def _require_own(self, data: str) -> None:
+        """InputError where the folder holds states of another target or of other texts."""
+        facts = {"target": fingerprint(self.target), "data": data}
+        facts |= {"taps": list(self.taps), "bytes": self.most}
+        file = self.folder / "states.json"
+        if not file.exists():
+            files.write(file, json.dumps(facts).encode())
+        held = files.parse_json(file.read_text())
+        if held != facts:
+            raise InputError(
+                f"{self.folder} holds states of another target or of other texts; give another "
+                "--out, or remove it"
+            )
+
+    def _file(self, n: int) -> Path:
+        return self.folder / f"{n // SHARD:06d}.safetensors"
+
+    @torch.no_grad()
+    def _computed(self, running: Forward, texts: list[list[int]]) -> dict[str, Tensor]:
+        noted: dict[int, Tensor] = {}
+        ids = padded(texts, self.target.device)
+        with running(None, None, noted) as model:
+            logits = model(input_ids=ids, use_cache=False, return_dict=True).logits
+        mass = logits.float().logsumexp(-1)
+        within = torch.arange(ids.shape[1]) < torch.tensor([len(x) for x in texts])[:, None]
+        taps = torch.cat([noted[j] for j in self.taps], -1)
+        return {
+            "taps": taps[within].bfloat16(),
+            "hidden": noted[FINAL][within].bfloat16(),
+            "mass": mass[within],
+        }
+
+    def read(self, n: int) -> TextStates:
+        """Return text number n."""
+        first = n // SHARD * SHARD
+        start = sum(len(x) for x in self.ids[first:n])
+        span = slice(start, start + len(self.ids[n]))
+        taps, hidden, mass = (_opened(self._file(n))[k] for k in ("taps", "hidden", "mass"))
+        ids = torch.tensor(self.ids[n])
+        return TextStates(ids, self.prompts[n], taps[span], hidden[span], mass[span])
+
+
+@lru_cache(OPEN)
+def _opened(file: Path) -> dict[str, Tensor]:
+    with safe_open(file, framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}
+
+
+def _interleaved(train: list[Example], held_out: list[Example]) -> list[tuple[Example, bool]]:
+    """All texts, those held out among the others in their proportion, so that any beginning has
+    some of both; and which they are."""
+    every = [(i / max(1, len(train)), x, False) for i, x in enumerate(train)]
+    every += [(i / max(1, len(held_out)), x, True) for i, x in enumerate(held_out)]
+    return [(x, held) for _, x, held in sorted(every, key=lambda item: (item[0], item[2]))]

@@ -1,0 +1,56 @@
+"""A target's own texts behind given prompts, written before a draft is trained on them: a few at a
+time, kept on disk, so that a run which was killed goes on behind the last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from foretoken.errors import RefusedError
+from foretoken.request import uninterrupted
+from foretoken.speculator import BATCH, Speculator
+from foretoken.storage import files
+from foretoken.train.corpus import Example, Examples
+
+PART = 4 * BATCH  # texts in a file
+
+
+def own_texts(
+    spec: Speculator,
+    examples: Examples,
+    folder: Path,
+    *,
+    length: int,
+    temperature: float,
+    seed: int,
+    report: Callable[[int], None],
+) -> Examples:
+    """Return the examples, those without a reference with what the target writes: `length` tokens
+    at most. report: is told how many have been written.
+
+    Raises RefusedError for a target with an encoder.
+    """
+    if spec.target.encoder_decoder:
+        raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
+    folder.mkdir(parents=True, exist_ok=True)
+    every = [*examples.train, *examples.held_out]
+    missing = [n for n, example in enumerate(every) if not len(example.reference)]
+    for at in range(0, len(missing), PART):
+        some = missing[at : at + PART]
+        file = folder / f"{at // PART:06d}.json"
+        if not file.exists():
+            prompts = [[*map(int, every[n].prompt)] for n in some]
+            texts = spec.generate(
+                list(prompts),
+                max_new_tokens=length,
+                temperature=temperature,
+                seed=[(seed, n) for n in some],
+            )
+            ids = [text.tokens for text in uninterrupted(texts)]
+            files.write(file, json.dumps(ids).encode())
+        for n, new in zip(some, files.parse_json(file.read_text()), strict=True):
+            every[n] = Example(every[n].prompt, new)
+        report(at + len(some))
+    count = len(examples.train)
+    return Examples(every[:count], every[count:], examples.digest)
