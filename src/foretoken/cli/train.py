@@ -238,7 +238,9 @@ class EagleTraining:
         int, _training("Steps between checkpoints, each with a measurement of alpha.")
     ] = 200
     length: Annotated[int, _training("New tokens of a text that the target writes.")] = 384
-    temperature: Annotated[float, _training("Temperature at which it writes them.")] = 1.0
+    temperatures: Annotated[
+        str, _training("Temperatures at which it writes them, in turn, such as 0,1.")
+    ] = "1"
     seed: Annotated[int, _training("Seed of texts, batches and new weights.")] = 0
     states: Annotated[
         float, _training("Gigabytes of the target's states to keep beside the run.")
@@ -308,7 +310,7 @@ def eagle(
                 prompts,
                 folder / "texts",
                 length=training.length,
-                temperature=training.temperature,
+                temperatures=_numbers(training.temperatures),
                 seed=training.seed,
                 report=lambda n: bar(n, "writing texts", None),
             )
@@ -328,6 +330,14 @@ def eagle(
     depths = " ".join(f"{alpha:.3f}" for alpha in summary["alpha"])
     lines = [size(out, summary), f"alpha by depth {depths} on held-out texts"]
     show(summary, lines, use(target, out, loading), as_json=as_json)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Read numbers, separated by commas. Raises InputError for anything else."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"temperatures is {text!r:.60}; give numbers, such as 0,1") from None
 
 
 def _report_depths(bar: Report, step: int, loss: float, alpha: list[float] | None) -> None:

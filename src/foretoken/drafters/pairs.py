@@ -64,16 +64,16 @@ def _marked(first: int, tokens: list[int], V: int) -> list[int]:
 
 
 class PairsDrafter(DrafterBase):
-    """Drafts with `model` from the states that `target` shows.
+    """Drafts with `decoder` from the states that `target` shows.
 
     A row proposes nothing before its first step, from which its last state comes.
 
     Args:
-        target: The target, whose `taps` are those that the model reads.
-        model: The decoder of pairs.
+        target: The target, whose `taps` are those that the decoder reads.
+        decoder: The decoder of pairs.
         embedding: Embeddings `[N, E]` of the target's ids `[N]`.
         ids: The target's ids that the model's outputs stand for, `[Vd]`; None: their numbers.
-        columns: The part of the target's states that the model reads; None: all.
+        columns: The part of the target's states that the decoder reads; None: all.
     """
 
     reads_target = True  # its states come from the target's passes, so these cannot run ahead
@@ -81,15 +81,15 @@ class PairsDrafter(DrafterBase):
     def __init__(
         self,
         target: Shows,
-        model: PairModel,
+        decoder: PairModel,
         embedding: Callable[[Tensor], Tensor],
         ids: Tensor | None,
         columns: slice | None = None,
     ) -> None:
-        self.target, self.model, self.embedding, self.ids = target, model, embedding, ids
+        self.target, self.decoder, self.embedding, self.ids = target, decoder, embedding, ids
         self.columns = columns
-        self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
-        self.identity: str | None = getattr(model, "identity", None)
+        self.runtime, self.holds, self.vocab_size = decoder.runtime, (decoder,), target.vocab_size
+        self.identity: str | None = getattr(decoder, "identity", None)
         self.rows: list[_Row] = []
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(
@@ -101,20 +101,20 @@ class PairsDrafter(DrafterBase):
         """The same model on the states of another target that shows the same ones."""
         if not isinstance(target, Shows) or target.taps != self.target.taps:
             raise InputError("the other target does not show the states that the draft reads")
-        return PairsDrafter(target, self.model, self.embedding, self.ids, self.columns)
+        return PairsDrafter(target, self.decoder, self.embedding, self.ids, self.columns)
 
     def known(self, text: list[int]) -> int:
         """Count the first tokens of a text that need not show their states again."""
-        if not isinstance(self.model, Remembers) or len(text) < 2:
+        if not isinstance(self.decoder, Remembers) or len(text) < 2:
             return 0
-        return self.model.known(_marked(text[0], text[1:], self.target.vocab_size))
+        return self.decoder.known(_marked(text[0], text[1:], self.target.vocab_size))
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         V, known = self.target.vocab_size, list(map(self.known, prompts))
         fresh = [_Row(list(text), n) for text, n in zip(prompts, known, strict=True)]
-        self.model.start([_marked(r.text[0], r.text[1 : 1 + r.fed], V) for r in fresh])
+        self.decoder.start([_marked(r.text[0], r.text[1 : 1 + r.fed], V) for r in fresh])
         self.rows += fresh
         self._take()
 
@@ -139,7 +139,7 @@ class PairsDrafter(DrafterBase):
         calls = self._shorten()
         need = [int(g > 0) for g in budget]
         logits = self._feed([len(row.carried) for row in self.rows], need)
-        state = self.model.hidden[:, 0].clone()
+        state = self.decoder.hidden[:, 0].clone()
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
@@ -147,13 +147,13 @@ class PairsDrafter(DrafterBase):
             if i:
                 on = [int(g > i) for g in budget]
                 logits = self._follow(ids[-1], state, on)
-                state = self.model.hidden[:, 0].clone()
+                state = self.decoder.hidden[:, 0].clone()
             logits, top = mended(logits[:, 0])
             token, q = draw.sample(self._wide(logits), i)
             ids.append(token)
             tops.append(top)
             distributions += [] if q is None else [q]
-        self.model.set_lengths([row.fed for row in self.rows])
+        self.decoder.set_lengths([row.fed for row in self.rows])
         return Draft(
             tokens=torch.stack(ids, 1),
             lengths=torch.tensor(budget),
@@ -164,7 +164,7 @@ class PairsDrafter(DrafterBase):
 
     def _room(self, row: _Row) -> int:
         """Draft tokens that fit behind a text."""
-        context = self.model.context
+        context = self.decoder.context
         return 10**9 if context is None else max(0, context - len(row.text) + 1)
 
     def _wide(self, logits: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class PairsDrafter(DrafterBase):
             return torch.empty(len(counts), 0, 0)
         V, some = self.target.vocab_size, list(zip(self.rows, counts, strict=True))
         blocks = [row.tokens(V)[:count] for row, count in some]
-        states = self.model.joined(torch.cat([row.carried[:n] for row, n in some if n]))
+        states = self.decoder.joined(torch.cat([row.carried[:n] for row, n in some if n]))
         texts = [row.text[row.fed + 1 : row.fed + 1 + n] for row, n in some]
         logits = self._pass(blocks, torch.tensor([x for text in texts for x in text]), states, need)
         for row, n in some:
@@ -221,8 +221,8 @@ class PairsDrafter(DrafterBase):
         self, blocks: list[list[int]], tokens: Tensor, states: Tensor, need: list[int]
     ) -> Tensor:
         pairs = torch.cat([self.embedding(tokens).to(states.dtype), states], -1)
-        self.model.give(pairs, [len(block) for block in blocks])
-        return self.model.score(blocks, need)
+        self.decoder.give(pairs, [len(block) for block in blocks])
+        return self.decoder.score(blocks, need)
 
     def commit(self, tokens: list[list[int]]) -> None:
         for row, new in zip(self.rows, tokens, strict=True):
@@ -231,4 +231,4 @@ class PairsDrafter(DrafterBase):
 
     def leave(self, rows: list[int]) -> None:
         self.rows = [self.rows[b] for b in staying(len(self.rows), rows)]
-        self.model.leave(rows)
+        self.decoder.leave(rows)

@@ -22,12 +22,12 @@ def own_texts(
     folder: Path,
     *,
     length: int,
-    temperature: float,
+    temperatures: tuple[float, ...],
     seed: int,
     report: Callable[[int], None],
 ) -> Examples:
     """Return the examples, those without a reference with what the target writes: `length` tokens
-    at most. report: is told how many have been written.
+    at most, at each of the temperatures in turn. report: is told how many have been written.
 
     Raises RefusedError for a target with an encoder.
     """
@@ -41,13 +41,13 @@ def own_texts(
         file = folder / f"{at // PART:06d}.json"
         if not file.exists():
             prompts = [[*map(int, every[n].prompt)] for n in some]
-            texts = spec.generate(
-                list(prompts),
-                max_new_tokens=length,
-                temperature=temperature,
-                seed=[(seed, n) for n in some],
-            )
-            ids = [text.tokens for text in uninterrupted(texts)]
+            ids: list[list[int]] = [[] for _ in some]
+            for i, temperature in enumerate(temperatures):
+                own = slice(i, None, len(temperatures))
+                keys = [(seed, n) for n in some[own]]
+                options = {"temperature": temperature, "max_new_tokens": length, "seed": keys}
+                texts = spec.generate(prompts[own], **options) if keys else []
+                ids[own] = [text.tokens for text in uninterrupted(texts)]
             files.write(file, json.dumps(ids).encode())
         for n, new in zip(some, files.parse_json(file.read_text()), strict=True):
             every[n] = Example(every[n].prompt, new)

@@ -196,7 +196,8 @@ def _basis(measured: Measurement) -> Basis:
 # "prompts" is the file's name: its text may not differ. Not every version knew the bytes, which
 # follow from name and dtype
 BYTES = ("weight_bytes", "pass_bytes", "cache_bytes")
-MAY_DIFFER = ("draft", "draft_dtype", "draft_revision", "gamma", "seed", "prompts", *BYTES)
+MAY_DIFFER = ("draft", "draft_dtype", "draft_taps", "draft_revision", "gamma", "seed", "prompts")
+MAY_DIFFER += BYTES
 
 
 @dataclass(frozen=True, slots=True)

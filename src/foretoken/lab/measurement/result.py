@@ -41,6 +41,7 @@ class MeasureOptions:
     seed: int = 0
     dtype: str = "float32"
     draft_dtype: str | None = None
+    draft_taps: str | None = None
     adapter: str | None = None
     kv_dtype: str | None = None
     device: str = "cpu"
