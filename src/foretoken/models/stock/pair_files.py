@@ -23,6 +23,7 @@ from foretoken.models.stock.taps import layers_of
 
 Tensors = dict[str, Tensor]
 TINY = 8  # tokens of a model that is built for its layers alone
+SCALE = "_scale"  # behind the name of a weight of eight bits
 HEAD = 2**15  # rows of a reduced output layer: a larger one takes longer than the layer before it
 # Names in speculators' layout, by those of the original one and of its variants
 ORIGINAL = (("model.", ""), ("midlayer.", "layers.0."))
@@ -61,7 +62,7 @@ def eagle(
     something, or that is of another target."""
     fields = config.get("transformer_layer_config") or config
     layers = _config(name, fields, target)
-    tensors = {_renamed(key, ORIGINAL): x for key, x in tensors.items()}
+    tensors = widened({_renamed(key, ORIGINAL): x for key, x in tensors.items()})
     H, fc = layers.hidden_size, _tensor(name, tensors, "fc.weight")
     text = target.config.get_text_config(decoder=True)
     width = config.get("target_hidden_size") or text.hidden_size
@@ -80,6 +81,13 @@ def eagle(
     _load(name, network, _in_place(tensors, normed=bool(config.get("norm_output"))))
     ids = _ids(name, tensors, text.vocab_size)
     return PairsDraft(network, taps, others, ids, own)
+
+
+def widened(tensors: Tensors) -> Tensors:
+    """Weights of eight bits as the numbers they stand for: each row with a scale of its own."""
+    scales = {key[: -len(SCALE)]: x for key, x in tensors.items() if key.endswith(SCALE)}
+    whole = {key: x for key, x in tensors.items() if not key.endswith(SCALE)}
+    return whole | {key: whole[key].float() * x.float() for key, x in scales.items()}
 
 
 def _config(name: str, fields: dict[str, Any], target: PreTrainedModel) -> PreTrainedConfig:
