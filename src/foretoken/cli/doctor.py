@@ -266,12 +266,15 @@ def _show_families(console: Console, document: dict[str, Any]) -> None:
 def _placed(
     model: str, origin: option.Origin, placing: option.Placing, adapter: str | None
 ) -> dict[str, Any]:
+    from foretoken.loading import published
     from foretoken.loading.memory import usable
     from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
     from foretoken.loading.sources import source
 
     LoadOptions(**vars(placing))
+    if draft := published.find(model, origin.revision):
+        return {"model": draft.name, "runtime": None, "why": draft.described}
     placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
     read = source(model, origin.revision, origin.trust_remote_code, adapter)
     placed = place(read, placement)
@@ -279,7 +282,8 @@ def _placed(
 
 
 def _show_placed(console: Console, document: dict[str, Any]) -> None:
-    line = "{model} runs on {runtime}: {why}".format(**document)
+    runs = "{model} runs on {runtime}: {why}" if document["runtime"] else "{model} {why}"
+    line = runs.format(**document)
     console.print(line, soft_wrap=True, markup=False)
 
 

@@ -53,6 +53,16 @@ class Published:
     config: dict[str, Any]
 
     @property
+    def described(self) -> str:
+        """Say what it is, and for which target."""
+        named = (self.config.get("speculators_config") or {}).get("verifier") or {}
+        target = named.get("name_or_path") or "the model that it was trained with"
+        return (
+            f"is a draft of kind {self.kind} for {target}; it runs where its target does: give it "
+            "as --draft"
+        )
+
+    @property
     def path(self) -> str:
         return str(self.folder)
 
