@@ -45,7 +45,7 @@ def certify(
     target: option.Target = None,
     draft: Annotated[
         str | None,
-        Option(help="Draft: a folder or hub id, heads:FILE, ngram:FILE, lookup or uniform."),
+        Option(help="Draft: a folder or hub id, mtp, heads:FILE, ngram:FILE, lookup or uniform."),
     ] = None,
     prompts: Annotated[
         Path | None,

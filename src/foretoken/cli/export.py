@@ -184,6 +184,11 @@ def require(known: dict[str, Any], setting: ExportSetting) -> None:
             f"draft {setting.draft} exists in foretoken only; give the folder of a model, lookup "
             "or none"
         )
+    if setting.kind == "model" and (setting.draft == "mtp" or _published(setting.draft)):
+        raise RefusedError(
+            f"draft {setting.draft} reads the target's states, and {known['name']}'s options for "
+            f"such drafts are not written here ({known['flags']}); give the folder of a model"
+        )
     revision = setting.revision or setting.draft_revision
     if "convert" in known and revision is not None:
         raise RefusedError(
@@ -195,6 +200,12 @@ def require(known: dict[str, Any], setting: ExportSetting) -> None:
             f"temperature is {setting.temperature:g}: above 0 {known['name']}'s speculative "
             "sampling does not keep the target's law; give --temperature 0, or --draft none"
         )
+
+
+def _published(draft: str) -> bool:
+    from foretoken.loading import published  # late: torch takes seconds to import
+
+    return hub.is_folder(draft) and published.find(draft, None) is not None
 
 
 def steps(known: dict[str, Any], setting: ExportSetting) -> list[str]:

@@ -22,6 +22,7 @@ from foretoken.models.base import Model, OpenModel, Remembers, Shows
 from foretoken.models.rows import CHUNK, staying
 from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
+from foretoken.transfer import sent
 
 AHEAD = 32  # pairs of a row that drafts nothing, from which on they are read all the same: a page
 
@@ -220,7 +221,8 @@ class PairsDrafter(DrafterBase):
     def _pass(
         self, blocks: list[list[int]], tokens: Tensor, states: Tensor, need: list[int]
     ) -> Tensor:
-        pairs = torch.cat([self.embedding(tokens).to(states.dtype), states], -1)
+        embedded = self.embedding(sent(tokens, states.device)).to(states.dtype)
+        pairs = torch.cat([embedded, states], -1)
         self.decoder.give(pairs, [len(block) for block in blocks])
         return self.decoder.score(blocks, need)
 

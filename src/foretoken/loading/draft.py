@@ -229,8 +229,9 @@ def _named(
         return NAMES[name + colon](file, target, options)
     if is_folder(draft) or (not colon and "/" in draft):
         return None
-    names = {n: f"{n}FILE" if n.endswith(":") else n for n in NAMES} | {"self:": "self:KIND"}
-    candidates = [n for n in NAMES if n.endswith(colon)]
+    names = {n: f"{n}FILE" if n.endswith(":") else n for n in (*NAMES, "mtp")}
+    names["self:"] = "self:KIND"
+    candidates = [n for n in names if n.endswith(colon)]
     nearest = get_close_matches(name.lower() + colon, candidates, n=1, cutoff=SIMILAR)
     if nearest:
         raise InputError(

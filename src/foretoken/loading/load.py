@@ -51,7 +51,8 @@ def load(
         target: A local folder, a hub id or a model in memory, which is used as it is, in its own
             dtype and on its own device (of one that torch.compile or DataParallel wrapped, the
             model inside). None is the default pair, which ships with the package.
-        draft: A folder, an id or a model in memory; "none", "lookup", "copy", "uniform",
+        draft: A folder, an id or a model in memory; a folder or id of an EAGLE-3 draft, or "mtp",
+            the target's own layer for multi-token prediction (docs/drafters.md); "none", "lookup", "copy", "uniform",
             "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8", the target with
             rounded weights, or "self:0-3,8", the target with these layers alone, which share the
             target's keys and values and need OpenVINO; any Drafter; or a Speculator from `load`, a
