@@ -269,8 +269,8 @@ Draft = Annotated[
     str | None,
     Option(
         help="Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, "
-        "mtp, heads:FILE, ngram:FILE, copy, uniform or none. Default: with --target, self or lookup, as "
-        "measured costs say; else the one that ships."
+        "mtp, heads:FILE, ngram:FILE, copy, uniform or none. Default: with --target, self or "
+        "lookup, as measured costs say; else the one that ships."
     ),
 ]
 
