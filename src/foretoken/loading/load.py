@@ -53,12 +53,13 @@ def load(
             model inside). None is the default pair, which ships with the package.
         draft: A folder, an id or a model in memory; a folder or id of an EAGLE-3 draft, or "mtp",
             the target's own layer for multi-token prediction (docs/drafters.md); "none", "lookup",
-            "copy", "uniform", "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8", the target with
-            rounded weights, or "self:0-3,8", the target with these layers alone, which share the
-            target's keys and values and need OpenVINO; any Drafter; or a Speculator from `load`, a
-            cascade: its target drafts here and is itself accelerated by its draft
-            (docs/drafters.md). None is the shipped draft for the shipped target, else the fastest
-            of "lookup", "self:int4" and "self:int8" by costs measured here once (logged at INFO).
+            "copy", "uniform", "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8",
+            the target with rounded weights, or "self:0-3,8", the target with these layers alone,
+            which share the target's keys and values and need OpenVINO; any Drafter; or a
+            Speculator from `load`, a cascade: its target drafts here and is itself accelerated by
+            its draft (docs/drafters.md). None is the shipped draft for the shipped target, else
+            the fastest of "lookup", "self:int4" and "self:int8" by costs measured here once
+            (logged at INFO).
 
     Returns:
         The Speculator.
