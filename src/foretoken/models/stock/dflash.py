@@ -229,6 +229,7 @@ class StockBlocks:
         """Tokens of each row whose states were read."""
         return self.cache.lengths
 
+    @torch.inference_mode()
     def start(self, rows: int) -> None:
         """So many rows join, of which nothing is read."""
         if self.lengths:
@@ -236,6 +237,7 @@ class StockBlocks:
         else:
             self.cache = self._empty(rows)
 
+    @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was."""
         if rows:

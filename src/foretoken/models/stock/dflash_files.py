@@ -99,10 +99,9 @@ def _asked(config: dict[str, Any], name: str) -> Any:
 
 def _layers(config: dict[str, Any]) -> Qwen3Config:
     """The layers' config; Muse Glimmer's are Qwen3's by another name."""
-    known = {each.name for each in fields(Qwen3Config)}
-    # older files have their angles' settings apart
-    known |= {"rope_theta", "rope_scaling"}
-    settings = {name: value for name, value in config.items() if name in known}
+    known = {each.name for each in fields(Qwen3Config)} - {"vocab_size"}
+    known |= {"rope_theta", "rope_scaling"}  # older files have them apart
+    settings = {k: v for k, v in config.items() if k in known and not k.endswith("_token_id")}
     angles = settings.get("rope_parameters") or {}
     if "sliding_attention" in angles:  # speculators takes these for all layers
         settings["rope_parameters"] = angles["sliding_attention"]
@@ -156,12 +155,19 @@ def blocks(
                 f"the {name} is {found}, the draft's layers are {H} wide and guess {outputs} "
                 "tokens; give a draft for this target"
             )
-    confidence = Confidence(H, read.rank * read.sure_of_token) if read.sure else None
-    chain = _chain(read, V, outputs)
-    network = BlockNetwork(read.layers, form, len(form.taps) * hidden_size, chain, confidence)
+    network = unfilled(read, hidden_size, V, outputs)
     _fill(network, tensors)
     network = network.to(_weight(embedding)).requires_grad_(False).eval()
     return StockBlocks(network, embedding, head, ids)
+
+
+def unfilled(read: BlockConfig, hidden_size: int, vocab_size: int, outputs: int) -> BlockNetwork:
+    """Make the network of a config, with weights of chance, for a target of that width and
+    vocabulary, and so many outputs of its own."""
+    H = read.layers.hidden_size
+    confidence = Confidence(H, read.rank * read.sure_of_token) if read.sure else None
+    width, chain = len(read.form.taps) * hidden_size, _chain(read, vocab_size, outputs)
+    return BlockNetwork(read.layers, read.form, width, chain, confidence)
 
 
 def _renamed(name: str) -> str:
