@@ -3,16 +3,19 @@
 One pass guesses a whole block from the target's states at all positions before the last token.
 DSpark then lets each guess follow the one before it, so that its draft tokens are drawn from the
 law of just that; DFlash's guesses are blind to each other, so that drawn ones seldom fit together:
-it takes the likeliest, which are certain.
+it takes the likeliest, which are certain. Where draft and target share their noise, drawn ones may
+fit all the same: what was right more often counts, at each depth of a block (`TwoWays`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError, shown
@@ -72,11 +75,43 @@ class BlockModel(Protocol):
 
 
 @dataclass(slots=True)
-class _Row:
+class _BlockRow:
     """A text; `carried`: the target's states at the positions behind those that were read."""
 
     text: list[int]
     carried: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+
+
+class TwoWays:
+    """Guesses by the noise that the target will meet, or the likeliest ones, in coupled mode, whose
+    texts do not depend on guesses. Both are made, so that counts at the same depth of the same
+    blocks compare them: drawn ones suit broad distributions, likeliest ones sharp."""
+
+    def __init__(self) -> None:
+        self.right: Counter[tuple[int, bool]] = Counter()  # by depth, and whether the likeliest
+        self.tried: list[dict[bool, Tensor]] = []  # in the last block, by depth
+
+    def sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
+        """Return guess i of each row, and the distributions that they are of."""
+        likeliest = self.right[i, True] > self.right[i, False]
+        made = {  # the one that is taken comes last, as controls of the next guess read that
+            way: draw.sample(logits, i, LIKELIEST if way else None)
+            for way in (not likeliest, likeliest)
+        }
+        self.tried[i:] = [{way: ids for way, (ids, _) in made.items()}]
+        ids, q = made[likeliest]
+        drawn = made[False][1]
+        if likeliest and drawn is not None:
+            q = functional.one_hot(ids, drawn.shape[-1]).to(drawn)
+        return ids, q
+
+    def learn(self, lengths: list[int], tokens: list[list[int]]) -> None:
+        """Count what was right, by the tokens that each row gained and how many guesses it had."""
+        for i, ways in enumerate(self.tried):
+            for way, ids in ways.items():
+                rows = zip(listed(ids), lengths, tokens, strict=True)
+                self.right[i, way] += sum(i < min(n, len(x)) and x[i] == y for y, n, x in rows)
+        self.tried = []
 
 
 class BlockDrafter(DrafterBase):
@@ -94,7 +129,9 @@ class BlockDrafter(DrafterBase):
         self.target, self.blocks, self.columns = target, model, columns
         self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
         self.identity: str | None = model.identity
-        self.rows: list[_Row] = []
+        self.rows: list[_BlockRow] = []
+        self.ways = TwoWays()
+        self.lengths: list[int] = []  # of the last blocks
         if model.ids is not None and int(model.ids.max()) >= target.vocab_size:
             raise InputError(
                 f"the draft guesses id {shown(int(model.ids.max()))}, the target has "
@@ -115,7 +152,7 @@ class BlockDrafter(DrafterBase):
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         self.blocks.start(len(prompts))
-        self.rows += [_Row(list(prompt)) for prompt in prompts]
+        self.rows += [_BlockRow(list(prompt)) for prompt in prompts]
         self._take()
 
     def _take(self) -> None:
@@ -137,12 +174,12 @@ class BlockDrafter(DrafterBase):
         calls = self._read() + 1
         anchors = [row.text[-1] for row in self.rows]
         states, logits = self.blocks.guess(anchors, budget)
-        lengths, ids, distributions, tops = self._drawn(anchors, budget, states, logits, draw)
+        self.lengths, ids, distributions, tops = self._drawn(anchors, budget, states, logits, draw)
         if not ids:
             return pack([[] for _ in gamma], calls=calls)
         return Draft(
             tokens=torch.stack(ids, 1),
-            lengths=torch.tensor(lengths),
+            lengths=torch.tensor(self.lengths),
             q=torch.stack(distributions, 1) if distributions else None,
             calls=calls,
             tops=torch.stack(tops, 1),
@@ -153,7 +190,7 @@ class BlockDrafter(DrafterBase):
     ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]:
         """Draw one guess after another. Return how many each row has, and of each guess the ids,
         the distributions, if there are any, and the largest logits."""
-        lengths, params, V = budget, self._params(draw), self.target.vocab_size
+        lengths, V = budget, self.target.vocab_size
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
@@ -167,13 +204,13 @@ class BlockDrafter(DrafterBase):
                 if max(lengths) <= i:
                     break
             scores, top = mended(scores)
-            before, q = draw.sample(widened(scores, self.blocks.ids, V), i, params)
+            before, q = self._sample(draw, widened(scores, self.blocks.ids, V), i)
             ids.append(before)
             tops.append(top)
             distributions += [] if q is None else [q]
         return lengths, ids, distributions, tops
 
-    def _budget(self, row: _Row, read: int, gamma: int) -> int:
+    def _budget(self, row: _BlockRow, read: int, gamma: int) -> int:
         """Guesses for a row: none where states before its last token are missing, or no room is
         left."""
         if read + len(row.carried) != len(row.text) - 1:
@@ -181,17 +218,22 @@ class BlockDrafter(DrafterBase):
         room = gamma if self.blocks.context is None else self.blocks.context - len(row.text)
         return max(0, min(gamma, self.blocks.most, room))
 
-    def _params(self, draw: Draw) -> SamplingParams | None:
-        return None if self.blocks.chained or draw.coupled else LIKELIEST
+    def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
+        if self.blocks.chained:
+            return draw.sample(logits, i)
+        return (
+            self.ways.sample(draw, logits, i) if draw.coupled else draw.sample(logits, i, LIKELIEST)
+        )
 
     def _read(self) -> int:
         """Read what is carried; return the passes."""
         passes = self.blocks.read([row.carried for row in self.rows])
         for row in self.rows:
-            row.carried = row.carried[:0]
+            row.carried = torch.empty(0, 0)
         return passes
 
     def commit(self, tokens: list[list[int]]) -> None:
+        self.ways.learn(self.lengths, tokens)
         for row, new in zip(self.rows, tokens, strict=True):
             row.text += new
         self._take()

@@ -29,16 +29,16 @@ from foretoken.transfer import sent
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """How a block is laid out.
+    """The layout of a block.
 
     Attributes:
-        taps: Those of the target that it reads.
+        taps: The target's taps that it reads.
         size: Places of a block, at most.
         mask: The id whose embedding stands for a token that is not known.
-        from_anchor: Whether the place of the last token guesses too.
-        by_place: Whether a window is counted from each place; else from the last token, and the
-            block is outside it.
-        causal: Whether, in a layer with a window, a place sees none of the block behind it.
+        from_anchor: True where the place of the last token guesses too.
+        by_place: True where a window is counted from each place; else it is from the last token,
+            and the block is outside it.
+        causal: True where, in a layer with a window, a place sees none of the block behind it.
     """
 
     taps: tuple[int, ...]
@@ -54,7 +54,7 @@ class BlockForm:
         return self.size if self.from_anchor else self.size - 1
 
 
-class Chain(nn.Module):
+class Markov(nn.Module):
     """A bias on a guess's logits by the token before it (DSpark's Markov head).
 
     The product of a row for each of the target's tokens, `markov_w1`, and `markov_w2`.
@@ -75,7 +75,7 @@ class Chain(nn.Module):
         return self.markov_w2(before), None
 
 
-class GatedChain(Chain):
+class GatedMarkov(Markov):
     """The same, where the guess's own state says how much of it counts."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int, hidden: int) -> None:
@@ -89,7 +89,7 @@ class GatedChain(Chain):
         return self.markov_w2(gate * before), None
 
 
-class RecurrentChain(Chain):
+class RecurrentMarkov(Markov):
     """The same with a memory of all tokens of the block."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int, hidden: int) -> None:
@@ -135,7 +135,7 @@ class BlockNetwork(nn.Module):
         config: Qwen3Config,
         form: BlockForm,
         width: int,
-        chain: Chain | None = None,
+        chain: Markov | None = None,
         confidence: Confidence | None = None,
     ) -> None:
         super().__init__()

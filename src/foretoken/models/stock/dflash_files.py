@@ -7,7 +7,7 @@ output is read, but for speculators', which mean the one whose input is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,16 +19,20 @@ from foretoken.models.shown import FINAL
 from foretoken.models.stock.dflash import (
     BlockForm,
     BlockNetwork,
-    Chain,
     Confidence,
-    GatedChain,
-    RecurrentChain,
+    GatedMarkov,
+    Markov,
+    RecurrentMarkov,
     StockBlocks,
 )
 
 SPECULATORS = ("dflash", "dspark")
 MUSE = "muse_glimmer_assistant"
 DEEPSPEC = ("Qwen3DSparkModel",)
+WIDTHS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+SETTINGS = (*WIDTHS, "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings")
+SETTINGS += ("rms_norm_eps", "rope_parameters", "rope_theta", "rope_scaling", "attention_bias")
+SETTINGS += ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
 RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 ENDS = ("embed_tokens.weight", "lm_head.weight")
 UNREAD = (*ENDS, "d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # of the network
@@ -38,8 +42,8 @@ UNREAD = (*ENDS, "d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight"
 class BlockConfig:
     """A draft's config, read: the layers' own, and the rest.
 
-    rank, kind: of the Markov head, rank 0 where there is none; sure: whether there is a confidence
-    head, and `sure_of_token` whether it reads the token before.
+    rank, kind: of the Markov head, rank 0 where there is none; sure: there is a confidence head,
+    which reads the token before too where it is `sure_of_token`.
     """
 
     form: BlockForm
@@ -99,15 +103,13 @@ def _asked(config: dict[str, Any], name: str) -> Any:
 
 def _layers(config: dict[str, Any]) -> Qwen3Config:
     """The layers' config; Muse Glimmer's are Qwen3's by another name."""
-    known = {each.name for each in fields(Qwen3Config)} - {"vocab_size"}
-    known |= {"rope_theta", "rope_scaling"}  # older files have them apart
-    settings = {k: v for k, v in config.items() if k in known and not k.endswith("_token_id")}
+    settings = {name: config[name] for name in SETTINGS if config.get(name) is not None}
     angles = settings.get("rope_parameters") or {}
     if "sliding_attention" in angles:  # speculators takes these for all layers
         settings["rope_parameters"] = angles["sliding_attention"]
     if config.get("model_type") == MUSE:
         settings["use_sliding_window"] = True
-    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+    for name in WIDTHS:
         _asked(config, name)
     return Qwen3Config(**settings)
 
@@ -124,7 +126,7 @@ def blocks(
     Args:
         config: The draft's config.
         tensors: Its tensors, by name.
-        hidden_size: Of the target.
+        hidden_size: The target's.
         embedding, head: The target's first and last layer, with a `weight` each; the draft's own
             take their place where it has others.
 
@@ -207,17 +209,17 @@ def _same(new: Tensor, module: nn.Module) -> bool:
     return plain and new.shape == old.shape and torch.equal(new.to(old), old)
 
 
-def _chain(read: BlockConfig, V: int, outputs: int) -> Chain | None:
+def _chain(read: BlockConfig, V: int, outputs: int) -> Markov | None:
     if not read.rank:
         return None
     H = read.layers.hidden_size
     match read.kind:
         case "vanilla":
-            return Chain(V, outputs, read.rank)
+            return Markov(V, outputs, read.rank)
         case "gated":
-            return GatedChain(V, outputs, read.rank, H)
+            return GatedMarkov(V, outputs, read.rank, H)
         case "rnn":
-            return RecurrentChain(V, outputs, read.rank, H)
+            return RecurrentMarkov(V, outputs, read.rank, H)
         case kind:
             raise RefusedError(
                 f"markov_head_type {kind!r:.40} is not known here; known are vanilla, gated and rnn"

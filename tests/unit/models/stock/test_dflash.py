@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ import pairs
 import tiny
 from blocks import CONFIDENT, DSPARK, LAYERS, ZLAB, draft, pair, speculators, tensors
 from foretoken import SamplingParams, Speculator
+from foretoken.drafters.base import Draft
+from foretoken.drafters.dflash import BlockDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.dflash import StockBlocks
 from foretoken.models.stock.dflash_files import block_config, blocks, is_blocks
+from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import stir
 from foretoken.sampling.distributions import probabilities
-from foretoken.sampling.draw import Draw
+from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import RowKey
 
 V, H = 40, 32
@@ -206,6 +210,26 @@ def test_blind_guesses_are_the_likeliest_and_certain():
 
 
 @torch.inference_mode()
+def test_shared_noise_is_used_at_the_depths_where_it_was_right_more_often():
+    _, drafter = started(ZLAB, PROMPTS)
+    shared = SharedDraw([RowKey(1, b) for b in range(3)], [5] * 3, [SAMPLED] * 3)
+    drawn = drafter.propose([4, 2, 4], shared)
+    likeliest = drafter.ways.tried[1][True].tolist()
+    assert drawn.q is not None
+    for k in range(4):
+        assert torch.equal(drawn.tokens[:, k], shared.winners(drawn.q[:, k : k + 1], k)[:, 0])
+    drafter.commit(
+        [[row[0], best] for row, best in zip(drawn.tokens.tolist(), likeliest, strict=True)]
+    )
+    assert drafter.ways.right[0, False] == 3 and drafter.ways.right[1, True] == 3
+    ways = drafter.ways
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(ways.sample(shared, logits, 0)[0], shared.sample(logits, 0)[0])
+    ids, q = ways.sample(shared, logits, 1)
+    assert q is not None and torch.equal(ids, logits.argmax(-1)) and torch.equal(q.argmax(-1), ids)
+
+
+@torch.inference_mode()
 def test_a_row_stops_before_a_guess_that_will_hardly_be_judged_and_accepted():
     given = tensors(CONFIDENT, TARGET)
     given["confidence_head.proj.weight"] *= 0
@@ -263,6 +287,51 @@ def test_greedy_texts_are_the_target_s_own(config, gamma):
         pairs.assert_greedy(each, network, prompt, 12)
 
 
+def test_states_are_those_of_all_tokens_before_the_last():
+    """Through prompts that are read in passes of others, rounds, and rows that leave."""
+    network, seen = pairs.target("Llama"), []
+
+    class Compares(BlockDrafter):
+        def propose(self, gamma: list[int], draw: Draw) -> Draft:
+            for row, read in zip(self.rows, self.blocks.lengths, strict=True):
+                ids = torch.tensor([row.text])
+                every = network(ids, output_hidden_states=True).hidden_states[1][0]
+                end = read + len(row.carried)
+                assert end in (0, len(row.text) - 1)  # 0: a text that is read in this step
+                assert end == read or torch.allclose(row.carried, every[read:end])
+                seen.append(end)
+            return super().propose(gamma, draw)
+
+    target, drafter = pair(ZLAB, network, Compares)
+    speculator = Speculator(target=target, drafter=drafter)
+    some = [replace(SAMPLED, max_new_tokens=n) for n in (9, 3, 14, 6)]
+    speculator.generate([*pairs.PROMPTS, [4]], some, gamma=3)
+    assert len(seen) > 12
+
+
+@pytest.mark.parametrize("rule", ["block", "speculative", "coupled"])
+def test_a_chain_of_the_target_s_own_bigrams_is_always_accepted(rule):
+    """In float64, so that it fails by chance, which is rounding, once in a billion times."""
+    network = tiny.llama(V, seed=6).double()
+    for layer in network.model.layers:  # so that the last token alone counts
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    config = {**DSPARK, "markov_rank": V}
+    bigrams = torch.stack([pairs.scores(network, [x])[-1] for x in range(V)])
+    given = tensors(config, network) | {"lm_head.weight": torch.zeros(V, H)}
+    given = {name: x.double() for name, x in given.items()}
+    given["markov_head.markov_w1.weight"] = bigrams
+    given["markov_head.markov_w2.weight"] = torch.eye(V).double()
+    model = draft(config, network, given)
+    target = CausalModel(network, model.taps)
+    params = replace(SAMPLED, max_new_tokens=20, ignore_eos=True)
+    found = Speculator(target=target, drafter=BlockDrafter(target, model)).generate(
+        PROMPTS, params, gamma=4, rule=rule
+    )
+    assert all(each.stats.alpha == pytest.approx(1) for each in found)
+    assert min(each.stats.accepted for each in found) >= 14
+
+
 def test_layers_are_numbered_as_each_publisher_numbers_them():
     ends = {**ZLAB, "num_target_layers": 3}
     ends["dflash_config"] = {**ZLAB["dflash_config"], "target_layer_ids": [0, 2]}
@@ -271,6 +340,19 @@ def test_layers_are_numbered_as_each_publisher_numbers_them():
     assert block_config(speculators()).form.taps == (1,)
     assert all(map(is_blocks, (ends, DSPARK, speculators())))
     assert not is_blocks({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    "angles",
+    [
+        {"rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    ],
+)
+def test_angles_are_read_from_configs_of_every_age(angles):
+    read = block_config({**ZLAB, **angles}).layers
+    assert read.rope_parameters["rope_theta"] == 5e5
 
 
 def without(config: dict[str, Any], name: str) -> dict[str, Any]:
