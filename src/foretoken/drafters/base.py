@@ -382,3 +382,18 @@ def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0)
     padded = [[*g, *[0] * (G - len(g))] for g in draft_tokens]
     tokens = torch.tensor(padded, dtype=torch.long).reshape(len(draft_tokens), G)
     return Draft(tokens, torch.tensor(lengths, dtype=torch.long), q, calls)
+
+
+def widened(logits: Tensor, ids: Tensor | None, V: int) -> Tensor:
+    """Logits `[B, Vd]` over all V ids of a target; those that a draft lacks are impossible in q.
+
+    ids: the target's ids that the draft's outputs stand for, `[Vd]`; None: their numbers.
+    """
+    if ids is None and logits.shape[-1] == V:
+        return logits
+    wide = logits.new_full((len(logits), V), -torch.inf)
+    if ids is None:
+        wide[:, : logits.shape[-1]] = logits[:, :V]
+    else:
+        wide[:, ids] = logits
+    return wide

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, DrafterBase, pack
+from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError, shown
 from foretoken.models.base import Model, OpenModel, Remembers, Shows
 from foretoken.models.rows import CHUNK, staying
@@ -124,9 +124,8 @@ class PairsDrafter(DrafterBase):
         for row, new in zip(self.rows, self.target.shown(), strict=True):
             if new is None:
                 continue
-            reached = row.fed + len(row.carried)
-            states = new.states[max(0, reached - new.first) :]
-            if new.first <= reached and len(states):  # else some are missing: it drafts nothing
+            states = new.since(row.fed + len(row.carried))
+            if len(states):  # else some may be missing: it drafts nothing
                 states = states if self.columns is None else states[:, self.columns]
                 carried = row.carried
                 row.carried = torch.cat([carried, states]) if len(carried) else states
@@ -150,7 +149,7 @@ class PairsDrafter(DrafterBase):
                 logits = self._follow(ids[-1], state, on)
                 state = self.decoder.hidden[:, 0].clone()
             logits, top = mended(logits[:, 0])
-            token, q = draw.sample(self._wide(logits), i)
+            token, q = draw.sample(widened(logits, self.ids, self.target.vocab_size), i)
             ids.append(token)
             tops.append(top)
             distributions += [] if q is None else [q]
@@ -167,18 +166,6 @@ class PairsDrafter(DrafterBase):
         """Draft tokens that fit behind a text."""
         context = self.decoder.context
         return 10**9 if context is None else max(0, context - len(row.text) + 1)
-
-    def _wide(self, logits: Tensor) -> Tensor:
-        """Logits over the target's ids; those that the draft lacks are impossible in q."""
-        V = self.target.vocab_size
-        if self.ids is None and logits.shape[-1] == V:
-            return logits
-        wide = logits.new_full((len(logits), V), -torch.inf)
-        if self.ids is None:
-            wide[:, : logits.shape[-1]] = logits
-        else:
-            wide[:, self.ids] = logits
-        return wide
 
     def _catch_up(self) -> None:
         """Read pairs of rows that have drafted nothing for long, so that no text is read at one go

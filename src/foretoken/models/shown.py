@@ -20,6 +20,11 @@ class Known(NamedTuple):
     first: int
     states: Tensor
 
+    def since(self, position: int) -> Tensor:
+        """The states from a position on; none where they begin behind it."""
+        missing = self.first > position
+        return self.states[len(self.states) if missing else position - self.first :]
+
 
 class Shown:
     """The states of every row."""

@@ -1,0 +1,243 @@
+"""Blocks of masks as the drafter: DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
+
+One pass guesses a whole block from the target's states at all positions before the last token.
+DSpark then lets each guess follow the one before it, so that its draft tokens are drawn from the
+law of just that; DFlash's guesses are blind to each other, so that drawn ones seldom fit together:
+it takes the likeliest, which are certain. Where draft and target share their noise, drawn ones may
+fit all the same: what was right more often counts, at each depth of a block (`TwoWays`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foretoken.drafters.base import Draft, DrafterBase, pack, widened
+from foretoken.errors import InputError, shown
+from foretoken.models.base import Model, Shows
+from foretoken.models.rows import staying
+from foretoken.sampling.distributions import SamplingParams, mended
+from foretoken.sampling.draw import Draw
+from foretoken.transfer import listed
+
+AHEAD = 32  # states of a row that drafts nothing, from which on they are read all the same
+WORTH = 0.2  # chance that a guess is judged and accepted, below which it costs more than it brings
+LIKELIEST = SamplingParams(temperature=0.0)
+
+
+class BlockModel(Protocol):
+    """A model that guesses blocks, with rows of states that it has read."""
+
+    runtime: str
+    identity: str
+    context: int | None
+    most: int  # guesses of a block
+    chained: bool  # whether a guess depends on those before it
+    ids: Tensor | None  # the target's ids that its outputs stand for, `[Vd]`; None: their numbers
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row whose states were read."""
+        ...
+
+    def start(self, rows: int) -> None:
+        """So many rows join, of which nothing is read."""
+        ...
+
+    def permute(self, rows: list[int]) -> None:
+        """Row b becomes what row rows[b] was."""
+        ...
+
+    def leave(self, rows: list[int]) -> None:
+        """Drop rows; those behind move up."""
+        ...
+
+    def read(self, states: list[Tensor]) -> int:
+        """Append the target's states `[n, W]` to each row; return the passes that it took."""
+        ...
+
+    def guess(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
+        """Return states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] guesses behind a row's
+        last token."""
+        ...
+
+    def follow(
+        self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the logits of a guess behind `tokens`, its chance to be accepted, `[B]`, where
+        that is known, and the `memory` for the next."""
+        ...
+
+
+@dataclass(slots=True)
+class _BlockRow:
+    """A text; `carried`: the target's states at the positions behind those that were read."""
+
+    text: list[int]
+    carried: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+
+
+class TwoWays:
+    """Guesses by the noise that the target will meet, or the likeliest ones, in coupled mode, whose
+    texts do not depend on guesses. Both are made, so that counts at the same depth of the same
+    blocks compare them: drawn ones suit broad distributions, likeliest ones sharp."""
+
+    def __init__(self) -> None:
+        self.right: Counter[tuple[int, bool]] = Counter()  # by depth, and whether the likeliest
+        self.tried: list[dict[bool, Tensor]] = []  # in the last block, by depth
+
+    def sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
+        """Return guess i of each row, and the distributions that they are of."""
+        likeliest = self.right[i, True] > self.right[i, False]
+        made = {  # the one that is taken comes last, as controls of the next guess read that
+            way: draw.sample(logits, i, LIKELIEST if way else None)
+            for way in (not likeliest, likeliest)
+        }
+        self.tried[i:] = [{way: ids for way, (ids, _) in made.items()}]
+        ids, q = made[likeliest]
+        drawn = made[False][1]
+        if likeliest and drawn is not None:
+            q = functional.one_hot(ids, drawn.shape[-1]).to(drawn)
+        return ids, q
+
+    def learn(self, lengths: list[int], tokens: list[list[int]]) -> None:
+        """Count what was right, by the tokens that each row gained and how many guesses it had."""
+        for i, ways in enumerate(self.tried):
+            for way, ids in ways.items():
+                rows = zip(listed(ids), lengths, tokens, strict=True)
+                self.right[i, way] += sum(i < min(n, len(x)) and x[i] == y for y, n, x in rows)
+        self.tried = []
+
+
+class BlockDrafter(DrafterBase):
+    """Drafts with `model` from the states that `target` shows.
+
+    Args:
+        target: The target, whose `taps` are those that the model reads.
+        model: The model of blocks.
+        columns: The part of the target's states that the model reads; None: all.
+    """
+
+    reads_target = True  # its states come from the target's passes, so these cannot run ahead
+
+    def __init__(self, target: Shows, model: BlockModel, columns: slice | None = None) -> None:
+        self.target, self.blocks, self.columns = target, model, columns
+        self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
+        self.identity: str | None = model.identity
+        self.rows: list[_BlockRow] = []
+        self.ways = TwoWays()
+        self.lengths: list[int] = []  # of the last blocks
+        if model.ids is not None and int(model.ids.max()) >= target.vocab_size:
+            raise InputError(
+                f"the draft guesses id {shown(int(model.ids.max()))}, the target has "
+                f"{target.vocab_size} tokens; give a draft for this target"
+            )
+
+    def reading(self, target: Model) -> BlockDrafter:
+        """The same model on the states of another target that shows the same ones."""
+        if not isinstance(target, Shows) or target.taps != self.target.taps:
+            raise InputError("the other target does not show the states that the draft reads")
+        return BlockDrafter(target, self.blocks, self.columns)
+
+    def known(self, text: list[int]) -> int:
+        """Count the first tokens of a text that need not show their states again: none."""
+        return 0
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.blocks.start(len(prompts))
+        self.rows += [_BlockRow(list(prompt)) for prompt in prompts]
+        self._take()
+
+    def _take(self) -> None:
+        """Carry the states that the target has shown."""
+        pairs = zip(self.rows, self.blocks.lengths, self.target.shown(), strict=True)
+        for row, read, new in pairs:
+            states = None if new is None else new.since(read + len(row.carried))
+            if states is not None and len(states):
+                states = states if self.columns is None else states[:, self.columns]
+                carried = row.carried
+                row.carried = torch.cat([carried, states]) if len(carried) else states
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        budget = list(map(self._budget, self.rows, self.blocks.lengths, gamma))
+        if not any(budget):
+            if any(len(row.carried) >= AHEAD for row in self.rows):
+                self._read()
+            return pack([[] for _ in gamma])
+        calls = self._read() + 1
+        anchors = [row.text[-1] for row in self.rows]
+        states, logits = self.blocks.guess(anchors, budget)
+        self.lengths, ids, distributions, tops = self._drawn(anchors, budget, states, logits, draw)
+        if not ids:
+            return pack([[] for _ in gamma], calls=calls)
+        return Draft(
+            tokens=torch.stack(ids, 1),
+            lengths=torch.tensor(self.lengths),
+            q=torch.stack(distributions, 1) if distributions else None,
+            calls=calls,
+            tops=torch.stack(tops, 1),
+        )
+
+    def _drawn(
+        self, anchors: list[int], budget: list[int], states: Tensor, logits: Tensor, draw: Draw
+    ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]:
+        """Draw one guess after another. Return how many each row has, and of each guess the ids,
+        the distributions, if there are any, and the largest logits."""
+        lengths, V = budget, self.target.vocab_size
+        ids: list[Tensor] = []
+        distributions: list[Tensor] = []
+        tops: list[Tensor] = []
+        before, memory, chances = torch.tensor(anchors), None, [1.0] * len(anchors)
+        for i in range(max(budget)):
+            scores, sure, memory = self.blocks.follow(states[:, i], logits[:, i], before, memory)
+            if sure is not None:  # before token i is drawn, by those before it alone
+                chances = [c * s for c, s in zip(chances, listed(sure), strict=True)]
+                pairs = zip(lengths, chances, strict=True)
+                lengths = [n if c >= WORTH else min(n, i) for n, c in pairs]
+                if max(lengths) <= i:
+                    break
+            scores, top = mended(scores)
+            before, q = self._sample(draw, widened(scores, self.blocks.ids, V), i)
+            ids.append(before)
+            tops.append(top)
+            distributions += [] if q is None else [q]
+        return lengths, ids, distributions, tops
+
+    def _budget(self, row: _BlockRow, read: int, gamma: int) -> int:
+        """Guesses for a row: none where states before its last token are missing, or no room is
+        left."""
+        if read + len(row.carried) != len(row.text) - 1:
+            return 0
+        room = gamma if self.blocks.context is None else self.blocks.context - len(row.text)
+        return max(0, min(gamma, self.blocks.most, room))
+
+    def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
+        if self.blocks.chained:
+            return draw.sample(logits, i)
+        return (
+            self.ways.sample(draw, logits, i) if draw.coupled else draw.sample(logits, i, LIKELIEST)
+        )
+
+    def _read(self) -> int:
+        """Read what is carried; return the passes."""
+        passes = self.blocks.read([row.carried for row in self.rows])
+        for row in self.rows:
+            row.carried = torch.empty(0, 0)
+        return passes
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        self.ways.learn(self.lengths, tokens)
+        for row, new in zip(self.rows, tokens, strict=True):
+            row.text += new
+        self._take()
+
+    def leave(self, rows: list[int]) -> None:
+        self.rows = [self.rows[b] for b in staying(len(self.rows), rows)]
+        self.blocks.leave(rows)

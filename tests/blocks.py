@@ -1,0 +1,59 @@
+"""Small random drafts by blocks, as their publishers' files have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.drafters.dflash import BlockDrafter
+from foretoken.models.base import Shows
+from foretoken.models.stock.dflash import StockBlocks
+from foretoken.models.stock.dflash_files import block_config, blocks, unfilled
+from foretoken.models.stock.model import CausalModel
+
+LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+LAYERS |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 96}
+ZLAB = {**LAYERS, "block_size": 5, "dflash_config": {"mask_token_id": 1, "target_layer_ids": [0]}}
+DSPARK = {**LAYERS, "architectures": ["Qwen3DSparkModel"], "block_size": 4, "mask_token_id": 1}
+DSPARK |= {"target_layer_ids": [-1, 0], "markov_rank": 3, "enable_confidence_head": False}
+CONFIDENT = {**DSPARK, "enable_confidence_head": True, "confidence_head_with_markov": True}
+
+
+def speculators(kind: str = "dflash", **more: Any) -> dict[str, Any]:
+    """The same DFlash in speculators' layout, which numbers layers by their inputs."""
+    settings = {"speculators_model_type": kind, "transformer_layer_config": LAYERS}
+    settings |= {"block_size": 5, "mask_token_id": 1, "aux_hidden_state_layer_ids": [1]}
+    return {**settings, **more}
+
+
+def tensors(config: dict[str, Any], target: PreTrainedModel, outputs: int | None = None):
+    """Random ones, far from flat, by the names that DFlash's files have."""
+    V, H = target.get_input_embeddings().weight.shape
+    random = torch.Generator().manual_seed(7)
+    network = unfilled(block_config(config), H, V, outputs or V)
+    made: dict[str, Tensor] = {}
+    for name, weight in network.state_dict().items():
+        scale = 0.3 if weight.ndim == 1 else 2 * weight.shape[-1] ** -0.5
+        made[name] = torch.randn(weight.shape, generator=random) * scale + (weight.ndim == 1)
+    return made
+
+
+def draft(
+    config: dict[str, Any], target: PreTrainedModel, given: dict[str, Tensor] | None = None
+) -> StockBlocks:
+    """A draft of such files, for this target."""
+    given = tensors(config, target) if given is None else given
+    ends = target.get_input_embeddings(), target.get_output_embeddings()
+    return blocks(config, given, target.config.hidden_size, *ends)
+
+
+def pair(
+    config: dict[str, Any], network: PreTrainedModel, kind: type[BlockDrafter] = BlockDrafter
+) -> tuple[Shows, BlockDrafter]:
+    """A target that shows its states, and a drafter upon it."""
+    model = draft(config, network)
+    target = CausalModel(network, model.taps)
+    return target, kind(target, model)

@@ -1,0 +1,396 @@
+"""Networks of blocks: their passes, rows, files and draws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers.cache_utils import DFlashCache
+
+import pairs
+import tiny
+from blocks import CONFIDENT, DSPARK, LAYERS, ZLAB, draft, pair, speculators, tensors
+from foretoken import SamplingParams, Speculator
+from foretoken.drafters.base import Draft
+from foretoken.drafters.dflash import BlockDrafter
+from foretoken.errors import InputError, RefusedError
+from foretoken.models.shown import FINAL
+from foretoken.models.stock.dflash import StockBlocks
+from foretoken.models.stock.dflash_files import block_config, blocks, is_blocks
+from foretoken.models.stock.model import CausalModel
+from foretoken.models.stock.selfcheck import stir
+from foretoken.sampling.distributions import probabilities
+from foretoken.sampling.draw import Draw, SharedDraw
+from foretoken.sampling.keys import RowKey
+
+V, H = 40, 32
+SAMPLED, GREEDY = SamplingParams(temperature=1.0), SamplingParams(temperature=0.0)
+TARGET = tiny.llama(V, seed=5)
+CLOSE = 1e-5  # float32
+
+
+def states(n: int, seed: int = 0, taps: int = 1) -> Tensor:
+    return torch.randn(n, taps * H, generator=torch.Generator().manual_seed(seed))
+
+
+def alone(model: StockBlocks, read: Tensor, anchor: int, count: int) -> Tensor:
+    """Logits of the guesses of a text that is the only one."""
+    model.permute([])
+    model.start(1)
+    model.read([read])
+    return model.guess([anchor], [count])[1][0]
+
+
+@pytest.mark.parametrize("n", [1, 3, 12])
+def test_states_are_those_of_transformers_own_assistant(n):
+    """12 is more than the window, which counts both ways from each place."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    torch.manual_seed(0)
+    config = MuseGlimmerAssistantConfig(
+        **{**LAYERS, "num_hidden_layers": 3},
+        layer_types=kinds,
+        sliding_window=4,
+        block_size=6,
+        mask_token_id=3,
+        target_layer_ids=[0, 1],
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    )
+    own = MuseGlimmerAssistantModel(config).eval()
+    stir(own)
+    embedding, read = TARGET.get_input_embeddings(), states(n, taps=2)
+    mine = blocks(config.to_dict(), own.state_dict(), H, embedding, nn.Linear(H, V))
+    cache = DFlashCache(config=config)
+    cache.activate_past_recording()
+    cache.set_previous_accepted_tokens(n)
+    with torch.no_grad():
+        block = embedding(torch.tensor([[7] + [3] * 5]))
+        expected = own(block, read[None], past_key_values=cache).last_hidden_state
+    mine.start(1)
+    for part in read.split(5):
+        mine.read([part])
+    assert torch.allclose(mine.guess([7], [5])[0], expected[:, 1:], atol=CLOSE)
+
+
+def test_both_layouts_of_one_network_guess_the_same():
+    given = tensors(ZLAB, TARGET)
+    one, other = draft(ZLAB, TARGET, given), draft(speculators(), TARGET, given)
+    assert one.taps == other.taps == (1,) and one.most == other.most == 4
+    results = [alone(model, states(6), 9, 4) for model in (one, other)]
+    assert torch.equal(*results)
+
+
+def test_rows_of_a_batch_guess_as_they_do_alone():
+    model = draft(ZLAB, TARGET)
+    reads, anchors, counts = [states(n, n) for n in (3, 0, 9)], [4, 5, 6], [4, 2, 1]
+    expected = [alone(model, *each) for each in zip(reads, anchors, counts, strict=True)]
+    model.permute([])
+    model.start(3)
+    model.read(reads)
+    _, logits = model.guess(anchors, counts)
+    for found, own, count in zip(logits, expected, counts, strict=True):
+        assert torch.allclose(found[:count], own, atol=CLOSE)
+
+
+def test_rounds_and_rows_that_join_and_leave_change_nothing():
+    """Keys stand as if the text had been read at once: blocks between leave none."""
+    model = draft(ZLAB, TARGET)
+    read = [states(20, seed) for seed in range(3)]
+    model.start(2)
+    model.read([read[0][:4], read[1][:9]])
+    model.guess([1, 2], [4, 3])
+    model.read([read[0][4:5], read[1][9:13]])
+    model.start(1)
+    model.read([read[0][5:5], read[1][13:13], read[2][:2]])
+    model.guess([1, 2, 3], [1, 0, 4])
+    model.leave([0])
+    model.read([read[1][13:14], read[2][2:8]])
+    assert model.lengths == [14, 8]
+    _, logits = model.guess([8, 9], [3, 4])
+    assert torch.allclose(logits[0, :3], alone(model, read[1][:14], 8, 3), atol=CLOSE)
+    assert torch.allclose(logits[1], alone(model, read[2][:8], 9, 4), atol=CLOSE)
+
+
+def windowed(**more: Any) -> StockBlocks:
+    layers = {**LAYERS, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
+    layers |= {"use_sliding_window": True, "sliding_window": 3}
+    config = speculators(transformer_layer_config=layers, **more)
+    return draft(config, TARGET)
+
+
+def test_a_window_of_speculators_counts_from_the_last_token():
+    model, read = windowed(), states(8)
+    before, inside = read.clone(), read.clone()
+    before[4] += 1
+    inside[5] += 1
+    own = alone(model, read, 9, 4)
+    assert torch.allclose(alone(model, before, 9, 4), own, atol=CLOSE)
+    other = alone(model, inside, 9, 4)
+    assert all(not torch.allclose(a, b, atol=1e-3) for a, b in zip(other, own, strict=True))
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_places_of_a_window_see_the_block_behind_them_where_the_config_says_so(both_ways):
+    model, read = windowed(sliding_window_non_causal=both_ways), states(8)
+    short, long = alone(model, read, 9, 1), alone(model, read, 9, 4)
+    assert torch.allclose(short[0], long[0], atol=CLOSE) != both_ways
+
+
+def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
+    return Draw([RowKey(1, b) for b in range(rows)], [5] * rows, [params] * rows)
+
+
+def started(config: dict[str, Any], prompts: list[list[int]], network: Any = TARGET):
+    """A drafter whose rows have been read up to their last tokens."""
+    target, drafter = pair(config, network)
+    target.show(drafter.known)
+    target.start([prompt[:-1] for prompt in prompts])
+    drafter.start(list(range(len(prompts))), prompts, None)
+    return target, drafter
+
+
+PROMPTS = [[3, 7, 1, 9], [5], [2, 8, 8, 30, 31, 4, 6]]
+
+
+def bias(kind: str, model: StockBlocks, hidden: Tensor, text: list[int]) -> Tensor:
+    """Of the guess behind `text`, the block's tokens from the last known one on; by the papers'
+    formulas. hidden: of all its guesses."""
+    chain: Any = model.chain
+    w1, w2 = chain.markov_w1.weight, chain.markov_w2.weight
+    if kind == "vanilla":
+        return w2 @ w1[text[-1]]
+    if kind == "gated":
+        both = torch.cat([hidden[len(text) - 1], w1[text[-1]]])
+        return w2 @ (torch.sigmoid(chain.gate_proj(both)) * w1[text[-1]])
+    memory = torch.zeros(w1.shape[1])
+    for k, token in enumerate(text):
+        read = chain.joint_proj(torch.cat([memory, w1[token], hidden[k]]))
+        gate, new, out = read.chunk(3)
+        memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * new.tanh()
+    return w2 @ out.tanh()
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@torch.inference_mode()
+def test_distributions_follow_from_the_tokens_drawn_before(kind):
+    _, drafter = started({**DSPARK, "markov_head_type": kind}, PROMPTS)
+    found = drafter.propose([4, 3, 4], draw(3))
+    assert found.q is not None and found.lengths.tolist() == [4, 3, 4] and found.calls == 2
+    model: Any = drafter.blocks
+    hidden, logits = model.guess([prompt[-1] for prompt in PROMPTS], [4, 3, 4])
+    for b, prompt in enumerate(PROMPTS):
+        text = [prompt[-1], *found.tokens[b].tolist()]
+        for k in range(int(found.lengths[b])):
+            own = logits[b, k] + bias(kind, model, hidden[b], text[: k + 1])
+            assert torch.allclose(found.q[b, k], probabilities(own, SAMPLED), atol=CLOSE)
+
+
+@torch.inference_mode()
+def test_the_mates_of_a_row_leave_its_distributions_alone():
+    _, drafter = started(DSPARK, PROMPTS)
+    together = drafter.propose([4, 2, 3], draw(3))
+    for b, (prompt, gamma) in enumerate(zip(PROMPTS, [4, 2, 3], strict=True)):
+        _, single = started(DSPARK, [prompt])
+        mine = single.propose([gamma], draw(3).of([b]))
+        assert torch.equal(mine.tokens[0], together.tokens[b, :gamma])
+        assert mine.q is not None and together.q is not None
+        assert torch.allclose(mine.q[0], together.q[b, :gamma], atol=CLOSE)
+
+
+@torch.inference_mode()
+def test_blind_guesses_are_the_likeliest_and_certain():
+    _, drafter = started(ZLAB, PROMPTS)
+    found = drafter.propose([4, 9, 0], draw(3))
+    assert found.q is None and found.lengths.tolist() == [4, 4, 0]
+    _, logits = drafter.blocks.guess([9, 5, 6], [4, 4, 0])
+    assert torch.equal(found.tokens[:2], logits[:2].argmax(-1))
+
+
+@torch.inference_mode()
+def test_shared_noise_is_used_at_the_depths_where_it_was_right_more_often():
+    _, drafter = started(ZLAB, PROMPTS)
+    shared = SharedDraw([RowKey(1, b) for b in range(3)], [5] * 3, [SAMPLED] * 3)
+    drawn = drafter.propose([4, 2, 4], shared)
+    likeliest = drafter.ways.tried[1][True].tolist()
+    assert drawn.q is not None
+    for k in range(4):
+        assert torch.equal(drawn.tokens[:, k], shared.winners(drawn.q[:, k : k + 1], k)[:, 0])
+    drafter.commit(
+        [[row[0], best] for row, best in zip(drawn.tokens.tolist(), likeliest, strict=True)]
+    )
+    assert drafter.ways.right[0, False] == 3 and drafter.ways.right[1, True] == 3
+    ways = drafter.ways
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(ways.sample(shared, logits, 0)[0], shared.sample(logits, 0)[0])
+    ids, q = ways.sample(shared, logits, 1)
+    assert q is not None and torch.equal(ids, logits.argmax(-1)) and torch.equal(q.argmax(-1), ids)
+
+
+@torch.inference_mode()
+def test_a_row_stops_before_a_guess_that_will_hardly_be_judged_and_accepted():
+    given = tensors(CONFIDENT, TARGET)
+    given["confidence_head.proj.weight"] *= 0
+    for chance, count in [(0.9, 4), (0.5, 2), (0.1, 0)]:
+        given["confidence_head.proj.bias"][:] = torch.logit(torch.tensor(chance))
+        _, drafter = started(CONFIDENT, PROMPTS)
+        drafter.blocks = draft(CONFIDENT, TARGET, given)
+        drafter.blocks.start(3)
+        found = drafter.propose([4, 1, 4], draw(3))
+        assert found.lengths.tolist() == [count, min(count, 1), count]
+
+
+@torch.inference_mode()
+def test_a_row_whose_states_are_missing_guesses_nothing():
+    target, drafter = started(ZLAB, PROMPTS)
+    drafter.rows[0].text.append(3)  # as if the target had not read the token before
+    assert drafter.propose([4, 4, 4], draw(3, GREEDY)).lengths.tolist() == [0, 4, 4]
+
+
+@torch.inference_mode()
+def test_no_block_reaches_beyond_the_draft_s_positions():
+    prompt = [3] * 94
+    _, drafter = started(ZLAB, [prompt])
+    assert drafter.propose([4], draw(1, GREEDY)).lengths.tolist() == [2]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_ids_that_a_draft_lacks_are_never_guessed(params):
+    ids = [2, 5, 6, 21, 39]
+    config = speculators("dspark", markov_rank=3, enable_confidence_head=False)
+    given = tensors(config, TARGET, len(ids))
+    given |= {"d2t": torch.tensor(ids) - torch.arange(5), "t2d": torch.zeros(V).bool()}
+    given["lm_head.weight"] = torch.randn(5, H, generator=torch.Generator().manual_seed(1))
+    target, drafter = started(config, PROMPTS)
+    drafter.blocks = draft(config, TARGET, given)
+    drafter.blocks.start(3)
+    with torch.inference_mode():
+        found = drafter.propose([5, 5, 5], draw(3, params))
+    assert set(found.tokens.flatten().tolist()) <= set(ids)
+    if found.q is not None:
+        gone = [i for i in range(V) if i not in ids]
+        assert float(found.q[..., gone].abs().max()) == 0
+
+
+@pytest.mark.parametrize("config", [ZLAB, DSPARK, CONFIDENT, speculators("dspark", markov_rank=2)])
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_greedy_texts_are_the_target_s_own(config, gamma):
+    network = pairs.target("Llama")
+    prompts = pairs.PROMPTS
+    target, drafter = pair(config, network)
+    found = Speculator(target=target, drafter=drafter).generate(
+        prompts, max_new_tokens=12, gamma=gamma
+    )
+    for each, prompt in zip(found, prompts, strict=True):
+        pairs.assert_greedy(each, network, prompt, 12)
+
+
+def test_states_are_those_of_all_tokens_before_the_last():
+    """Through prompts that are read in passes of others, rounds, and rows that leave."""
+    network, seen = pairs.target("Llama"), []
+
+    class Compares(BlockDrafter):
+        def propose(self, gamma: list[int], draw: Draw) -> Draft:
+            for row, read in zip(self.rows, self.blocks.lengths, strict=True):
+                ids = torch.tensor([row.text])
+                every = network(ids, output_hidden_states=True).hidden_states[1][0]
+                end = read + len(row.carried)
+                assert end in (0, len(row.text) - 1)  # 0: a text that is read in this step
+                assert end == read or torch.allclose(row.carried, every[read:end])
+                seen.append(end)
+            return super().propose(gamma, draw)
+
+    target, drafter = pair(ZLAB, network, Compares)
+    speculator = Speculator(target=target, drafter=drafter)
+    some = [replace(SAMPLED, max_new_tokens=n) for n in (9, 3, 14, 6)]
+    speculator.generate([*pairs.PROMPTS, [4]], some, gamma=3)
+    assert len(seen) > 12
+
+
+@pytest.mark.parametrize("rule", ["block", "speculative", "coupled"])
+def test_a_chain_of_the_target_s_own_bigrams_is_always_accepted(rule):
+    """In float64, so that it fails by chance, which is rounding, once in a billion times."""
+    network = tiny.llama(V, seed=6).double()
+    for layer in network.model.layers:  # so that the last token alone counts
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    config = {**DSPARK, "markov_rank": V}
+    bigrams = torch.stack([pairs.scores(network, [x])[-1] for x in range(V)])
+    given = tensors(config, network) | {"lm_head.weight": torch.zeros(V, H)}
+    given = {name: x.double() for name, x in given.items()}
+    given["markov_head.markov_w1.weight"] = bigrams
+    given["markov_head.markov_w2.weight"] = torch.eye(V).double()
+    model = draft(config, network, given)
+    target = CausalModel(network, model.taps)
+    params = replace(SAMPLED, max_new_tokens=20, ignore_eos=True)
+    found = Speculator(target=target, drafter=BlockDrafter(target, model)).generate(
+        PROMPTS, params, gamma=4, rule=rule
+    )
+    assert all(each.stats.alpha == pytest.approx(1) for each in found)
+    assert min(each.stats.accepted for each in found) >= 14
+
+
+def test_layers_are_numbered_as_each_publisher_numbers_them():
+    ends = {**ZLAB, "num_target_layers": 3}
+    ends["dflash_config"] = {**ZLAB["dflash_config"], "target_layer_ids": [0, 2]}
+    assert block_config(ends).form.taps == (1, FINAL)
+    assert block_config(DSPARK).form.taps == (0, 1)
+    assert block_config(speculators()).form.taps == (1,)
+    assert all(map(is_blocks, (ends, DSPARK, speculators())))
+    assert not is_blocks({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    "angles",
+    [
+        {"rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    ],
+)
+def test_angles_are_read_from_configs_of_every_age(angles):
+    read = block_config({**ZLAB, **angles}).layers
+    assert read.rope_parameters["rope_theta"] == 5e5
+
+
+def without(config: dict[str, Any], name: str) -> dict[str, Any]:
+    return {k: v for k, v in config.items() if k != name}
+
+
+GEMMA = {**DSPARK, "architectures": ["Gemma4DSparkModel"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "error", "words"),
+    [
+        (without(DSPARK, "mask_token_id"), {}, InputError, "mask_token_id"),
+        (without(DSPARK, "block_size"), {}, InputError, "block_size"),
+        (without(ZLAB, "hidden_size"), {}, InputError, "hidden_size"),
+        ({**DSPARK, "mask_token_id": V}, {}, InputError, "40 tokens"),
+        ({**DSPARK, "markov_head_type": "deep"}, {}, RefusedError, "vanilla, gated and rnn"),
+        (GEMMA, {}, RefusedError, "Gemma4DSparkModel"),
+        (ZLAB, {"fc.weight": None}, InputError, "no fc.weight"),
+        (ZLAB, {"fc.weight": torch.zeros(H, 2 * H)}, InputError, r"\(32, 64\).*\(32, 32\)"),
+        (ZLAB, {"layers.0.self_attn.g_proj.weight": torch.zeros(1)}, RefusedError, "g_proj"),
+        (ZLAB, {"d2t": torch.zeros(4).long()}, InputError, "lm_head"),
+        (ZLAB, {"embed_tokens.weight": torch.zeros(V, 16)}, InputError, "embedding"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_in_a_line(config, change, error, words):
+    given = tensors(ZLAB, TARGET) | change
+    with pytest.raises(error, match=words) as caught:
+        draft(config, TARGET, {name: x for name, x in given.items() if x is not None})
+    assert "\n" not in str(caught.value)
+
+
+def test_ends_of_the_draft_s_own_take_the_place_of_the_target_s():
+    given = tensors(ZLAB, TARGET)
+    ends = TARGET.get_input_embeddings(), TARGET.get_output_embeddings()
+    copies = {"embed_tokens.weight": ends[0].weight.clone(), "lm_head.weight": ends[1].weight}
+    same = draft(ZLAB, TARGET, given | copies)
+    assert (same.embedding, same.head) == ends
+    other = draft(ZLAB, TARGET, given | {"lm_head.weight": ends[1].weight * 2})
+    results = [alone(model, states(6), 9, 4) for model in (same, other)]
+    assert torch.allclose(2 * results[0], results[1], atol=CLOSE)
