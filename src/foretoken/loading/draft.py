@@ -202,7 +202,7 @@ def draft_of(
     return PendingDraft(lambda loaded: drafter)
 
 
-def _shown(pending: published.PairsPending, options: LoadOptions) -> PendingDraft:
+def _shown(pending: published.PublishedPending, options: LoadOptions) -> PendingDraft:
     """A draft that reads the target's states."""
     if options.exact_shapes:
         raise RefusedError(

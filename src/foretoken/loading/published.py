@@ -12,13 +12,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from foretoken.costing import stored
 from foretoken.costing.pair_costs import PROBE_PROMPT
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.pairs import PairModel, PairsDrafter
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading import hub
@@ -40,6 +41,9 @@ READ = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the hub
 CHOICES = "taps.json"  # which layers' states a draft reads better
 TRIAL = 200  # tokens of the target's own text on which that is measured, for each way
 GAMMA = 4  # draft tokens in its steps
+BLOCKS = ("dflash", "dspark")
+MUSE = "muse_glimmer_assistant"
+WORDS = (("Eagle3", "eagle3"), ("DSpark", "dspark"), ("DFlash", "dflash"))  # of architectures
 CLEAR = 0.02  # by how much alpha must be greater, for another way than the file's
 
 
@@ -135,25 +139,81 @@ def kind_of(config: dict[str, Any]) -> str | None:
     if named:
         return str(named)
     kinds = " ".join(map(str, config.get("architectures") or []))
-    if "Eagle3" in kinds:
-        return "eagle3"
-    return None
+    for word, kind in WORDS:
+        if word in kinds:
+            return kind
+    return "dflash" if "dflash_config" in config or config.get("model_type") == MUSE else None
 
 
-def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PairsPending:
+class PublishedPending(Protocol):
+    """A draft that fits its target, whose states it reads."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Where the target has to show its states."""
+        ...
+
+    def attach(self, target: LoadedTarget) -> Drafter:
+        """Return the drafter. Raises RefusedError where the target shows no states."""
+        ...
+
+
+def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PublishedPending:
     """Return what makes a drafter of the draft. Raises RefusedError for one that does not fit the
     target, or is of a kind that is not known here."""
-    from foretoken.models.stock import pair_files  # late: takes seconds
+    weights, structure = Weights(draft.folder), target.facts.structure
+    if draft.kind == "eagle3":
+        from foretoken.models.stock import pair_files  # late: takes seconds
 
-    if draft.kind != "eagle3":
+        tensors = weights.read(weights.keys)
+        pairs = pair_files.eagle(draft.name, draft.config, tensors, structure)
+        return PairsPending(draft, pairs, options)
+    if draft.kind in BLOCKS:
+        from foretoken.models.stock import dflash_files  # late: as above
+
+        options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
+        tensors = weights.read(weights.keys)
+        text = structure.config.get_text_config(decoder=True)
+        dflash_files.require_fit(draft.config, tensors, text.hidden_size, target.facts.V)
+        taps = dflash_files.block_config(draft.config).form.taps
+        return BlocksPending(draft, taps, tensors, text.hidden_size)
+    raise RefusedError(
+        f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not known here; give one of "
+        f"kind eagle3, {' or '.join(BLOCKS)}, or a model"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPending:
+    """A draft by blocks that fits its target; it runs on torch."""
+
+    source: Published
+    taps: tuple[int, ...]
+    tensors: dict[str, torch.Tensor]
+    hidden_size: int
+
+    def attach(self, target: LoadedTarget) -> Drafter:
+        """Return the drafter. Raises RefusedError where the target shows no states."""
+        from foretoken.drafters.dflash import BlockDrafter
+        from foretoken.models.stock.dflash_files import blocks  # late: takes seconds
+
+        model = _showing(target, self.taps, self.source.name)
+        ends = TargetEnds(target.read, target.model)
+        head = nn.Linear(1, 1, bias=False, device="meta")
+        head.weight = nn.Parameter(ends.head, requires_grad=False)
+        made = blocks(self.source.config, self.tensors, self.hidden_size, ends.embedding, head)
+        return BlockDrafter(model, made)
+
+
+def _showing(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Shows:
+    """The target's model. Raises RefusedError where it shows no states at the taps."""
+    model = target.model
+    if not isinstance(model, Shows) or model.taps != taps:
         raise RefusedError(
-            f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not known here; give an "
-            "EAGLE-3 draft, or a model"
+            f"{target.known.name} on {model.runtime} shows no states between its layers, which "
+            f"{name} reads; give another draft"
         )
-    weights = Weights(draft.folder)
-    structure = target.facts.structure
-    pairs = pair_files.eagle(draft.name, draft.config, weights.read(weights.keys), structure)
-    return PairsPending(draft, pairs, options)
+    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +243,9 @@ class PairsPending:
 
     def attach(self, target: LoadedTarget) -> PairsDrafter:
         """Return the drafter. Raises RefusedError where the target shows no states."""
-        model = target.model
-        if not isinstance(model, Shows) or model.taps != self.taps:
-            raise RefusedError(
-                f"{target.known.name} on {model.runtime} shows no states between its layers, which "
-                f"{self.source.name} reads; give another draft"
-            )
+        model = _showing(target, self.taps, self.source.name)
         own = self.pairs.embedding
-        embedding = TargetEnds(target.read, model).embedding if own is None else _rows(own)
+        embedding = TargetEnds(target.read, target.model).embedding if own is None else _rows(own)
         decoder = decoder_of_pairs(self.source, self.pairs.network, model, self.options.draft_dtype)
         make = self._maker(model, cast(PairModel, decoder), embedding)
         if self._asked:

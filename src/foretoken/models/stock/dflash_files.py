@@ -163,6 +163,19 @@ def blocks(
     return StockBlocks(network, embedding, head, ids)
 
 
+def require_fit(config: dict[str, Any], tensors: dict[str, Tensor], hidden: int, V: int) -> None:
+    """Raise as `blocks` does, for a target with states so wide and V tokens."""
+    read = block_config(config)
+    tensors = {_renamed(name): tensor for name, tensor in tensors.items()}
+    if read.layers.hidden_size != hidden and ENDS[0] not in tensors:
+        raise InputError(
+            f"the draft's layers are {read.layers.hidden_size} wide, the target's embeddings "
+            f"{hidden}; give a draft for this target"
+        )
+    outputs = len(tensors["d2t"]) if "d2t" in tensors else V
+    _fill(unfilled(read, hidden, V, outputs), tensors)
+
+
 def unfilled(read: BlockConfig, hidden_size: int, vocab_size: int, outputs: int) -> BlockNetwork:
     """Make the network of a config, with weights of chance, for a target of that width and
     vocabulary, and so many outputs of its own."""

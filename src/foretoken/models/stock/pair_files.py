@@ -186,7 +186,7 @@ def _small(config: PreTrainedConfig) -> PreTrainedModel:
     config = copy.deepcopy(config)
     config.vocab_size = TINY
     config.pad_token_id = config.bos_token_id = config.eos_token_id = None
-    return AutoModelForCausalLM.from_config(config).float().eval()
+    return AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
 
 
 def _in_place(tensors: Tensors, *, normed: bool) -> Tensors:
