@@ -55,5 +55,6 @@ def pair(
 ) -> tuple[Shows, BlockDrafter]:
     """A target that shows its states, and a drafter upon it."""
     model = draft(config, network)
-    target = CausalModel(network, model.taps)
+    target = CausalModel(network)
+    target.tap(model.taps)
     return target, kind(target, model)

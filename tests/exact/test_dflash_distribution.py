@@ -61,7 +61,8 @@ def case(
     model = draft(config, NETWORK)
 
     def target() -> CausalModel:
-        made.append(CausalModel(NETWORK, model.taps))
+        made.append(CausalModel(NETWORK))
+        made[-1].tap(model.taps)
         return made[-1]
 
     row = Request(PROMPT, 100, RowKey(0, 0))

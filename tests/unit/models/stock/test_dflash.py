@@ -323,7 +323,8 @@ def test_a_chain_of_the_target_s_own_bigrams_is_always_accepted(rule):
     given["markov_head.markov_w1.weight"] = bigrams
     given["markov_head.markov_w2.weight"] = torch.eye(V).double()
     model = draft(config, network, given)
-    target = CausalModel(network, model.taps)
+    target = CausalModel(network)
+    target.tap(model.taps)
     params = replace(SAMPLED, max_new_tokens=20, ignore_eos=True)
     found = Speculator(target=target, drafter=BlockDrafter(target, model)).generate(
         PROMPTS, params, gamma=4, rule=rule
