@@ -44,7 +44,7 @@ class BorrowingModel(Protocol):
 
 
 @dataclass(slots=True)
-class _Text:
+class _TextEnd:
     length: int
     last: int  # its last token
     state: Tensor | None = None  # [H], the target's at the token before that
@@ -69,7 +69,7 @@ class AssistantDrafter(DrafterBase):
         self.target, self.network, self.embedding = target, model, embedding
         self.runtime, self.vocab_size = model.runtime, target.vocab_size
         self.identity: str | None = model.identity
-        self.texts: list[_Text] = []
+        self.texts: list[_TextEnd] = []
 
     def reading(self, target: Model) -> AssistantDrafter:
         """The same network over another target, without rows."""
@@ -85,7 +85,7 @@ class AssistantDrafter(DrafterBase):
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        self.texts += [_Text(len(prompt), prompt[-1]) for prompt in prompts]
+        self.texts += [_TextEnd(len(prompt), prompt[-1]) for prompt in prompts]
         self._take()
 
     def _take(self) -> None:
