@@ -25,8 +25,15 @@ PLAIN = SamplingParams(temperature=1.0)
 CUT = SamplingParams(temperature=0.8, top_p=0.9)
 
 
-@pytest.mark.parametrize("rule", ["block", pytest.param("speculative", marks=pytest.mark.prove)])
-@pytest.mark.parametrize("params", [PLAIN, CUT])
+@pytest.mark.parametrize(
+    ("params", "rule"),
+    [
+        (CUT, "block"),
+        pytest.param(PLAIN, "block", marks=pytest.mark.prove),
+        pytest.param(PLAIN, "speculative", marks=pytest.mark.prove),
+        pytest.param(CUT, "speculative", marks=pytest.mark.prove),
+    ],
+)
 def test_texts_have_the_exact_distribution(params: SamplingParams, rule: str) -> None:
     """Fails by chance for one seed in a million."""
     net = assistants.target(V)
