@@ -266,6 +266,29 @@ class Shows(Model, Protocol):
         ...
 
 
+class LentKeys(NamedTuple):
+    """Keys and values of one layer, `[B, heads, slots, dim]`."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@runtime_checkable
+class LendsKeys(Shows, Protocol):
+    """A model whose keys and values a draft may read, which has none of its own."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every row."""
+        ...
+
+    def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
+        """Return those of the last layer of a kind ("full_attention", "sliding_attention") that
+        keeps any, for these rows and from slot `first` on, valid until the next run. A row's own
+        slots end at its length; what is behind them means nothing."""
+        ...
+
+
 class OpenModel(Model, Protocol):
     """A model that also shows what its output layer reads."""
 

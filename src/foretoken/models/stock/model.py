@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoEModelOutput
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import Blocks, Tree, counts_of
+from foretoken.models.base import Blocks, LentKeys, Tree, counts_of
 from foretoken.models.rows import (
     BEYOND,
     CHUNK,
@@ -45,6 +45,7 @@ from foretoken.models.stock.cache import (
     given,
     ragged_cache,
 )
+from foretoken.models.stock.lending import lenders, rows_of
 from foretoken.models.stock.positions import takes_positions
 from foretoken.models.stock.sizes import (
     context_limit,
@@ -229,6 +230,10 @@ class CausalModel(StockModel):
             )
         super().__init__(model)
         self.takes_positions = takes_positions(model)
+
+    def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
+        layer = lenders(self.model.config.get_text_config(decoder=True))[kind]
+        return rows_of(self.cache, layer, rows, first)
 
     def _empty(self) -> RaggedCache:
         return ragged_cache(self.model, 0)
