@@ -109,7 +109,9 @@ def drafter(
 
 
 def running(net: PreTrainedModel) -> CausalModel:
-    return CausalModel(net, (FINAL,))
+    model = CausalModel(net)
+    model.tap((FINAL,))
+    return model
 
 
 @torch.inference_mode()

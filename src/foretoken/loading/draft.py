@@ -59,6 +59,7 @@ class PendingDraft:
     # loads it in another precision, where none was asked for and another may be faster
     rounded: Callable[[str], LMDrafter] | None = None
     taps: tuple[int, ...] = ()  # where the target is to show its states
+    runtime: str | None = None  # that the target must have; None: any
 
 
 def own_copy(
@@ -209,7 +210,7 @@ def _shown(pending: published.PublishedPending, options: LoadOptions) -> Pending
             "exact_shapes=True shows no hidden states, which the draft reads; give another draft"
         )
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
-    return PendingDraft(pending.attach, taps=pending.taps)
+    return PendingDraft(pending.attach, taps=pending.taps, runtime=pending.runtime)
 
 
 def _refuse_model_options(name: str, options: LoadOptions) -> None:

@@ -91,7 +91,8 @@ def load(
         drafts_in = Placement(asked.draft_dtype or asked.dtype, device, asked.runtime)
         pending = draft_of(given, known, asked, drafts_in)
     with log_if_slow(log, "loading %s", known.name):
-        placement = replace(placement, taps=pending.taps)
+        runtime = pending.runtime or placement.runtime
+        placement = replace(placement, taps=pending.taps, runtime=runtime)
         running = (place_exact if asked.exact_shapes else place)(known.facts.read, placement).model
     loaded = LoadedTarget(known, running)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))

@@ -24,15 +24,17 @@ from foretoken.drafters.pairs import PairModel, PairsDrafter
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading import hub
 from foretoken.loading.ends import TargetEnds
-from foretoken.loading.options import LoadOptions
+from foretoken.loading.options import ROUNDED, LoadOptions
 from foretoken.loading.runtimes import decoder_of_pairs
 from foretoken.loading.sources import Source
 from foretoken.loading.target import KnownTarget, LoadedTarget
 from foretoken.loading.tensors import Weights
-from foretoken.models.base import Shows
+from foretoken.models.base import LendsKeys, Shows
+from foretoken.models.shown import FINAL
 from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:
+    from foretoken.models.stock.assistant import Assistant
     from foretoken.models.stock.pair_files import PairsDraft
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ CHOICES = "taps.json"  # which layers' states a draft reads better
 TRIAL = 200  # tokens of the target's own text on which that is measured, for each way
 GAMMA = 4  # draft tokens in its steps
 BLOCKS = ("dflash", "dspark")
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 MUSE = "muse_glimmer_assistant"
 WORDS = (("Eagle3", "eagle3"), ("DSpark", "dspark"), ("DFlash", "dflash"))  # of architectures
 CLEAR = 0.02  # by how much alpha must be greater, for another way than the file's
@@ -138,6 +141,8 @@ def kind_of(config: dict[str, Any]) -> str | None:
     named = config.get("speculators_model_type")
     if named:
         return str(named)
+    if config.get("model_type") in ASSISTANTS:
+        return "assistant"
     kinds = " ".join(map(str, config.get("architectures") or []))
     for word, kind in WORDS:
         if word in kinds:
@@ -151,6 +156,11 @@ class PublishedPending(Protocol):
     @property
     def taps(self) -> tuple[int, ...]:
         """Where the target has to show its states."""
+        ...
+
+    @property
+    def runtime(self) -> str | None:
+        """The runtime that the target has to have; None: any that shows its states."""
         ...
 
     def attach(self, target: LoadedTarget) -> Drafter:
@@ -177,10 +187,55 @@ def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Publ
         dflash_files.require_fit(draft.config, tensors, text.hidden_size, target.facts.V)
         taps = dflash_files.block_config(draft.config).form.taps
         return BlocksPending(draft, taps, tensors, text.hidden_size)
+    if draft.kind == "assistant":
+        return _assistant(draft, target, options)
     raise RefusedError(
         f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not known here; give one of "
-        f"kind eagle3, {' or '.join(BLOCKS)}, or a model"
+        f"kind eagle3, {', '.join(BLOCKS)} or assistant, or a model"
     )
+
+
+def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> AssistantPending:
+    from foretoken.models.stock.assistant_files import read_assistant  # late: takes seconds
+
+    options.refuse("draft_taps", "draft_dtype", because="an assistant is as its target is")
+    if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED:
+        asked = options.dtype if options.dtype in ROUNDED else options.runtime
+        raise RefusedError(
+            f"{draft.name} reads the target's keys and values, which torch alone lends, not "
+            f"{asked}; give runtime='transformers' and a dtype of torch's, or another draft"
+        )
+    weights, dtype = Weights(draft.folder), getattr(torch, options.dtype, torch.float32)
+    config = target.facts.structure.config.get_text_config(decoder=True)
+    network = read_assistant(draft.config, weights.read(weights.keys), config, dtype)
+    return AssistantPending(draft, network)
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantPending:
+    """An assistant that fits its target, which has to run on torch."""
+
+    source: Published
+    network: Assistant
+    taps: tuple[int, ...] = (FINAL,)
+    runtime: str = "transformers"
+
+    def attach(self, target: LoadedTarget) -> Drafter:
+        """Return the drafter. Raises RefusedError where the target lends no keys and values."""
+        from foretoken.drafters.assistant import AssistantDrafter
+        from foretoken.models.stock.assistant import StockAssistant  # late: takes seconds
+
+        model = _showing(target, self.taps, self.source.name)
+        if not isinstance(model, LendsKeys):
+            raise RefusedError(
+                f"{target.known.name} lends no keys and values, which {self.source.name} reads; "
+                "give another draft"
+            )
+        embedding: Any = TargetEnds(target.read, target.model).embedding
+        weight = embedding.weight
+        ready: Any = self.network
+        over = StockAssistant(ready.to(weight.device, weight.dtype), model)
+        return AssistantDrafter(model, over, embedding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +246,7 @@ class BlocksPending:
     taps: tuple[int, ...]
     tensors: dict[str, torch.Tensor]
     hidden_size: int
+    runtime: None = None
 
     def attach(self, target: LoadedTarget) -> Drafter:
         """Return the drafter. Raises RefusedError where the target shows no states."""
@@ -223,6 +279,7 @@ class PairsPending:
     source: Published
     pairs: PairsDraft
     options: LoadOptions
+    runtime: None = None
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -133,7 +133,9 @@ def test_another_target_has_the_same_taps() -> None:
     assert isinstance(other, LendsKeys)
     assert drafter.reading(other).network.target is other
     with pytest.raises(InputError, match="does not show"):
-        drafter.reading(CausalModel(tiny.llama(V), (0, FINAL)))
+        other = CausalModel(tiny.llama(V))
+        other.tap((0, FINAL))
+        drafter.reading(other)
 
 
 @pytest.mark.parametrize("sharing", [False, True])
