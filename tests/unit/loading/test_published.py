@@ -1,0 +1,131 @@
+"""A folder is found out to be a draft, of which kind, and whether it fits the target; greedy texts
+with it are the target's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from typer.testing import CliRunner
+
+import assistants
+import blocks
+import foretoken
+import tiny
+from foretoken import cli
+from foretoken.errors import InputError, RefusedError
+from foretoken.loading.published import kind_of
+from foretoken.loading.tensors import Weights
+
+PROMPTS = [[5, 9, 17], [3]]
+
+
+def saved(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+    save_file(
+        {name: x.clone().contiguous() for name, x in tensors.items()}, folder / "model.safetensors"
+    )
+    return folder
+
+
+def llama(folder: Path) -> tuple[PreTrainedModel, Path]:
+    target = tiny.llama(320, context=128, num_hidden_layers=6)
+    target.save_pretrained(folder / "target")
+    return target, folder / "target"
+
+
+def assert_own_texts(spec: foretoken.Speculator) -> None:
+    drafted = spec.generate(PROMPTS, max_new_tokens=16, gamma=3)
+    plain = spec.generate(PROMPTS, max_new_tokens=16, gamma=0)
+    assert [text.tokens for text in drafted] == [text.tokens for text in plain]
+    assert sum(text.stats.drafted for text in drafted) > 0
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize(
+    "runtime", ["transformers", pytest.param("openvino", marks=pytest.mark.openvino)]
+)
+def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
+    target, folder = llama(tmp_path)
+    config = blocks.speculators(kind)
+    draft = saved(tmp_path / kind, config, blocks.tensors(config, target))
+    spec = foretoken.load(folder, draft, runtime=runtime)
+    assert spec.target.runtime == runtime and spec.target.taps
+    assert_own_texts(spec)
+
+
+def test_an_assistant_has_its_target_on_torch(tmp_path: Path) -> None:
+    assistants.target(64).float().save_pretrained(tmp_path / "target")
+    tensors = assistants.network(64, ordered=True).state_dict()
+    tensors = {k: x.float() if x.is_floating_point() else x for k, x in tensors.items()}
+    config = assistants.assistant_config(64, ordered=True).to_dict()
+    draft = saved(tmp_path / "draft", config, tensors)
+    spec = foretoken.load(tmp_path / "target", draft)
+    assert spec.target.runtime == "transformers"
+    assert_own_texts(spec)
+    for options, said in (
+        ({"runtime": "openvino"}, "which torch alone lends, not openvino"),
+        ({"dtype": "int8"}, "not int8"),
+        ({"exact_shapes": True}, "exact_shapes=True shows no hidden states"),
+    ):
+        with pytest.raises(RefusedError, match=said):
+            foretoken.load(tmp_path / "target", draft, **options)
+
+
+def test_a_draft_of_another_target_is_refused_before_that_is_loaded(tmp_path: Path) -> None:
+    _, folder = llama(tmp_path)
+    other = tiny.llama(320, num_hidden_layers=6, hidden_size=64)
+    config = blocks.speculators()
+    config["transformer_layer_config"]["hidden_size"] = 64
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, other))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="give a draft for this target"):
+        foretoken.load(folder, draft)
+
+
+def test_kinds_that_are_not_known_and_models(tmp_path: Path) -> None:
+    _, folder = llama(tmp_path)
+    assert kind_of(json.loads((folder / "config.json").read_text())) is None
+    assert kind_of({"architectures": ["LlamaForCausalLMEagle3"]}) == "eagle3"
+    draft = saved(tmp_path / "draft", {"speculators_model_type": "peagle"}, {"x": torch.ones(1)})
+    with pytest.raises(RefusedError, match="of kind 'peagle', which is not known here"):
+        foretoken.load(folder, draft)
+    with pytest.raises(RefusedError, match="holds no layer for multi-token prediction"):
+        foretoken.load(folder, "mtp")
+
+
+def test_weights_in_pieces_and_pickles(tmp_path: Path) -> None:
+    parts = {"a": torch.arange(4.0), "b": torch.ones(2, 2)}
+    for name, x in parts.items():
+        save_file({name: x}, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {name: f"{name}.safetensors" for name in parts}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    read = Weights(tmp_path).read(["b", "a"])
+    assert all(torch.equal(read[name], x) for name, x in parts.items())
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    torch.save(parts, pickled / "pytorch_model.bin")
+    assert torch.equal(Weights(pickled).read(["a"])["a"], parts["a"])
+    (pickled / "pytorch_model.bin").write_bytes(b"no pickle")
+    with pytest.raises(InputError, match="cannot be read"):
+        Weights(pickled).read(["a"])
+    with pytest.raises(InputError, match="holds no weights"):
+        Weights(tmp_path / "target").read(["a"])
+
+
+def test_doctor_says_what_a_draft_is_and_export_refuses_it(tmp_path: Path) -> None:
+    target, folder = llama(tmp_path)
+    config = blocks.speculators("dspark")
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+    told = CliRunner().invoke(cli.app, ["doctor", str(draft)])
+    assert told.exit_code == 0 and "is a draft of kind dspark" in told.output
+    pair = ["--target", str(folder), "--draft", str(draft), "--gamma", "3"]
+    refused = CliRunner().invoke(cli.app, ["export", "vllm", *pair])
+    assert "reads the target's states" in str(refused.exception)
