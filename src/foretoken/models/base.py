@@ -184,8 +184,8 @@ class Encodes(Model, Protocol):
 
 
 @runtime_checkable
-class Sized(Model, Protocol):
-    """A model that says what its rows take."""
+class Sized(Protocol):
+    """A model, or a part of a drafter, that says what its rows take."""
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         """Bytes of keys and values, at most, of rows of so many tokens and their sources of so

@@ -22,6 +22,7 @@ from foretoken import cli
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.published import kind_of
 from foretoken.loading.tensors import Weights
+from foretoken.models.base import Sized
 
 PROMPTS = [[5, 9, 17], [3]]
 
@@ -83,7 +84,7 @@ def test_a_draft_of_another_target_is_refused_before_that_is_loaded(tmp_path: Pa
     _, folder = llama(tmp_path)
     other = tiny.llama(320, num_hidden_layers=6, hidden_size=64)
     config = blocks.speculators()
-    config["transformer_layer_config"]["hidden_size"] = 64
+    config["transformer_layer_config"] = {**blocks.LAYERS, "hidden_size": 64}
     draft = saved(tmp_path / "draft", config, blocks.tensors(config, other))
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match="give a draft for this target"):
@@ -129,3 +130,37 @@ def test_doctor_says_what_a_draft_is_and_export_refuses_it(tmp_path: Path) -> No
     pair = ["--target", str(folder), "--draft", str(draft), "--gamma", "3"]
     refused = CliRunner().invoke(cli.app, ["export", "vllm", *pair])
     assert "reads the target's states" in str(refused.exception)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "assistant"])
+def test_memory_for_keys_and_values_is_counted(kind: str, tmp_path: Path) -> None:
+    """Rows that the memory has no room for together run one after another, to the same texts."""
+    if kind == "assistant":
+        target = assistants.target(64).float()
+        target.save_pretrained(tmp_path / "target")
+        tensors = assistants.network(64).state_dict()
+        tensors = {name: x.float() for name, x in tensors.items()}
+        config, folder = (
+            assistants.assistant_config(64, ordered=False).to_dict(),
+            tmp_path / "target",
+        )
+    else:
+        target, folder = llama(tmp_path)
+        config = blocks.speculators()
+        tensors = blocks.tensors(config, target)
+    draft = saved(tmp_path / "draft", config, tensors)
+    spec = foretoken.load(folder, draft, runtime="transformers")
+    alone = [text.tokens for text in spec.generate(PROMPTS, max_new_tokens=8, gamma=2)]
+    sized = [part for part in (spec.target, *spec.drafter.holds) if isinstance(part, Sized)]
+    room = sum(part.memory([16], [0]) for part in sized)
+    assert len(sized) == 2 - (kind == "assistant")
+    texts: dict[int, list[int]] = {}
+    with foretoken.Engine(spec, kv_memory=room) as engine:
+        ids = [engine.add(prompt, max_new_tokens=8, gamma=2) for prompt in PROMPTS]
+        most = 0
+        while engine.running or engine.waiting:
+            most = max(most, engine.running)
+            for event in engine.step():
+                if event.completion is not None:
+                    texts[event.id] = event.completion.tokens
+    assert [texts[id] for id in ids] == alone and most == 1

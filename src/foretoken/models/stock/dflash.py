@@ -22,8 +22,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from foretoken.models.rows import CHUNK, staying
-from foretoken.models.stock.cache import RaggedCache, RaggedLayer
+from foretoken.models.rows import CHUNK, most_slots, staying
+from foretoken.models.stock.cache import BUCKET, RaggedCache, RaggedLayer
 from foretoken.transfer import sent
 
 
@@ -228,6 +228,12 @@ class StockBlocks:
     def lengths(self) -> list[int]:
         """Tokens of each row whose states were read."""
         return self.cache.lengths
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        """Bytes of the context, at most, of rows of so many tokens."""
+        config: Any = self.network.config
+        pair = 2 * config.num_key_value_heads * config.head_dim * self.network.fc.weight.itemsize
+        return config.num_hidden_layers * pair * most_slots(lengths, BUCKET)
 
     @torch.inference_mode()
     def start(self, rows: int) -> None:

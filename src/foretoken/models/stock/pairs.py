@@ -183,6 +183,11 @@ class StockPairs(CausalModel):
         assert len(self._pairs) == len(counts_of(blocks, need))
         return super().score(blocks, need)
 
+    def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:
+        width = cast(PairsNetwork, self.model).reads
+        self._pairs = [torch.zeros(len(p), width, dtype=self.model.dtype) for p in prompts]
+        return super().read(prompts)  # of no states: rows begin empty, or are measured
+
     def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
         pairs = pad_sequence(self._pairs, batch_first=True)
         return {"inputs_embeds": cache.placed(pairs), "position_ids": cache.positions}
