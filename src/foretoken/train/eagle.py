@@ -2,7 +2,7 @@
 
 The draft is unrolled over several depths, as it will be used: at the first it reads the target's
 states, at each further one its own of the depth before, and learns the target's distribution at
-every one. Tokens are the text's. What is read of the target is computed once and kept on disk.
+every one. Tokens are the text's. The target's states are computed once and kept on disk.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a draft in training reads of a frozen target, for each token of its texts: computed once,
-kept on disk within a stated size, and mapped from there.
+"""States of a frozen target that a draft in training reads, for each token of its texts: computed
+once, kept on disk within a stated size, and mapped from there.
 
 A shard is a few texts, written whole or not at all, so that a run which was killed goes on behind
 the last one.
