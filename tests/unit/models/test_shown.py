@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,7 +25,12 @@ HYBRID = "Qwen3_5ForCausalLM"
 
 
 def network(name: str) -> Any:
-    return LLAMA if name == "Llama" else hybrids.hybrid(name)
+    return LLAMA if name == "Llama" else _hybrid()
+
+
+@cache
+def _hybrid() -> Any:
+    return hybrids.random(HYBRID, 0)
 
 
 def taps_of(name: str) -> tuple[int, ...]:
@@ -64,7 +70,7 @@ class Watched:
                 assert (states - full).abs().max() < within * full.abs().max()
 
 
-def play(target: Any, name: str, within: float, seed: int, turns: int = 25) -> None:
+def play(target: Any, name: str, within: float, seed: int, turns: int = 20) -> None:
     """Rows join with prompts, read blocks, are rolled back, move and leave, at random."""
     dice = random.Random(seed)
     target.show(lambda text: 0)
@@ -84,7 +90,9 @@ def play(target: Any, name: str, within: float, seed: int, turns: int = 25) -> N
         target.score(blocks, [dice.randint(0, len(block)) for block in blocks])
         watched.texts = [t + new for t, new in zip(watched.texts, blocks, strict=True)]
         if dice.random() < 0.5:
-            keep = [len(t) - dice.randint(0, len(n)) for t, n in zip(watched.texts, blocks)]
+            keep = [
+                len(t) - dice.randint(0, len(n)) for t, n in zip(watched.texts, blocks, strict=True)
+            ]
             target.set_lengths(keep)
             watched.texts = [text[:n] for text, n in zip(watched.texts, keep, strict=True)]
 
