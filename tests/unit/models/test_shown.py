@@ -21,7 +21,7 @@ from pairdrafts import states_of, tapped
 
 LAYERS = 3
 LLAMA = tiny.llama(64, num_hidden_layers=LAYERS).double()
-HYBRID = "Qwen3_5ForCausalLM"
+HYBRID = "Qwen3_5ForCausalLM"  # whose code has its recurrences in float32
 
 
 def network(name: str) -> Any:
@@ -131,7 +131,7 @@ def play(target: Any, name: str, within: float, seed: int, turns: int = 20) -> N
 def test_states_are_those_of_one_forward(name: str) -> None:
     target = tapped(network(name), taps_of(name))
     for seed in range(4):
-        play(target, name, 1e-5 if name == HYBRID else 1e-12, seed)
+        play(target, name, 1e-3 if name == HYBRID else 1e-12, seed)
 
 
 @pytest.mark.openvino
@@ -139,7 +139,7 @@ def test_states_are_those_of_one_forward(name: str) -> None:
 def test_states_are_those_of_one_forward_on_openvino(name: str) -> None:
     target = on_openvino(name, taps_of(name))
     for seed in range(3):
-        play(target, name, 1e-4, seed)
+        play(target, name, 1e-3 if name == HYBRID else 1e-4, seed)
 
 
 def shows_nothing_unwatched(target: Any) -> None:

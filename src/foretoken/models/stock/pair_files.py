@@ -76,11 +76,11 @@ def eagle(
     count = fc.shape[1] // width
     taps, others = _taps(name, config, count, text.num_hidden_layers)
     _tensor(name, tensors, "lm_head.weight")
+    embedding = _embedding(name, tensors, H, text)
     network = _eagle(layers, config, tensors, count, width)
     filed = partial(_filed, before=bool(config.get("norm_before_fc")))
     _load(name, network, tensors, filed)
     ids = _ids(name, tensors, text.vocab_size)
-    embedding = _embedding(name, tensors, text.vocab_size)
     return PairsDraft(network, taps, others, ids, embedding)
 
 
@@ -155,13 +155,12 @@ def _eagle(
     join = Join(nn.Linear(count * width, H, bias=False), nn.ModuleList(norms))
     before = bool(config.get("norm_before_residual"))
     first, *more = cast(Any, decoder.layers)
-    E = tensors["embed_tokens.weight"].shape[1] if "embed_tokens.weight" in tensors else width
     head: nn.Module = nn.Linear(H, V, bias=False)
     normed = bool(config.get("norm_output"))
     return PairsNetwork(
         model.config,
-        E,
-        EagleLayer(first, E, H, before=before),
+        H,
+        EagleLayer(first, H, H, before=before),
         more,
         decoder.rotary_emb,
         head if normed else NormedHead(decoder.norm, cast(nn.Linear, head)),
@@ -230,10 +229,16 @@ def _require_numbers(name: str, key: str, x: Tensor) -> None:
         raise RefusedError(f"{name} holds invalid numbers in {key}; fetch it again")
 
 
-def _embedding(name: str, tensors: Tensors, V: int) -> Tensor | None:
+def _embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> Tensor | None:
     """The draft's own embeddings, of all of the target's tokens; None where it has none."""
-    key = "embed_tokens.weight"
+    key, V = "embed_tokens.weight", text.vocab_size
     own = tensors.get(key)
+    width = text.hidden_size if own is None else own.shape[1]
+    if width != H:
+        whose = "the target's" if own is None else "its own"
+        raise RefusedError(
+            f"{name} reads embeddings of {H}, {whose} have {width}; give a complete draft"
+        )
     if own is None:
         return None
     if len(own) < V:

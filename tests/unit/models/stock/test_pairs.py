@@ -158,7 +158,7 @@ def test_long_texts_are_read_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [[(7 * i * i + i) % V for i in range(n)] for n in (40, 3, 21)]
     speculator(drafter).generate(prompts, **HOT)
     require_true(notes, law(file))
-    assert max(sizes) == 8
+    assert max(sizes) <= 8 < sum(sizes) / 4
 
 
 def test_a_text_that_drafts_nothing_is_read_meanwhile() -> None:
@@ -402,6 +402,10 @@ WRONG: dict[str, tuple[EagleFile, str]] = {
     "embeddings of fewer tokens": (
         SOME.with_tensors(embed_tokens__weight=torch.randn(50, 32)),
         "the draft has embeddings of 50 tokens, the target has 64; give a draft for this target",
+    ),
+    "embeddings of another width": (
+        SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)),
+        "the draft reads embeddings of 32, its own have 16; give a complete draft",
     ),
     "verifier": (
         SOME.with_config(
