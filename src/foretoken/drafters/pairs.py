@@ -175,14 +175,15 @@ class PairsDrafter(DrafterBase):
             self._feed([len(row.carried) for row in self.rows], [0] * len(self.rows))
 
     def _shorten(self) -> int:
-        """Read carried pairs until the rest fits a pass; the passes that it took."""
+        """Read carried pairs, of all rows alike, until the rest fits a pass, or is one of each row;
+        the passes that it took."""
         passes = 0
-        while (total := sum(len(row.carried) for row in self.rows)) > CHUNK:
-            longest = max(self.rows, key=lambda row: len(row.carried))
-            count = min(CHUNK, total - CHUNK, len(longest.carried) - 1)
-            if not count:  # a pair of each row
+        while sum(len(row.carried) for row in self.rows) > CHUNK:
+            spare = [max(0, len(row.carried) - 1) for row in self.rows]
+            share = max(1, CHUNK // max(1, sum(n > 0 for n in spare)))
+            if not any(spare):
                 break
-            self._feed([count * (row is longest) for row in self.rows], [0] * len(self.rows))
+            self._feed([min(n, share) for n in spare], [0] * len(self.rows))
             passes += 1
         return passes
 

@@ -154,8 +154,7 @@ def fresh(target: PreTrainedModel, rows: int, lesson: EagleLesson, seed: int) ->
             num_hidden_layers=1,
             vocab_size=text.vocab_size,
         )
-        H = text.hidden_size
-        return eagle_network(config, {"norm_before_residual": True}, rows, H, 3, H)
+        return eagle_network(config, {"norm_before_residual": True}, rows, text.hidden_size, 3)
 
 
 class Compared(NamedTuple):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -42,6 +43,7 @@ MTP = (
 )
 PARTS = ("enorm.", "hnorm.", "eh_proj.", "post_norm.", "mtp_block.")
 SHARED = ("embed_tokens.", "shared_head.head.")  # with the target
+STACKED = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.")  # one of several
 EXPERT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
 
@@ -74,13 +76,13 @@ def eagle(
         )
     count = fc.shape[1] // width
     taps, others = _taps(name, config, count, text.num_hidden_layers)
-    own = tensors.get("embed_tokens.weight")
     rows = len(_tensor(name, tensors, "lm_head.weight"))
-    embedded = H if own is None else own.shape[1]
-    network = eagle_network(layers, config, rows, width, count, embedded)
-    _load(name, network, _in_place(tensors, normed=bool(config.get("norm_output"))))
+    embedding = _embedding(name, tensors, H, text)
+    network = eagle_network(layers, config, rows, width, count)
+    filed = partial(_filed, before=bool(config.get("norm_before_fc")))
+    _load(name, network, tensors, filed)
     ids = _ids(name, tensors, text.vocab_size)
-    return PairsDraft(network, taps, others, ids, own)
+    return PairsDraft(network, taps, others, ids, embedding)
 
 
 def widened(tensors: Tensors) -> Tensors:
@@ -131,10 +133,13 @@ def _taps(
     if not ids:
         ids = list(usual_taps(layers))
         if count != len(ids):
-            raise RefusedError(f"{name} reads states at {count} layers and does not say which")
+            raise RefusedError(
+                f"{name} reads states at {count} layers and does not say which; give a complete "
+                "config"
+            )
         return tuple(ids), ()
-    ids = [i % (layers + 1) for i in ids]
-    if len(ids) != count or max(ids) > layers:
+    ids = [i + layers + 1 if i < 0 else i for i in ids]  # from the end, as indices are
+    if len(ids) != count or not 0 <= min(ids) <= max(ids) <= layers:
         raise RefusedError(
             f"{name} reads behind layers {ids} by a product for {count}, the target has {layers} "
             "layers; give a draft for this target"
@@ -156,10 +161,9 @@ def eagle_network(
     rows: int,
     width: int,
     taps: int,
-    embedded: int,
 ) -> PairsNetwork:
     """EAGLE-3's network with random weights: `rows` of the output layer, states of `width` at so
-    many taps, embeddings `embedded` wide."""
+    many taps."""
     model, H = _small(layers), layers.hidden_size
     decoder: Any = model.get_decoder()
     norm_of, eps = type(decoder.norm), layers.rms_norm_eps
@@ -171,8 +175,8 @@ def eagle_network(
     head, normed = nn.Linear(H, rows, bias=False), bool(config.get("norm_output"))
     return PairsNetwork(
         model.config,
-        embedded,
-        EagleLayer(first, embedded, H, before=before),
+        H,
+        EagleLayer(first, H, H, before=before),
         more,
         decoder.rotary_emb,
         head if normed else NormedHead(decoder.norm, head),
@@ -189,25 +193,22 @@ def _small(config: PreTrainedConfig) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
 
 
-def _in_place(tensors: Tensors, *, normed: bool) -> Tensors:
-    """The weights by their names in the network; those of others are left out."""
+def _filed(key: str, *, before: bool) -> str:
+    """The name in speculators' layout of a weight of the network; before: whether the norm before
+    the product of states is a single one."""
     places = [
-        (r"^layers\.0\.", "first."),
-        (r"^layers\.(\d+)\.", lambda m: f"more.{int(m[1]) - 1}."),
-        (r"^norm\.", "norm." if normed else "head.norm."),
-        (r"^lm_head\.", "head." if normed else "head.linear."),
-        (r"^fc\.", "join.fc."),
-        (r"^input_norm\.", "join.norms.0."),
-        (r"^fc_norm\.", "join.norms."),
+        (r"^first\.", "layers.0."),
+        (r"^more\.(\d+)\.", lambda m: f"layers.{int(m[1]) + 1}."),
+        (r"^head\.norm\.", "norm."),
+        (r"^head\.(linear\.)?", "lm_head."),
+        (r"^join\.norms\.", "input_norm.!" if before else "fc_norm."),
+        (r"^join\.", ""),
     ]
-    placed: Tensors = {}
-    for key, x in tensors.items():
-        for pattern, place in places:
-            new, found = re.subn(pattern, cast(Any, place), key)
-            if found:
-                placed[new] = x
-                break
-    return placed
+    for pattern, place in places:
+        key, found = re.subn(pattern, cast(Any, place), key)
+        if found:
+            break
+    return key.replace("!0.", "")
 
 
 def _renamed(key: str, names: tuple[tuple[str, str], ...]) -> str:
@@ -223,19 +224,46 @@ def _tensor(name: str, tensors: Tensors, key: str) -> Tensor:
     return tensors[key]
 
 
-def _load(name: str, network: PairsNetwork, tensors: Tensors) -> None:
-    """Fill in the weights; RefusedError where some are missing, of another shape or invalid."""
-    for key, own in network.state_dict().items():
+def _load(name: str, network: PairsNetwork, tensors: Tensors, filed: Callable[[str], str]) -> None:
+    """Fill in the weights, whose names are `filed`; RefusedError where some are missing, of another
+    shape or invalid."""
+    for own_key, own in network.state_dict().items():
+        key = filed(own_key)
         x = _tensor(name, tensors, key)
         if x.shape != own.shape:
             raise RefusedError(
                 f"{name} holds {key} as {tuple(x.shape)}, its config says {tuple(own.shape)}; give "
                 "a config and weights of one draft"
             )
-        if not bool(x.isfinite().all()):
-            raise RefusedError(f"{name} holds invalid numbers in {key}; fetch it again")
+        _require_numbers(name, key, x)
         own.copy_(x)
     network.requires_grad_(False)
+
+
+def _require_numbers(name: str, key: str, x: Tensor) -> None:
+    if not bool(x.isfinite().all()):
+        raise RefusedError(f"{name} holds invalid numbers in {key}; fetch it again")
+
+
+def _embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> Tensor | None:
+    """The draft's own embeddings, of all of the target's tokens; None where it has none."""
+    key, V = "embed_tokens.weight", text.vocab_size
+    own = tensors.get(key)
+    width = text.hidden_size if own is None else own.shape[1]
+    if width != H:
+        whose = "the target's" if own is None else "its own"
+        raise RefusedError(
+            f"{name} reads embeddings of {H}, {whose} have {width}; give a complete draft"
+        )
+    if own is None:
+        return None
+    if len(own) < V:
+        raise RefusedError(
+            f"{name} has embeddings of {len(own)} tokens, the target has {V}; give a draft for "
+            "this target"
+        )
+    _require_numbers(name, key, own)
+    return own
 
 
 def _ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
@@ -278,7 +306,9 @@ def mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> P
         raise RefusedError(
             f"{name} holds no layer for multi-token prediction; give another draft than 'mtp'"
         )
-    if count is not None and count > 1:
+    more = [int(m[1]) for key in tensors if (m := STACKED.match(key))]
+    count = max(count or 1, 1 + max(more, default=0))
+    if count > 1:
         raise RefusedError(
             f"{name} has {count} layers for multi-token prediction, one behind another, and drafts "
             "by a single one alone; give another draft than 'mtp'"
@@ -297,8 +327,8 @@ def mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> P
     rows = HEAD if len(head) > 2 * HEAD else len(head)
     output = nn.Linear(head.shape[1], rows, bias=False)
     network = PairsNetwork(config, text.hidden_size, layer.float().eval(), [], rotary, output)
-    own = {f"first.{k}": x for k, x in _fused(named).items()}
-    _load(name, network, {**own, "head.weight": head[:rows]})
+    own = {**_fused(named), "head.weight": head[:rows]}
+    _load(name, network, own, lambda key: key.removeprefix("first."))
     ids = torch.arange(rows) if rows < len(head) else None
     return PairsDraft(network, (FINAL,), (), ids, None)
 

@@ -1,0 +1,466 @@
+"""Drafts over pairs draw from what their files say: every draft token's q is that of a fresh read
+of the text with the target's true states, by an independent forward, after any verification."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import MtpModel
+
+import hybrids
+import moving
+import pairs
+import tiny
+from foretoken import Engine, Speculator
+from foretoken.drafters import pairs as drafting
+from foretoken.errors import RefusedError
+from foretoken.lab import census
+from foretoken.models.shown import FINAL
+from foretoken.models.stock import pair_files
+from foretoken.models.stock.selfcheck import stir
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.keys import RowKey
+from pairdrafts import (
+    WITHIN,
+    EagleFile,
+    EagleLaw,
+    Tensors,
+    attended,
+    eagle_file,
+    filed,
+    gated,
+    mtp_draft,
+    mtp_layer,
+    noted,
+    on_openvino,
+    pairs_drafter,
+    part,
+    require_true,
+    rms,
+    states_of,
+    turned,
+    wide,
+)
+
+V, TAPS = 64, (1, 2, 3)
+KEPT = [3, 4, 9, *range(12, 40, 2), *range(41, 64)]
+TARGET = tiny.llama(V, context=256, num_hidden_layers=4).double()
+PROMPTS = [[5, 17, 33], [60, 12, 7, 9, 44, 31, 2, 18, 50, 41, 23, 6], [3, 58]]
+# Hot enough that many draft tokens of a random draft are kept, and many are not
+HOT: dict[str, Any] = {"max_new_tokens": 14, "gamma": 3, "temperature": 2.0, "seed": 1}
+EAGLES = {
+    "all tokens": eagle_file(V, TAPS),
+    "some tokens": eagle_file(V, TAPS, KEPT),
+    "own embeddings": eagle_file(V, TAPS, KEPT).with_tensors(
+        embed_tokens__weight=torch.randn(V, 32, generator=torch.Generator().manual_seed(7))
+    ),
+    "norm before residual": eagle_file(V, TAPS, KEPT, norm_before_residual=True),
+    "norm of the output": eagle_file(V, TAPS, KEPT, norm_output=True),
+    "norm before fc": eagle_file(V, TAPS, KEPT, norm_before_fc=True),
+    "norms of the states": eagle_file(V, TAPS, KEPT, fc_norm=True),
+    "three layers": eagle_file(V, TAPS, KEPT, 3, norm_output=True, norm_before_residual=True),
+    "two taps, from the end": eagle_file(V, (1, 4), KEPT, 2).with_config(
+        eagle_aux_hidden_state_layer_ids=[1, -1]
+    ),
+}
+
+
+def law(file: EagleFile) -> EagleLaw:
+    ids = file.config["eagle_aux_hidden_state_layer_ids"]
+    return EagleLaw(TARGET, file, tuple(i % 5 for i in ids))
+
+
+def speculator(drafter: Any) -> Speculator:
+    return Speculator(drafter.target, drafter)
+
+
+def require_course(drafter: Any, expected: Any, within: float = WITHIN) -> None:
+    """Sampled hot in a ragged batch, so that some draft tokens are kept and some are not."""
+    notes = noted(drafter)
+    texts = speculator(drafter).generate(PROMPTS, **HOT)
+    kept, made = (sum(getattr(t.stats, n) for t in texts) for n in ("accepted", "drafted"))
+    assert 0 < kept < made
+    require_true(notes, expected, within)
+
+
+@pytest.mark.parametrize("name", EAGLES)
+def test_eagle_draws_from_its_law(name: str) -> None:
+    file = EAGLES[name]
+    require_course(pairs_drafter(TARGET, file.read(TARGET)), law(file))
+
+
+@pytest.mark.parametrize("name", ["some tokens", "own embeddings", "norm before residual"])
+def test_both_layouts_are_one_draft(name: str) -> None:
+    file = EAGLES[name]
+    made = [each.read(TARGET) for each in (file, file.original())]
+    weights = [draft.network.state_dict() for draft in made]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    texts = [
+        speculator(pairs_drafter(TARGET, draft)).generate(PROMPTS, **HOT)
+        for draft in (made[0], made[1]._replace(taps=made[0].taps))
+    ]
+    for a, b in zip(*texts, strict=True):
+        assert a.tokens == b.tokens and a.stats.accepted == b.stats.accepted
+
+
+@pytest.mark.parametrize(
+    ("ids", "original", "taps", "others"),
+    [
+        ([0, 2, 3], False, (0, 2, 3), (1, 3, 4)),
+        ([1, 2, 3], False, (1, 2, 3), (2, 3, 4)),
+        ([1, 2, 3], True, (2, 3, 4), (1, 2, 3)),  # SpecForge's first is 1
+        ([0, 2, 3], True, (0, 2, 3), (1, 3, 4)),
+        ([1, 2, 4], True, (1, 2, 4), ()),  # behind the last layer: no layer's output
+        ([1, 2, -1], False, (1, 2, 4), ()),
+        (None, True, (2, 2, 1), ()),  # of four layers
+    ],
+)
+def test_ids_of_layers_have_two_senses(ids: Any, original: bool, taps: Any, others: Any) -> None:
+    file = EAGLES["some tokens"].with_config(eagle_aux_hidden_state_layer_ids=ids)
+    draft = (file.original() if original else file).read(TARGET)
+    assert (draft.taps, draft.others) == (taps, others)
+
+
+def test_the_ids_that_a_draft_knows_have_gaps() -> None:
+    draft = EAGLES["some tokens"].read(TARGET)
+    assert draft.ids is not None and draft.ids.tolist() == KEPT
+    assert EAGLES["all tokens"].read(TARGET).ids is None
+
+
+def replaced(drafter: Any, monkeypatch: pytest.MonkeyPatch, chunk: int) -> list[int]:
+    """Tokens in each of its passes, of which none is to have more than `chunk`."""
+    sizes: list[int] = []
+    score = drafter.model.score
+    monkeypatch.setattr(drafting, "CHUNK", chunk)
+
+    def counted(blocks: Any, need: Any) -> Any:
+        sizes.append(sum(map(len, blocks)))
+        return score(blocks, need)
+
+    drafter.model.score = counted
+    return sizes
+
+
+def test_long_texts_are_read_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = EAGLES["norm of the output"]
+    drafter = pairs_drafter(TARGET, file.read(TARGET))
+    sizes, notes = replaced(drafter, monkeypatch, 8), noted(drafter)
+    prompts = [[(7 * i * i + i) % V for i in range(n)] for n in (40, 3, 21)]
+    speculator(drafter).generate(prompts, **HOT)
+    require_true(notes, law(file))
+    assert max(sizes) <= 8 < sum(sizes) / 4
+
+
+def test_a_text_that_drafts_nothing_is_read_meanwhile() -> None:
+    """So that its first draft does not read all of it."""
+    file = EAGLES["some tokens"]
+    drafter = pairs_drafter(TARGET, file.read(TARGET))
+    target, text = drafter.target, [5, 17, 33]
+    target.show(drafter.known)
+    target.start([text[:-1]])
+    drafter.start([0], [text], None)
+    draw = Draw([RowKey(0, 0)], [3], [SamplingParams(temperature=1.0)])
+    notes = noted(drafter)
+    for token in range(70):
+        assert not drafter.propose([0], draw).lengths.any()
+        target.score([text[-1:]], [1])
+        drafter.commit([[token % V]])
+        text = [*text, token % V]
+        assert len(text) - drafter.model.lengths[0] < 40
+    assert drafter.propose([3], draw).lengths.tolist() == [3]
+    require_true(notes, law(file))
+
+
+ANOTHER = {"temperature": 0.7, "top_k": 20, "top_p": 0.9}
+
+
+def come_and_go(spec: Speculator, prompts: list[list[int]]) -> None:
+    """Rows join while others run, are read in pieces, are broken off and wait."""
+    with Engine(spec, 3) as engine:
+        waiting, ids = list(prompts), list[int]()
+        for turn in range(400):
+            if waiting and turn % 3 == 0:
+                options: Any = [{"temperature": 2.0}, {}, ANOTHER][len(waiting) % 3]
+                ids.append(engine.add(waiting.pop(), max_new_tokens=12, gamma=3, **options))
+            if turn == 7:
+                engine.abort(ids[-1])
+            if turn in (8, 14) and engine.running > 1:
+                spec.scheduler.preempt()
+            engine.step()
+            if not waiting and not engine.running and not engine.waiting:
+                break
+    moving.require_empty(spec)
+
+
+def test_rows_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy, hot and cut rows beside one another: no q depends on the rows beside."""
+    moving.steady_times(monkeypatch)
+    file = EAGLES["norm of the output"]
+    drafter = pairs_drafter(TARGET, file.read(TARGET))
+    notes = noted(drafter)
+    prompts = [[(7 * i * i + n * i) % V for i in range(n)] for n in (3, 50, 2, 21, 34, 9, 1)]
+    come_and_go(speculator(drafter), prompts)
+    require_true(notes, law(file))
+    assert {note.params.greedy for note in notes} == {False, True}
+
+
+@pytest.mark.openvino
+def test_rows_that_come_and_go_on_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that begin alike share pages of target and draft."""
+    file = EAGLES["norm of the output"]
+    target = copy.deepcopy(TARGET).float()
+    drafter: Any = on_openvino(target, file.read(target))
+    moving.steady_times(monkeypatch)
+    notes = noted(drafter)
+    begins = [[(7 * i * i + i) % V for i in range(n)] for n in (33, 70)]
+    prompts = [[*begins[n % 2], n, 3 * n] for n in range(6)] + [[4, 4]]
+    come_and_go(speculator(drafter), prompts)
+    require_true(notes, law(file), 1e-4)
+
+
+@pytest.mark.openvino
+def test_texts_that_are_known_draft_at_once() -> None:
+    """Ten turns of a conversation, of which but the end is read, by target and draft."""
+    file = EAGLES["some tokens"]
+    target = copy.deepcopy(TARGET).float()
+    drafter: Any = on_openvino(target, file.read(target))
+    notes, text = noted(drafter), [(7 * i * i + i) % V for i in range(40)]
+    with Engine(speculator(drafter), prefix_cache=True) as engine:
+        for turn in range(5):
+            before = len(notes)
+            engine.add(text, max_new_tokens=9, gamma=3, temperature=2.0)
+            events = [event for _ in range(12) for event in engine.step()]
+            (done,) = (event.completion for event in events if event.completion is not None)
+            assert done.stats.cached_tokens >= (len(text) - 48 if turn else 0)
+            assert len(notes[before].text) <= len(text) + 1
+            text = [*text, *done.tokens, 9, 40 + turn]
+    require_true(notes, law(file), 1e-4)
+
+
+@dataclass
+class LayerLaw:
+    """As `EagleLaw`, of one layer: `forward` makes states `[n, H]` of those before the pairs and
+    the tokens in them."""
+
+    network: PreTrainedModel
+    forward: Callable[[Tensor, list[int]], Tensor]
+    rows: int | None = None  # of the output layer
+
+    @torch.no_grad()
+    def __call__(self, text: list[int], guesses: list[int]) -> Tensor:
+        states, tokens, made = states_of(self.network, text[:-1], (FINAL,)), text[1:], []
+        head: Any = self.network.get_output_embeddings()
+        for guess in guesses:
+            out = self.forward(states, tokens)
+            made.append(out[-1] @ head.weight[: self.rows].T.to(out.dtype))
+            states, tokens = torch.cat([states, out[-1:]]), [*tokens, guess]
+        return wide(torch.stack(made), None, len(head.weight))
+
+
+def transformers_own(network: Any, layer: Tensors) -> LayerLaw:
+    """The layer in transformers' MtpModel."""
+    network.config.num_mtp_layers = 1
+    model = MtpModel(network, 1).eval()
+    _, unexpected = model.load_state_dict({f"layers.0.{k}": x for k, x in layer.items()}, False)
+    assert not unexpected
+
+    def forward(states: Tensor, tokens: list[int]) -> Tensor:
+        places = torch.arange(1, 1 + len(tokens))[None]
+        ids = torch.tensor([tokens])
+        return model.forward_layer(0, states[None], places, None, input_ids=ids)[0]
+
+    return LayerLaw(network, forward)
+
+
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+def test_a_layer_among_the_target_s_is_transformers_own(name: str) -> None:
+    """A mixture of experts, whose files hold them one by one."""
+    made = census.build(name)
+    network = pairs.lively(type(made), made.config)
+    layer = mtp_layer(network)
+    draft = mtp_draft(network, filed(layer, str(network.config.num_hidden_layers)))
+    assert draft.taps == (FINAL,) and draft.ids is None
+    require_course(pairs_drafter(network, draft), transformers_own(network, layer), 1e-5)
+
+
+def qwen_layer(network: Any, tensors: Tensors) -> LayerLaw:
+    """Qwen's, written out: gated attention, norms around one, and rotary parts of the heads."""
+    c, embedded = network.config, network.get_input_embeddings().weight.double()
+    every, w = part(tensors, "mtp."), part(tensors, "mtp.layers.0.")
+    rope = c.rope_parameters
+    turns = int(c.head_dim * rope["partial_rotary_factor"])
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return rms(x, 1 + weight, c.rms_norm_eps)
+
+    def placed(x: Tensor, weight: Tensor) -> Tensor:
+        x = norm(x, weight)
+        return torch.cat([turned(x[..., :turns], rope["rope_theta"]), x[..., turns:]], -1)
+
+    def forward(states: Tensor, tokens: list[int]) -> Tensor:
+        n = len(tokens)
+        parts = (embedded[tokens], "embedding"), (states.double(), "hidden")
+        both = torch.cat([norm(x, every[f"pre_fc_norm_{name}"]) for x, name in parts], -1)
+        x = both @ every["fc"].T
+        read = norm(x, w["input_layernorm"])
+        q, k, v = ((read @ w[f"self_attn.{n}_proj"].T) for n in "qkv")
+        q, gate = q.view(n, c.num_attention_heads, -1).chunk(2, -1)
+        k, v = (y.view(n, c.num_key_value_heads, -1) for y in (k, v))
+        y = attended(placed(q, w["self_attn.q_norm"]), placed(k, w["self_attn.k_norm"]), v)
+        x = x + (y * gate.reshape(n, -1).sigmoid()) @ w["self_attn.o_proj"].T
+        x = x + gated(w, norm(x, w["post_attention_layernorm"]))
+        return norm(x, every["norm"])
+
+    return LayerLaw(network, forward)
+
+
+@cache
+def qwen(name: str) -> Any:
+    if name in hybrids.FAMILIES:
+        return hybrids.random(name, 0)
+    made: Any = census.build(name)
+    config = copy.deepcopy(made.config)
+    config.num_experts = 0  # their grouped product knows no float64
+    torch.manual_seed(0)
+    network = type(made)(config).double().eval()
+    stir(network)
+    return network.requires_grad_(False)
+
+
+@pytest.mark.parametrize("name", ["Qwen3_5ForCausalLM", "Qwen3NextForCausalLM"])
+def test_qwen_s_layer_draws_from_its_law(name: str) -> None:
+    network = qwen(name)
+    tensors = filed(mtp_layer(network), "mtp")
+    draft = mtp_draft(network, tensors)
+    require_course(pairs_drafter(network, draft), qwen_layer(network, tensors), 1e-4)
+
+
+@pytest.mark.openvino
+@pytest.mark.prove
+def test_proof_qwen_s_layer_on_openvino() -> None:
+    network = copy.deepcopy(qwen("Qwen3_5ForCausalLM")).float()
+    tensors = filed(mtp_layer(network), "mtp")
+    drafter = on_openvino(network, mtp_draft(network, tensors))
+    require_course(drafter, qwen_layer(network, tensors), 1e-3)
+
+
+def test_a_large_output_layer_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_files, "HEAD", 20)
+    network = qwen("Qwen3_5ForCausalLM")
+    tensors = filed(mtp_layer(network), "mtp")
+    draft = mtp_draft(network, tensors)
+    assert draft.network.head.out_features == 20
+    expected = qwen_layer(network, tensors)
+    expected.rows = 20
+    require_course(pairs_drafter(network, draft), expected, 1e-4)
+
+
+SOME = EAGLES["some tokens"]
+WRONG: dict[str, tuple[EagleFile, str]] = {
+    "states": (
+        eagle_file(V, TAPS, width=48).with_config(target_hidden_size=48),
+        r"the draft reads states of 48 \(144 at all taps\), the target's have 32; .* for this",
+    ),
+    "product": (
+        eagle_file(V, TAPS, width=24),
+        r"the draft reads states of 32 \(72 at all taps\), the target's have 32; .* for this",
+    ),
+    "layers": (
+        SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 18, 33]),
+        r"the draft reads behind layers \[2, 18, 33\] .* the target has 4 layers; .* for this",
+    ),
+    "another number of layers": (
+        SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 3]),
+        r"the draft reads behind layers \[2, 3\] by a product for 3, .* for this target",
+    ),
+    "unsaid layers": (
+        eagle_file(V, (1, 2), KEPT).with_config(eagle_aux_hidden_state_layer_ids=None),
+        "the draft reads states at 2 layers and does not say which; give",
+    ),
+    "larger vocabulary": (
+        eagle_file(80, TAPS),
+        "the draft guesses among 80 tokens with ids up to 79, the target has 64; .* for this",
+    ),
+    "ids beyond it": (
+        SOME.with_tensors(d2t=torch.full((len(KEPT),), 30)),
+        f"the draft guesses among {len(KEPT)} tokens with ids up to 69, the target has 64",
+    ),
+    "ids twice": (
+        SOME.with_tensors(d2t=-torch.arange(len(KEPT))),
+        f"the draft guesses among {len(KEPT)} tokens with ids up to 0, the target has 64",
+    ),
+    "embeddings of fewer tokens": (
+        SOME.with_tensors(embed_tokens__weight=torch.randn(50, 32)),
+        "the draft has embeddings of 50 tokens, the target has 64; give a draft for this target",
+    ),
+    "embeddings of another width": (
+        SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)),
+        "the draft reads embeddings of 32, its own have 16; give a complete draft",
+    ),
+    "verifier": (
+        SOME.with_config(
+            speculators_config={
+                "verifier": {"name_or_path": "x/y", "architectures": ["Qwen3ForCausalLM"]}
+            }
+        ),
+        r"drafts for x/y \(Qwen3ForCausalLM\), the target is a LlamaForCausalLM; .* for this",
+    ),
+    "family": (
+        SOME.with_config(transformer_layer_config={"model_type": "no_such"}),
+        "the draft has layers of 'no_such', which cannot be built: ",
+    ),
+    "no product": (SOME.with_tensors(fc__weight=None), "holds no weights for fc.weight; give a"),
+    "no head": (SOME.with_tensors(lm_head__weight=None), "holds no weights for lm_head.weight; g"),
+    "no weights": (
+        SOME.with_tensors(layers__0__mlp__up_proj__weight=None),
+        "the draft holds no weights for layers.0.mlp.up_proj.weight; give a complete draft",
+    ),
+    "shape": (
+        SOME.with_tensors(layers__0__mlp__up_proj__weight=torch.zeros(40, 32)),
+        r"holds layers.0.mlp.up_proj.weight as \(40, 32\), its config says \(48, 32\); give a conf",
+    ),
+    "invalid": (
+        SOME.with_tensors(norm__weight=torch.full((32,), torch.nan)),
+        "the draft holds invalid numbers in norm.weight; fetch it again",
+    ),
+    "invalid embeddings": (
+        SOME.with_tensors(embed_tokens__weight=torch.full((V, 32), torch.inf)),
+        "the draft holds invalid numbers in embed_tokens.weight; fetch it again",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_drafts_that_do_not_fit_are_refused(name: str) -> None:
+    file, says = WRONG[name]
+    with pytest.raises(RefusedError, match=says) as refused:
+        file.read(TARGET)
+    assert "\n" not in str(refused.value)
+
+
+def test_layers_for_multi_token_prediction_that_do_not_fit_are_refused() -> None:
+    network = copy.deepcopy(qwen("Qwen3_5ForCausalLM"))
+    good = filed(mtp_layer(network), "mtp")
+    with pytest.raises(RefusedError, match="holds no layer for multi-token prediction; give anot"):
+        mtp_draft(network, {})
+    with pytest.raises(
+        RefusedError, match=r"the target holds no weights for mtp_block.mlp.up_proj.weight"
+    ):
+        mtp_draft(network, {k: x for k, x in good.items() if "up_proj" not in k})
+    two = r"has 2 layers for multi-token prediction, .*; give another draft than 'mtp'"
+    more = {k.replace("layers.0", "layers.1"): x for k, x in good.items() if "layers.0" in k}
+    with pytest.raises(RefusedError, match=two):
+        mtp_draft(network, good | more)
+    network.config.mtp_num_hidden_layers = 2
+    with pytest.raises(RefusedError, match=two):
+        mtp_draft(network, good)
