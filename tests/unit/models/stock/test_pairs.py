@@ -140,14 +140,14 @@ def test_the_ids_that_a_draft_knows_have_gaps() -> None:
 def replaced(drafter: Any, monkeypatch: pytest.MonkeyPatch, chunk: int) -> list[int]:
     """Tokens in each of its passes, of which none is to have more than `chunk`."""
     sizes: list[int] = []
-    score = drafter.model.score
+    score = drafter.decoder.score
     monkeypatch.setattr(drafting, "CHUNK", chunk)
 
     def counted(blocks: Any, need: Any) -> Any:
         sizes.append(sum(map(len, blocks)))
         return score(blocks, need)
 
-    drafter.model.score = counted
+    drafter.decoder.score = counted
     return sizes
 
 
@@ -176,7 +176,7 @@ def test_a_text_that_drafts_nothing_is_read_meanwhile() -> None:
         target.score([text[-1:]], [1])
         drafter.commit([[token % V]])
         text = [*text, token % V]
-        assert len(text) - drafter.model.lengths[0] < 40
+        assert len(text) - drafter.decoder.lengths[0] < 40
     assert drafter.propose([3], draw).lengths.tolist() == [3]
     require_true(notes, law(file))
 
