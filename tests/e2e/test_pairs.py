@@ -139,7 +139,7 @@ def test_in_coupled_mode_a_seed_gives_one_text(kind: str, way: dict[str, Any]) -
     assert texts[0] == texts[1] == texts[2]
 
 
-SMALL, LENGTH, PROMPT = 12, 3, [3, 7, 1, 9]
+SMALL, LENGTH, PROMPT = 6, 3, [3, 5, 1, 4]
 
 
 @cache
@@ -154,7 +154,7 @@ def small() -> Any:
 def small_draft(kind: str) -> PairsDraft:
     if kind == "mtp":
         return mtp_draft(small(), filed(mtp_layer(small(), scale=0.2), "mtp"))
-    return eagle_file(SMALL, TAPS, [*range(2, SMALL)]).read(small())
+    return eagle_file(SMALL, TAPS, [*range(1, SMALL)]).read(small())
 
 
 def penalized(logits: Tensor, seen: set[int], penalty: float) -> Tensor:
@@ -268,7 +268,7 @@ def require_loaded(base: Path, draft: str, taps: str, runtime: str) -> None:
 
 @pytest.mark.parametrize(
     ("draft", "taps"),
-    [("speculators", "inputs"), ("speculators", "outputs"), ("original", "inputs")],
+    [("speculators", "outputs"), pytest.param("original", "inputs", marks=pytest.mark.prove)],
 )
 def test_eagle_loads_from_a_folder(folders: Path, draft: str, taps: str) -> None:
     require_loaded(folders, draft, taps, "transformers")

@@ -138,7 +138,7 @@ def test_states_are_those_of_one_forward(name: str) -> None:
 @pytest.mark.parametrize("name", ["Llama", HYBRID])
 def test_states_are_those_of_one_forward_on_openvino(name: str) -> None:
     target = on_openvino(name, taps_of(name))
-    for seed in range(3):
+    for seed in range(1 if name == HYBRID else 3):
         play(target, name, 1e-3 if name == HYBRID else 1e-4, seed)
 
 
