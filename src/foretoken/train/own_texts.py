@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from foretoken.request import uninterrupted
 from foretoken.speculator import BATCH, Speculator
 from foretoken.storage import files
@@ -29,7 +29,8 @@ def own_texts(
     """Return the examples, those without a reference with what the target writes: `length` tokens
     at most, at each of the temperatures in turn. report: is told how many have been written.
 
-    Raises RefusedError for a target with an encoder.
+    Raises RefusedError for a target with an encoder, InputError where the folder holds the texts of
+    other prompts.
     """
     if spec.target.encoder_decoder:
         raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
@@ -39,8 +40,8 @@ def own_texts(
     for at in range(0, len(missing), PART):
         some = missing[at : at + PART]
         file = folder / f"{at // PART:06d}.json"
+        prompts = [[*map(int, every[n].prompt)] for n in some]
         if not file.exists():
-            prompts = [[*map(int, every[n].prompt)] for n in some]
             ids: list[list[int]] = [[] for _ in some]
             for i, temperature in enumerate(temperatures):
                 own = slice(i, None, len(temperatures))
@@ -48,8 +49,13 @@ def own_texts(
                 options = {"temperature": temperature, "max_new_tokens": length, "seed": keys}
                 texts = spec.generate(prompts[own], **options) if keys else []
                 ids[own] = [text.tokens for text in uninterrupted(texts)]
-            files.write(file, json.dumps(ids).encode())
-        for n, new in zip(some, files.parse_json(file.read_text()), strict=True):
+            files.write(file, json.dumps({"prompts": prompts, "texts": ids}).encode())
+        held = files.parse_json(file.read_text())
+        if held["prompts"] != prompts:
+            raise InputError(
+                f"{file} holds texts behind other prompts; give those, or another --out"
+            )
+        for n, new in zip(some, held["texts"], strict=True):
             every[n] = Example(every[n].prompt, new)
         report(at + len(some))
     count = len(examples.train)

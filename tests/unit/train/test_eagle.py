@@ -152,6 +152,15 @@ def test_states_have_the_room_that_was_given(tmp_path: Path) -> None:
         KeptTexts(tmp_path / "none", target, (2, 3, 3), 10).make(texts, lambda n: None)
 
 
+def test_texts_behind_other_prompts_are_refused(tmp_path: Path) -> None:
+    target = network()
+    first = examples(target, tmp_path / "texts")
+    again = examples(target, tmp_path / "texts")
+    assert [list(x.reference) for x in first.train] == [list(x.reference) for x in again.train]
+    with pytest.raises(InputError, match="texts behind other prompts"):
+        examples(target, tmp_path / "texts", 20)
+
+
 def test_options_that_are_invalid(tmp_path: Path) -> None:
     for options, said in (
         ({"draft_vocab": 0}, "draft_vocab is 0"),

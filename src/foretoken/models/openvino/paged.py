@@ -86,6 +86,7 @@ class PagedModel:
         self._seen = Shown()  # states there, until they are taken
         # how many of a text's first tokens need not show theirs; None: nobody reads them
         self._watched: Callable[[list[int]], int] | None = None
+        self._asked: list[list[int]] = []  # texts whose beginnings are about to join
         self._join = join and join.create_infer_request()  # of a decoder of pairs
         self._given: Tensor | None = None  # what it reads in the next pass
         self.need: list[int] = []  # positions of every row in the last score
@@ -172,6 +173,8 @@ class PagedModel:
         self._beyond = on
 
     def known(self, prompt: list[int]) -> int:
+        if self._watched is not None:  # the beginning that joins ends before what tells its pages
+            self._asked.append(list(prompt))
         length = self._showing(prompt, self._pages_found(prompt, self._shared_by))
         return length if self.kept is None else self.kept.longest(prompt[:length], self._shared_by)
 
@@ -214,6 +217,7 @@ class PagedModel:
             for b, _ in part:
                 self._note(b)
         self.recalled = [cached[b] for b in sorted(cached)]
+        self._asked = []
 
     def _apart(self, prompts: dict[int, list[int]]) -> Iterator[list[tuple[int, list[int]]]]:
         """Prompts of rows to read together; first those that the others may share pages of."""
@@ -228,7 +232,8 @@ class PagedModel:
     def _recall(self, b: int, prompt: list[int]) -> int:
         """Let a fresh row share the pages of texts that began alike; the tokens in them."""
         pages = self._pages_found(prompt, self.salts[b])
-        length = self._showing(prompt, pages)
+        whole = (text for text in self._asked if text[: len(prompt)] == prompt)
+        length = self._showing(next(whole, prompt), pages)
         pages = pages[: length // self.pool.page]
         if self.kept is not None:
             self.states.forks[b] = length

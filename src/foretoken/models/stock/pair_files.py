@@ -152,7 +152,7 @@ def _taps(
 
 def usual_taps(layers: int) -> tuple[int, ...]:
     """Return the taps of an EAGLE-3 draft whose file names none."""
-    return 2, layers // 2, layers - 3
+    return min(2, layers), layers // 2, max(0, layers - 3)
 
 
 def eagle_network(
