@@ -178,6 +178,9 @@ def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Publ
         tensors = weights.read(weights.keys)
         pairs = pair_files.eagle(draft.name, draft.config, tensors, structure)
         return PairsPending(draft, pairs, options)
+    if draft.kind == "mtp":
+        options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")
+        return _mtp(draft, weights.read(weights.keys), target, options)
     if draft.kind in BLOCKS:
         from foretoken.models.stock import dflash_files  # late: as above
 
@@ -191,7 +194,7 @@ def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Publ
         return _assistant(draft, target, options)
     raise RefusedError(
         f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not known here; give one of "
-        f"kind eagle3, {', '.join(BLOCKS)} or assistant, or a model"
+        f"kind eagle3, mtp, {', '.join(BLOCKS)} or assistant, or a model"
     )
 
 
@@ -365,5 +368,17 @@ def mtp(target: KnownTarget, options: LoadOptions) -> PairsPending:
     weights, structure = Weights(Path(read.path)), target.facts.structure
     layers = structure.config.get_text_config(decoder=True).num_hidden_layers
     own = weights.read(pair_files.mtp_names(weights.keys, layers))
-    pairs = pair_files.mtp(target.name, own, structure, TargetEnds(read, None).head)
-    return PairsPending(Published(target.name, Path(read.path), "mtp", {}), pairs, options)
+    return _mtp(Published(target.name, Path(read.path), "mtp", {}), own, target, options)
+
+
+def _mtp(
+    draft: Published,
+    tensors: dict[str, torch.Tensor],
+    target: KnownTarget,
+    options: LoadOptions,
+) -> PairsPending:
+    from foretoken.models.stock import pair_files  # late: as above
+
+    head = TargetEnds(target.facts.read, None).head
+    pairs = pair_files.mtp(draft.name, tensors, target.facts.structure, head)
+    return PairsPending(draft, pairs, options)

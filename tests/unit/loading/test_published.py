@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import assistants
 import blocks
 import foretoken
+import pairdrafts
 import tiny
 from foretoken import cli
 from foretoken.errors import InputError, RefusedError
@@ -78,6 +79,27 @@ def test_an_assistant_has_its_target_on_torch(tmp_path: Path) -> None:
     ):
         with pytest.raises(RefusedError, match=said):
             foretoken.load(tmp_path / "target", draft, **options)
+
+
+def test_a_layer_for_multi_token_prediction_by_itself(tmp_path: Path) -> None:
+    """speculators' names; the same guesses as from the target's own files."""
+    target, folder = llama(tmp_path)
+    layer = pairdrafts.mtp_layer(target)
+    names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
+    names |= {"post_norm": "final_layernorm"}
+    alone: dict[str, Tensor] = {}
+    for key, x in layer.items():
+        part, _, rest = key.partition(".")
+        alone[f"mtp_layers.0.{rest if part == 'mtp_block' else f'{names[part]}.{rest}'}"] = x
+    draft = saved(tmp_path / "mtp", {"speculators_model_type": "mtp"}, alone)
+    pairdrafts.add_mtp(folder, pairdrafts.filed(layer, "mtp"))
+    options: dict[str, Any] = {"max_new_tokens": 16, "gamma": 3, "temperature": 1.0}
+    texts = [
+        foretoken.load(folder, each, runtime="transformers").generate(PROMPTS, **options)
+        for each in (draft, "mtp")
+    ]
+    assert [text.stats.accepted for text in texts[0]] == [text.stats.accepted for text in texts[1]]
+    assert [text.tokens for text in texts[0]] == [text.tokens for text in texts[1]]
 
 
 def test_a_draft_of_another_target_is_refused_before_that_is_loaded(tmp_path: Path) -> None:
