@@ -5,8 +5,9 @@ Instructions that the target writes itself, questions of GSM8K's training part, 
 sentences to translate, and passages of novels in the public domain to sum up or ask about. None of
 Spec-Bench, HumanEval or GSM8K's test part is among them.
 
-    python benchmarks/smollm2_draft.py --target FILE.gguf --data FOLDER --out prompts.jsonl
+    python benchmarks/smollm2_draft.py prompts --target FILE.gguf --data FOLDER --out prompts.jsonl
     foretoken train eagle --target FILE.gguf --data prompts.jsonl --out draft --dtype int8
+    python benchmarks/smollm2_draft.py pack --draft draft --out FOLDER  # eight bits, row by row
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
 
 import foretoken
 
@@ -74,12 +78,7 @@ def own(spec: foretoken.Speculator, system: str) -> list[str]:
     return sorted({text for text in ended if len(text) > 8})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+def write_prompts(args: argparse.Namespace) -> None:
     dice = random.Random(0)
     prompts = [p for make in (gsm8k, mbpp, translation, novels) for p in make(args.data, dice)]
     spec = foretoken.load(args.target, "none", dtype="int8")
@@ -96,6 +95,44 @@ def main() -> None:
         for prompt in prompts:
             file.write(json.dumps({"source": templated(prompt)}) + "\n")
     print(f"{args.out}: {len(prompts)} prompts")
+
+
+def pack(args: argparse.Namespace) -> None:
+    """Round the matrices to eight bits, a scale a row, by the names of compressed-tensors."""
+    packed: dict[str, torch.Tensor] = {}
+    for name, x in load_file(args.draft / "model.safetensors").items():
+        if x.ndim == 2:
+            scale = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+            packed |= {name: (x / scale).round().to(torch.int8), f"{name}_scale": scale}
+        else:
+            packed[name] = x
+    config = json.loads((args.draft / "config.json").read_text())
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": groups,
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file(packed, args.out / "model.safetensors", metadata={"format": "pt"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    prompts = commands.add_parser("prompts")
+    prompts.add_argument("--target", required=True)
+    prompts.add_argument("--data", type=Path, required=True)
+    prompts.add_argument("--out", type=Path, required=True)
+    prompts.set_defaults(run=write_prompts)
+    packing = commands.add_parser("pack")
+    packing.add_argument("--draft", type=Path, required=True)
+    packing.add_argument("--out", type=Path, required=True)
+    packing.set_defaults(run=pack)
+    args = parser.parse_args()
+    args.run(args)
 
 
 if __name__ == "__main__":
