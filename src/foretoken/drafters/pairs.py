@@ -91,6 +91,7 @@ class PairsDrafter(DrafterBase):
         self.columns = columns
         self.runtime, self.holds, self.vocab_size = decoder.runtime, (decoder,), target.vocab_size
         self.identity: str | None = getattr(decoder, "identity", None)
+        self.singular = self.identity is None  # no cost is known to be its
         self.rows: list[_Row] = []
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(

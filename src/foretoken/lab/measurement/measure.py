@@ -295,7 +295,7 @@ def _known(estimate: Estimate | None) -> Estimate:
     return estimate
 
 
-PYTHON = "python"  # the runtime of a drafter without a model
+PYTHON = "python"  # the runtime of a drafter without a network
 
 
 def of_model(
@@ -338,10 +338,11 @@ def _bytes(numbers: int, embedded: int, kind: torch.dtype, dtype: str) -> int:
 def of_drafter(
     drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Return the sizes of a drafter; one without a model has no products."""
+    """Return the sizes of a drafter; of one that is no model they are not known."""
     if drafter.model is not None:
         return of_model(drafter.model, name, dtype, revision, trust=trust)
-    return Footprint(name, PYTHON, "", False, None, 0)
+    none = 0 if drafter.runtime == PYTHON else None  # else it has products that are not counted
+    return Footprint(name, drafter.runtime, "", False, None, none)
 
 
 def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:

@@ -168,6 +168,8 @@ class StockPairs(CausalModel):
         StockModel.__init__(self, network)
         self.takes_positions = True
         self.takes_tensors = False
+        weights = sum(weight.numel() for weight in network.parameters())
+        self.identity = f"pairs of {weights} {network.config.to_json_string()} {self.computed}"
         self._pairs: list[Tensor] = []
 
     def joined(self, states: Tensor) -> Tensor:
