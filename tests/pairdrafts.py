@@ -3,6 +3,7 @@ what a drafter over pairs must have drawn its draft tokens from."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -211,8 +212,9 @@ def _eagle_layers(file: EagleFile, embedded: Tensor, g: Tensor) -> Tensor:
 
 @torch.no_grad()
 def states_of(network: PreTrainedModel, text: list[int], taps: tuple[int, ...]) -> Tensor:
-    """The target's states `[n, taps * width]`, by one full forward of the model itself."""
-    last: list[Any] = []
+    """The target's states `[n, taps * width]`, by one full forward of a copy of the model:
+    transformers' hooks for them stay in it."""
+    network, last = copy.deepcopy(network), list[Any]()
     layers: Any = layers_of(network)
     hook = layers[-1].register_forward_hook(lambda part, args, made: last.append(made))
     ids = torch.tensor([text], device=network.device)

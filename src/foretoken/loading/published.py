@@ -95,8 +95,8 @@ class Published:
 
 
 def find(name: str | Path, revision: str | None) -> Published | None:
-    """Return the draft of that name, where it is a folder or on the hub and no model. Raises
-    InputError for one that cannot be read."""
+    """Return the draft of that name, where it is a folder or on the hub and no model; None also
+    where its config cannot be read. Raises InputError for one that the hub does not give."""
     folder = Path(name) if hub.is_folder(name) else None
     if folder is None and (not isinstance(name, str) or not hub.HUB_ID.fullmatch(name)):
         return None
@@ -105,8 +105,8 @@ def find(name: str | Path, revision: str | None) -> Published | None:
         return None
     try:
         config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {one_line(error)}") from None
+    except (OSError, ValueError):
+        return None  # as above
     kind = kind_of(config) if isinstance(config, dict) else None
     if kind is None:
         return None

@@ -158,7 +158,7 @@ class StateFeed:
         self.request, self.states = request, states
         self.held: dict[str, tuple[Tensor, ov.Tensor]] = {}  # a request keeps no array alive
         ports = enumerate(request.model_outputs)
-        self.outputs = [i for i, port in ports if port.get_any_name().startswith("new.")]
+        self.outputs = [i for i, port in ports if any(x.startswith("new.") for x in port.names)]
 
     def put(self, laid: Laid) -> None:
         """Give the graph what it reads in a pass."""
