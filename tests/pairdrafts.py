@@ -7,6 +7,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -210,11 +211,16 @@ def _eagle_layers(file: EagleFile, embedded: Tensor, g: Tensor) -> Tensor:
     return g
 
 
+@cache
+def copy_of(network: PreTrainedModel) -> PreTrainedModel:
+    """To be asked for states: transformers' hooks for them stay in a model."""
+    return copy.deepcopy(network)
+
+
 @torch.no_grad()
 def states_of(network: PreTrainedModel, text: list[int], taps: tuple[int, ...]) -> Tensor:
-    """The target's states `[n, taps * width]`, by one full forward of a copy of the model:
-    transformers' hooks for them stay in it."""
-    network, last = copy.deepcopy(network), list[Any]()
+    """The target's states `[n, taps * width]`, by one full forward of the model itself."""
+    network, last = copy_of(network), list[Any]()
     layers: Any = layers_of(network)
     hook = layers[-1].register_forward_hook(lambda part, args, made: last.append(made))
     ids = torch.tensor([text], device=network.device)

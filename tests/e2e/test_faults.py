@@ -154,6 +154,7 @@ def _read_slowly(slow: socket.socket, over: threading.Event) -> None:
             return
 
 
+@pytest.mark.prove
 def test_a_step_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those behind it hear of it as of an engine that died; nobody who is answered does."""
     url, link = server

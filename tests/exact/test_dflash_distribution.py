@@ -126,14 +126,10 @@ def test_other_distributions_than_those_drawn_from_show(name, liar, rule, monkey
     assert bias(*case(CONFIGS[name], RULES[rule], 2, liar), monkeypatch) > 1e-3
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("config", "rule"),
-    [
-        (CONFIDENT, "block"),
-        pytest.param(CONFIDENT, "coupled", marks=pytest.mark.prove),
-        pytest.param(ZLAB, "block", marks=pytest.mark.prove),
-        pytest.param(ZLAB, "coupled", marks=pytest.mark.prove),
-    ],
+    [(config, rule) for config in (CONFIDENT, ZLAB) for rule in ("block", "coupled")],
 )
 def test_sampled_texts_have_the_target_s_distribution(config, rule):
     """By a chi-square whose seed is fixed: on another one it would fail once in 10 million."""

@@ -25,15 +25,9 @@ PLAIN = SamplingParams(temperature=1.0)
 CUT = SamplingParams(temperature=0.8, top_p=0.9)
 
 
-@pytest.mark.parametrize(
-    ("params", "rule"),
-    [
-        (CUT, "block"),
-        pytest.param(PLAIN, "block", marks=pytest.mark.prove),
-        pytest.param(PLAIN, "speculative", marks=pytest.mark.prove),
-        pytest.param(CUT, "speculative", marks=pytest.mark.prove),
-    ],
-)
+@pytest.mark.prove
+@pytest.mark.parametrize("params", [CUT, PLAIN])
+@pytest.mark.parametrize("rule", ["block", "speculative"])
 def test_texts_have_the_exact_distribution(params: SamplingParams, rule: str) -> None:
     """Fails by chance for one seed in a million."""
     net = assistants.target(V)

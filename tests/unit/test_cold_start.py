@@ -174,6 +174,7 @@ print(json.dumps([done.tokens, done.text, spec.target.runtime, sorted(sys.module
 """
 
 
+@pytest.mark.prove
 @pytest.mark.cpu_only
 def test_a_kept_conversion_is_loaded_without_what_makes_networks(tmp_path):
     """Its facts say all that must be known, and the tokenizer's class is remembered."""

@@ -33,11 +33,9 @@ def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("own") / "t5", model, byte_level())
 
 
-CASES = [(kind, "self:0") for kind in ("target", "seq2seq")]
-CASES += [("target", "self"), ("target", "self:int8")]
-CASES += [
-    pytest.param("seq2seq", draft, marks=pytest.mark.prove) for draft in ("self", "self:int8")
-]
+DRAFTS = ("self:0", "self", "self:int8")
+CASES = [("target", draft) for draft in DRAFTS]
+CASES += [pytest.param("seq2seq", draft, marks=pytest.mark.prove) for draft in DRAFTS]
 
 
 @pytest.mark.parametrize(("kind", "draft"), CASES)

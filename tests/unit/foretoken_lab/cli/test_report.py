@@ -81,6 +81,7 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     assert "The quick report" in (tmp_path / "quick" / "report.md").read_text()
 
 
+@pytest.mark.prove
 def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     console: Run, recipe, tmp_path, monkeypatch
 ):
