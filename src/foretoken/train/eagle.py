@@ -80,7 +80,7 @@ def train_eagle(
     folder = folder_of_run(out.with_name(f"{out.name}.run"))
     text = target.config.get_text_config(decoder=True)
     taps = usual_taps(text.num_hidden_layers)
-    texts = KeptTexts(folder / "states", target, taps, most)
+    texts = KeptTexts(folder / "states", target, taps, most, bfloat16=recipe.bfloat16)
     learnt, held_out = texts.make(examples, computed)
     ids = frequent(learnt, lesson.draft_vocab)
     student = Student(fresh(target, len(ids), lesson, recipe.seed), ids, target)

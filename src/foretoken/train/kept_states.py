@@ -42,12 +42,19 @@ class TextStates(NamedTuple):
 
 
 class KeptTexts:
-    """Texts in `folder`, at most `most` bytes of them."""
+    """Texts in `folder`, at most `most` bytes of them; bfloat16: multiply in it."""
 
     def __init__(
-        self, folder: Path, target: PreTrainedModel, taps: tuple[int, ...], most: int
+        self,
+        folder: Path,
+        target: PreTrainedModel,
+        taps: tuple[int, ...],
+        most: int,
+        *,
+        bfloat16: bool = False,
     ) -> None:
         self.folder, self.target, self.taps, self.most = folder, target, taps, most
+        self.bfloat16 = bfloat16
         self.texts: list[Example] = []
 
     def make(
@@ -108,7 +115,8 @@ class KeptTexts:
     def _computed(self, running: Forward, texts: list[list[int]]) -> dict[str, Tensor]:
         noted: dict[int, Tensor] = {}
         ids = padded(texts, self.target.device)
-        with running(None, None, noted) as model:
+        fast = torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16)
+        with fast, running(None, None, noted) as model:
             logits = model(input_ids=ids, use_cache=False, return_dict=True).logits
         mass = logits.float().logsumexp(-1)
         within = torch.arange(ids.shape[1]) < torch.tensor([len(x) for x in texts])[:, None]
