@@ -45,8 +45,8 @@ def _training(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Training:
-    """Options of a training run."""
+class Schedule:
+    """Options of any training run."""
 
     steps: Annotated[int, _training("Training steps.")] = 1000
     batch: Annotated[int, _training("Texts per step.")] = 8
@@ -55,10 +55,6 @@ class Training:
     save_every: Annotated[
         int, _training("Steps between checkpoints, each with a measurement of alpha.")
     ] = 50
-    target_generated: Annotated[
-        float, _training("Share of texts written by the target; the others come from --data.")
-    ] = 0.0
-    length: Annotated[int, _training("New tokens per text.")] = 128
     seed: Annotated[int, _training("Seed of batches, texts and new weights.")] = 0
 
     @property
@@ -68,6 +64,16 @@ class Training:
         steps = {"steps": self.steps, "save_every": self.save_every, "seed": self.seed}
         rate = {"learning_rate": self.learning_rate, "warmup": self.warmup}
         return TrainingRecipe(batch=self.batch, **steps, **rate)
+
+
+@dataclass(frozen=True)
+class Training(Schedule):
+    """Options of a training run on texts of the data or of the target."""
+
+    target_generated: Annotated[
+        float, _training("Share of texts written by the target; the others come from --data.")
+    ] = 0.0
+    length: Annotated[int, _training("New tokens per text.")] = 128
 
 
 @dataclass(frozen=True)
@@ -227,11 +233,10 @@ def _report_heads(bar: Report, step: int, loss: float, alpha: list[float] | None
 
 
 @dataclass(frozen=True)
-class EagleTraining:
+class EagleTraining(Schedule):
     """Options of a training run of an EAGLE-3 draft."""
 
     steps: Annotated[int, _training("Training steps.")] = 4000
-    batch: Annotated[int, _training("Texts per step.")] = 8
     learning_rate: Annotated[float, _training("Highest learning rate.")] = 2e-3
     warmup: Annotated[int, _training("Steps over which the learning rate rises.")] = 50
     save_every: Annotated[
@@ -241,7 +246,6 @@ class EagleTraining:
     temperatures: Annotated[
         str, _training("Temperatures at which it writes them, in turn, such as 0,1.")
     ] = "1"
-    seed: Annotated[int, _training("Seed of texts, batches and new weights.")] = 0
     states: Annotated[
         float, _training("Gigabytes of the target's states to keep beside the run.")
     ] = 4.0
@@ -254,6 +258,10 @@ class EagleTraining:
     bfloat16: Annotated[
         bool, _training("Multiply in bfloat16, which is faster on a CPU that can.")
     ] = False
+
+    @property
+    def recipe(self) -> TrainingRecipe:
+        return replace(super().recipe, bfloat16=self.bfloat16)
 
 
 @app.command()
@@ -276,7 +284,7 @@ def eagle(
     """
     from foretoken.train.corpus import read
     from foretoken.train.eagle import EagleLesson, train_eagle
-    from foretoken.train.loop import TrainingRecipe, folder_of_run
+    from foretoken.train.loop import folder_of_run
     from foretoken.train.own_texts import own_texts
     from foretoken.train.pair import read_target
 
@@ -284,15 +292,7 @@ def eagle(
     lesson = EagleLesson(
         training.draft_vocab, training.intermediate, training.depths, loss=training.loss
     )
-    recipe = TrainingRecipe(
-        steps=training.steps,
-        batch=training.batch,
-        learning_rate=training.learning_rate,
-        warmup=training.warmup,
-        seed=training.seed,
-        save_every=training.save_every,
-        bfloat16=training.bfloat16,
-    )
+    recipe = training.recipe
     if not training.states > 0:
         raise InputError(f"states is {training.states}; give gigabytes, more than 0")
     option.require_folder(out)
@@ -301,7 +301,7 @@ def eagle(
         raise InputError("the target has no tokenizer, so text has no ids; give it with one")
     prompts = read(data, spec.tokenizer, training.length, encoder_decoder=False)
     folder = folder_of_run(out.with_name(f"{out.name}.run"))
-    origin = loading.revision, loading.trust_remote_code, loading.tokenizer
+    origin = loading.revision, loading.trust_remote_code, loading.tokenizer, loading.adapter
     with _resumable("interrupted; the same command goes on"):
         count = len(prompts.train) + len(prompts.held_out)
         with progress_bar("writing texts", count) as bar:

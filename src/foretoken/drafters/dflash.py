@@ -21,6 +21,7 @@ from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError, shown
 from foretoken.models.base import Model, Shows
 from foretoken.models.rows import staying
+from foretoken.models.shown import carried
 from foretoken.sampling.distributions import SamplingParams, mended
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed
@@ -120,13 +121,12 @@ class BlockDrafter(DrafterBase):
     Args:
         target: The target, whose `taps` are those that the model reads.
         model: The model of blocks.
-        columns: The part of the target's states that the model reads; None: all.
     """
 
     reads_target = True  # its states come from the target's passes, so these cannot run ahead
 
-    def __init__(self, target: Shows, model: BlockModel, columns: slice | None = None) -> None:
-        self.target, self.blocks, self.columns = target, model, columns
+    def __init__(self, target: Shows, model: BlockModel) -> None:
+        self.target, self.blocks = target, model
         self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
         self.identity: str | None = model.identity
         self.rows: list[_BlockRow] = []
@@ -142,7 +142,7 @@ class BlockDrafter(DrafterBase):
         """The same model on the states of another target that shows the same ones."""
         if not isinstance(target, Shows) or target.taps != self.target.taps:
             raise InputError("the other target does not show the states that the draft reads")
-        return BlockDrafter(target, self.blocks, self.columns)
+        return BlockDrafter(target, self.blocks)
 
     def known(self, text: list[int]) -> int:
         """Count the first tokens of a text that need not show their states again: none."""
@@ -159,11 +159,7 @@ class BlockDrafter(DrafterBase):
         """Carry the states that the target has shown."""
         pairs = zip(self.rows, self.blocks.lengths, self.target.shown(), strict=True)
         for row, read, new in pairs:
-            states = None if new is None else new.since(read + len(row.carried))
-            if states is not None and len(states):
-                states = states if self.columns is None else states[:, self.columns]
-                carried = row.carried
-                row.carried = torch.cat([carried, states]) if len(carried) else states
+            row.carried = carried(row.carried, new, read + len(row.carried))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         budget = list(map(self._budget, self.rows, self.blocks.lengths, gamma))

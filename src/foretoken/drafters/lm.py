@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from foretoken.drafters.base import Draft, DrafterBase, pack
+from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
@@ -76,10 +75,7 @@ class LMDrafter(DrafterBase):
             logits = self.model.score(feed, need)[:, 0, :V]  # no other id is drawn
             logits, top = mended(logits)
             tops.append(top)
-            if logits.shape[-1] < V:  # ids that the draft lacks are impossible in q
-                rest = V - logits.shape[-1]
-                logits = functional.pad(logits, (0, rest), value=-torch.inf)
-            draft_token, q = draw.sample(logits, i, self.params)
+            draft_token, q = draw.sample(widened(logits, None, V), i, self.params)
             ids.append(draft_token)
             distributions += [] if q is None else [q]
             feed = self._next(ids[-1], [g > i + 1 for g in budget])

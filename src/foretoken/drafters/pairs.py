@@ -20,6 +20,7 @@ from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError, shown
 from foretoken.models.base import Model, OpenModel, Remembers, Shows
 from foretoken.models.rows import CHUNK, staying
+from foretoken.models.shown import carried
 from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
@@ -123,13 +124,8 @@ class PairsDrafter(DrafterBase):
     def _take(self) -> None:
         """Carry the states that the target has shown. Some may be of pairs that were fed before."""
         for row, new in zip(self.rows, self.target.shown(), strict=True):
-            if new is None:
-                continue
-            states = new.since(row.fed + len(row.carried))
-            if len(states):  # else some may be missing: it drafts nothing
-                states = states if self.columns is None else states[:, self.columns]
-                carried = row.carried
-                row.carried = torch.cat([carried, states]) if len(carried) else states
+            reached = row.fed + len(row.carried)  # where states behind it are missing, it is silent
+            row.carried = carried(row.carried, new, reached, self.columns)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         pairs = zip(self.rows, gamma, strict=True)

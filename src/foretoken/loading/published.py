@@ -171,10 +171,11 @@ class PublishedPending(Protocol):
 def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PublishedPending:
     """Return what makes a drafter of the draft. Raises RefusedError for one that does not fit the
     target, or is of a kind that is not known here."""
-    weights, structure = Weights(draft.folder), target.facts.structure
-    if draft.kind == "eagle3":
-        from foretoken.models.stock import pair_files  # late: takes seconds
+    from foretoken.models.stock import pair_files  # late: takes seconds
 
+    weights, structure = Weights(draft.folder), target.facts.structure
+    pair_files.require_verifier(draft.name, draft.config, structure)
+    if draft.kind == "eagle3":
         tensors = weights.read(weights.keys)
         pairs = pair_files.eagle(draft.name, draft.config, tensors, structure)
         return PairsPending(draft, pairs, options)
@@ -187,7 +188,8 @@ def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Publ
         options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
         tensors = weights.read(weights.keys)
         text = structure.config.get_text_config(decoder=True)
-        dflash_files.require_fit(draft.config, tensors, text.hidden_size, target.facts.V)
+        sizes = text.hidden_size, target.facts.V, text.num_hidden_layers
+        dflash_files.require_fit(draft.config, tensors, *sizes)
         taps = dflash_files.block_config(draft.config).form.taps
         return BlocksPending(draft, taps, tensors, text.hidden_size)
     if draft.kind == "assistant":

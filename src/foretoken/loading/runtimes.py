@@ -246,13 +246,17 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement
 
 def _conversion(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Conversion:
     library = _library()
-    if dtype not in library.DTYPES:
-        raise RefusedError(f"OpenVINO has no {dtype}")
+    _require_known(dtype)
     if not isinstance(source, Source):
         return library.Conversion(None, dtype, partial(copy.deepcopy, source))
     loaded_in = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     load = partial(source.network, loaded_in, device)
     return library.Conversion(source, dtype, load, lambda: {"settings": _settings(source.empty)})
+
+
+def _require_known(dtype: str) -> None:
+    if dtype not in _library().DTYPES:
+        raise RefusedError(f"OpenVINO has no {dtype}")
 
 
 def require_shared(runtime: str) -> None:
@@ -280,8 +284,10 @@ def decoder_of_pairs(
 ) -> Model:
     """Return a decoder of pairs where its target runs, on OpenVINO by itself in eight bits. Raises
     RefusedError for a precision that is not to be had there."""
+    dtype = None if dtype == "auto" else dtype
     if target.runtime == "openvino":
         library, kind = _library(), dtype or "int8"
+        _require_known(kind)
         conversion = library.Conversion(source, kind, partial(copy.deepcopy, network))
         return conversion.model(library.PAGED)
     from foretoken.models.stock.pairs import PairsNetwork, StockPairs  # late: takes seconds

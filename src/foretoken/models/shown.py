@@ -26,6 +26,18 @@ class Known(NamedTuple):
         return self.states[len(self.states) if missing else position - self.first :]
 
 
+def carried(
+    before: Tensor, new: Known | None, reached: int, columns: slice | None = None
+) -> Tensor:
+    """The states before, and behind them what is new from the position `reached` on: of these
+    columns, or all."""
+    states = None if new is None else new.since(reached)
+    if states is None or not len(states):
+        return before
+    states = states if columns is None else states[:, columns]
+    return torch.cat([before, states]) if len(before) else states
+
+
 class Shown:
     """The states of every row."""
 

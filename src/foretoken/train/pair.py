@@ -87,12 +87,17 @@ def pair(
 
 
 def read_target(
-    target: str | None, revision: str | None, trust_remote_code: bool, tokenizer: str | None
+    target: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    tokenizer: str | None,
+    adapter: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A target by name (None: the one that ships) in float32 on the CPU, and the tokenizer of that
-    name (None: its own)."""
+    """A target by name (None: the one that ships) in float32 on the CPU, with an adapter merged
+    where one is given, and the tokenizer of that name (None: its own)."""
     name = str(asset("target")) if target is None else target
-    network = sources.source(name, revision, trust_remote_code).network(torch.float32, CPU)
+    source = sources.source(name, revision, trust_remote_code, adapter)
+    network = source.network(torch.float32, CPU)
     if tokenizer is None:
         return network, sources.tokenizer(name, revision, trust_remote_code)
     return network, sources.tokenizer(tokenizer, None, trust_remote_code, required=True)

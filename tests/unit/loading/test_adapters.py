@@ -17,6 +17,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.loading.adapters import folder
 from foretoken.loading.load import require_adapters
 from foretoken.models.families import build
+from foretoken.train.pair import read_target
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
 PROMPT = [5, 17, 33]
@@ -49,6 +50,17 @@ def test_its_text_is_that_of_peft(tmp_path: Path) -> None:
     plain = foretoken.load(base, "lookup", runtime="transformers")
     ours = spec.target.model.get_parameter("model.layers.0.self_attn.q_proj.weight")
     assert not torch.equal(ours, plain.target.model.model.layers[0].self_attn.q_proj.weight)
+
+
+def test_a_draft_is_trained_on_the_merged_target(tmp_path: Path) -> None:
+    saved(tmp_path)
+    base, adapter = str(tmp_path / "base"), str(tmp_path / "adapter")
+    merged, _ = read_target(base, None, False, None, adapter)
+    plain, _ = read_target(base, None, False, None)
+    spec = foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(merged.get_parameter(name), spec.target.model.get_parameter(name))
+    assert not torch.equal(merged.get_parameter(name), plain.get_parameter(name))
 
 
 @pytest.mark.openvino

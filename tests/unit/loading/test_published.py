@@ -20,7 +20,7 @@ import foretoken
 import pairdrafts
 import tiny
 from foretoken import cli
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.published import kind_of
 from foretoken.loading.tensors import Weights
 from foretoken.models.base import Sized
@@ -111,6 +111,32 @@ def test_a_draft_of_another_target_is_refused_before_that_is_loaded(tmp_path: Pa
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match="give a draft for this target"):
         foretoken.load(folder, draft)
+
+
+def test_the_verifier_the_layers_and_the_ids_are_the_target_s(tmp_path: Path) -> None:
+    target, folder = llama(tmp_path)
+    other = {"verifier": {"name_or_path": "x/y", "architectures": ["Qwen3ForCausalLM"]}}
+    for i, (more, said) in enumerate(
+        (
+            ({"speculators_config": other}, r"drafts for x/y \(Qwen3ForCausalLM\)"),
+            ({"aux_hidden_state_layer_ids": [7]}, "behind layer 7, the target has 6"),
+            ({"mask_token_id": 320}, "mask_token_id 320"),
+        )
+    ):
+        config = blocks.speculators() | more
+        draft = saved(tmp_path / f"{i}", config, blocks.tensors(config, target))
+        with pytest.raises(ForetokenError, match=said):
+            foretoken.load(folder, draft)
+
+
+@pytest.mark.openvino
+def test_a_precision_that_openvino_lacks_is_refused(tmp_path: Path) -> None:
+    target, folder = llama(tmp_path)
+    pairdrafts.add_mtp(folder, pairdrafts.filed(pairdrafts.mtp_layer(target), "mtp"))
+    with pytest.raises(RefusedError, match="OpenVINO has no float16"):
+        foretoken.load(folder, "mtp", draft_dtype="float16")
+    spec = foretoken.load(folder, "mtp", draft_dtype="auto")
+    assert spec.drafter.holds[0].computed == "int8"
 
 
 def test_kinds_that_are_not_known_and_models(tmp_path: Path) -> None:

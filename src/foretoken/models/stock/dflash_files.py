@@ -138,16 +138,7 @@ def blocks(
     form, H = read.form, read.layers.hidden_size
     tensors = {_renamed(name): tensor for name, tensor in tensors.items()}
     V = _weight(embedding).shape[0]
-    if not 0 <= form.mask < V:
-        raise InputError(
-            f"the draft's mask_token_id is {shown(form.mask)}, the target has {V} tokens; give a "
-            "draft for this target"
-        )
-    ids = None
-    if "d2t" in tensors:  # differences
-        ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"].long().cpu()
-        if "lm_head.weight" not in tensors:
-            raise InputError("the draft's files have d2t and no lm_head.weight; give whole ones")
+    ids = _ids(form, tensors, V)
     embedding, head = _ends(tensors, embedding, head)
     outputs = _weight(head).shape[0] if ids is None else len(ids)
     for end, name in ((embedding, "embedding"), (head, "output layer")):
@@ -163,8 +154,27 @@ def blocks(
     return StockBlocks(network, embedding, head, ids)
 
 
-def require_fit(config: dict[str, Any], tensors: dict[str, Tensor], hidden: int, V: int) -> None:
-    """Raise as `blocks` does, for a target with states so wide and V tokens."""
+def _ids(form: BlockForm, tensors: dict[str, Tensor], V: int) -> Tensor | None:
+    """The target's ids of the draft's outputs; None where these are the same. Raises InputError for
+    a target that lacks some, or the mask."""
+    ids = None
+    if "d2t" in tensors:  # differences
+        ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"].long().cpu()
+        if "lm_head.weight" not in tensors:
+            raise InputError("the draft's files have d2t and no lm_head.weight; give whole ones")
+    most = form.mask if ids is None else max(form.mask, int(ids.max()))
+    if not 0 <= form.mask <= most < V:
+        raise InputError(
+            f"the draft has the mask_token_id {shown(form.mask)} and ids up to {shown(most)}, the "
+            f"target {V} tokens; give a draft for this target"
+        )
+    return ids
+
+
+def require_fit(
+    config: dict[str, Any], tensors: dict[str, Tensor], hidden: int, V: int, layers: int
+) -> None:
+    """Raise as `blocks` does, for a target with states so wide, V tokens and so many layers."""
     read = block_config(config)
     tensors = {_renamed(name): tensor for name, tensor in tensors.items()}
     if read.layers.hidden_size != hidden and ENDS[0] not in tensors:
@@ -172,7 +182,13 @@ def require_fit(config: dict[str, Any], tensors: dict[str, Tensor], hidden: int,
             f"the draft's layers are {read.layers.hidden_size} wide, the target's embeddings "
             f"{hidden}; give a draft for this target"
         )
-    outputs = len(tensors["d2t"]) if "d2t" in tensors else V
+    if max(read.form.taps) > layers:
+        raise InputError(
+            f"the draft reads states behind layer {max(read.form.taps)}, the target has {layers}; "
+            "give a draft for this target"
+        )
+    ids = _ids(read.form, tensors, V)
+    outputs = V if ids is None else len(ids)
     _fill(unfilled(read, hidden, V, outputs), tensors)
 
 

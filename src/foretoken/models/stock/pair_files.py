@@ -64,11 +64,10 @@ def eagle(
     something, or that is of another target."""
     fields = config.get("transformer_layer_config") or config
     layers = _config(name, fields, target)
-    tensors = widened({_renamed(key, ORIGINAL): x for key, x in tensors.items()})
+    tensors = dequantized({_renamed(key, ORIGINAL): x for key, x in tensors.items()})
     H, fc = layers.hidden_size, _tensor(name, tensors, "fc.weight")
     text = target.config.get_text_config(decoder=True)
     width = config.get("target_hidden_size") or text.hidden_size
-    _require_target(name, config, target)
     if fc.shape[0] != H or width != text.hidden_size or fc.shape[1] % width:
         raise RefusedError(
             f"{name} reads states of {width} ({fc.shape[1]} at all taps), the target's have "
@@ -85,7 +84,7 @@ def eagle(
     return PairsDraft(network, taps, others, ids, embedding)
 
 
-def widened(tensors: Tensors) -> Tensors:
+def dequantized(tensors: Tensors) -> Tensors:
     """Weights of eight bits as the numbers they stand for: each row with a scale of its own."""
     scales = {key[: -len(SCALE)]: x for key, x in tensors.items() if key.endswith(SCALE)}
     whole = {key: x for key, x in tensors.items() if not key.endswith(SCALE)}
@@ -109,8 +108,8 @@ def _config(name: str, fields: dict[str, Any], target: PreTrainedModel) -> PreTr
     return config
 
 
-def _require_target(name: str, config: dict[str, Any], target: PreTrainedModel) -> None:
-    """RefusedError where the config names another kind of verifier."""
+def require_verifier(name: str, config: dict[str, Any], target: PreTrainedModel) -> None:
+    """RefusedError where a draft's config, of whatever kind, names another kind of verifier."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     kinds = [kind for kind in verifier.get("architectures") or [] if kind]
     own = {*(target.config.architectures or []), type(target).__name__}
