@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,6 +35,7 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.utils import output_capturing
 
 from foretoken.errors import RefusedError
 from foretoken.models.rows import BEYOND, CHUNK
@@ -46,6 +48,7 @@ from foretoken.transfer import sent
 
 ATTENTION = "_attn_implementation_internal"  # where a config holds the name of its attention
 EXPERTS = "_experts_implementation_internal"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 LOOK = "warn_if_padding_and_no_attention_mask"
 SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
 
@@ -276,8 +279,6 @@ class Forward:
         tap(self.model, self._taps)
         head = self.model.get_output_embeddings()
         if head is not None:
-            for hooks in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
-                setattr(head, hooks, getattr(head, hooks).copy())  # the original keeps its own
             head.register_forward_pre_hook(needed_only)
         count_by_row(self.model)
         keep_by_row(self.model)
@@ -400,8 +401,13 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
     """A part's attributes for its twin. A compiled forward would run the original tree: the one it
-    was compiled from is taken."""
+    was compiled from is taken. Hooks that transformers leaves behind `output_hidden_states=True`
+    do nothing in a twin, but cannot be compiled."""
     own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _buffers(part)}
+    for name in HOOKS:  # copies: a twin gets hooks of its own
+        hooks = own[name].items()
+        own[name] = OrderedDict((k, x) for k, x in hooks if not _captures(x))
+        own[f"{name}_with_kwargs"] = own[f"{name}_with_kwargs"].copy()
     if "forward" in own:
         own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
         if not isinstance(own["forward"], MethodType | partial):
@@ -410,6 +416,10 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
                 "which may do anything; give the model as transformers makes it"
             )
     return own
+
+
+def _captures(hook: Any) -> bool:
+    return getattr(hook, "__module__", None) == output_capturing.__name__
 
 
 def separate(model: nn.Module) -> None:

@@ -39,7 +39,7 @@ def tap(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
                 f"{type(twin).__name__} has no output layer whose input could be read; give "
                 "another draft"
             )
-        _own(head, "_forward_pre_hooks").register_forward_pre_hook(_Note(FINAL).args)
+        head.register_forward_pre_hook(_Note(FINAL).args)
     between = [j for j in taps if j != FINAL]
     if not between:
         return
@@ -52,18 +52,9 @@ def tap(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
     for j in between:
         note = _Note(j)
         if j < len(layers):
-            _own(layers[j], "_forward_pre_hooks").register_forward_pre_hook(
-                note.given, with_kwargs=True
-            )
+            layers[j].register_forward_pre_hook(note.given, with_kwargs=True)
         else:
-            _own(layers[-1], "_forward_hooks").register_forward_hook(note.made)
-
-
-def _own(part: nn.Module, hooks: str) -> nn.Module:
-    """The part, with hooks of its own: a twin's are its original's otherwise."""
-    for name in (hooks, f"{hooks}_with_kwargs"):
-        setattr(part, name, getattr(part, name).copy())
-    return part
+            layers[-1].register_forward_hook(note.made)
 
 
 class _Note:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 from typing import Any
@@ -45,7 +46,9 @@ def test_all_layers_share_few_forms(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph.forward
 
     monkeypatch.setattr(compiled, "BACKEND", counted)
-    model = pairs.target("Llama")
+    model = copy.deepcopy(pairs.target("Llama"))
+    ids = torch.tensor(pairs.PROMPTS[:1])
+    model(ids, output_hidden_states=True)  # which leaves hooks in it
     pair = pairs.speculator(model, "lookup", runtime="compiled")
     assert pair.target.runtime == "compiled"
     pair.generate(pairs.PROMPTS, max_new_tokens=30, gamma=4)

@@ -408,14 +408,6 @@ WRONG: dict[str, tuple[EagleFile, str]] = {
         SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)),
         "the draft reads embeddings of 32, its own have 16; give a complete draft",
     ),
-    "verifier": (
-        SOME.with_config(
-            speculators_config={
-                "verifier": {"name_or_path": "x/y", "architectures": ["Qwen3ForCausalLM"]}
-            }
-        ),
-        r"drafts for x/y \(Qwen3ForCausalLM\), the target is a LlamaForCausalLM; .* for this",
-    ),
     "family": (
         SOME.with_config(transformer_layer_config={"model_type": "no_such"}),
         "the draft has layers of 'no_such', which cannot be built: ",

@@ -27,17 +27,20 @@ def lively(name: str) -> PreTrainedModel:
 
 def test_a_twin_has_the_very_weights_and_hooks_and_its_own_configuration() -> None:
     model = build("T5")
+    seen: list[nn.Module] = []
+    model.get_encoder().register_forward_hook(lambda part, args, out: seen.append(part))
     two = twin(model)
     assert all(a is b for a, b in zip(model.parameters(), two.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), two.buffers(), strict=True))
     assert not {id(part) for part in model.modules()} & {id(part) for part in two.modules()}
     assert two.get_encoder().config is not model.get_encoder().config
     assert two.get_encoder().config.to_dict() == model.get_encoder().config.to_dict()
-    seen: list[nn.Module] = []
-    model.get_encoder().register_forward_hook(lambda part, args, out: seen.append(part))
+    two.get_encoder().register_forward_hook(lambda part, args, out: seen.append(two))
     ids = torch.ones(1, 2, dtype=torch.long)
     two(input_ids=ids, decoder_input_ids=ids)
-    assert seen == [two.get_encoder()]  # a hook of the user's is called
+    assert seen == [two.get_encoder(), two]  # a hook of the user's is called, and one of its own
+    model(input_ids=ids, decoder_input_ids=ids)
+    assert seen[2:] == [model.get_encoder()]
     with torch.no_grad():
         model.shared.weight += 1
     assert torch.equal(model.shared.weight, two.shared.weight)
