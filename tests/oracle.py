@@ -211,5 +211,6 @@ def p_value(texts: Counter[Text], distribution: dict[Text, float]) -> float:
     common = [cell for cell in cells if cell[1] >= 10]
     rare = [cell for cell in cells if cell[1] < 10]
     assert len(common) >= 30
-    observed, expected = zip(*common, tuple(map(sum, zip(*rare, strict=True))), strict=True)
+    together = [tuple(map(sum, zip(*rare, strict=True)))] if rare else []
+    observed, expected = zip(*common, *together, strict=True)
     return float(stats.chisquare(observed, expected, sum_check=False).pvalue)

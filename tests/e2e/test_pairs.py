@@ -21,7 +21,7 @@ import pairs
 import tiny
 from foretoken import Engine, Speculator, load
 from foretoken.drafters.pairs import PairsDrafter
-from foretoken.loading import published
+from foretoken.loading import state_drafts
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.pair_files import PairsDraft
 from pairdrafts import (
@@ -301,8 +301,8 @@ def test_the_layers_are_measured_where_the_file_does_not_say(
         def alpha(target: Any, way: Any, at: slice = better) -> float:
             return 0.9 if way.columns == at else 0.1
 
-        monkeypatch.setattr(published, "_agreement", alpha)
-        monkeypatch.setattr(published, "remembered", lambda name: {})
+        monkeypatch.setattr(state_drafts, "_agreement", alpha)
+        monkeypatch.setattr(state_drafts, "remembered", lambda name: {})
         spec = way()
         chosen: Any = spec.drafter
         assert chosen.columns == better

@@ -24,7 +24,7 @@ from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.loading import published
+from foretoken.loading import published, state_drafts
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED, LoadOptions, smaller
 from foretoken.loading.runtimes import Placement, companion, place, require_shared
@@ -182,13 +182,13 @@ def draft_of(
     """Return the draft that fits the target; it is loaded where it is a model. Raises InputError
     for an unknown one, RefusedError for one that does not fit."""
     if draft == "mtp":
-        return _shown(published.mtp(target, options), options)
+        return _shown(state_drafts.mtp(target, options), options)
     if isinstance(draft, str) and (named := _named(draft, target, options)) is not None:
         return PendingDraft(named)
     if isinstance(draft, str | Path):
         folder = published.find(draft, options.draft_revision)
         if folder is not None:
-            return _shown(published.pending(folder, target, options), options)
+            return _shown(state_drafts.pending(folder, target, options), options)
     if isinstance(draft, str | Path) or in_memory(draft):
         return _model_draft(draft, target, options, placement)
     name = name_of(draft)
@@ -203,7 +203,7 @@ def draft_of(
     return PendingDraft(lambda loaded: drafter)
 
 
-def _shown(pending: published.PublishedPending, options: LoadOptions) -> PendingDraft:
+def _shown(pending: state_drafts.PublishedPending, options: LoadOptions) -> PendingDraft:
     """A draft that reads the target's states."""
     if options.exact_shapes:
         raise RefusedError(

@@ -1,0 +1,280 @@
+"""Drafters over the target's states, of drafts that are published with models or in their files.
+
+A draft of another target is refused before the target is loaded. The draft runs where the target
+does: on OpenVINO in eight bits, where nothing else is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from foretoken.costing import stored
+from foretoken.costing.pair_costs import PROBE_PROMPT
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.pairs import PairModel, PairsDrafter
+from foretoken.errors import RefusedError
+from foretoken.loading import hub
+from foretoken.loading.ends import TargetEnds
+from foretoken.loading.options import ROUNDED, LoadOptions
+from foretoken.loading.published import BLOCKS, Published
+from foretoken.loading.runtimes import decoder_of_pairs
+from foretoken.loading.sources import Source
+from foretoken.loading.target import KnownTarget, LoadedTarget
+from foretoken.loading.tensors import Weights
+from foretoken.models.base import LendsKeys, Shows
+from foretoken.models.shown import FINAL
+from foretoken.storage.cache import remember, remembered
+
+if TYPE_CHECKING:
+    from foretoken.models.stock.assistant import Assistant
+    from foretoken.models.stock.pair_files import PairsDraft
+
+log = logging.getLogger(__name__)
+
+CHOICES = "taps.json"  # which layers' states a draft reads better
+TRIAL = 200  # tokens of the target's own text on which that is measured, for each way
+GAMMA = 4  # draft tokens in its steps
+CLEAR = 0.02  # by how much alpha must be greater, for another way than the file's
+
+
+class PublishedPending(Protocol):
+    """A draft that fits its target, whose states it reads."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Where the target has to show its states."""
+        ...
+
+    @property
+    def runtime(self) -> str | None:
+        """The runtime that the target has to have; None: any that shows its states."""
+        ...
+
+    def attach(self, target: LoadedTarget) -> Drafter:
+        """Return the drafter. Raises RefusedError where the target shows no states."""
+        ...
+
+
+def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PublishedPending:
+    """Return what makes a drafter of the draft. Raises RefusedError for one that does not fit the
+    target, or is of a kind that is not known here."""
+    from foretoken.models.stock import pair_files  # late: takes seconds
+
+    weights, structure = Weights(draft.folder), target.facts.structure
+    pair_files.require_verifier(draft.name, draft.config, structure)
+    if draft.kind == "eagle3":
+        tensors = weights.read(weights.keys)
+        pairs = pair_files.eagle(draft.name, draft.config, tensors, structure)
+        return PairsPending(draft, pairs, options)
+    if draft.kind == "mtp":
+        options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")
+        return _mtp(draft, weights.read(weights.keys), target, options)
+    if draft.kind in BLOCKS:
+        from foretoken.models.stock import dflash_files  # late: as above
+
+        options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
+        tensors = weights.read(weights.keys)
+        text = structure.config.get_text_config(decoder=True)
+        sizes = text.hidden_size, target.facts.V, text.num_hidden_layers
+        dflash_files.require_fit(draft.config, tensors, *sizes)
+        taps = dflash_files.block_config(draft.config).form.taps
+        return BlocksPending(draft, taps, tensors, text.hidden_size)
+    if draft.kind == "assistant":
+        return _assistant(draft, target, options)
+    raise RefusedError(
+        f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not known here; give one of "
+        f"kind eagle3, mtp, {', '.join(BLOCKS)} or assistant, or a model"
+    )
+
+
+def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> AssistantPending:
+    from foretoken.models.stock.assistant_files import read_assistant  # late: takes seconds
+
+    options.refuse("draft_taps", "draft_dtype", because="an assistant is as its target is")
+    if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED:
+        asked = options.dtype if options.dtype in ROUNDED else options.runtime
+        raise RefusedError(
+            f"{draft.name} reads the target's keys and values, which torch alone lends, not "
+            f"{asked}; give runtime='transformers' and a dtype of torch's, or another draft"
+        )
+    weights, dtype = Weights(draft.folder), getattr(torch, options.dtype, torch.float32)
+    config = target.facts.structure.config.get_text_config(decoder=True)
+    network = read_assistant(draft.config, weights.read(weights.keys), config, dtype)
+    return AssistantPending(draft, network)
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantPending:
+    """An assistant that fits its target, which has to run on torch."""
+
+    source: Published
+    network: Assistant
+    taps: tuple[int, ...] = (FINAL,)
+    runtime: str = "transformers"
+
+    def attach(self, target: LoadedTarget) -> Drafter:
+        """Return the drafter. Raises RefusedError where the target lends no keys and values."""
+        from foretoken.drafters.assistant import AssistantDrafter
+        from foretoken.models.stock.assistant import StockAssistant  # late: takes seconds
+
+        model = _showing(target, self.taps, self.source.name)
+        if not isinstance(model, LendsKeys):
+            raise RefusedError(
+                f"{target.known.name} lends no keys and values, which {self.source.name} reads; "
+                "give another draft"
+            )
+        embedding: Any = TargetEnds(target.read, target.model).embedding
+        weight = embedding.weight
+        ready: Any = self.network
+        over = StockAssistant(ready.to(weight.device, weight.dtype), model)
+        return AssistantDrafter(model, over, embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPending:
+    """A draft by blocks that fits its target; it runs on torch."""
+
+    source: Published
+    taps: tuple[int, ...]
+    tensors: dict[str, torch.Tensor]
+    hidden_size: int
+    runtime: None = None
+
+    def attach(self, target: LoadedTarget) -> Drafter:
+        """Return the drafter. Raises RefusedError where the target shows no states."""
+        from foretoken.drafters.dflash import BlockDrafter
+        from foretoken.models.stock.dflash_files import blocks  # late: takes seconds
+
+        model = _showing(target, self.taps, self.source.name)
+        ends = TargetEnds(target.read, target.model)
+        head = nn.Linear(1, 1, bias=False, device="meta")
+        head.weight = nn.Parameter(ends.head, requires_grad=False)
+        made = blocks(self.source.config, self.tensors, self.hidden_size, ends.embedding, head)
+        return BlockDrafter(model, made)
+
+
+def _showing(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Shows:
+    """The target's model. Raises RefusedError where it shows no states at the taps."""
+    model = target.model
+    if not isinstance(model, Shows) or model.taps != taps:
+        raise RefusedError(
+            f"{target.known.name} on {model.runtime} shows no states between its layers, which "
+            f"{name} reads; give another draft"
+        )
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class PairsPending:
+    """A decoder over pairs that fits its target."""
+
+    source: Published
+    pairs: PairsDraft
+    options: LoadOptions
+    runtime: None = None
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Where the target has to show its states: both ways, where the file does not say which."""
+        pairs = self.pairs
+        return self._asked if self._asked else (*pairs.taps, *pairs.others)
+
+    @property
+    def _asked(self) -> tuple[int, ...]:
+        """The taps, where they are asked for or there is one way only."""
+        pairs, asked = self.pairs, self.options.draft_taps
+        if not pairs.others:
+            return pairs.taps
+        if asked is None:
+            return ()
+        ordered = sorted((pairs.taps, pairs.others))  # inputs of layers come before their outputs
+        return ordered[asked == "outputs"]
+
+    def attach(self, target: LoadedTarget) -> PairsDrafter:
+        """Return the drafter. Raises RefusedError where the target shows no states."""
+        model = _showing(target, self.taps, self.source.name)
+        own = self.pairs.embedding
+        embedding = TargetEnds(target.read, target.model).embedding if own is None else _rows(own)
+        decoder = decoder_of_pairs(self.source, self.pairs.network, model, self.options.draft_dtype)
+        make = self._maker(model, cast(PairModel, decoder), embedding)
+        if self._asked:
+            return make(None)
+        return self._better(target, make)
+
+    def _maker(
+        self, model: Shows, decoder: PairModel, embedding: nn.Module
+    ) -> Callable[[slice | None], PairsDrafter]:
+        ids = self.pairs.ids
+        return lambda columns: PairsDrafter(model, decoder, embedding, ids, columns)
+
+    def _better(
+        self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
+    ) -> PairsDrafter:
+        """Return the drafter by the taps that agree better with the target. The choice is kept, and
+        logged."""
+        width = self.pairs.network.join.fc.in_features  # pyright: ignore
+        ways = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
+        names = [self.pairs.taps, self.pairs.others]
+        key = stored.key(target.model, ways[0], CHOICES)
+        choice = remembered(CHOICES).get(key) if key else None
+        if choice not in (0, 1):
+            alphas = [_agreement(target, way) for way in ways]
+            choice = int(alphas[1] > alphas[0] + CLEAR)
+            log.info(
+                "%s reads the states before layers %s: alpha %.2f on the target's own text, %.2f "
+                "before layers %s; draft_taps sets it",
+                self.source.name,
+                *(names[choice], alphas[choice], alphas[1 - choice], names[1 - choice]),
+            )
+            if key:
+                remember(CHOICES, key, choice)
+        return ways[cast(int, choice)]
+
+
+def _rows(weight: torch.Tensor) -> nn.Module:
+    return nn.Embedding.from_pretrained(weight)
+
+
+def _agreement(target: LoadedTarget, drafter: PairsDrafter) -> float:
+    """Return alpha on a text of the target's own."""
+    spec = target.speculator(drafter, "the draft")
+    prompt: Any = [0] if spec.tokenizer is None else PROBE_PROMPT
+    (text,) = spec.generate(prompt, max_new_tokens=TRIAL, gamma=GAMMA, temperature=1.0, seed=0)
+    alpha = text.stats.alpha
+    return 0.0 if alpha is None else alpha
+
+
+def mtp(target: KnownTarget, options: LoadOptions) -> PairsPending:
+    """Return what makes a drafter of the target's own layer for multi-token prediction. Raises
+    RefusedError where its files hold none."""
+    from foretoken.models.stock import pair_files  # late: as above
+
+    read = target.facts.read
+    if not isinstance(read, Source) or not hub.is_folder(read.path) or read.gguf:
+        raise RefusedError(
+            "draft='mtp' is read from the target's safetensors; give the target as a folder"
+        )
+    weights, structure = Weights(Path(read.path)), target.facts.structure
+    layers = structure.config.get_text_config(decoder=True).num_hidden_layers
+    own = weights.read(pair_files.mtp_names(weights.keys, layers))
+    return _mtp(Published(target.name, Path(read.path), "mtp", {}), own, target, options)
+
+
+def _mtp(
+    draft: Published,
+    tensors: dict[str, torch.Tensor],
+    target: KnownTarget,
+    options: LoadOptions,
+) -> PairsPending:
+    from foretoken.models.stock import pair_files  # late: as above
+
+    head = TargetEnds(target.facts.read, None).head
+    pairs = pair_files.mtp(draft.name, tensors, target.facts.structure, head)
+    return PairsPending(draft, pairs, options)
