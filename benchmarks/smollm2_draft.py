@@ -98,9 +98,12 @@ def write_prompts(args: argparse.Namespace) -> None:
 
 
 def pack(args: argparse.Namespace) -> None:
-    """Round the matrices to eight bits, a scale a row, by the names of compressed-tensors."""
+    """Round the matrices to eight bits, a scale a row, by the names of compressed-tensors. The
+    output layer is the target's own rows and stays there."""
     packed: dict[str, torch.Tensor] = {}
-    for name, x in load_file(args.draft / "model.safetensors").items():
+    tensors = load_file(args.draft / "model.safetensors")
+    del tensors["lm_head.weight"], tensors["t2d"]  # d2t says which rows
+    for name, x in tensors.items():
         if x.ndim == 2:
             scale = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
             packed |= {name: (x / scale).round().to(torch.int8), f"{name}_scale": scale}

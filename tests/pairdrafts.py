@@ -77,7 +77,10 @@ class EagleFile:
         return path
 
     def read(self, target: PreTrainedModel) -> PairsDraft:
-        return pair_files.eagle("the draft", self.config, self.tensors, target)
+        rows: Any = target.get_output_embeddings()
+        return pair_files.eagle(
+            "the draft", self.config, self.tensors, target, lambda: rows.weight.detach()
+        )
 
 
 WEIGHTS = "model.safetensors"

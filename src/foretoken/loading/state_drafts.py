@@ -71,7 +71,8 @@ def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Publ
     pair_files.require_verifier(draft.name, draft.config, structure)
     if draft.kind == "eagle3":
         tensors = weights.read(weights.keys)
-        pairs = pair_files.eagle(draft.name, draft.config, tensors, structure)
+        ends = TargetEnds(target.facts.read, None)
+        pairs = pair_files.eagle(draft.name, draft.config, tensors, structure, lambda: ends.head)
         return PairsPending(draft, pairs, options)
     if draft.kind == "mtp":
         options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")

@@ -109,7 +109,7 @@ def train_eagle(
     student.save(out, taps, target)
     return {
         "draft_vocab": len(ids),
-        "parameters": sum(weight.numel() for weight in student.network.parameters()),
+        "parameters": sum(x.numel() for x in student.network.parameters() if x.requires_grad),
         "texts": len(learnt),
         "tokens": sum(len(ids) for ids in learnt.values()),
         "steps": loop.step,
@@ -166,15 +166,15 @@ class Compared(NamedTuple):
 
 
 class Student:
-    """A draft in training. Its output layer begins as the target's rows."""
+    """A draft in training. Its output layer has the target's rows, and is not trained: so a large
+    vocabulary costs no weights of its own."""
 
     def __init__(self, network: PairsNetwork, ids: Tensor, target: PreTrainedModel) -> None:
         self.network, self.ids = network.requires_grad_(True), ids
         head: Any = network.head
         output: Any = target.get_output_embeddings()
         self.rows = output.weight.detach()[ids].float()
-        with torch.no_grad():
-            head.linear.weight.copy_(self.rows)
+        head.linear.weight = nn.Parameter(self.rows, requires_grad=False)
         self.embedding: Any = target.get_input_embeddings()
 
     def depths(self, texts: list[TextStates], depths: int) -> Iterator[Compared]:

@@ -58,9 +58,14 @@ class PairsDraft(NamedTuple):
 
 
 def eagle(
-    name: str, config: dict[str, Any], tensors: Tensors, target: PreTrainedModel
+    name: str,
+    config: dict[str, Any],
+    tensors: Tensors,
+    target: PreTrainedModel,
+    head: Callable[[], Tensor],
 ) -> PairsDraft:
-    """EAGLE-3's network. `target` may be on meta. Raises RefusedError for a file that lacks
+    """EAGLE-3's network. `target` may be on meta; head: gives the weights of its output layer,
+    whose rows a draft reads that has none of its own. Raises RefusedError for a file that lacks
     something, or that is of another target."""
     fields = config.get("transformer_layer_config") or config
     layers = _config(name, fields, target)
@@ -75,12 +80,15 @@ def eagle(
         )
     count = fc.shape[1] // width
     taps, others = _taps(name, config, count, text.num_hidden_layers)
-    rows = len(_tensor(name, tensors, "lm_head.weight"))
     embedding = _embedding(name, tensors, H, text)
+    ids = _ids(name, tensors, text.vocab_size)
+    if "lm_head.weight" not in tensors and H == width:
+        rows = head()
+        tensors["lm_head.weight"] = rows if ids is None else rows[ids]
+    rows = len(_tensor(name, tensors, "lm_head.weight"))
     network = eagle_network(layers, config, rows, width, count)
     filed = partial(_filed, before=bool(config.get("norm_before_fc")))
     _load(name, network, tensors, filed)
-    ids = _ids(name, tensors, text.vocab_size)
     return PairsDraft(network, taps, others, ids, embedding)
 
 
@@ -267,7 +275,7 @@ def _embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> T
 
 def _ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
     """The target's ids of the draft's outputs, from differences; None where they are the same."""
-    rows = len(_tensor(name, tensors, "lm_head.weight"))
+    rows = len(tensors.get("lm_head.weight", tensors.get("d2t", range(V))))
     ids = torch.arange(rows)
     if "d2t" in tensors:
         ids = ids + tensors["d2t"].long()

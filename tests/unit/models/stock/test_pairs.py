@@ -413,7 +413,6 @@ WRONG: dict[str, tuple[EagleFile, str]] = {
         "the draft has layers of 'no_such', which cannot be built: ",
     ),
     "no product": (SOME.with_tensors(fc__weight=None), "holds no weights for fc.weight; give a"),
-    "no head": (SOME.with_tensors(lm_head__weight=None), "holds no weights for lm_head.weight; g"),
     "no weights": (
         SOME.with_tensors(layers__0__mlp__up_proj__weight=None),
         "the draft holds no weights for layers.0.mlp.up_proj.weight; give a complete draft",
@@ -431,6 +430,15 @@ WRONG: dict[str, tuple[EagleFile, str]] = {
         "the draft holds invalid numbers in embed_tokens.weight; fetch it again",
     ),
 }
+
+
+def test_an_output_layer_that_a_file_lacks_is_the_target_s() -> None:
+    rows: Any = TARGET.get_output_embeddings()
+    for file in (SOME, SOME.with_tensors(d2t=None)):
+        draft = file.with_tensors(lm_head__weight=None).read(TARGET)
+        head: Any = draft.network.head
+        own = rows.weight if draft.ids is None else rows.weight[draft.ids]
+        assert torch.equal(head.linear.weight, own)
 
 
 @pytest.mark.parametrize("name", WRONG)
