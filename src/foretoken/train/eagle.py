@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 
 from foretoken.errors import InputError
@@ -31,6 +32,7 @@ from foretoken.train.kept_states import KeptTexts, TextStates
 from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, require_positive
 from foretoken.train.pair import fingerprint
 
+ROWS = 128  # places whose distributions are made at a time
 NEAR = 16  # batches whose texts are sorted by length, so that little is padded
 
 # step, loss, and alpha at each depth where it is measured
@@ -83,7 +85,8 @@ def train_eagle(
     texts = KeptTexts(folder / "states", target, taps, most, bfloat16=recipe.bfloat16)
     learnt, held_out = texts.make(examples, computed)
     ids = frequent(learnt, lesson.draft_vocab)
-    student = Student(fresh(target, len(ids), lesson, recipe.seed), ids, target)
+    network = fresh(target, len(ids), lesson, recipe.seed)
+    student = Student(network, ids, target, bfloat16=recipe.bfloat16)
     settings = {**asdict(lesson), "target": fingerprint(target), "data": examples.digest}
     loop = Loop(folder, student.network, recipe, settings | {"states": most})
 
@@ -91,8 +94,8 @@ def train_eagle(
         some = [texts.read(i) for i in batch_at(learnt, recipe, step)]
         weights = [lesson.decay**k for k in range(lesson.depths)]
         losses = [
-            w * LOSSES[lesson.loss](p, q).mean()
-            for w, (p, q) in zip(weights, student.depths(some, lesson.depths), strict=True)
+            w * student.mean(LOSSES[lesson.loss], taught)
+            for w, taught in zip(weights, student.depths(some, lesson.depths), strict=True)
         ]
         return torch.stack(losses).sum() / sum(weights)
 
@@ -157,28 +160,32 @@ def fresh(target: PreTrainedModel, rows: int, lesson: EagleLesson, seed: int) ->
         return eagle_network(config, {"norm_before_residual": True}, rows, text.hidden_size, 3)
 
 
-class Compared(NamedTuple):
-    """Logarithms of the target's distributions and the draft's, over the draft's tokens: `[N, Vd]`,
-    the former as they are among all tokens."""
+class Taught(NamedTuple):
+    """Places `[N]` of texts where the draft learns: the normed states of its own, the target's that
+    its output layer reads, both `[N, H]`, and the log mass of its logits."""
 
-    p: Tensor
-    q: Tensor
+    states: Tensor
+    hidden: Tensor
+    mass: Tensor
 
 
 class Student:
     """A draft in training. Its output layer has the target's rows, and is not trained: so a large
     vocabulary costs no weights of its own."""
 
-    def __init__(self, network: PairsNetwork, ids: Tensor, target: PreTrainedModel) -> None:
+    def __init__(
+        self, network: PairsNetwork, ids: Tensor, target: PreTrainedModel, *, bfloat16: bool = False
+    ) -> None:
         self.network, self.ids = network.requires_grad_(True), ids
         head: Any = network.head
         output: Any = target.get_output_embeddings()
-        self.rows = output.weight.detach()[ids].float()
-        head.linear.weight = nn.Parameter(self.rows, requires_grad=False)
+        rows = output.weight.detach()[ids].float()
+        head.linear.weight = nn.Parameter(rows, requires_grad=False)
+        self.rows = rows.bfloat16() if bfloat16 else rows
         self.embedding: Any = target.get_input_embeddings()
 
-    def depths(self, texts: list[TextStates], depths: int) -> Iterator[Compared]:
-        """Compare both at the new tokens of texts, depth by depth.
+    def depths(self, texts: list[TextStates], depths: int) -> Iterator[Taught]:
+        """Run the draft over texts, depth by depth, and return its states at their new tokens.
 
         At depth k (from 0) place i has read the states up to token i, and the tokens up to i + k +
         1; it learns the target's distribution behind these.
@@ -210,14 +217,28 @@ class Student:
             behind = places + k + 1  # the token whose next one is learnt
             taught = (behind < lengths) & (behind + 1 >= prompts)
             at = torch.where(taught, behind, 0)
-            q = network.head(states[taught]).float().log_softmax(-1)
-            yield Compared(self._teacher(hidden, masses, at, taught), q.clamp(min=LEAST))
+            row = torch.arange(len(at))[:, None].expand_as(at)[taught], at[taught]
+            yield Taught(network.head.norm(states[taught]), hidden[row], masses[row])
 
-    @torch.no_grad()
-    def _teacher(self, hidden: Tensor, masses: Tensor, at: Tensor, taught: Tensor) -> Tensor:
-        rows = torch.arange(len(at))[:, None].expand_as(at)[taught]
-        logits = hidden[rows, at[taught]].float() @ self.rows.T
-        return (logits - masses[rows, at[taught]][:, None]).clamp(min=LEAST)
+    def compared(self, states: Tensor, hidden: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logarithms of the target's distributions p and the draft's q, over the draft's
+        tokens, `[N, Vd]`; p as it is among all tokens."""
+        rows = self.rows
+        p = (hidden.to(rows.dtype) @ rows.T).float() - mass[:, None]
+        q = (states.to(rows.dtype) @ rows.T).float().log_softmax(-1)
+        return p.clamp(min=LEAST), q.clamp(min=LEAST)
+
+    def mean(self, loss: Callable[[Tensor, Tensor], Tensor], taught: Taught) -> Tensor:
+        """Return the mean loss at the places, from a few at a time: no array is wide as the
+        vocabulary and long as a batch, and slopes are of rows that are still in the processor's
+        cache."""
+
+        def total(*some: Tensor) -> Tensor:
+            return loss(*self.compared(*some)).sum()
+
+        parts = zip(*(x.split(ROWS) for x in taught), strict=True)
+        sums = [checkpoint(total, *some, use_reentrant=False) for some in parts]
+        return torch.stack(cast(list[Tensor], sums)).sum() / max(1, len(taught.mass))
 
     @torch.no_grad()
     def alpha(
@@ -228,9 +249,10 @@ class Student:
         order = sorted(numbers, key=lambda n: len(numbers[n]))
         for i in range(0, len(order), batch):
             some = [texts.read(n) for n in order[i : i + batch]]
-            for k, (p, q) in enumerate(self.depths(some, depths)):
-                totals[k] += float(torch.minimum(p, q).exp().sum())
-                counts[k] += len(p)
+            for k, taught in enumerate(self.depths(some, depths)):
+                for part in zip(*(x.split(ROWS) for x in taught), strict=True):
+                    totals[k] += float(torch.minimum(*self.compared(*part)).exp().sum())
+                counts[k] += len(taught.mass)
         return [total / max(1, n) for total, n in zip(totals, counts, strict=True)]
 
     def save(self, out: Path, taps: tuple[int, ...], target: PreTrainedModel) -> None:

@@ -110,7 +110,7 @@ def test_every_depth_is_taught_what_the_draft_says_there(tmp_path: Path) -> None
     ids = frequent(learnt, 40)
     student = Student(fresh(target, len(ids), LESSON, 0), ids, target)
     some = [texts.read(n) for n in sorted(learnt)[:3]]
-    taught = list(student.depths(some, DEPTHS))
+    taught = [student.compared(*x) for x in student.depths(some, DEPTHS)]
     model, said = StockPairs(student.network), [[] for _ in range(DEPTHS)]
     for text in some:
         tokens, states = text.ids.tolist(), model.joined(text.taps.float())
@@ -130,10 +130,10 @@ def test_every_depth_is_taught_what_the_draft_says_there(tmp_path: Path) -> None
                 if i + k + 2 >= text.prompt:
                     said[k].append(logits[0, 0].log_softmax(-1))
     for k in range(DEPTHS):
-        torch.testing.assert_close(taught[k].q, torch.stack(said[k]), atol=1e-4, rtol=0)
+        torch.testing.assert_close(taught[k][1], torch.stack(said[k]), atol=1e-4, rtol=0)
     whole = [target(text.ids[None]).logits[0].log_softmax(-1)[:, ids] for text in some]
     due = [x[max(1, t.prompt - 1) :] for x, t in zip(whole, some, strict=True)]
-    torch.testing.assert_close(taught[0].p, torch.cat(due), atol=0.1, rtol=0)  # kept in bfloat16
+    torch.testing.assert_close(taught[0][0], torch.cat(due), atol=0.1, rtol=0)  # kept in bfloat16
     assert FINAL not in texts.taps
 
 
