@@ -184,10 +184,11 @@ def require(known: dict[str, Any], setting: ExportSetting) -> None:
             f"draft {setting.draft} exists in foretoken only; give the folder of a model, lookup "
             "or none"
         )
-    if setting.kind == "model" and (setting.draft == "mtp" or _published(setting.draft)):
+    published = _published(setting.draft) if setting.kind == "model" else None
+    if published not in (None, *known.get("published", ())):
         raise RefusedError(
-            f"draft {setting.draft} reads the target's states, and {known['name']}'s options for "
-            f"such drafts are not written here ({known['flags']}); give the folder of a model"
+            f"draft {setting.draft} is of kind {published}, and {known['name']}'s options for such "
+            f"drafts are not written here ({known['flags']}); give the folder of a model"
         )
     revision = setting.revision or setting.draft_revision
     if "convert" in known and revision is not None:
@@ -202,10 +203,14 @@ def require(known: dict[str, Any], setting: ExportSetting) -> None:
         )
 
 
-def _published(draft: str) -> bool:
-    from foretoken.loading import published  # late: torch takes seconds to import
+def _published(draft: str) -> str | None:
+    """Return the kind of a draft that reads the target's states; None for a model."""
+    from foretoken.loading.published import find  # late: torch takes seconds to import
 
-    return hub.is_folder(draft) and published.find(draft, None) is not None
+    if draft == "mtp":
+        return draft
+    found = find(draft, None) if hub.is_folder(draft) else None
+    return found and found.kind
 
 
 def steps(known: dict[str, Any], setting: ExportSetting) -> list[str]:
@@ -278,7 +283,7 @@ def _lacks_tokenizer(setting: ExportSetting) -> bool:
 
 
 def vllm_config(setting: ExportSetting) -> dict[str, Any]:
-    """Return vLLM's --speculative-config for a draft model or look-up."""
+    """Return vLLM's --speculative-config for a draft of its own or look-up."""
     if setting.kind == "lookup":
         return {
             "method": "ngram",
@@ -287,10 +292,12 @@ def vllm_config(setting: ExportSetting) -> dict[str, Any]:
             "prompt_lookup_min": 1,
         }
     config: dict[str, Any] = {
-        "method": "draft_model",
+        "method": _published(setting.draft) or "draft_model",
         "model": setting.draft,
         "num_speculative_tokens": setting.gamma,
     }
+    if setting.draft == "mtp":
+        del config["model"]  # the target's own layer
     if setting.draft_revision is not None:
         config["revision"] = setting.draft_revision
     if setting.temperature:

@@ -169,15 +169,21 @@ def test_weights_in_pieces_and_pickles(tmp_path: Path) -> None:
         Weights(tmp_path / "target").read(["a"])
 
 
-def test_doctor_says_what_a_draft_is_and_export_refuses_it(tmp_path: Path) -> None:
+def test_doctor_says_what_a_draft_is_and_export_names_it(tmp_path: Path) -> None:
     target, folder = llama(tmp_path)
     config = blocks.speculators("dspark")
     draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
     told = CliRunner().invoke(cli.app, ["doctor", str(draft)])
     assert told.exit_code == 0 and "is a draft of kind dspark" in told.output
-    pair = ["--target", str(folder), "--draft", str(draft), "--gamma", "3"]
-    refused = CliRunner().invoke(cli.app, ["export", "vllm", *pair])
-    assert "reads the target's states" in str(refused.exception)
+    pair = ["--target", str(folder), "--gamma", "3", "--draft"]
+    for name, named in (
+        (str(draft), f'"method": "dspark", "model": "{draft}"'),
+        ("mtp", '"mtp", "'),
+    ):
+        line = CliRunner().invoke(cli.app, ["export", "vllm", *pair, name]).output
+        assert f"{named}" in line and '"num_speculative_tokens": 3' in line
+    refused = CliRunner().invoke(cli.app, ["export", "sglang", *pair, str(draft)])
+    assert "of kind dspark, and SGLang's options" in str(refused.exception)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "assistant"])
