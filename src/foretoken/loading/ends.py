@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from foretoken.loading import gguf
 from foretoken.loading.hub import is_folder
 from foretoken.loading.sources import Source
 from foretoken.loading.tensors import Weights
@@ -17,6 +18,9 @@ from foretoken.models.base import Model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"  # in GGUF files
 
 
 class TargetEnds:
@@ -71,7 +75,13 @@ class TargetEnds:
     def _stored(self, weight: Any) -> Tensor | None:
         """Map the weight from the files of the target; None where it is not there by itself."""
         read = self.read
-        if not isinstance(read, Source) or read.gguf or read.adapter or not is_folder(read.path):
+        if not isinstance(read, Source) or read.adapter:
+            return None
+        if read.gguf:
+            embeds = weight is read.empty.get_input_embeddings().weight
+            own = gguf.weight(read.gguf, EMBEDDING if embeds else OUTPUT)
+            return own if own is not None and own.shape == weight.shape else None
+        if not is_folder(read.path):
             return None
         weights = Weights(Path(read.path))
         named = read.empty.named_parameters(remove_duplicate=False)

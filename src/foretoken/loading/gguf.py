@@ -22,6 +22,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from foretoken.errors import InputError, one_line
 from foretoken.storage.cache import cache_folder, versions
@@ -77,6 +79,18 @@ def _reader(kind: Any, path: str, changed: int) -> Any:
 def forget_file() -> None:
     """Let go of the last file that was parsed."""
     _reader.cache_clear()
+
+
+def weight(file: Path, name: str) -> Tensor | None:
+    """Return a single weight of a file in float32, by its name there; None for another."""
+    library: Any = import_module("gguf")
+    with parsed_once(file):
+        parts = library.GGUFReader(str(file)).tensors
+        part = next((part for part in parts if part.name == name), None)
+    if part is None:
+        return None
+    values = import_module("gguf.quants").dequantize(part.data, part.tensor_type)
+    return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
 def whole() -> dict[str, Any]:

@@ -15,6 +15,7 @@ import foretoken
 from console import Run
 from foretoken.errors import InputError
 from foretoken.loading import gguf, hub
+from foretoken.loading.ends import TargetEnds
 from foretoken.loading.sources import source
 from foretoken.storage.cache import forget
 from gguf_file import write_gguf
@@ -37,6 +38,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_ends_are_read_without_the_rest(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    model = llama(320, hidden_size=64, intermediate_size=96, tie_word_embeddings=tied)
+    write_gguf(file, model, byte_level(), GGMLQuantizationType.Q4_0)
+    read = source(file, None, False)
+    whole = read.network(torch.float32, torch.device("cpu"))
+    monkeypatch.delattr(TargetEnds, "_loaded")
+    ends = TargetEnds(read, None)
+    assert torch.equal(ends.embedding.weight, whole.get_input_embeddings().weight)
+    assert torch.equal(ends.head, whole.get_output_embeddings().weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
