@@ -97,7 +97,7 @@ class Student(ABC):
 
     Args:
         network: All of it that learns, with the output layer `head`.
-        config: What its file says of it, in speculators' format.
+        config: The description of it in its file, in speculators' format.
         ids: The target's ids of its outputs, `[Vd]`.
         target: The target.
         depths: Draft tokens behind each other that it learns.

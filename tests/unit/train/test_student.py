@@ -147,6 +147,7 @@ def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: st
     options |= {"target": tmp_path / "target", "data": tmp_path / "prompts.jsonl", size: 2}
     options |= {"out": tmp_path / "draft", "runtime": "transformers", "temperatures": "0,1"}
     asked = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    asked.append("--bfloat16")
     made = CliRunner().invoke(cli.app, ["train", kind, *asked])
     assert made.exit_code == 0, made.output
     assert "alpha by depth" in made.stdout and f"--draft {tmp_path / 'draft'}" in made.stdout
