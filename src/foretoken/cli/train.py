@@ -1,5 +1,6 @@
 """`foretoken train`: drafts that learn their target's distribution (`distill`), blockwise heads
-(`heads`), n-gram tables (`ngram`), and texts sampled from a target (`samples`).
+(`heads`), drafts over its states (`eagle`, `dspark`), n-gram tables (`ngram`), and texts sampled
+from a target (`samples`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from foretoken.drafters.ngram import NGram
     from foretoken.speculator import Speculator
     from foretoken.train.loop import TrainingRecipe
+    from foretoken.train.student import Lesson
 
 
 Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
@@ -232,9 +235,14 @@ def _report_heads(bar: Report, step: int, loss: float, alpha: list[float] | None
     bar(step, f"loss {loss:.3f}", told)
 
 
+StatesRun = Annotated[
+    Path, Option(help="Folder to write. Resumes a run in the .run folder beside it.")
+]
+
+
 @dataclass(frozen=True)
-class EagleTraining(Schedule):
-    """Options of a training run of an EAGLE-3 draft."""
+class StatesTraining(Schedule):
+    """Options of a training run of a draft over its target's states."""
 
     steps: Annotated[int, _training("Training steps.")] = 4000
     learning_rate: Annotated[float, _training("Highest learning rate.")] = 2e-3
@@ -253,7 +261,6 @@ class EagleTraining(Schedule):
     intermediate: Annotated[
         int | None, _training("Width of the draft's MLP. Default: the target's.")
     ] = None
-    depths: Annotated[int, _training("Draft tokens over which it is unrolled.")] = 4
     loss: Annotated[str, _training("kl, rkl, jsd, tv, nla or lk, as distill has them.")] = "lk"
     bfloat16: Annotated[
         bool, _training("Multiply in bfloat16, which is faster on a CPU that can.")
@@ -264,14 +271,29 @@ class EagleTraining(Schedule):
         return replace(super().recipe, bfloat16=self.bfloat16)
 
 
+@dataclass(frozen=True)
+class EagleTraining(StatesTraining):
+    """Options of a training run of an EAGLE-3 draft."""
+
+    depths: Annotated[int, _training("Draft tokens over which it is unrolled.")] = 4
+
+
+@dataclass(frozen=True)
+class DSparkTraining(StatesTraining):
+    """Options of a training run of a DSpark draft."""
+
+    layers: Annotated[int, _training("Layers of the draft.")] = 2
+    block: Annotated[int, _training("Draft tokens of a block, the most in use.")] = 7
+    rank: Annotated[int, _training("Rank of the bias on a draft token by the one before it.")] = 64
+    anchors: Annotated[int, _training("Blocks in a text, per step.")] = 32
+
+
 @app.command()
 @command
 def eagle(
     loading: option.Loading,
     data: option.Examples,
-    out: Annotated[
-        Path, Option(help="Folder to write. Resumes a run in the .run folder beside it.")
-    ],
+    out: StatesRun,
     training: EagleTraining,
     target: option.Target = None,
     as_json: option.Json = False,
@@ -282,16 +304,51 @@ def eagle(
     Sources without a target in --data are the prompts. The file is in the format of speculators,
     which vLLM reads too. The same command resumes a run that was killed.
     """
+    from foretoken.train.eagle import EagleLesson
+
+    _teach(loading, data, out, training, EagleLesson, target, as_json=as_json)
+
+
+@app.command()
+@command
+def dspark(
+    loading: option.Loading,
+    data: option.Examples,
+    out: StatesRun,
+    training: DSparkTraining,
+    target: option.Target = None,
+    as_json: option.Json = False,
+) -> None:
+    """Train a DSpark draft on a target's own text, which it writes first behind the prompts.
+
+    One pass of the draft guesses a whole block; each guess then follows the one before it, and the
+    block ends where the draft expects no more to be accepted. The rest is as in train eagle.
+    """
+    from foretoken.train.dspark import DSparkLesson
+
+    _teach(loading, data, out, training, DSparkLesson, target, as_json=as_json)
+
+
+def _teach(
+    loading: option.Loading,
+    data: Path,
+    out: Path,
+    training: StatesTraining,
+    kind: type[Lesson],
+    target: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Train a draft over the target's states."""
     from foretoken.train.corpus import read
-    from foretoken.train.eagle import EagleLesson, train_eagle
     from foretoken.train.loop import folder_of_run
     from foretoken.train.own_texts import own_texts
     from foretoken.train.pair import read_target
+    from foretoken.train.student import teach
 
     quiet()
-    lesson = EagleLesson(
-        training.draft_vocab, training.intermediate, training.depths, loss=training.loss
-    )
+    names = (field.name for field in fields_of(kind))
+    lesson = kind(**{name: getattr(training, name) for name in names if hasattr(training, name)})
     recipe = training.recipe
     if not training.states > 0:
         raise InputError(f"states is {training.states}; give gigabytes, more than 0")
@@ -317,7 +374,7 @@ def eagle(
         network, _ = read_target(target, *origin)
         network.requires_grad_(False)
         with progress_bar("training", training.steps) as bar:
-            summary = train_eagle(
+            summary = teach(
                 network,
                 examples,
                 out,

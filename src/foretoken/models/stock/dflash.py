@@ -164,9 +164,18 @@ class BlockNetwork(nn.Module):
 
     def forward(self, embedded: Tensor, cache: RaggedCache, sizes: Tensor) -> Tensor:
         """Return states of blocks `[B, n, H]`, of which row b has the first sizes[b] places."""
-        full, windowed = self._seen(cache, sizes)
-        angles = self._angles(embedded, cache.positions)
-        states = embedded
+        return self.through(embedded, cache, cache.positions, *self._seen(cache, sizes))
+
+    def through(
+        self, embedded: Tensor, cache: Any, positions: Tensor, full: Tensor, windowed: Tensor
+    ) -> Tensor:
+        """Return states of places `[B, n, H]` at these positions, behind a cache that holds the
+        context.
+
+        full, windowed: which slots of the cache and then of their own each place sees, `[B, n,
+        slots]`, in full layers and in those with a window.
+        """
+        angles, states = self._angles(embedded, positions), embedded
         for kind, layer in zip(self.config.layer_types or [], self.layers, strict=True):
             states = layer(
                 states,
@@ -175,6 +184,22 @@ class BlockNetwork(nn.Module):
                 past_key_values=cache,
             )
         return self.norm(states)
+
+    def follow(
+        self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Let a guess follow the tokens `[B]` before it.
+
+        Returns its logits `[B, Vd]`; the chance that it is accepted where those before it are,
+        None where that is not known; and what the next guess is to be given as `memory`.
+        """
+        before = None
+        if self.markov_head is not None:
+            before = self.markov_head.markov_w1(tokens)
+            bias, memory = self.markov_head(states, before, memory)
+            logits = logits + bias
+        sure = None if self.confidence_head is None else self.confidence_head(states, before)
+        return logits, sure, memory
 
     def _angles(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.rotary[0].to(x.device)(x, positions)
@@ -212,8 +237,7 @@ class StockBlocks:
         self, network: BlockNetwork, embedding: nn.Module, head: nn.Module, ids: Tensor | None
     ) -> None:
         self.network, self.embedding, self.head, self.ids = network, embedding, head, ids
-        self.chain, self.confidence = network.markov_head, network.confidence_head
-        self.chained = self.chain is not None
+        self.chained = network.markov_head is not None
         self.most, self.taps = network.form.most, network.form.taps
         self.context: int | None = network.config.max_position_embeddings
         weight = network.fc.weight
@@ -298,15 +322,5 @@ class StockBlocks:
     def follow(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Let a guess follow the tokens `[B]` before it.
-
-        Returns its logits `[B, Vd]`; the chance that it is accepted where those before it are,
-        None where that is not known; and what the next guess is to be given as `memory`.
-        """
-        before = None
-        if self.chain is not None:
-            before = self.chain.markov_w1(sent(tokens, self.device))
-            bias, memory = self.chain(states, before, memory)
-            logits = logits + bias
-        sure = None if self.confidence is None else self.confidence(states, before)
-        return logits, sure, memory
+        """Let a guess follow the tokens `[B]` before it, as the network does."""
+        return self.network.follow(states, logits, sent(tokens, self.device), memory)

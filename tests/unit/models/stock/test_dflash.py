@@ -159,7 +159,7 @@ PROMPTS = [[3, 7, 1, 9], [5], [2, 8, 8, 30, 31, 4, 6]]
 def bias(kind: str, model: StockBlocks, hidden: Tensor, text: list[int]) -> Tensor:
     """Of the guess behind `text`, the block's tokens from the last known one on; by the papers'
     formulas. hidden: of all its guesses."""
-    chain: Any = model.chain
+    chain: Any = model.network.markov_head
     w1, w2 = chain.markov_w1.weight, chain.markov_w2.weight
     if kind == "vanilla":
         return w2 @ w1[text[-1]]

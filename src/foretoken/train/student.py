@@ -1,0 +1,299 @@
+"""A draft that learns its target's distribution over the target's own states: what each kind of
+such drafts shares in `foretoken train`.
+
+A student compares both distributions at the tokens of texts, depth by depth. The target's states
+are computed once and kept on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from foretoken.errors import InputError
+from foretoken.models.stock.pair_files import usual_taps
+from foretoken.storage import files
+from foretoken.train.corpus import Examples
+from foretoken.train.distill import LEAST, LOSSES
+from foretoken.train.kept_states import KeptTexts, TextStates
+from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, require_positive
+from foretoken.train.pair import fingerprint
+
+ROWS = 128  # places whose distributions are made at a time
+NEAR = 16  # batches whose texts are sorted by length, so that little is padded
+
+Texts = dict[int, list[int]]  # ids by the texts' numbers
+# step, loss, and alpha at each depth where it is measured
+Report = Callable[[int, float, list[float] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson(ABC):
+    """The draft's size, and how it is taught."""
+
+    draft_vocab: int = 8192  # the most frequent tokens of the texts
+    intermediate: int | None = None  # width of its MLP; None: the target's
+    decay: float = 0.8  # weight of each depth, by that of the one before
+    loss: str = "lk"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int):
+                require_positive(field.name, value)
+        if not 0 < self.decay <= 1:
+            raise InputError(f"decay is {self.decay}; give a number in (0, 1]")
+        if self.loss not in LOSSES:
+            raise InputError(f"loss is {self.loss!r}; give one of {', '.join(LOSSES)}")
+
+    @abstractmethod
+    def student(self, target: PreTrainedModel, texts: Texts, seed: int) -> Student:
+        """Return a random draft of such texts."""
+
+    def settings(self, target: PreTrainedModel) -> dict[str, Any]:
+        """Return what layers of the target's widths are made of, by transformers' names."""
+        text: Any = target.config.get_text_config(decoder=True)
+        same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        return {
+            **{name: getattr(text, name) for name in same if getattr(text, name, None)},
+            "intermediate_size": self.intermediate or text.intermediate_size,
+            "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
+            "max_position_embeddings": text.max_position_embeddings,
+            "rope_parameters": text.rope_parameters,
+            "vocab_size": text.vocab_size,
+        }
+
+
+class Compared(NamedTuple):
+    """Logarithms of the target's distributions and the draft's, over the draft's tokens: `[N, Vd]`,
+    the former as they are among all tokens.
+
+    sure: the draft's own guess of how much they have in common, `[N]`, where it makes one.
+    """
+
+    p: Tensor
+    q: Tensor
+    sure: Tensor | None = None
+
+    @property
+    def alpha(self) -> Tensor:
+        """Sum of min(p, q), `[N]` (Corollary 3.6)."""
+        return torch.minimum(self.p, self.q).exp().sum(-1)
+
+
+class Student(ABC):
+    """A draft in training. Its output layer has the target's rows, and is not trained: so a large
+    vocabulary costs no weights of its own.
+
+    Args:
+        network: All of it that learns, with the output layer `head`.
+        config: The description of it in its file, in speculators' format.
+        ids: The target's ids of its outputs, `[Vd]`.
+        target: The target.
+        depths: Draft tokens behind each other that it learns.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        head: nn.Linear,
+        config: dict[str, Any],
+        ids: Tensor,
+        target: PreTrainedModel,
+        depths: int,
+    ) -> None:
+        self.network, self.head = network.requires_grad_(True), head
+        self.config, self.ids, self.depths = config, ids, depths
+        output: Any = target.get_output_embeddings()
+        self.rows = output.weight.detach()[ids].float()
+        head.weight = nn.Parameter(self.rows, requires_grad=False)
+        self.embedding: Any = target.get_input_embeddings()
+
+    @abstractmethod
+    def places(
+        self, texts: list[TextStates], dice: random.Random | None
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Return what is to be compared at N places of texts, depth by depth: what the target's
+        output layer reads there, `[N, H]`, the log mass of its logits `[N]`, and what the draft
+        makes its own of. dice: what is left to chance; None: nothing, as it is measured."""
+
+    @abstractmethod
+    def compared(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> Compared:
+        """Compare both at some of these places."""
+
+    @abstractmethod
+    def stored(self, name: str) -> str:
+        """Return the name in speculators' layout of a weight of the network."""
+
+    def loss(self, texts: list[TextStates], lesson: Lesson, dice: random.Random) -> Tensor:
+        """Return the loss over all depths; a place counts at each depth as much as the others.
+
+        Distributions are made of a few places at a time, and again for their slopes: none of a
+        whole batch is in memory, and these are still in the processor's cache.
+        """
+
+        def total(*some: Tensor) -> Tensor:
+            both = self.compared(*some)
+            each = LOSSES[lesson.loss](both.p, both.q)
+            if both.sure is not None:
+                common = both.alpha.detach().clamp(max=1)
+                each = each + functional.binary_cross_entropy(both.sure, common, reduction="none")
+            return each.sum()
+
+        losses: list[Tensor] = []
+        for k, taught in enumerate(self.places(texts, dice)):
+            sums = [checkpoint(total, *some, use_reentrant=False) for some in few(taught)]
+            count = max(1, len(taught[0]))
+            losses.append(lesson.decay**k * torch.stack(cast(list[Tensor], sums)).sum() / count)
+        return torch.stack(losses).sum() / sum(lesson.decay**k for k in range(len(losses)))
+
+    @torch.no_grad()
+    def teacher(self, hidden: Tensor, mass: Tensor) -> Tensor:
+        """Logarithms of the target's distributions, by what its output layer reads `[N, H]`."""
+        logits = (hidden.to(self.rows.dtype) @ self.rows.T).float()
+        return (logits - mass[:, None]).clamp(min=LEAST)
+
+    def outputs(self, states: Tensor) -> Tensor:
+        """Logits `[N, Vd]` of the output layer."""
+        return states.to(self.rows.dtype) @ self.rows.T
+
+    @torch.no_grad()
+    def alpha(self, texts: KeptTexts, numbers: Texts, batch: int) -> list[float]:
+        """Return the mean alpha at each depth."""
+        totals, counts = [0.0] * self.depths, [0] * self.depths
+        order = sorted(numbers, key=lambda n: len(numbers[n]))
+        for i in range(0, len(order), batch):
+            some = [texts.read(n) for n in order[i : i + batch]]
+            for k, taught in enumerate(self.places(some, None)):
+                totals[k] += sum(float(self.compared(*x).alpha.sum()) for x in few(taught))
+                counts[k] += len(taught[0])
+        return [total / max(1, n) for total, n in zip(totals, counts, strict=True)]
+
+    def save(self, out: Path) -> None:
+        """Write the draft in speculators' format, whole or not at all."""
+        known = torch.zeros(self.config["transformer_layer_config"]["vocab_size"], dtype=torch.bool)
+        known[self.ids] = True
+        tensors = {self.stored(name): w for name, w in self.network.state_dict().items()}
+        tensors |= {"d2t": self.ids - torch.arange(len(self.ids)), "t2d": known}
+        with files.folder(out) as part:
+            (part / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+            kept = {name: x.detach().contiguous() for name, x in tensors.items()}
+            (part / "model.safetensors").write_bytes(save(kept, {"format": "pt"}))
+
+
+def few(taught: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """Split places into a few at a time."""
+    return zip(*(x.split(ROWS) for x in taught), strict=True)
+
+
+def described(
+    kind: str, target: PreTrainedModel, layers: PreTrainedConfig, ids: Tensor, guesses: int
+) -> dict[str, Any]:
+    """The config of a draft of any kind, in speculators' format."""
+    named = {"vocab_size": layers.vocab_size, "model_type": layers.model_type}
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": "0.5.0",
+        "draft_vocab_size": len(ids),
+        "transformer_layer_config": layers.to_diff_dict() | named,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": guesses}],
+            "verifier": {
+                "name_or_path": target.name_or_path,
+                "architectures": target.config.architectures or [type(target).__name__],
+            },
+        },
+    }
+
+
+def taps_of(target: PreTrainedModel) -> tuple[int, ...]:
+    """The taps whose states a draft reads that is trained here."""
+    return usual_taps(target.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def teach(
+    target: PreTrainedModel,
+    examples: Examples,
+    out: Path,
+    lesson: Lesson,
+    recipe: TrainingRecipe,
+    report: Report,
+    *,
+    most: int,
+    computed: Callable[[int], None],
+) -> dict[str, Any]:
+    """Train a draft on texts until `recipe.steps` and write it to the folder `out`; returns the
+    summary. computed: is told of how many texts the target's states are there.
+
+    The folder `out`.run holds the target's states, in `most` bytes at most, checkpoint and log. It
+    is resumed with the result of an unbroken run. Raises InputError where it is another run's.
+    """
+    if out.is_file():
+        raise InputError(f"{out} is a file; give another --out, for a folder")
+    folder = folder_of_run(out.with_name(f"{out.name}.run"))
+    texts = KeptTexts(folder / "states", target, taps_of(target), most, bfloat16=recipe.bfloat16)
+    learnt, held_out = texts.make(examples, computed)
+    student = lesson.student(target, learnt, recipe.seed)
+    if recipe.bfloat16:  # which autocast would make anew for every product
+        student.rows = student.rows.bfloat16()
+    settings = {**asdict(lesson), "target": fingerprint(target), "data": examples.digest}
+    loop = Loop(folder, student.network, recipe, settings | {"states": most})
+
+    def loss_at(step: int) -> Tensor:
+        some = [texts.read(i) for i in batch_at(learnt, recipe, step)]
+        return student.loss(some, lesson, random.Random(f"{recipe.seed} step {step}"))
+
+    for loss in loop.losses(loss_at):
+        measured = None
+        if loop.due:
+            measured = student.alpha(texts, held_out, recipe.batch)
+            loop.rank(sum(measured))
+            loop.save(loss=loss, **{f"alpha_{k}": x for k, x in enumerate(measured, 1)})
+        report(loop.step, loss, measured)
+    student.network.load_state_dict(loop.best["weights"])
+    measured = student.alpha(texts, held_out, recipe.batch)
+    student.save(out)
+    return {
+        "draft_vocab": len(student.ids),
+        "parameters": sum(x.numel() for x in student.network.parameters() if x.requires_grad),
+        "texts": len(learnt),
+        "tokens": sum(len(ids) for ids in learnt.values()),
+        "steps": loop.step,
+        "best_step": loop.best["step"],
+        "alpha": measured,
+        "seconds": loop.seconds,
+    }
+
+
+def frequent(texts: Texts, count: int) -> Tensor:
+    """The most frequent tokens of texts, ascending."""
+    counts = Counter(token for ids in texts.values() for token in ids)
+    return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
+
+
+def batch_at(texts: Texts, recipe: TrainingRecipe, step: int) -> list[int]:
+    """Numbers of the texts of a step's batch: each once an epoch, with others as long."""
+    size = min(recipe.batch, len(texts))
+    steps = len(texts) // size  # of an epoch
+    epoch, at = divmod(step, steps)
+    dice = random.Random(f"{recipe.seed} {epoch}")
+    order = dice.sample(sorted(texts), len(texts))
+    groups = [order[i : i + NEAR * size] for i in range(0, steps * size, NEAR * size)]
+    near = [n for group in groups for n in sorted(group, key=lambda n: len(texts[n]))]
+    batches = [near[i : i + size] for i in range(0, steps * size, size)]
+    return dice.sample(batches, len(batches))[at]

@@ -1,0 +1,157 @@
+"""A draft learns its target's own texts; a run that was killed ends where one that was not does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+from typer.testing import CliRunner
+
+import foretoken
+import tiny
+from foretoken import cli
+from foretoken.errors import InputError, RefusedError
+from foretoken.train.corpus import Example, Examples
+from foretoken.train.dspark import DSparkLesson
+from foretoken.train.eagle import EagleLesson
+from foretoken.train.kept_states import KeptTexts
+from foretoken.train.loop import TrainingRecipe
+from foretoken.train.own_texts import own_texts
+from foretoken.train.student import Lesson, teach
+from students import ROOM, V, examples, network
+
+EAGLE = EagleLesson(draft_vocab=40, depths=3)
+DSPARK = DSparkLesson(draft_vocab=40, block=3, rank=4, anchors=5)
+BOTH = pytest.mark.parametrize("lesson", [EAGLE, DSPARK], ids=["eagle", "dspark"])
+RECIPE = TrainingRecipe(steps=6, batch=4, learning_rate=3e-3, warmup=2, save_every=2)
+
+
+class BrokenOff(BaseException):
+    pass
+
+
+def train(
+    out: Path, target: PreTrainedModel, lesson: Lesson = EAGLE, *, kill_at: int | None = None
+) -> dict[str, Any]:
+    texts = examples(target, out.with_name(f"{out.name}.texts"))
+
+    def report(step: int, loss: float, alpha: list[float] | None) -> None:
+        assert loss > 0 and (alpha is None) == bool(step % 2)
+        if step == kill_at:
+            raise BrokenOff
+
+    seen: list[int] = []
+    options: dict[str, Any] = {"most": ROOM, "computed": seen.append}
+    summary = teach(target, texts, out, lesson, RECIPE, report, **options)
+    assert seen[-1] == 24
+    return summary
+
+
+@BOTH
+def test_a_run_that_was_killed_ends_as_an_unbroken_one(tmp_path: Path, lesson: Lesson) -> None:
+    target = network()
+    whole = train(tmp_path / "whole", target, lesson)
+    for kill_at in (1, 5):  # before the first checkpoint, and between two
+        with pytest.raises(BrokenOff):
+            train(tmp_path / "killed", target, lesson, kill_at=kill_at)
+        assert not (tmp_path / "killed").exists()
+    rest = train(tmp_path / "killed", target, lesson)
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed")]
+    assert files[0].keys() == files[1].keys()
+    assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+    assert {**rest, "seconds": 0} == {**whole, "seconds": 0}
+
+
+def test_states_of_another_target_are_refused(tmp_path: Path) -> None:
+    train(tmp_path / "draft", network())
+    with pytest.raises(InputError, match="holds states of another target or of other texts"):
+        train(tmp_path / "draft", network(seed=1))
+
+
+@BOTH
+def test_the_file_is_a_draft_in_the_format_of_speculators(tmp_path: Path, lesson: Lesson) -> None:
+    target = network()
+    train(tmp_path / "draft", target, lesson)
+    target.save_pretrained(tmp_path / "target")
+    config = json.loads((tmp_path / "draft/config.json").read_text())
+    kind = "eagle3" if lesson is EAGLE else "dspark"
+    assert config["speculators_model_type"] == kind and config["draft_vocab_size"] == 40
+    verifier = config["speculators_config"]["verifier"]
+    assert verifier["architectures"] == ["LlamaForCausalLM"]
+    tensors = load_file(tmp_path / "draft/model.safetensors")
+    ids = torch.arange(40) + tensors["d2t"]
+    assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
+    spec = foretoken.load(tmp_path / "target", tmp_path / "draft", runtime="transformers")
+    (text,) = spec.generate([[5, 9]], max_new_tokens=12, gamma=3)
+    (plain,) = spec.generate([[5, 9]], max_new_tokens=12, gamma=0)
+    assert text.tokens == plain.tokens and text.stats.drafted
+
+
+def test_states_have_the_room_that_was_given(tmp_path: Path) -> None:
+    target = network()
+    texts = examples(target, tmp_path / "texts")
+    whole = KeptTexts(tmp_path / "whole", target, (2, 3, 3), ROOM)
+    learnt, held_out = whole.make(texts, lambda n: None)
+    size = sum(file.stat().st_size for file in (tmp_path / "whole").glob("*.safetensors"))
+    half = KeptTexts(tmp_path / "half", target, (2, 3, 3), size // 2)
+    some, exam = half.make(texts, lambda n: None)
+    files = [*(tmp_path / "half").glob("*.safetensors")]
+    assert sum(file.stat().st_size for file in files) <= size // 2 + 400 * len(files)
+    assert len(some) < len(learnt) and len(exam) < len(held_out) and some and exam
+    with pytest.raises(InputError, match="more room for states"):
+        KeptTexts(tmp_path / "none", target, (2, 3, 3), 10).make(texts, lambda n: None)
+
+
+def test_texts_behind_other_prompts_are_refused(tmp_path: Path) -> None:
+    target = network()
+    first = examples(target, tmp_path / "texts")
+    again = examples(target, tmp_path / "texts")
+    assert [list(x.reference) for x in first.train] == [list(x.reference) for x in again.train]
+    with pytest.raises(InputError, match="texts behind other prompts"):
+        examples(target, tmp_path / "texts", 20)
+
+
+def test_options_that_are_invalid(tmp_path: Path) -> None:
+    for options, said in (
+        ({"draft_vocab": 0}, "draft_vocab is 0"),
+        ({"depths": 0}, "depths is 0"),
+        ({"decay": 1.5}, "decay is 1.5"),
+        ({"loss": "best"}, "loss is 'best'"),
+        ({"intermediate": 0}, "intermediate is 0"),
+    ):
+        with pytest.raises(InputError, match=said):
+            EagleLesson(**options)
+    for name in ("layers", "block", "rank", "anchors"):
+        with pytest.raises(InputError, match=f"{name} is 0; give 1 or more"):
+            DSparkLesson(**{name: 0})
+    spec = foretoken.load(tiny.t5(V), "none", runtime="transformers")
+    with pytest.raises(RefusedError, match="no text of its own"):
+        asked = Examples([Example([1], [])], [Example([1], [])], "")
+        options = {"length": 4, "temperatures": (1.0,), "seed": 0, "report": lambda n: None}
+        own_texts(spec, asked, tmp_path, **options)
+
+
+@pytest.mark.parametrize("kind, size", [("eagle", "depths"), ("dspark", "block")])
+def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: str) -> None:
+    target = tiny.llama(320, num_hidden_layers=6)
+    target.save_pretrained(tmp_path / "target")
+    tiny.byte_level().save_pretrained(tmp_path / "target")
+    lines = [json.dumps({"source": word}) for word in tiny.TEXT.split() * 2]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines[:32]))
+    options = {"steps": 2, "batch": 4, "save-every": 1, "length": 8, "draft-vocab": 50}
+    options |= {"target": tmp_path / "target", "data": tmp_path / "prompts.jsonl", size: 2}
+    options |= {"out": tmp_path / "draft", "runtime": "transformers", "temperatures": "0,1"}
+    asked = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    asked.append("--bfloat16")
+    made = CliRunner().invoke(cli.app, ["train", kind, *asked])
+    assert made.exit_code == 0, made.output
+    assert "alpha by depth" in made.stdout and f"--draft {tmp_path / 'draft'}" in made.stdout
+    wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, "--states", "0"])
+    assert isinstance(wrong.exception, InputError) and "states is 0" in str(wrong.exception)
+    wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, f"--{size}", "0"])
+    assert isinstance(wrong.exception, InputError) and f"{size} is 0" in str(wrong.exception)
