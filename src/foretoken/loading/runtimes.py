@@ -317,9 +317,9 @@ def model_of_blocks(
             fresh = read()  # which is widened in place
             return HeadedBlocks(fresh.network, fresh.head)
 
-        library, on_disk = _library(), isinstance(ends, Source)
-        conversion = library.Conversion(source if on_disk else None, kind, network)
-        conversion = replace(conversion, ends=ends) if on_disk else conversion
+        model = ends if isinstance(ends, Source) else None  # beside one in memory nothing is kept
+        library = _library()
+        conversion = library.Conversion(model and source, kind, network, ends=model)
         return CompiledBlocks(draft, *conversion.graphs(library.BLOCKS))
     from foretoken.models.stock.dflash import StockBlocks  # late: as above
 
