@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.models.base import Shows
-from foretoken.models.stock.dflash import StockBlocks
+from foretoken.models.stock.dflash import BlocksDraft, StockBlocks
 from foretoken.models.stock.dflash_files import block_config, blocks, unfilled
 from foretoken.models.stock.model import CausalModel
 
@@ -41,13 +41,19 @@ def tensors(config: dict[str, Any], target: PreTrainedModel, outputs: int | None
     return made
 
 
+def filed(config: dict[str, Any], target: PreTrainedModel, given: dict[str, Tensor]) -> BlocksDraft:
+    """A draft of such files, for this target, as it is read."""
+    ends = target.get_input_embeddings(), target.get_output_embeddings()
+    return blocks(config, given, target.config.hidden_size, *ends)
+
+
 def draft(
     config: dict[str, Any], target: PreTrainedModel, given: dict[str, Tensor] | None = None
 ) -> StockBlocks:
-    """A draft of such files, for this target."""
-    given = tensors(config, target) if given is None else given
-    ends = target.get_input_embeddings(), target.get_output_embeddings()
-    return blocks(config, given, target.config.hidden_size, *ends)
+    """The same on torch, in the target's precision."""
+    read = filed(config, target, tensors(config, target) if given is None else given)
+    read.network.to(target.dtype)
+    return StockBlocks(read)
 
 
 def pair(

@@ -35,7 +35,8 @@ class BlockModel(Protocol):
     """A model that guesses blocks, with rows of states that it has read."""
 
     runtime: str
-    identity: str
+    computed: str  # the precision of its arithmetic
+    identity: str | None  # None: not known, so that costs are not kept
     context: int | None
     most: int  # guesses of a block
     chained: bool  # whether a guess depends on those before it
@@ -128,7 +129,7 @@ class BlockDrafter(DrafterBase):
     def __init__(self, target: Shows, model: BlockModel) -> None:
         self.target, self.blocks = target, model
         self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
-        self.identity: str | None = model.identity
+        self.identity = model.identity
         self.rows: list[_BlockRow] = []
         self.ways = TwoWays()
         self.lengths: list[int] = []  # of the last blocks

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,9 @@ from foretoken.models.base import Model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from foretoken.drafters.dflash import BlockModel
     from foretoken.models.openvino.conversion import Conversion, Convertible, Way
+    from foretoken.models.stock.dflash import BlocksDraft
     from foretoken.models.stock.selfcheck import Form
 
 log = logging.getLogger(__name__)
@@ -284,20 +287,57 @@ def decoder_of_pairs(
 ) -> Model:
     """Return a decoder of pairs where its target runs, on OpenVINO by itself in eight bits. Raises
     RefusedError for a precision that is not to be had there."""
-    dtype = None if dtype == "auto" else dtype
+    kind = _draft_kind(target, dtype)
     if target.runtime == "openvino":
-        library, kind = _library(), dtype or "int8"
-        _require_known(kind)
+        library = _library()
         conversion = library.Conversion(source, kind, partial(copy.deepcopy, network))
         return conversion.model(library.PAGED)
     from foretoken.models.stock.pairs import PairsNetwork, StockPairs  # late: takes seconds
 
-    if dtype in ROUNDED:
-        raise RefusedError(f"draft_dtype={dtype!r} runs on OpenVINO only; leave it out")
     assert isinstance(network, PairsNetwork)
-    kind = getattr(torch, dtype or target.computed)
     ready: Any = network
-    return StockPairs(ready.to(target.device, kind))
+    return StockPairs(ready.to(target.device, getattr(torch, kind)))
+
+
+def model_of_blocks(
+    source: Convertible,
+    read: Callable[[], BlocksDraft],
+    ends: Source | PreTrainedModel,
+    target: Model,
+    dtype: str | None,
+) -> BlockModel:
+    """Return the model of a draft by blocks, read anew by each `read`, where its target runs, in
+    the precision of `decoder_of_pairs`. ends: what the target was made from."""
+    kind, draft = _draft_kind(target, dtype), read()
+    if target.runtime == "openvino":
+        from foretoken.models.openvino.dflash import CompiledBlocks  # late: takes seconds
+        from foretoken.models.openvino.export_dflash import HeadedBlocks
+
+        def network() -> HeadedBlocks:
+            fresh = read()  # which is widened in place
+            return HeadedBlocks(fresh.network, fresh.head)
+
+        model = ends if isinstance(ends, Source) else None  # beside one in memory nothing is kept
+        library = _library()
+        conversion = library.Conversion(model and source, kind, network, ends=model)
+        return CompiledBlocks(draft, *conversion.graphs(library.BLOCKS))
+    from foretoken.models.stock.dflash import StockBlocks  # late: as above
+
+    draft.network.to(target.device, getattr(torch, kind))
+    return StockBlocks(draft)
+
+
+def _draft_kind(target: Model, dtype: str | None) -> str:
+    """Return the precision of a draft over a target's states, by itself the target's, or eight bits
+    on OpenVINO. Raises RefusedError for one that is not to be had there."""
+    asked = None if dtype == "auto" else dtype
+    if target.runtime == "openvino":
+        kind = asked or "int8"
+        _require_known(kind)
+        return kind
+    if asked in ROUNDED:
+        raise RefusedError(f"draft_dtype={asked!r} runs on OpenVINO only; leave it out")
+    return asked or target.computed
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -24,7 +25,7 @@ from foretoken.loading import hub
 from foretoken.loading.ends import TargetEnds
 from foretoken.loading.options import ROUNDED, LoadOptions
 from foretoken.loading.published import BLOCKS, Published
-from foretoken.loading.runtimes import decoder_of_pairs
+from foretoken.loading.runtimes import decoder_of_pairs, model_of_blocks
 from foretoken.loading.sources import Source
 from foretoken.loading.target import KnownTarget, LoadedTarget
 from foretoken.loading.tensors import Weights
@@ -86,7 +87,7 @@ def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Publ
         sizes = text.hidden_size, target.facts.V, text.num_hidden_layers
         dflash_files.require_fit(draft.config, tensors, *sizes)
         taps = dflash_files.block_config(draft.config).form.taps
-        return BlocksPending(draft, taps, tensors, text.hidden_size)
+        return BlocksPending(draft, taps, tensors, text.hidden_size, options.draft_dtype)
     if draft.kind == "assistant":
         return _assistant(draft, target, options)
     raise RefusedError(
@@ -140,12 +141,13 @@ class AssistantPending:
 
 @dataclass(frozen=True, slots=True)
 class BlocksPending:
-    """A draft by blocks that fits its target; it runs on torch."""
+    """A draft by blocks that fits its target."""
 
     source: Published
     taps: tuple[int, ...]
     tensors: dict[str, torch.Tensor]
     hidden_size: int
+    dtype: str | None
     runtime: None = None
 
     def attach(self, target: LoadedTarget) -> Drafter:
@@ -157,7 +159,9 @@ class BlocksPending:
         ends = TargetEnds(target.read, target.model)
         head = nn.Linear(1, 1, bias=False, device="meta")
         head.weight = nn.Parameter(ends.head, requires_grad=False)
-        made = blocks(self.source.config, self.tensors, self.hidden_size, ends.embedding, head)
+        asked = self.source.config, self.tensors, self.hidden_size, ends.embedding, head
+        read = partial(blocks, *asked)
+        made = model_of_blocks(self.source, read, target.read, model, self.dtype)
         return BlockDrafter(model, made)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config
 
+from foretoken.models.stock.dflash import followed
 from foretoken.models.stock.dflash_files import block_config, unfilled
 from foretoken.train.distill import LEAST
 from foretoken.train.kept_states import TextStates
@@ -117,7 +118,8 @@ class BlockStudent(Student):
     def compared(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> Compared:
         """Compare both at some of these places."""
         made, before = own
-        logits, sure, _ = self.blocks.follow(made, self.outputs(made), before, None)
+        parts = self.blocks.markov_head, self.blocks.confidence_head
+        logits, sure, _ = followed(*parts, made, self.outputs(made), before, None)
         q = logits.float().log_softmax(-1).clamp(min=LEAST)
         return Compared(self.teacher(hidden, mass), q, sure)
 
@@ -150,7 +152,8 @@ class BlockStudent(Student):
         seen = torch.cat([before, within], -1)
         embedded = self.embedding(read.flatten(1)).detach().float()
         positions = (anchors[..., None] + places).flatten(1)
-        states = self.blocks.through(embedded, cache, positions, seen, seen)
+        mask = seen[:, None]
+        states = self.blocks(embedded, positions, cache, (mask, mask))
         return states.unflatten(1, (-1, n))
 
     def stored(self, name: str) -> str:

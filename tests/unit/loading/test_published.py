@@ -24,6 +24,7 @@ from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.published import kind_of
 from foretoken.loading.tensors import Weights
 from foretoken.models.base import Sized
+from foretoken.models.openvino.store import entries
 
 PROMPTS = [[5, 9, 17], [3]]
 
@@ -59,8 +60,56 @@ def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     config = blocks.speculators(kind)
     draft = saved(tmp_path / kind, config, blocks.tensors(config, target))
     spec = foretoken.load(folder, draft, runtime=runtime)
-    assert spec.target.runtime == runtime and spec.target.taps
+    computed = {"transformers": "float32", "openvino": "int8"}[runtime]
+    (model,) = spec.drafter.holds
+    assert spec.target.runtime == spec.drafter.runtime == runtime and spec.target.taps
+    assert model.computed == computed and model.identity == spec.drafter.identity
     assert_own_texts(spec)
+    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == runtime
+
+
+@pytest.mark.openvino
+def test_a_conversion_of_blocks_is_kept_for_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where others keep nothing
+    target, folder = llama(tmp_path)
+    config = blocks.speculators("dspark")
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+
+    def identity() -> str | None:
+        return foretoken.load(folder, draft, runtime="openvino").drafter.identity
+
+    own, kept = identity(), [(entry.dtype, entry.made) for entry in entries()]
+    assert own is not None and "int8" in dict(kept)
+    assert identity() == own and [(entry.dtype, entry.made) for entry in entries()] == kept
+    with torch.no_grad():
+        target.lm_head.weight += 1  # which the draft has too
+    target.save_pretrained(folder)
+    assert identity() != own
+
+
+@pytest.mark.openvino
+def test_blocks_beside_a_target_in_memory(tmp_path: Path) -> None:
+    target = tiny.llama(320, context=128, num_hidden_layers=6).bfloat16()
+    config = blocks.speculators("dspark")
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+    spec = foretoken.load(target, draft, runtime="openvino")
+    assert spec.drafter.runtime == "openvino" and spec.drafter.identity is None
+    assert target.lm_head.weight.dtype == torch.bfloat16
+    assert_own_texts(spec)
+
+
+def test_the_precision_of_blocks_is_asked_for(tmp_path: Path) -> None:
+    target, folder = llama(tmp_path)
+    config = blocks.speculators("dspark")
+    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+    options: dict[str, Any] = {"runtime": "transformers"}
+    spec = foretoken.load(folder, draft, draft_dtype="bfloat16", **options)
+    assert spec.drafter.holds[0].computed == "bfloat16"
+    assert_own_texts(spec)
+    with pytest.raises(RefusedError, match="draft_dtype='int8' runs on OpenVINO only"):
+        foretoken.load(folder, draft, draft_dtype="int8", **options)
 
 
 def test_an_assistant_has_its_target_on_torch(tmp_path: Path) -> None:

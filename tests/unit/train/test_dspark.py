@@ -15,7 +15,7 @@ import tiny
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.dflash import StockBlocks
+from foretoken.models.stock.dflash import BlocksDraft, StockBlocks
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -59,7 +59,8 @@ def test_the_laws_that_are_taught_are_those_that_the_drafter_draws_from():
     """In a batch of texts, behind the last token of each prompt and the tokens drawn there."""
     target, known = network(), list(range(3, 50))
     student = lively(target, known, 3.0)
-    blocks = StockBlocks(student.blocks, student.embedding, student.head, student.ids)
+    draft = BlocksDraft(student.blocks, student.embedding, student.head, student.ids)
+    blocks = StockBlocks(draft)
     shows = CausalModel(target)
     shows.tap(blocks.taps)
     drafter = BlockDrafter(shows, blocks)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import openvino as ov
 import torch
@@ -48,11 +48,22 @@ if TYPE_CHECKING:
     from foretoken.models.stock.selfcheck import Form
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 def compiled(exported: Exported, dtype: str = "float32", cache: str | None = None) -> Model:
-    """The graphs, ready to run on this machine's CPU. cache: the dtype of keys and values, by
-    itself that of the arithmetic; RefusedError where it is given and there are no pages."""
+    """The model, ready to run on this machine's CPU. cache: the dtype of keys and values, by itself
+    that of the arithmetic; RefusedError where it is given and there are no pages."""
+    ready, facts = readied(exported, dtype, cache)
+    if facts["form"] == "paged":
+        return PagedModel(ready["decoder"], facts, ready.get("join"))
+    return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
+
+
+def readied(
+    exported: Exported, dtype: str, cache: str | None = None
+) -> tuple[dict[str, ov.CompiledModel], dict[str, Any]]:
+    """The graphs and facts of `compiled`."""
     facts = exported.facts
     if cache is not None and facts["form"] != "paged":
         raise RefusedError(
@@ -62,9 +73,7 @@ def compiled(exported: Exported, dtype: str = "float32", cache: str | None = Non
     facts = facts | {"computed": dtype if dtype in ROUNDED else arithmetic(ready["decoder"])}
     if cache is not None and "identity" in facts:
         facts["identity"] += f" with keys and values in {cache}"
-    if facts["form"] == "paged":
-        return PagedModel(ready["decoder"], facts, ready.get("join"))
-    return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
+    return ready, facts
 
 
 def _compiled(
@@ -121,11 +130,15 @@ class Way:
 
     name: str
 
-    def export(self, network: PreTrainedModel, taps: tuple[int, ...] = ()) -> Exported:
+    def export(self, network: Any, taps: tuple[int, ...] = ()) -> Exported:
         if self is PAGED:  # late, as they import what builds networks, which takes seconds
             from foretoken.models.openvino.export_paged import export_paged
 
             exported = export_paged(network, taps)
+        elif self is BLOCKS:
+            from foretoken.models.openvino.export_dflash import export_dflash
+
+            exported = export_dflash(network)
         else:
             from foretoken.models.openvino.export_explicit import export_explicit
 
@@ -151,6 +164,7 @@ class Way:
 
 PAGED = Way("paged attention")
 EXPLICIT = Way("explicit cache")
+BLOCKS = Way("blocks of masks")  # of a draft, which is no model by itself
 WAYS = (PAGED, EXPLICIT)  # the faster first
 
 
@@ -188,15 +202,16 @@ class Conversion:
 
     source: None for a model in memory, of which nothing is kept. more: facts to keep beside the
     export's. some: layers, where it is not to have all; taps: where it is to show its states, which
-    only the paged form can.
+    only the paged form can; ends: another model, whose first and last layer it has.
     """
 
     source: Convertible | None
     dtype: str
-    network: Callable[[], PreTrainedModel]
+    network: Callable[[], Any]
     more: Callable[[], dict[str, Any]] = dict
     some: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
+    ends: Convertible | None = None
 
     @property
     def name(self) -> str:
@@ -205,19 +220,25 @@ class Conversion:
     def model(self, way: Way, cache: str | None = None) -> Model:
         """Return the model on OpenVINO. It is loaded only if no conversion of the same files, code
         and versions is kept on disk."""
-        return self._ready(self.exported(way), cache)
+        return self._ready(compiled, self.exported(way), cache)
+
+    def graphs(self, way: Way) -> tuple[dict[str, ov.CompiledModel], dict[str, Any]]:
+        """Return what `model` runs, and the facts."""
+        return self._ready(readied, self.exported(way))
 
     def kept(self, cache: str | None = None) -> Model | None:
         """Return the model from its kept conversion; None where none is kept."""
         assert self.source is not None
         for way in [PAGED] if self.taps else WAYS:
             if exported := store.find(self._key(self.source, way)):
-                return self._ready(exported, cache)
+                return self._ready(compiled, exported, cache)
         return None
 
-    def _ready(self, exported: Exported, cache: str | None) -> Model:
+    def _ready(
+        self, make: Callable[..., Result], exported: Exported, cache: str | None = None
+    ) -> Result:
         try:
-            return compiled(exported, self.dtype, cache)
+            return make(exported, self.dtype, cache)
         except RuntimeError as error:  # the library's
             raise RefusedError(f"{self.name} cannot be compiled: {one_line(error)}") from None
 
@@ -251,8 +272,10 @@ class Conversion:
         return store.find(key) or self._kept(self.source, way, key)
 
     def _key(self, source: Convertible, way: Way) -> str:
-        shows = [f"shows {','.join(map(str, self.taps))}"] if self.taps else []
-        return name_of(source, way, self.dtype, *map(str, self.some), *shows)
+        choices = list(map(str, self.some))
+        choices += [f"shows {','.join(map(str, self.taps))}"] if self.taps else []
+        choices += [name_of(self.ends, way, self.dtype)] if self.ends else []
+        return name_of(source, way, self.dtype, *choices)
 
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
         form = " ".join([self.dtype, *map(str, self.some)])
@@ -263,6 +286,7 @@ class Conversion:
         local = source.gguf or Path(source.path)
         name = source.name if source.files() is None else str(local.resolve())
         name += f" with {source.changes[0].parent.resolve()}" if source.changes else ""
+        name += f" for {self.ends.name}" if self.ends else ""
         stored = store.find(key) if store.keep(key, exported, name, form) else None
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
         if stored is None:

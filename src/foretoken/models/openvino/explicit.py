@@ -102,7 +102,7 @@ class ExplicitModel:
         if self.encoder is not None:
             check_sources(prompts, sources, self.source_context)
         check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
-        own = self._empty(len(prompts))
+        own = Slots.empty(len(prompts), self.shapes)
         fresh = [own, *self._read(sources)]
         for at in range(0, max(map(len, prompts)), CHUNK):
             blocks = [p[at : at + CHUNK] for p in prompts]
@@ -141,14 +141,6 @@ class ExplicitModel:
 
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.lengths), rows))
-
-    def _empty(self, rows: int) -> Slots:
-        s = self.shapes
-        keys, values = (
-            np.zeros((s.layers, roomy(rows), s.heads, BUCKET, width), STORAGE[s.kind])
-            for width in s.widths
-        )
-        return Slots([0] * rows, (keys, values))
 
     def _read(self, sources: list[list[int]] | None) -> list[Slots]:
         """Keys and values of the sources, if there are any."""
@@ -253,6 +245,15 @@ class Slots(Places):
         self.lengths, self.places = lengths, list(range(len(lengths)))
         self.arrays, self.unit = arrays, unit
         _, self.rows, _, self.capacity, _ = arrays[0].shape
+
+    @classmethod
+    def empty(cls, rows: int, shapes: Shapes) -> Self:
+        """So many rows that hold nothing yet."""
+        layers, heads, kind = shapes.layers, shapes.heads, STORAGE[shapes.kind]
+        keys, values = (
+            np.zeros((layers, roomy(rows), heads, BUCKET, width), kind) for width in shapes.widths
+        )
+        return cls([0] * rows, (keys, values))
 
     def parts(self) -> list[Self]:
         return [self]

@@ -256,10 +256,14 @@ def pairs(cache: Any) -> Pairs:
 
 
 def recorded(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
-    """The graph over inputs like `feed`, all sizes free but heads and their width."""
+    """The graph over inputs like `feed`, all sizes free but heads and the width of states."""
     model = traced(graph.eval(), tuple(feed.values()))
     for port, (name, x) in zip(model.inputs, feed.items(), strict=True):
-        shape = [-1, x.shape[1], -1, x.shape[3]] if x.ndim == 4 else [-1] * x.ndim
+        shape = [-1] * x.ndim
+        if x.ndim == 4:
+            shape[1] = x.shape[1]
+        if x.is_floating_point():
+            shape[-1] = x.shape[-1]
         port.get_node().set_partial_shape(ov.PartialShape(shape))
         port.get_tensor().set_names({name})
     for port, name in zip(model.outputs, outputs, strict=True):

@@ -63,7 +63,7 @@ class Markov(nn.Module):
     def __init__(self, vocab_size: int, outputs: int, rank: int) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, outputs, bias=False)
+        self.markov_w2: nn.Module = nn.Linear(rank, outputs, bias=False)
 
     def forward(
         self, hidden: Tensor, before: Tensor, memory: Tensor | None
@@ -124,6 +124,28 @@ class Confidence(nn.Module):
         return self.proj(hidden).squeeze(-1).sigmoid()
 
 
+def followed(
+    chain: Markov | None,
+    confidence: Confidence | None,
+    states: Tensor,
+    logits: Tensor,
+    tokens: Tensor,
+    memory: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Let a guess follow the tokens `[B]` before it.
+
+    Returns its logits `[B, Vd]`; the chance that it is accepted where those before it are, None
+    where that is not known; and what the next guess is to be given as `memory`.
+    """
+    before = None
+    if chain is not None:
+        before = chain.markov_w1(tokens).to(states)
+        bias, memory = chain(states, before, memory)
+        logits = logits + bias
+    sure = None if confidence is None else confidence(states, before)
+    return logits, sure, memory
+
+
 class BlockNetwork(nn.Module):
     """The layers, and what makes the context of `width` values of a target's states.
 
@@ -147,7 +169,8 @@ class BlockNetwork(nn.Module):
         layers = [Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         self.markov_head, self.confidence_head = chain, confidence
-        self.rotary = [Qwen3RotaryEmbedding(config)]  # in a list: its numbers stay float32
+        with torch.device("cpu"):  # not on meta, from where it would have no numbers
+            self.rotary = [Qwen3RotaryEmbedding(config)]  # in a list: its numbers stay float32
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's keys and values `[N, heads, dim]` of states `[N, W]` there."""
@@ -156,58 +179,39 @@ class BlockNetwork(nn.Module):
         made: list[tuple[Tensor, Tensor]] = []
         for layer in self.layers:
             attention: Any = layer.self_attn
-            shape = (len(c), -1, attention.head_dim)
+            shape = (*c.shape[:-1], -1, attention.head_dim)  # no len: tracing would fix it
             k = attention.k_norm(attention.k_proj(c).view(shape))
             v = attention.v_proj(c).view(shape)
             made.append((k * cos + rotate_half(k) * sin, v))
         return made
 
-    def forward(self, embedded: Tensor, cache: RaggedCache, sizes: Tensor) -> Tensor:
-        """Return states of blocks `[B, n, H]`, of which row b has the first sizes[b] places."""
-        return self.through(embedded, cache, cache.positions, *self._seen(cache, sizes))
-
-    def through(
-        self, embedded: Tensor, cache: Any, positions: Tensor, full: Tensor, windowed: Tensor
+    def forward(
+        self, embedded: Tensor, positions: Tensor, cache: Any, masks: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return states of places `[B, n, H]` at these positions, behind a cache that holds the
-        context.
-
-        full, windowed: which slots of the cache and then of their own each place sees, `[B, n,
-        slots]`, in full layers and in those with a window.
-        """
-        angles, states = self._angles(embedded, positions), embedded
+        """Return states of blocks `[B, n, H]` at these positions. cache: the context, as layers
+        take it; masks: of full layers and of those with a window, as their attention takes them."""
+        full, windowed = masks
+        angles = self._angles(embedded, positions)
+        states = embedded
         for kind, layer in zip(self.config.layer_types or [], self.layers, strict=True):
             states = layer(
                 states,
-                attention_mask=(windowed if kind == "sliding_attention" else full)[:, None],
+                attention_mask=windowed if kind == "sliding_attention" else full,
                 position_embeddings=angles,
                 past_key_values=cache,
             )
         return self.norm(states)
 
-    def follow(
-        self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Let a guess follow the tokens `[B]` before it.
-
-        Returns its logits `[B, Vd]`; the chance that it is accepted where those before it are,
-        None where that is not known; and what the next guess is to be given as `memory`.
-        """
-        before = None
-        if self.markov_head is not None:
-            before = self.markov_head.markov_w1(tokens)
-            bias, memory = self.markov_head(states, before, memory)
-            logits = logits + bias
-        sure = None if self.confidence_head is None else self.confidence_head(states, before)
-        return logits, sure, memory
-
     def _angles(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.rotary[0].to(x.device)(x, positions)
 
-    def _seen(self, cache: RaggedCache, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Which slots each place sees, `[B, n, slots]`: in full layers, and in those with a window.
-        All see their own, so that padding makes no NaN."""
-        place, slot = cache.positions[:, :, None], torch.arange(cache.end, device=cache.device)
+    def seen(self, places: Tensor, slots: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Which keys each place of a block `[B, n]` sees, `[B, n, S]`: in full layers, and in those
+        with a window. All see their own, so that padding makes no NaN.
+
+        slots: the keys' positions, `[S]` or `[B, S]`; sizes: places of each row's block, `[B]`.
+        """
+        place, slot = places[:, :, None], slots[..., None, :]
         first, own = place[:, :1], place == slot
         full = slot < first + sizes[:, None, None]
         window = self.config.sliding_window
@@ -222,31 +226,57 @@ class BlockNetwork(nn.Module):
         return full | own, (full & near) | own
 
 
-class StockBlocks:
-    """A network of blocks on torch, with the context of rows of different lengths.
+@dataclass(frozen=True, slots=True)
+class BlocksDraft:
+    """A draft by blocks, as it is read.
 
-    Args:
-        network: The network.
+    Attributes:
+        network: The network, with its weights as they are stored.
         embedding, head: Its ends, which may be the target's own: `[N]` -> `[N, H]` -> `[N, Vd]`.
         ids: The target's ids that its outputs stand for, `[Vd]`; None: their numbers.
     """
 
-    runtime = "transformers"
+    network: BlockNetwork
+    embedding: nn.Module
+    head: nn.Module
+    ids: Tensor | None
 
-    def __init__(
-        self, network: BlockNetwork, embedding: nn.Module, head: nn.Module, ids: Tensor | None
-    ) -> None:
-        self.network, self.embedding, self.head, self.ids = network, embedding, head, ids
-        self.chained = network.markov_head is not None
+
+class BlockRows:
+    """Rows of contexts of different lengths, and what torch does of a draft, wherever its layers
+    run; a class of this knows where.
+
+    device: of its states and logits; bytes: of a number in the context.
+    """
+
+    runtime: str
+    computed: str
+    identity: str | None
+    cache: Any  # the context: RaggedCache, or another kind of `Places`
+
+    def __init__(self, draft: BlocksDraft, device: torch.device, bytes: int) -> None:
+        network = draft.network
+        self.form, self.config = network.form, network.config
+        self.device, self.bytes = device, bytes
+        self.embedding, self.ids = draft.embedding, draft.ids
+        self.chain, self.confidence = network.markov_head, network.confidence_head
+        self.chained = self.chain is not None
         self.most, self.taps = network.form.most, network.form.taps
         self.context: int | None = network.config.max_position_embeddings
-        weight = network.fc.weight
-        self.identity = f"blocks {network.form} {network.config.to_json_string()} {weight.dtype}"
-        self.device = weight.device
         self.cache = self._empty(0)
 
-    def _empty(self, rows: int) -> RaggedCache:
-        return RaggedCache([RaggedLayer() for _ in self.network.layers], rows, self.device)
+    def _empty(self, rows: int) -> Any:
+        """The context of so many rows, of which nothing is read."""
+        raise NotImplementedError
+
+    def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
+        """Append to each row's context counts[b] states of `[sum(counts), W]`, row behind row."""
+        raise NotImplementedError
+
+    def _pass(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return states and logits of blocks `[B, n, H]`, of which row b has sizes[b] places; they
+        leave nothing in the context."""
+        raise NotImplementedError
 
     @property
     def lengths(self) -> list[int]:
@@ -255,8 +285,8 @@ class StockBlocks:
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         """Bytes of the context, at most, of rows of so many tokens."""
-        config: Any = self.network.config
-        pair = 2 * config.num_key_value_heads * config.head_dim * self.network.fc.weight.itemsize
+        config: Any = self.config
+        pair = 2 * config.num_key_value_heads * config.head_dim * self.bytes
         return config.num_hidden_layers * pair * most_slots(lengths, BUCKET)
 
     @torch.inference_mode()
@@ -284,43 +314,69 @@ class StockBlocks:
         """Append the target's states `[n, W]` to the context of each row; return the passes."""
         most = max(map(len, states), default=0)
         for at in range(0, most, CHUNK):
-            self._append([row[at : at + CHUNK] for row in states])
+            parts = [row[at : at + CHUNK] for row in states]
+            counts = [len(part) for part in parts]
+            places = zip(self.lengths, counts, strict=True)
+            positions = torch.cat([torch.arange(first, first + n) for first, n in places])
+            flat = torch.cat([part for part in parts if len(part)])
+            self._append(sent(flat, self.device), sent(positions, self.device), counts)
         return -(-most // CHUNK)
 
-    def _append(self, states: list[Tensor]) -> None:
+    @torch.inference_mode()
+    def guess(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
+        """Return states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] guesses behind a row's
+        last token; the block leaves nothing in the context."""
+        skip = int(not self.form.from_anchor)
+        block = torch.full((len(anchors), max(counts) + skip), self.form.mask)
+        block[:, 0] = torch.tensor(anchors)
+        sizes = sent(torch.tensor(counts), self.device) + skip
+        return self._pass(self.embedding(sent(block, self.device)), sizes)
+
+    @torch.inference_mode()
+    def follow(
+        self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Let a guess follow the tokens `[B]` before it, as `followed` does."""
+        tokens = sent(tokens, self.device)
+        return followed(self.chain, self.confidence, states, logits, tokens, memory)
+
+
+class StockBlocks(BlockRows):
+    """A draft by blocks on torch, in the precision of its network's weights."""
+
+    runtime = "transformers"
+
+    def __init__(self, draft: BlocksDraft) -> None:
+        self.network, self.head = draft.network, draft.head
+        weight = self.network.fc.weight
+        super().__init__(draft, weight.device, weight.itemsize)
+        self.computed = str(weight.dtype).removeprefix("torch.")
+        self.identity: str | None = (
+            f"blocks {self.form} {self.config.to_json_string()} {self.computed}"
+        )
+
+    def _empty(self, rows: int) -> RaggedCache:
+        return RaggedCache([RaggedLayer() for _ in self.network.layers], rows, self.device)
+
+    def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
         """Nothing here depends on other tokens, so that padding is added to the outcome only."""
-        cache, counts = self.cache, [len(part) for part in states]
-        places = zip(cache.lengths, counts, strict=True)
-        positions = torch.cat([torch.arange(first, first + n) for first, n in places])
-        flat = torch.cat([part for part in states if len(part)])
-        flat = sent(flat, self.device).to(self.network.fc.weight.dtype)
-        made = self.network.context(flat, sent(positions, self.device))
+        cache = self.cache
+        made = self.network.context(states.to(self.network.fc.weight.dtype), positions)
         cache.prepare(max(counts))
         for i, pair in enumerate(made):
             k, v = (pad_sequence(list(x.split(counts)), batch_first=True) for x in pair)
             cache.update(cache.placed(k.transpose(1, 2)), cache.placed(v.transpose(1, 2)), i)
         cache.advance(counts)
 
-    @torch.inference_mode()
-    def guess(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
-        """Return states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] guesses behind a row's
-        last token; the block leaves nothing in the context."""
-        form, cache = self.network.form, self.cache
-        skip = int(not form.from_anchor)
-        width = max(counts) + skip
-        block = torch.full((len(anchors), width), form.mask)
-        block[:, 0] = torch.tensor(anchors)
-        cache.prepare(width)
-        embedded = self.embedding(cache.placed(sent(block, self.device)))
-        sizes = cache.placed(sent(torch.tensor(counts), self.device)) + skip
-        made = self.network(embedded.to(self.network.fc.weight.dtype), cache, sizes)
-        cache.advance([0] * len(counts))
+    def _pass(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        cache, skip = self.cache, int(not self.form.from_anchor)
+        cache.prepare(embedded.shape[1])
+        slots = torch.arange(cache.end, device=self.device)
+        full, windowed = self.network.seen(cache.positions, slots, cache.placed(sizes))
+        embedded = cache.placed(embedded).to(self.network.fc.weight.dtype)
+        masks = full[:, None], windowed[:, None]
+        made = self.network(embedded, cache.positions, cache, masks)
+        cache.advance([0] * len(embedded))
         states = made[sent(torch.tensor(cache.places), self.device), skip:]
-        return states, self.head(states)
-
-    @torch.inference_mode()
-    def follow(
-        self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Let a guess follow the tokens `[B]` before it, as the network does."""
-        return self.network.follow(states, logits, sent(tokens, self.device), memory)
+        head: Any = self.head
+        return states, head(states.to(head.weight.dtype))

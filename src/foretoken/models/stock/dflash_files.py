@@ -19,11 +19,11 @@ from foretoken.models.shown import FINAL
 from foretoken.models.stock.dflash import (
     BlockForm,
     BlockNetwork,
+    BlocksDraft,
     Confidence,
     GatedMarkov,
     Markov,
     RecurrentMarkov,
-    StockBlocks,
 )
 
 SPECULATORS = ("dflash", "dspark")
@@ -120,8 +120,8 @@ def blocks(
     hidden_size: int,
     embedding: nn.Module,
     head: nn.Module,
-) -> StockBlocks:
-    """Make the model of a draft's config and tensors, in the dtype of the embedding's weights.
+) -> BlocksDraft:
+    """Make a draft of its config and tensors.
 
     Args:
         config: The draft's config.
@@ -148,10 +148,10 @@ def blocks(
                 f"the {name} is {found}, the draft's layers are {H} wide and guess {outputs} "
                 "tokens; give a draft for this target"
             )
-    network = unfilled(read, hidden_size, V, outputs)
+    with torch.device("meta"):
+        network = unfilled(read, hidden_size, V, outputs)
     _fill(network, tensors)
-    network = network.to(_weight(embedding)).requires_grad_(False).eval()
-    return StockBlocks(network, embedding, head, ids)
+    return BlocksDraft(network.requires_grad_(False).eval(), embedding, head, ids)
 
 
 def _ids(form: BlockForm, tensors: dict[str, Tensor], V: int) -> Tensor | None:
@@ -189,15 +189,17 @@ def require_fit(
         )
     ids = _ids(read.form, tensors, V)
     outputs = V if ids is None else len(ids)
-    _fill(unfilled(read, hidden, V, outputs), tensors)
+    with torch.device("meta"):
+        network = unfilled(read, hidden, V, outputs)
+    _fill(network, tensors)
 
 
 def unfilled(read: BlockConfig, hidden_size: int, vocab_size: int, outputs: int) -> BlockNetwork:
-    """Make the network of a config, with weights of chance, for a target of that width and
-    vocabulary, and so many outputs of its own."""
-    H = read.layers.hidden_size
+    """Make the network of a config, with random weights, for a target of that width and vocabulary,
+    and so many outputs of its own."""
+    H, width = read.layers.hidden_size, len(read.form.taps) * hidden_size
     confidence = Confidence(H, read.rank * read.sure_of_token) if read.sure else None
-    width, chain = len(read.form.taps) * hidden_size, _chain(read, vocab_size, outputs)
+    chain = _chain(read, vocab_size, outputs)
     return BlockNetwork(read.layers, read.form, width, chain, confidence)
 
 
@@ -256,7 +258,7 @@ def _chain(read: BlockConfig, V: int, outputs: int) -> Markov | None:
 
 
 def _fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Load the tensors, each of which has its place. InputError or RefusedError where not."""
+    """Give the tensors their places, as they are. InputError or RefusedError where one has none."""
     places = network.state_dict()
     for name, place in places.items():
         if name not in tensors:
@@ -271,4 +273,4 @@ def _fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
         raise RefusedError(
             f"the draft's files have {unknown[0]}, which is not known here; another draft may do"
         )
-    network.load_state_dict({name: tensors[name] for name in places})
+    network.load_state_dict({name: tensors[name] for name in places}, assign=True)

@@ -62,16 +62,17 @@ def test_states_are_those_of_transformers_own_assistant(n):
     )
     own = MuseGlimmerAssistantModel(config).eval()
     stir(own)
-    embedding, read = TARGET.get_input_embeddings(), states(n, taps=2)
-    mine = blocks(config.to_dict(), own.state_dict(), H, embedding, nn.Linear(H, V))
+    embedding, seen = TARGET.get_input_embeddings(), states(n, taps=2)
+    read = blocks(config.to_dict(), own.state_dict(), H, embedding, nn.Linear(H, V))
+    mine = StockBlocks(read)
     cache = DFlashCache(config=config)
     cache.activate_past_recording()
     cache.set_previous_accepted_tokens(n)
     with torch.no_grad():
         block = embedding(torch.tensor([[7] + [3] * 5]))
-        expected = own(block, read[None], past_key_values=cache).last_hidden_state
+        expected = own(block, seen[None], past_key_values=cache).last_hidden_state
     mine.start(1)
-    for part in read.split(5):
+    for part in seen.split(5):
         mine.read([part])
     assert torch.allclose(mine.guess([7], [5])[0], expected[:, 1:], atol=CLOSE)
 
