@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -19,15 +19,16 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.errors import InputError
+from foretoken.errors import InputError, RefusedError
 from foretoken.models.rows import padded
 from foretoken.models.shown import FINAL
-from foretoken.models.stock.attention import Forward
+from foretoken.models.stock.attention import Forward, KeptPositions
 from foretoken.storage import files
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.pair import fingerprint
 
 SHARD = 16  # texts
+PLACES = 256  # whose logits are made at a time: of all, they would fill the memory
 OPEN = 256  # shards that are kept open
 
 
@@ -115,10 +116,15 @@ class KeptTexts:
     def _computed(self, running: Forward, texts: list[list[int]]) -> dict[str, Tensor]:
         noted: dict[int, Tensor] = {}
         ids = padded(texts, self.target.device)
+        head: Any = self.target.get_output_embeddings()
+        last = torch.tensor([i * ids.shape[1] + len(x) - 1 for i, x in enumerate(texts)])
         fast = torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16)
-        with fast, running(None, None, noted) as model:
-            logits = model(input_ids=ids, use_cache=False, return_dict=True).logits
-        mass = logits.float().logsumexp(-1)
+        with fast, running(None, KeptPositions(last), noted) as model:
+            logits = model(input_ids=ids, use_cache=False, return_dict=True).logits[0]
+            hidden = noted[FINAL].flatten(0, 1)
+            self._require_plain(logits, head(hidden[last]))
+            masses = [head(some).float().logsumexp(-1) for some in hidden.split(PLACES)]
+        mass = torch.cat(masses).view(ids.shape)
         within = torch.arange(ids.shape[1]) < torch.tensor([len(x) for x in texts])[:, None]
         taps = torch.cat([noted[j] for j in self.taps], -1)
         return {
@@ -126,6 +132,14 @@ class KeptTexts:
             "hidden": noted[FINAL][within].bfloat16(),
             "mass": mass[within],
         }
+
+    def _require_plain(self, logits: Tensor, products: Tensor) -> None:
+        """RefusedError where logits are not what the output layer makes: a draft learns these."""
+        if not torch.allclose(logits, products, rtol=1e-2, atol=1e-2):
+            raise RefusedError(
+                f"{type(self.target).__name__} changes what its output layer makes, by a cap or a "
+                "scale, which training does not follow; give another target"
+            )
 
     def read(self, n: int) -> TextStates:
         """Return text number n."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 import foretoken
@@ -155,3 +155,13 @@ def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: st
     assert isinstance(wrong.exception, InputError) and "states is 0" in str(wrong.exception)
     wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, f"--{size}", "0"])
     assert isinstance(wrong.exception, InputError) and f"{size} is 0" in str(wrong.exception)
+
+
+def test_a_target_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "num_hidden_layers": 4}
+    config = GraniteConfig(vocab_size=V, **sizes, logits_scaling=8.0, attn_implementation="sdpa")
+    texts = KeptTexts(tmp_path, GraniteForCausalLM(config).eval(), (2, 2, 2), ROOM)
+    some = Examples([Example([5, 6], [7, 8])], [Example([9], [10])], "texts")
+    with pytest.raises(RefusedError, match="GraniteForCausalLM changes what its output layer make"):
+        texts.make(some, lambda n: None)
