@@ -350,14 +350,19 @@ def _teach(
     names = (field.name for field in fields_of(kind))
     lesson = kind(**{name: getattr(training, name) for name in names if hasattr(training, name)})
     recipe = training.recipe
-    if not training.states > 0:
+    if not 0 < training.states < 1e9:
         raise InputError(f"states is {training.states}; give gigabytes, more than 0")
     option.require_folder(out)
+    run = out.with_name(f"{out.name}.run")
+    if out.is_file():
+        raise InputError(f"{out} is a file; give another --out, for a folder")
+    if out.exists() and any(out.iterdir()) and not run.exists():
+        raise InputError(f"{out} holds files of another origin; give another --out")
     spec = _sampler(loading, target)
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give it with one")
     prompts = read(data, spec.tokenizer, training.length, encoder_decoder=False)
-    folder = folder_of_run(out.with_name(f"{out.name}.run"))
+    folder = folder_of_run(run)
     origin = loading.revision, loading.trust_remote_code, loading.tokenizer, loading.adapter
     with _resumable("interrupted; the same command goes on"):
         count = len(prompts.train) + len(prompts.held_out)

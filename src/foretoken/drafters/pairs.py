@@ -126,6 +126,8 @@ class PairsDrafter(DrafterBase):
         for row, new in zip(self.rows, self.target.shown(), strict=True):
             reached = row.fed + len(row.carried)  # where states behind it are missing, it is silent
             row.carried = carried(row.carried, new, reached, self.columns)
+            if self.decoder.context is not None and len(row.text) > self.decoder.context:
+                row.carried = row.carried[:0]  # it has outgrown the decoder, and is silent too
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         pairs = zip(self.rows, gamma, strict=True)

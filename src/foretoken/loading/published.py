@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, one_line, shown
 from foretoken.loading import hub
 
 READ = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the hub
@@ -29,8 +29,10 @@ class Published:
     @property
     def described(self) -> str:
         """Say what it is, and for which target."""
-        named = (self.config.get("speculators_config") or {}).get("verifier") or {}
-        target = named.get("name_or_path") or "the model that it was trained with"
+        named = self.config.get("speculators_config")
+        named = named.get("verifier") if isinstance(named, dict) else None
+        named = named.get("name_or_path") if isinstance(named, dict) else None
+        target = shown(named) if named else "the model that it was trained with"
         return (
             f"is a draft of kind {self.kind} for {target}; it runs where its target does: give it "
             "as --draft"
@@ -110,7 +112,8 @@ def kind_of(config: dict[str, Any]) -> str | None:
         return str(named)
     if config.get("model_type") in ASSISTANTS:
         return "assistant"
-    kinds = " ".join(map(str, config.get("architectures") or []))
+    named = config.get("architectures")
+    kinds = " ".join(map(str, named)) if isinstance(named, list) else ""
     for word, kind in WORDS:
         if word in kinds:
             return kind

@@ -20,7 +20,7 @@ from foretoken.costing import stored
 from foretoken.costing.pair_costs import PROBE_PROMPT
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.pairs import PairModel, PairsDrafter
-from foretoken.errors import RefusedError
+from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.loading import hub
 from foretoken.loading.ends import TargetEnds
 from foretoken.loading.options import ROUNDED, LoadOptions
@@ -65,7 +65,19 @@ class PublishedPending(Protocol):
 
 def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PublishedPending:
     """Return what makes a drafter of the draft. Raises RefusedError for one that does not fit the
-    target, or is of a kind that is not known here."""
+    target, or is of a kind that is not known here, or cannot be read."""
+    try:
+        return _pending(draft, target, options)
+    except ForetokenError:
+        raise
+    except Exception as error:  # of files that may hold anything
+        raise RefusedError(
+            f"{draft.name} cannot be read as a draft of kind {draft.kind!r:.40}: its files raised "
+            f"{kind_of(error)}: {one_line(error)}; fetch it again, or give another draft"
+        ) from error
+
+
+def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PublishedPending:
     from foretoken.models.stock import pair_files  # late: takes seconds
 
     weights, structure = Weights(draft.folder), target.facts.structure
@@ -77,6 +89,11 @@ def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Publ
         return PairsPending(draft, pairs, options)
     if draft.kind == "mtp":
         options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")
+        if (count := draft.config.get("num_nextn_predict_layers", 1)) != 1:
+            raise RefusedError(
+                f"{draft.name} has num_nextn_predict_layers {count!r:.40}, a single layer drafts "
+                "here; give another draft"
+            )
         return _mtp(draft, weights.read(weights.keys), target, options)
     if draft.kind in BLOCKS:
         from foretoken.models.stock import dflash_files  # late: as above

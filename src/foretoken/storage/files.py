@@ -102,6 +102,14 @@ def _move(part: Path, path: Path) -> None:
         place.mkdir(exist_ok=True) if file.is_dir() else os.replace(file, place)
 
 
+def written(file: Path) -> Any:
+    """The value in a file of JSON that was written here. Raises InputError for a damaged one."""
+    try:
+        return parse_json(file.read_text())
+    except ValueError:
+        raise InputError(f"{file} is damaged; remove it, and what it held is made anew") from None
+
+
 def parse_json(text: str | bytes, **options: Any) -> Any:
     """The value of JSON that others may have written; ValueError where it cannot be read, also
     where it nests too deeply."""

@@ -86,7 +86,7 @@ class EagleStudent(Student):
         cache, places = DynamicCache(), torch.arange(M)
         causal, own = places[:, None] >= places, torch.eye(M, dtype=torch.bool)
         for k in range(self.depths):
-            read = nn.functional.pad(embedded[:, k + 1 :], (0, 0, 0, k))
+            read = nn.functional.pad(embedded[:, k + 1 :], (0, 0, 0, min(k, M)))
             mask = torch.cat([causal, *[own] * k], 1)[None, None]
             positions = (places + k)[None]
             given: dict[str, Any] = {

@@ -102,11 +102,10 @@ class KeptTexts:
         file = self.folder / "states.json"
         if not file.exists():
             files.write(file, json.dumps(facts).encode())
-        held = files.parse_json(file.read_text())
-        if held != facts:
+        if files.written(file) != facts:
             raise InputError(
-                f"{self.folder} holds states of another target or of other texts; give another "
-                "--out, or remove it"
+                f"{self.folder} holds states of another target, of other texts or for another size "
+                "of --states; give these, or another --out"
             )
 
     def _file(self, n: int) -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.request import uninterrupted
@@ -35,6 +36,7 @@ def own_texts(
     if spec.target.encoder_decoder:
         raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
     folder.mkdir(parents=True, exist_ok=True)
+    _require_same(folder, spec, {"length": length, "temperatures": [*temperatures], "seed": seed})
     every = [*examples.train, *examples.held_out]
     missing = [n for n, example in enumerate(every) if not len(example.reference)]
     for at in range(0, len(missing), PART):
@@ -50,7 +52,7 @@ def own_texts(
                 texts = spec.generate(prompts[own], **options) if keys else []
                 ids[own] = [text.tokens for text in uninterrupted(texts)]
             files.write(file, json.dumps({"prompts": prompts, "texts": ids}).encode())
-        held = files.parse_json(file.read_text())
+        held = files.written(file)
         if held["prompts"] != prompts:
             raise InputError(
                 f"{file} holds texts behind other prompts; give those, or another --out"
@@ -60,3 +62,20 @@ def own_texts(
         report(at + len(some))
     count = len(examples.train)
     return Examples(every[:count], every[count:], examples.digest)
+
+
+def _require_same(folder: Path, spec: Speculator, options: dict[str, Any]) -> None:
+    """InputError where the folder holds texts of another target, or written in another way."""
+    own = getattr(spec.target, "identity", None) or spec.target_name
+    options |= {"target": own, "dtype": spec.target.computed}
+    file = folder / "options.json"
+    if not file.exists():
+        files.write(file, json.dumps(options).encode())
+    held = files.written(file)
+    changed = [name for name, value in options.items() if held.get(name) != value]
+    if changed:
+        name = changed[0]
+        raise InputError(
+            f"{folder} holds texts with {name} {held.get(name)}, not {options[name]}; give that, "
+            "or another --out"
+        )

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -33,6 +32,7 @@ from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, require_po
 from foretoken.train.pair import fingerprint
 
 ROWS = 128  # places whose distributions are made at a time
+LITTLE = 1e-12
 NEAR = 16  # batches whose texts are sorted by length, so that little is padded
 
 Texts = dict[int, list[int]]  # ids by the texts' numbers
@@ -150,7 +150,8 @@ class Student(ABC):
             each = LOSSES[lesson.loss](both.p, both.q)
             if both.sure is not None:
                 common = both.alpha.detach().clamp(max=1)
-                each = each + functional.binary_cross_entropy(both.sure, common, reduction="none")
+                yes, no = (x.clamp(min=LITTLE).log() for x in (both.sure, 1 - both.sure))
+                each = each - common * yes - (1 - common) * no  # NaN where a run diverges
             return each.sum()
 
         losses: list[Tensor] = []

@@ -178,6 +178,39 @@ def test_the_verifier_the_layers_and_the_ids_are_the_target_s(tmp_path: Path) ->
             foretoken.load(folder, draft)
 
 
+def test_blocks_of_another_target_are_refused(tmp_path: Path) -> None:
+    target, folder = llama(tmp_path)
+    for i, (more, said) in enumerate(
+        (
+            ({"vocab_size": 151936}, "a target of vocab_size 151936, this one has 320"),
+            ({"num_target_layers": 36}, "a target of num_target_layers 36, this one has 6"),
+            ({"num_hidden_layers": 10**6}, "num_hidden_layers 1000000, its files hold"),
+            (
+                {"rope_parameters": "x"},
+                "cannot be read as a draft of kind 'dflash': its files rais",
+            ),
+        )
+    ):
+        draft = saved(tmp_path / f"{i}", blocks.ZLAB | more, blocks.tensors(blocks.ZLAB, target))
+        with pytest.raises(ForetokenError, match=said) as refused:
+            foretoken.load(folder, draft)
+        assert "\n" not in str(refused.value)
+
+
+def test_options_of_other_drafts_are_refused(tmp_path: Path) -> None:
+    target, folder = llama(tmp_path)
+    for draft in ("lookup", "none", "self", folder):
+        with pytest.raises(InputError, match="draft_taps is 'inputs', but .* reads no states"):
+            foretoken.load(folder, draft, draft_taps="inputs")
+    draft = saved(tmp_path / "draft", blocks.ZLAB, blocks.tensors(blocks.ZLAB, target))
+    with pytest.raises(InputError, match="draft_revision='x' is of a model on the hub"):
+        foretoken.load(folder, draft, draft_revision="x")
+    layers = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 2}
+    draft = saved(tmp_path / "mtp", layers, {"x": torch.ones(1)})
+    with pytest.raises(RefusedError, match="num_nextn_predict_layers 2, a single layer"):
+        foretoken.load(folder, draft)
+
+
 @pytest.mark.openvino
 def test_a_precision_that_openvino_lacks_is_refused(tmp_path: Path) -> None:
     target, folder = llama(tmp_path)

@@ -69,7 +69,7 @@ def test_a_run_that_was_killed_ends_as_an_unbroken_one(tmp_path: Path, lesson: L
 
 def test_states_of_another_target_are_refused(tmp_path: Path) -> None:
     train(tmp_path / "draft", network())
-    with pytest.raises(InputError, match="holds states of another target or of other texts"):
+    with pytest.raises(InputError, match="holds states of another target, of other texts"):
         train(tmp_path / "draft", network(seed=1))
 
 
@@ -151,10 +151,25 @@ def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: st
     made = CliRunner().invoke(cli.app, ["train", kind, *asked])
     assert made.exit_code == 0, made.output
     assert "alpha by depth" in made.stdout and f"--draft {tmp_path / 'draft'}" in made.stdout
-    wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, "--states", "0"])
-    assert isinstance(wrong.exception, InputError) and "states is 0" in str(wrong.exception)
-    wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, f"--{size}", "0"])
-    assert isinstance(wrong.exception, InputError) and f"{size} is 0" in str(wrong.exception)
+    for more, said in (
+        (("--states", "0"), "states is 0"),
+        (("--states", "inf"), "states is inf"),
+        ((f"--{size}", "0"), f"{size} is 0"),
+        (("--out", str(tmp_path / "target")), "holds files of another origin; give another --out"),
+        (("--out", str(tmp_path / "prompts.jsonl")), "is a file; give another --out"),
+        (("--length", "7"), "holds texts with length 8, not 7; give that, or another --out"),
+    ):
+        wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, *more])
+        assert isinstance(wrong.exception, InputError) and said in str(wrong.exception)
+
+
+def test_texts_are_shorter_than_the_depths(tmp_path: Path) -> None:
+    target = network()
+    texts = Examples([Example([5], [6]), Example([7, 8], [9, 1])], [Example([2], [3, 4])], "few")
+    options: dict[str, Any] = {"most": ROOM, "computed": lambda n: None}
+    lesson = EagleLesson(draft_vocab=8, depths=6)
+    summary = teach(target, texts, tmp_path / "draft", lesson, RECIPE, lambda *_: None, **options)
+    assert len(summary["alpha"]) == 6
 
 
 def test_a_target_that_scales_its_logits_is_refused(tmp_path: Path) -> None:

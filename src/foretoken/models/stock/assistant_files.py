@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from foretoken.errors import InputError, RefusedError, kind_of
 from foretoken.models.stock.assistant import Assistant
 from foretoken.models.stock.lending import lenders
+from foretoken.models.stock.pair_files import require_numbers
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 TARGETS = ("gemma4_text", "gemma4_unified_text")
@@ -113,6 +114,8 @@ def _fitting(
                 f"the assistant's {name} is {found.dtype} {tuple(found.shape)}, its config says "
                 f"{tuple(own.shape)}; give files that are not quantized, or download them again"
             )
+        if found.is_floating_point():
+            require_numbers("the assistant", name, found)
         fitting[name] = found.to(dtype) if found.is_floating_point() else found.long()
     return fitting
 

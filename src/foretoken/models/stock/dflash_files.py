@@ -25,6 +25,7 @@ from foretoken.models.stock.dflash import (
     Markov,
     RecurrentMarkov,
 )
+from foretoken.models.stock.pair_files import require_numbers
 
 SPECULATORS = ("dflash", "dspark")
 MUSE = "muse_glimmer_assistant"
@@ -74,15 +75,21 @@ def block_config(config: dict[str, Any]) -> BlockConfig:
         raise RefusedError(f"layers of {named} are not known here; give a draft of Qwen3's layers")
     own = {**config, **(config.get("dflash_config") or {})}
     ids = _asked(own, "aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
-    taps = tuple(int(i) + (not speculators) for i in ids)
+    least = 0 if speculators else -1  # whose output is the embeddings
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= least for i in ids):
+        raise InputError(
+            f"the draft reads behind layers {ids!r:.60}; give whole numbers from {least} on"
+        )
+    taps = tuple(i + (not speculators) for i in ids)
     if not speculators:  # transformers' last states are behind the final norm
         taps = tuple(FINAL if tap == own.get("num_target_layers") else tap for tap in taps)
     dspark = deepspec or config.get("speculators_model_type") == "dspark"
+    from_anchor = bool(own.get("sample_from_anchor", dspark))
     form = BlockForm(
         taps,
-        size=int(_asked(own, "block_size")),
-        mask=int(_asked(own, "mask_token_id")),
-        from_anchor=bool(own.get("sample_from_anchor", dspark)),
+        size=_whole(own, "block_size", 1 if from_anchor else 2),
+        mask=_whole(own, "mask_token_id", 0),
+        from_anchor=from_anchor,
         by_place=not speculators,
         causal=speculators and not own.get("sliding_window_non_causal", False),
     )
@@ -98,6 +105,15 @@ def _asked(config: dict[str, Any], name: str) -> Any:
     value = config.get(name)
     if value is None:
         raise InputError(f"the draft's config has no {name}; give a whole one")
+    return value
+
+
+def _whole(config: dict[str, Any], name: str, least: int) -> int:
+    value = _asked(config, name)
+    if type(value) is not int or value < least:
+        raise InputError(
+            f"the draft's {name} is {value!r:.40}; give a whole number from {least} on"
+        )
     return value
 
 
@@ -187,6 +203,19 @@ def require_fit(
             f"the draft reads states behind layer {max(read.form.taps)}, the target has {layers}; "
             "give a draft for this target"
         )
+    text = config.get("transformer_layer_config") or config
+    made = {"vocab_size": V, "num_target_layers": layers}
+    made = {name: own for name, own in made.items() if text.get(name, own) != own}
+    for name, own in made.items():
+        raise InputError(
+            f"the draft is for a target of {name} {text[name]!r:.40}, this one has {own}; give a "
+            "draft for this target"
+        )
+    if not 0 < read.layers.num_hidden_layers <= len(tensors):
+        raise InputError(
+            f"the draft has num_hidden_layers {read.layers.num_hidden_layers}, its files hold "
+            f"{len(tensors)} weights; give a config and weights of one draft"
+        )
     ids = _ids(read.form, tensors, V)
     outputs = V if ids is None else len(ids)
     with torch.device("meta"):
@@ -268,6 +297,7 @@ def _fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"the draft's {name} is {tuple(tensors[name].shape)}, by its config and the target "
                 f"it would be {tuple(place.shape)}; give a draft for this target"
             )
+        require_numbers("the draft", name, tensors[name])
     unknown = sorted(tensors.keys() - places.keys() - set(UNREAD))
     if unknown:
         raise RefusedError(

@@ -78,6 +78,7 @@ def eagle(
             f"{name} reads states of {width} ({fc.shape[1]} at all taps), the target's have "
             f"{text.hidden_size}; give a draft for this target"
         )
+    _require_tokens(name, fields, tensors, text.vocab_size)
     count = fc.shape[1] // width
     taps, others = _taps(name, config, count, text.num_hidden_layers)
     embedding = _embedding(name, tensors, H, text)
@@ -86,10 +87,28 @@ def eagle(
         rows = head()
         tensors["lm_head.weight"] = rows if ids is None else rows[ids]
     rows = len(_tensor(name, tensors, "lm_head.weight"))
-    network = eagle_network(layers, config, rows, width, count)
     filed = partial(_filed, before=bool(config.get("norm_before_fc")))
+    if not 0 < layers.num_hidden_layers <= len(tensors):
+        raise RefusedError(
+            f"{name} has num_hidden_layers {layers.num_hidden_layers:g}, its files hold "
+            f"{len(tensors)} weights; give a config and weights of one draft"
+        )
+    with torch.device("meta"):  # which a size in a config cannot fill
+        shapes = eagle_network(layers, config, rows, width, count).state_dict()
+    _require_shapes(name, shapes, tensors, filed)
+    network = eagle_network(layers, config, rows, width, count)
     _load(name, network, tensors, filed)
     return PairsDraft(network, taps, others, ids, embedding)
+
+
+def _require_tokens(name: str, fields: dict[str, Any], tensors: Tensors, V: int) -> None:
+    """RefusedError where a draft was made for a target with another number of tokens."""
+    made = {fields.get("vocab_size", V), *(len(x) for k, x in tensors.items() if k == "t2d")} - {V}
+    if made:
+        raise RefusedError(
+            f"{name} is for a target of {made.pop()!r:.40} tokens, this one has {V}; give a draft "
+            "for this target"
+        )
 
 
 def dequantized(tensors: Tensors) -> Tensors:
@@ -234,20 +253,32 @@ def _tensor(name: str, tensors: Tensors, key: str) -> Tensor:
 def _load(name: str, network: PairsNetwork, tensors: Tensors, filed: Callable[[str], str]) -> None:
     """Fill in the weights, whose names are `filed`; RefusedError where some are missing, of another
     shape or invalid."""
-    for own_key, own in network.state_dict().items():
-        key = filed(own_key)
-        x = _tensor(name, tensors, key)
-        if x.shape != own.shape:
-            raise RefusedError(
-                f"{name} holds {key} as {tuple(x.shape)}, its config says {tuple(own.shape)}; give "
-                "a config and weights of one draft"
-            )
-        _require_numbers(name, key, x)
-        own.copy_(x)
+    own = network.state_dict()
+    _require_shapes(name, own, tensors, filed)
+    for key, place in own.items():
+        require_numbers(name, filed(key), tensors[filed(key)])
+        place.copy_(tensors[filed(key)])
     network.requires_grad_(False)
 
 
-def _require_numbers(name: str, key: str, x: Tensor) -> None:
+def _require_shapes(name: str, own: Tensors, tensors: Tensors, filed: Callable[[str], str]) -> None:
+    for own_key, place in own.items():
+        key = filed(own_key)
+        x = _tensor(name, tensors, key)
+        if x.shape != place.shape:
+            raise RefusedError(
+                f"{name} holds {key} as {tuple(x.shape)}, its config says {tuple(place.shape)}; "
+                "give a config and weights of one draft"
+            )
+
+
+def require_numbers(name: str, key: str, x: Tensor) -> None:
+    """RefusedError for a weight that is none."""
+    if not x.is_floating_point() or x.itemsize == 1:  # of one byte: without its scales
+        raise RefusedError(
+            f"{name} holds {key} in {str(x.dtype).removeprefix('torch.')}; give weights in "
+            "float32, float16 or bfloat16"
+        )
     if not bool(x.isfinite().all()):
         raise RefusedError(f"{name} holds invalid numbers in {key}; fetch it again")
 
@@ -269,22 +300,34 @@ def _embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> T
             f"{name} has embeddings of {len(own)} tokens, the target has {V}; give a draft for "
             "this target"
         )
-    _require_numbers(name, key, own)
+    require_numbers(name, key, own)
     return own
 
 
 def _ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
     """The target's ids of the draft's outputs, from differences; None where they are the same."""
-    rows = len(tensors.get("lm_head.weight", tensors.get("d2t", range(V))))
-    ids = torch.arange(rows)
-    if "d2t" in tensors:
-        ids = ids + tensors["d2t"].long()
-    if len(ids) != rows or int(ids.max()) >= V or int(ids.min()) < 0 or len(ids.unique()) < rows:
+    d2t = tensors.get("d2t")
+    rows = len(tensors.get("lm_head.weight", range(V) if d2t is None else d2t))
+    if d2t is None:
+        if rows != V:
+            raise RefusedError(
+                f"{name} guesses among {rows} tokens and holds no d2t, which says which of the "
+                f"target's {V} these are; give a complete draft"
+            )
+        return None
+    if d2t.shape != (rows,):
         raise RefusedError(
-            f"{name} guesses among {rows} tokens with ids up to {int(ids.max())}, the target has "
-            f"{V}; give a draft for this target"
+            f"{name} holds d2t as {tuple(d2t.shape)} for {rows} outputs; give a complete draft"
         )
-    return ids if "d2t" in tensors else None
+    ids = torch.arange(rows) + d2t.long()
+    if int(ids.max()) >= V or int(ids.min()) < 0:
+        raise RefusedError(
+            f"{name} guesses ids from {int(ids.min())} to {int(ids.max())}, the target has {V} "
+            "tokens; give a draft for this target"
+        )
+    if len(ids.unique()) < rows:
+        raise RefusedError(f"{name} has two outputs for one token in d2t; give another draft")
+    return ids
 
 
 def mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:

@@ -30,6 +30,7 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from pairdrafts import (
+    LAYER,
     WITHIN,
     EagleFile,
     EagleLaw,
@@ -179,6 +180,18 @@ def test_a_text_that_drafts_nothing_is_read_meanwhile() -> None:
         assert len(text) - drafter.decoder.lengths[0] < 40
     assert drafter.propose([3], draw).lengths.tolist() == [3]
     require_true(notes, law(file))
+
+
+def test_a_text_that_outgrows_the_draft_goes_on_without() -> None:
+    """Beside a mate that does not; and one that is longer from the start."""
+    drafter = pairs_drafter(TARGET, SOME.read(TARGET))
+    drafter.decoder.context = 24
+    prompts = [[5] * 20, [60, 12, 7], [9] * 40]
+    spec = Speculator(drafter.target, drafter)
+    texts = spec.generate(prompts, max_new_tokens=12, gamma=3)
+    for text, prompt in zip(texts, prompts, strict=True):
+        pairs.assert_greedy(text, TARGET, prompt, 12)
+    assert texts[1].stats.drafted > texts[0].stats.drafted > 0 == texts[2].stats.drafted
 
 
 ANOTHER = {"temperature": 0.7, "top_k": 20, "top_p": 0.9}
@@ -390,15 +403,37 @@ WRONG: dict[str, tuple[EagleFile, str]] = {
     ),
     "larger vocabulary": (
         eagle_file(80, TAPS),
-        "the draft guesses among 80 tokens with ids up to 79, the target has 64; .* for this",
+        "the draft is for a target of 80 tokens, this one has 64; give a draft for this target",
     ),
     "ids beyond it": (
         SOME.with_tensors(d2t=torch.full((len(KEPT),), 30)),
-        f"the draft guesses among {len(KEPT)} tokens with ids up to 69, the target has 64",
+        "the draft guesses ids from 30 to 69, the target has 64 tokens; give a draft for this",
     ),
     "ids twice": (
         SOME.with_tensors(d2t=-torch.arange(len(KEPT))),
-        f"the draft guesses among {len(KEPT)} tokens with ids up to 0, the target has 64",
+        "the draft has two outputs for one token in d2t; give another draft",
+    ),
+    "other tokens in t2d": (
+        SOME.with_tensors(t2d=torch.zeros(V + 8, dtype=torch.bool)),
+        "the draft is for a target of 72 tokens, this one has 64; give a draft for this target",
+    ),
+    "no ids": (
+        SOME.with_tensors(d2t=None),
+        f"the draft guesses among {len(KEPT)} tokens and holds no d2t, which says which of",
+    ),
+    "one id": (
+        SOME.with_tensors(d2t=torch.tensor(0)),
+        rf"the draft holds d2t as \(\) for {len(KEPT)} outputs; give a complete draft",
+    ),
+    "more layers": (
+        SOME.with_config(
+            transformer_layer_config={**LAYER, "num_hidden_layers": 10**6, "vocab_size": V}
+        ),
+        r"the draft has num_hidden_layers 1e\+06, its files hold \d+ weights; give a config and",
+    ),
+    "integers": (
+        SOME.with_tensors(norm__weight=torch.ones(32, dtype=torch.long)),
+        "the draft holds norm.weight in int64; give weights in float32, float16 or bfloat16",
     ),
     "embeddings of fewer tokens": (
         SOME.with_tensors(embed_tokens__weight=torch.randn(50, 32)),
@@ -434,7 +469,7 @@ WRONG: dict[str, tuple[EagleFile, str]] = {
 
 def test_an_output_layer_that_a_file_lacks_is_the_target_s() -> None:
     rows: Any = TARGET.get_output_embeddings()
-    for file in (SOME, SOME.with_tensors(d2t=None)):
+    for file in (SOME, EAGLES["all tokens"]):
         draft = file.with_tensors(lm_head__weight=None).read(TARGET)
         head: Any = draft.network.head
         own = rows.weight if draft.ids is None else rows.weight[draft.ids]
