@@ -8,6 +8,7 @@ Spec-Bench, HumanEval or GSM8K's test part is among them.
     python benchmarks/smollm2_draft.py prompts --target FILE.gguf --data FOLDER --out prompts.jsonl
     foretoken train eagle --target FILE.gguf --data prompts.jsonl --out draft --dtype int8
     python benchmarks/smollm2_draft.py pack --draft draft --out FOLDER  # eight bits, row by row
+    python benchmarks/smollm2_draft.py folder --target FILE.gguf --out WEIGHTS  # for peers
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import foretoken
+from foretoken.loading.sources import source, tokenizer
 
 COUNTS = {"own": 1600, "gsm8k": 900, "mbpp": 400, "translation": 500, "novels": 600}
 BEFORE = "<|im_start|>user\n"
@@ -122,6 +124,14 @@ def pack(args: argparse.Namespace) -> None:
     save_file(packed, args.out / "model.safetensors", metadata={"format": "pt"})
 
 
+def write_folder(args: argparse.Namespace) -> None:
+    """Write the weights of the GGUF file as other libraries read them, with the tokenizer."""
+    network = source(args.target, None, False).network(torch.float32, torch.device("cpu"))
+    network.save_pretrained(args.out)
+    words: Any = tokenizer(args.target, None, False)
+    words.save_pretrained(args.out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
@@ -134,6 +144,10 @@ def main() -> None:
     packing.add_argument("--draft", type=Path, required=True)
     packing.add_argument("--out", type=Path, required=True)
     packing.set_defaults(run=pack)
+    folder = commands.add_parser("folder")
+    folder.add_argument("--target", required=True)
+    folder.add_argument("--out", type=Path, required=True)
+    folder.set_defaults(run=write_folder)
     args = parser.parse_args()
     args.run(args)
 

