@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct with the draft that ships for it, task by task: Spec-Bench's six tasks,
 HumanEval and GSM8K, greedy and at temperature 1, against plain decoding, self and look-up.
 
-Each round has another prompt of a task, five in all, and every contestant continues the same one, in
-turns, by 96 tokens at its automatic gamma; nothing ends a text early. Speed-ups are medians over
+Each round has another prompt of a task, five in all, and every contestant continues the same one,
+in turns, by 96 tokens at its automatic gamma; nothing ends a text early. Speed-ups are medians over
 the rounds of time behind the first tokens, over that of plain decoding in the same precision.
 Alpha by depth is the share of draft tokens accepted there, of those whose mates before them were.
 Expected: 1.5 greedy and 1.3 at temperature 1, most in mathematics and code, least in translation.

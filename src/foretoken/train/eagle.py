@@ -57,6 +57,7 @@ class EagleStudent(Student):
             "architectures": ["Eagle3Speculator"],
             "norm_before_residual": True,
             "eagle_aux_hidden_state_layer_ids": taps,
+            "draft_taps": "inputs",
         }
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -171,6 +171,8 @@ def _taps(
             "layers; give a draft for this target"
         )
     inputs, outputs = tuple(ids), tuple(i + 1 for i in ids)
+    if config.get("draft_taps") == "inputs":  # as drafts say that were trained here
+        return inputs, ()
     if "transformer_layer_config" in config or max(ids) == layers:
         return inputs, outputs if max(outputs) <= layers else ()
     return (outputs, inputs) if ids[0] == 1 else (inputs, outputs)
