@@ -114,6 +114,7 @@ def pack(args: argparse.Namespace) -> None:
     config = json.loads((args.draft / "config.json").read_text())
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config["speculators_config"]["verifier"]["name_or_path"] = "HuggingFaceTB/SmolLM2-135M-Instruct"
     config["quantization_config"] = {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",

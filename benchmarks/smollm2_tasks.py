@@ -118,12 +118,13 @@ def raced(
 ) -> dict[str, Any]:
     turns = {PLAIN: (specs["draft"], 0)} | {name: (spec, None) for name, spec in specs.items()}
     tasks = [race_task(specs["draft"], text, i, temperature) for i, text in enumerate(prompts)]
+    dice = random.Random(0)
     runs: dict[str, list[list[RaceRun]]] = {name: [] for name in turns}
-    for each in (tasks[0], *tasks[:1]):  # what is measured before the first step, and warmth
+    for _ in range(2):  # costs are measured before the first step
         for spec, gamma in turns.values():
-            own(spec, [each], gamma)
+            own(spec, tasks[:1], gamma)
     for i in range(0, len(tasks), EACH):
-        for name in sorted(turns, key=lambda name: hash((i, name))):
+        for name in dice.sample(list(turns), len(turns)):
             spec, gamma = turns[name]
             runs[name] += [
                 [run for task in tasks[i : i + EACH] for run in own(spec, [task], gamma)]

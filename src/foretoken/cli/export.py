@@ -184,7 +184,7 @@ def require(known: dict[str, Any], setting: ExportSetting) -> None:
             f"draft {setting.draft} exists in foretoken only; give the folder of a model, lookup "
             "or none"
         )
-    published = _published(setting.draft) if setting.kind == "model" else None
+    published = _published(setting)
     if published not in (None, *known.get("published", ())):
         raise RefusedError(
             f"draft {setting.draft} is of kind {published}, and {known['name']}'s options for such "
@@ -203,14 +203,13 @@ def require(known: dict[str, Any], setting: ExportSetting) -> None:
         )
 
 
-def _published(draft: str) -> str | None:
+def _published(setting: ExportSetting) -> str | None:
     """Return the kind of a draft that reads the target's states; None for a model."""
-    from foretoken.loading.published import find  # late: torch takes seconds to import
+    from foretoken.loading.published import known_kind  # late: torch takes seconds to import
 
-    if draft == "mtp":
-        return draft
-    found = find(draft, None) if hub.is_folder(draft) else None
-    return found and found.kind
+    if setting.kind != "model" or setting.draft == "mtp":
+        return "mtp" if setting.kind == "model" else None
+    return known_kind(setting.draft, setting.draft_revision)
 
 
 def steps(known: dict[str, Any], setting: ExportSetting) -> list[str]:
@@ -292,7 +291,7 @@ def vllm_config(setting: ExportSetting) -> dict[str, Any]:
             "prompt_lookup_min": 1,
         }
     config: dict[str, Any] = {
-        "method": _published(setting.draft) or "draft_model",
+        "method": _published(setting) or "draft_model",
         "model": setting.draft,
         "num_speculative_tokens": setting.gamma,
     }

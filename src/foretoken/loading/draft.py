@@ -189,11 +189,6 @@ def draft_of(
     if isinstance(draft, str | Path):
         folder = published.find(draft, options.draft_revision)
         if folder is not None:
-            if options.draft_revision is not None and is_folder(draft):
-                raise InputError(
-                    f"draft_revision={options.draft_revision!r:.60} is of a model on the hub, "
-                    f"{draft} is a folder; leave it out"
-                )
             return _shown(state_drafts.pending(folder, target, options), options)
     options.refuse("draft_taps", because=f"{name_of(draft)} reads no states of the target")
     if isinstance(draft, str | Path) or in_memory(draft):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import require_ids
-from foretoken.loading import adapters
+from foretoken.loading import adapters, gguf
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import draft_of, name_of
 from foretoken.loading.memory import usable
@@ -96,6 +96,7 @@ def load(
         running = (place_exact if asked.exact_shapes else place)(known.facts.read, placement).model
     loaded = LoadedTarget(known, running)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))
+    gguf.forget_file()  # which a draft may have had parsed again
     if draft is None:
         return chosen(spec, loaded)
     if pending.rounded is None or ships:

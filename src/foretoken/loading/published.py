@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, one_line, shown
 from foretoken.loading import hub
+from foretoken.storage.files import parse_json
 
 READ = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the hub
 BLOCKS = ("dflash", "dspark")
@@ -67,31 +67,46 @@ def find(name: str | Path, revision: str | None) -> Published | None:
     """Return the draft of that name, where it is a folder or on the hub and no model; None also
     where its config cannot be read. Raises InputError for one that the hub does not give."""
     folder = Path(name) if hub.is_folder(name) else None
+    if folder is not None:
+        hub.way(str(name), revision)  # refuses a revision
     if folder is None and (not isinstance(name, str) or not hub.HUB_ID.fullmatch(name)):
         return None
-    file = _config_file(str(name), folder, revision)
-    if file is None:
-        return None
-    try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None  # as above
-    kind = kind_of(config) if isinstance(config, dict) else None
+    config = _config(folder / "config.json" if folder else _on_hub(str(name), revision))
+    kind = kind_of(config)
     if kind is None:
         return None
     return Published(str(name), folder or _fetched(str(name), revision), kind, config)
 
 
-def _config_file(name: str, folder: Path | None, revision: str | None) -> Path | None:
-    if folder is not None:
-        file = folder / "config.json"
-        return file if file.exists() else None
-    from huggingface_hub import hf_hub_download  # late: `--help` does without it
+def known_kind(name: str, revision: str | None) -> str | None:
+    """Return the kind of a draft in a folder, or on the hub where its config is in the cache; None
+    for a model, and where that is not known. Nothing is fetched."""
+    from huggingface_hub import try_to_load_from_cache  # late: `--help` does without it
+
+    if hub.is_folder(name):
+        return kind_of(_config(Path(name) / "config.json"))
+    if not hub.HUB_ID.fullmatch(name):
+        return None
+    held = try_to_load_from_cache(name, "config.json", revision=revision)
+    return kind_of(_config(Path(held))) if isinstance(held, str) else None
+
+
+def _config(file: Path | None) -> dict[str, Any]:
+    """A config; empty where it cannot be read: whoever reads it as a model says what is wrong."""
+    try:
+        config = parse_json(file.read_text()) if file else {}
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _on_hub(name: str, revision: str | None) -> Path | None:
+    from huggingface_hub import hf_hub_download  # late: as above
 
     try:
         options = hub.way(name, revision)
         return Path(hf_hub_download(name, "config.json", revision=revision, **options))
-    except Exception:  # whoever reads it as a model says what is wrong
+    except Exception:  # as above
         return None
 
 

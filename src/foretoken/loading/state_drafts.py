@@ -86,6 +86,8 @@ def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Pub
         tensors = weights.read(weights.keys)
         ends = TargetEnds(target.facts.read, None)
         pairs = pair_files.eagle(draft.name, draft.config, tensors, structure, lambda: ends.head)
+        if not pairs.others:
+            options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
         return PairsPending(draft, pairs, options)
     if draft.kind == "mtp":
         options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")

@@ -121,7 +121,7 @@ class KeptTexts:
         with fast, running(None, KeptPositions(last), noted) as model:
             logits = model(input_ids=ids, use_cache=False, return_dict=True).logits[0]
             hidden = noted[FINAL].flatten(0, 1)
-            self._require_plain(logits, head(hidden[last]))
+            self._require_plain(logits, hidden[last] @ head.weight.T)
             masses = [head(some).float().logsumexp(-1) for some in hidden.split(PLACES)]
         mass = torch.cat(masses).view(ids.shape)
         within = torch.arange(ids.shape[1]) < torch.tensor([len(x) for x in texts])[:, None]
@@ -133,11 +133,12 @@ class KeptTexts:
         }
 
     def _require_plain(self, logits: Tensor, products: Tensor) -> None:
-        """RefusedError where logits are not what the output layer makes: a draft learns these."""
+        """RefusedError where logits are no products of the output layer's rows: a draft learns
+        these."""
         if not torch.allclose(logits, products, rtol=1e-2, atol=1e-2):
             raise RefusedError(
-                f"{type(self.target).__name__} changes what its output layer makes, by a cap or a "
-                "scale, which training does not follow; give another target"
+                f"{type(self.target).__name__} changes the products of its output layer, by a cap, "
+                "a scale or a bias, which training does not follow; give another target"
             )
 
     def read(self, n: int) -> TextStates:

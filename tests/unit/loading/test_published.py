@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -195,6 +196,9 @@ def test_blocks_of_another_target_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ForetokenError, match=said) as refused:
             foretoken.load(folder, draft)
         assert "\n" not in str(refused.value)
+    broken = blocks.tensors(blocks.ZLAB, target) | {"norm.weight": torch.full((32,), torch.nan)}
+    with pytest.raises(RefusedError, match="the draft holds invalid numbers in norm.weight"):
+        foretoken.load(folder, saved(tmp_path / "broken", blocks.ZLAB, broken))
 
 
 def test_options_of_other_drafts_are_refused(tmp_path: Path) -> None:
@@ -203,8 +207,12 @@ def test_options_of_other_drafts_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="draft_taps is 'inputs', but .* reads no states"):
             foretoken.load(folder, draft, draft_taps="inputs")
     draft = saved(tmp_path / "draft", blocks.ZLAB, blocks.tensors(blocks.ZLAB, target))
-    with pytest.raises(InputError, match="draft_revision='x' is of a model on the hub"):
+    with pytest.raises(InputError, match="revision is 'x', but .* is a folder, which has none"):
         foretoken.load(folder, draft, draft_revision="x")
+    layer = pairdrafts.eagle_file(320, (2, 3, 3)).with_config(draft_taps="inputs")
+    for asked in ("inputs", "outputs"):
+        with pytest.raises(InputError, match=f"draft_taps is '{asked}', but .* says which states"):
+            foretoken.load(folder, layer.save(tmp_path / asked), draft_taps=asked)
     layers = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 2}
     draft = saved(tmp_path / "mtp", layers, {"x": torch.ones(1)})
     with pytest.raises(RefusedError, match="num_nextn_predict_layers 2, a single layer"):
@@ -251,7 +259,9 @@ def test_weights_in_pieces_and_pickles(tmp_path: Path) -> None:
         Weights(tmp_path / "target").read(["a"])
 
 
-def test_doctor_says_what_a_draft_is_and_export_names_it(tmp_path: Path) -> None:
+def test_doctor_says_what_a_draft_is_and_export_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, folder = llama(tmp_path)
     config = blocks.speculators("dspark")
     draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
@@ -263,7 +273,11 @@ def test_doctor_says_what_a_draft_is_and_export_names_it(tmp_path: Path) -> None
         ("mtp", '"mtp", "'),
     ):
         line = CliRunner().invoke(cli.app, ["export", "vllm", *pair, name]).output
-        assert f"{named}" in line and '"num_speculative_tokens": 3' in line
+        assert named in line and '"num_speculative_tokens": 3' in line
+    cached = lambda name, file, revision: str(draft / "config.json")  # noqa: E731
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
+    line = CliRunner().invoke(cli.app, ["export", "vllm", *pair, "a/draft"]).output
+    assert '"method": "dspark", "model": "a/draft"' in line
     refused = CliRunner().invoke(cli.app, ["export", "sglang", *pair, str(draft)])
     assert "of kind dspark, and SGLang's options" in str(refused.exception)
 

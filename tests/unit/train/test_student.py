@@ -178,5 +178,9 @@ def test_a_target_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
     config = GraniteConfig(vocab_size=V, **sizes, logits_scaling=8.0, attn_implementation="sdpa")
     texts = KeptTexts(tmp_path, GraniteForCausalLM(config).eval(), (2, 2, 2), ROOM)
     some = Examples([Example([5, 6], [7, 8])], [Example([9], [10])], "texts")
-    with pytest.raises(RefusedError, match="GraniteForCausalLM changes what its output layer make"):
+    biased = network()
+    biased.lm_head.bias = torch.nn.Parameter(torch.randn(V))
+    with pytest.raises(RefusedError, match="by a cap, a scale or a bias"):
+        KeptTexts(tmp_path / "biased", biased, (2, 2, 2), ROOM).make(some, lambda n: None)
+    with pytest.raises(RefusedError, match="GraniteForCausalLM changes the products of its"):
         texts.make(some, lambda n: None)

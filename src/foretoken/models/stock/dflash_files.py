@@ -204,13 +204,12 @@ def require_fit(
             "give a draft for this target"
         )
     text = config.get("transformer_layer_config") or config
-    made = {"vocab_size": V, "num_target_layers": layers}
-    made = {name: own for name, own in made.items() if text.get(name, own) != own}
-    for name, own in made.items():
-        raise InputError(
-            f"the draft is for a target of {name} {text[name]!r:.40}, this one has {own}; give a "
-            "draft for this target"
-        )
+    for name, own in (("vocab_size", V), ("num_target_layers", layers)):
+        if text.get(name, own) != own:
+            raise InputError(
+                f"the draft is for a target of {name} {text[name]!r:.40}, this one has {own}; give "
+                "a draft for this target"
+            )
     if not 0 < read.layers.num_hidden_layers <= len(tensors):
         raise InputError(
             f"the draft has num_hidden_layers {read.layers.num_hidden_layers}, its files hold "
@@ -221,6 +220,8 @@ def require_fit(
     with torch.device("meta"):
         network = unfilled(read, hidden, V, outputs)
     _fill(network, tensors)
+    for name in network.state_dict():  # here alone: it reads all of them
+        require_numbers("the draft", name, tensors[name])
 
 
 def unfilled(read: BlockConfig, hidden_size: int, vocab_size: int, outputs: int) -> BlockNetwork:
@@ -297,7 +298,6 @@ def _fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"the draft's {name} is {tuple(tensors[name].shape)}, by its config and the target "
                 f"it would be {tuple(place.shape)}; give a draft for this target"
             )
-        require_numbers("the draft", name, tensors[name])
     unknown = sorted(tensors.keys() - places.keys() - set(UNREAD))
     if unknown:
         raise RefusedError(

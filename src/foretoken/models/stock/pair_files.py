@@ -103,12 +103,12 @@ def eagle(
 
 def _require_tokens(name: str, fields: dict[str, Any], tensors: Tensors, V: int) -> None:
     """RefusedError where a draft was made for a target with another number of tokens."""
-    made = {fields.get("vocab_size", V), *(len(x) for k, x in tensors.items() if k == "t2d")} - {V}
-    if made:
-        raise RefusedError(
-            f"{name} is for a target of {made.pop()!r:.40} tokens, this one has {V}; give a draft "
-            "for this target"
-        )
+    for made in (fields.get("vocab_size", V), len(tensors.get("t2d", range(V)))):
+        if made != V:
+            raise RefusedError(
+                f"{name} is for a target of {made!r:.40} tokens, this one has {V}; give a draft "
+                "for this target"
+            )
 
 
 def dequantized(tensors: Tensors) -> Tensors:
