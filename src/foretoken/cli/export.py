@@ -83,7 +83,7 @@ def export(
     target: option.Target = None,
     draft: Annotated[
         str | None,
-        typer.Option(help="Draft: a folder or hub id, lookup or none.", show_default=False),
+        typer.Option(help="Draft: a folder or hub id, mtp, lookup or none.", show_default=False),
     ] = None,
     gamma: Annotated[
         int | None, typer.Option(help="Draft tokens per step.", show_default=False)

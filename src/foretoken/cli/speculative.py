@@ -17,7 +17,9 @@ Speculative = Annotated[
         '"num_speculative_tokens": 4}.'
     ),
 ]
-DRAFTS = {"draft_model": None, "ngram": "lookup"}  # None: the model that is named
+OVER_STATES = ("eagle3", "dflash", "dspark")  # of which the folder says the kind
+# None: the model that is named
+DRAFTS = {"draft_model": None, "ngram": "lookup", "mtp": "mtp", **dict.fromkeys(OVER_STATES)}
 RULES = {"standard": "speculative", "block": "block"}
 KEYS = ("method", "model", "num_speculative_tokens", "rejection_sample_method")
 
@@ -50,7 +52,7 @@ def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
     method = _choice(config, "method", DRAFTS, "draft_model" if model else None)
     draft = DRAFTS[method] or model
     if not isinstance(draft, str) or (DRAFTS[method] and model not in (None, method)):
-        raise _bad("model", model, "name the draft model, and none for ngram")
+        raise _bad("model", model, "name the draft model, and none for ngram and mtp")
     if gamma is not None and (not whole(gamma) or gamma < 1):
         remedy = "give a whole number from 1, or leave it out: it is then chosen before every step"
         raise _bad("num_speculative_tokens", gamma, remedy)

@@ -19,6 +19,8 @@ from foretoken.errors import InputError
             {"method": "draft_model", "model": "a/d", "num_speculative_tokens": 4},
             ("a/d", 4, "block"),
         ),
+        ({"method": "eagle3", "model": "a/d"}, ("a/d", None, "block")),
+        ({"method": "mtp", "num_speculative_tokens": 2}, ("mtp", 2, "block")),
         (
             {"method": "ngram", "model": "ngram", "rejection_sample_method": "standard"},
             ("lookup", None, "speculative"),
@@ -41,6 +43,8 @@ def test_draft_gamma_and_rule_follow(config: dict[str, Any], settings: tuple[Any
         ('{"method": ["ngram"]}', "give one of draft_model, ngram"),
         ('{"method": "draft_model"}', "model is None; name the draft model"),
         ('{"method": "ngram", "model": "a"}', "model is 'a'"),
+        ('{"method": "mtp", "model": "a"}', "model is 'a'"),
+        ('{"method": "dspark"}', "model is None; name the draft model"),
         ('{"model": "a", "num_speculative_tokens": 0}', "num_speculative_tokens is 0"),
         ('{"model": "a", "rejection_sample_method": "typical"}', "give one of standard, block"),
     ],
