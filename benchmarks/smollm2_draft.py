@@ -1,12 +1,13 @@
-"""Prompts on which the EAGLE-3 draft for SmolLM2-135M-Instruct was trained: `foretoken train eagle`
-lets the target write its own texts behind them.
+"""Prompts on which the EAGLE-3 draft for SmolLM2-135M-Instruct was trained: the target writes its
+own texts behind them.
 
-Instructions that the target writes itself, questions of GSM8K's training part, MBPP's problems,
-sentences to translate, and passages of novels in the public domain to sum up or ask about. None of
-Spec-Bench, HumanEval or GSM8K's test part is among them.
+Questions of GSM8K's training part, MBPP's problems, sentences to translate, passages of novels in
+the public domain and of Wikipedia to sum up or ask about, and instructions that the target writes
+itself. None of Spec-Bench, HumanEval or GSM8K's test part is among them.
 
     python benchmarks/smollm2_draft.py prompts --target FILE.gguf --data FOLDER --out prompts.jsonl
     foretoken train eagle --target FILE.gguf --data prompts.jsonl --out draft --dtype int8
+    python benchmarks/gpu/smollm2_draft.py FILE.gguf prompts.jsonl --out FOLDER  # or on a GPU
     python benchmarks/smollm2_draft.py pack --draft draft --out FOLDER  # eight bits, row by row
     python benchmarks/smollm2_draft.py folder --target FILE.gguf --out WEIGHTS  # for peers
 """
@@ -27,14 +28,17 @@ from safetensors.torch import load_file, save_file
 import foretoken
 from foretoken.loading.sources import source, tokenizer
 
-COUNTS = {"own": 1600, "gsm8k": 900, "mbpp": 400, "translation": 500, "novels": 600}
+COUNTS = {"gsm8k": 4000, "mbpp": 828, "translation": 2000, "novels": 2200, "wikipedia": 1600}
 BEFORE = "<|im_start|>user\n"
 ABOUT = (
     "Summarize the following text in a few sentences.",
+    "Summarize:",
     "What happens in this passage?",
     "Who are the people in this text, and what do they want?",
     "Answer by the passage alone: what is the mood of the scene, and why?",
 )
+ASKED = ("What is {} known for?", "Who or what is {}?", "When was {} of importance?")
+ALONE = ("Tell me about {}.", "what is {}?", "Write a short article about {}.", "where is {} from?")
 
 
 def lines(path: Path) -> list[str]:
@@ -49,9 +53,13 @@ def gsm8k(data: Path, dice: random.Random) -> Iterator[str]:
 
 
 def mbpp(data: Path, dice: random.Random) -> Iterator[str]:
+    """Each problem in words, and as the head of a function to complete."""
     for line in dice.sample(lines(data / "mbpp/mbpp.jsonl"), COUNTS["mbpp"]):
-        text = json.loads(line)["text"]
+        text, code = (json.loads(line)[name] for name in ("text", "code"))
         yield dice.choice(("", "Python: ", "Complete this task in Python. ")) + text
+        head = next((each for each in code.splitlines() if each.startswith("def ")), None)
+        if head:
+            yield f'Complete this Python function.\n\n{head.rstrip()}\n    """{text}"""\n'
 
 
 def translation(data: Path, dice: random.Random) -> Iterator[str]:
@@ -64,17 +72,37 @@ def translation(data: Path, dice: random.Random) -> Iterator[str]:
 def novels(data: Path, dice: random.Random) -> Iterator[str]:
     files = sorted((data / "novels").glob("*.txt.gz"))
     for _ in range(COUNTS["novels"]):
-        text = lines(dice.choice(files))
-        at = dice.randrange(max(1, len(text) - 60))
-        words = " ".join(text[at : at + 60]).split()[: dice.randint(60, 220)]
-        yield f"{dice.choice(ABOUT)}\n\n{' '.join(words)}"
+        yield f"{dice.choice(ABOUT)}\n\n{passage(lines(dice.choice(files)), dice)}"
 
 
-def own(spec: foretoken.Speculator, system: str) -> list[str]:
+def wikipedia(data: Path, dice: random.Random) -> Iterator[str]:
+    """Passages with a question behind them, and questions alone."""
+    articles = dict[str, list[str]]()
+    title = ""
+    for line in lines(data / "wikitext-2/wiki.valid.raw.gz"):
+        if line.startswith("= ") and not line.startswith("= ="):
+            title = line.strip("= ")
+        articles.setdefault(title, []).append(line.replace(" @-@ ", "-").replace(" @,@ ", ","))
+    for _ in range(COUNTS["wikipedia"]):
+        title = dice.choice(sorted(articles))
+        if dice.random() < 0.3:
+            yield dice.choice(ALONE).format(title)
+        else:
+            asked = dice.choice((*ASKED, "Summarize the text above."))
+            yield f"{passage(articles[title], dice)}\n{asked.format(title)}"
+
+
+def passage(text: list[str], dice: random.Random) -> str:
+    """Lines behind each other, 60 to 750 words of them."""
+    at = dice.randrange(max(1, len(text) - 60))
+    return " ".join(" ".join(text[at : at + 200]).split()[: dice.randint(60, 750)])
+
+
+def own(spec: foretoken.Speculator, system: str, count: int) -> list[str]:
     """Instructions that the target writes where a user's turn begins, without those that do not
     end, or that it has written before."""
     texts = spec.generate(
-        [system + BEFORE] * COUNTS["own"], max_new_tokens=96, temperature=1.0, seed=1, gamma=0
+        [system + BEFORE] * count, max_new_tokens=96, temperature=1.0, seed=1, gamma=0
     )
     ended = [text.text.strip() for text in texts if text.finish_reason == "stop"]
     return sorted({text for text in ended if len(text) > 8})
@@ -82,7 +110,8 @@ def own(spec: foretoken.Speculator, system: str) -> list[str]:
 
 def write_prompts(args: argparse.Namespace) -> None:
     dice = random.Random(0)
-    prompts = [p for make in (gsm8k, mbpp, translation, novels) for p in make(args.data, dice)]
+    kinds = gsm8k, mbpp, translation, novels, wikipedia
+    prompts = [p for make in kinds for p in make(args.data, dice)]
     spec = foretoken.load(args.target, "none", dtype="int8")
     tokenizer: Any = spec.tokenizer
 
@@ -91,7 +120,8 @@ def write_prompts(args: argparse.Namespace) -> None:
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
     system = templated("").split(BEFORE)[0]
-    prompts += own(spec, system)
+    if args.own:
+        prompts += own(spec, system, args.own)
     dice.shuffle(prompts)
     with args.out.open("w") as file:
         for prompt in prompts:
@@ -140,6 +170,7 @@ def main() -> None:
     prompts.add_argument("--target", required=True)
     prompts.add_argument("--data", type=Path, required=True)
     prompts.add_argument("--out", type=Path, required=True)
+    prompts.add_argument("--own", type=int, default=1600, help="instructions of the target's own")
     prompts.set_defaults(run=write_prompts)
     packing = commands.add_parser("pack")
     packing.add_argument("--draft", type=Path, required=True)

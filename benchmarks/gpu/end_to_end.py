@@ -53,15 +53,13 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for batch in arguments.batches:
         for temperature in arguments.temperatures:
-            new = _rows(arguments, target, draft, batch, temperature)
-            print(*new, sep="\n", flush=True)  # the machine may be gone before the end
-            rows += new
+            rows += _rows(arguments, target, draft, batch, temperature)
+            gpu.save("gpu-end-to-end", arguments.out, {"rows": rows} | vars(arguments))
     for row in rows:
         names = ("batch", "temperature", "way", "speed", "speedup", "formula", "alpha", "waits")
         names += ("load",)
         table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
-    gpu.save("gpu-end-to-end", arguments.out, {"rows": rows} | vars(arguments))
 
 
 def _network(arguments: Any, params: str, eps: float, seed: int) -> Any:
@@ -85,6 +83,7 @@ def _rows(
         row["speedup"] = row["speed"] / rows[0]["speed"]
     for name, run in _peers(target, draft, prompts, arguments, temperature).items():
         rows.append(facts | {"way": name} | _peer(run, batch * arguments.tokens, arguments.repeats))
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -119,6 +118,7 @@ def _ours(
         if gamma is not None:
             row["waits"] = _waits(spec, prompts, gamma, options)
         rows.append(row)
+        print(batch, temperature, row, flush=True)  # the machine may be gone before the end
         start = perf_counter()
     return rows
 
