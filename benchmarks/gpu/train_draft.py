@@ -106,7 +106,7 @@ class Writer:
     def _forward(
         self, ids: Tensor, positions: Tensor, seen: Tensor, kept: Tensor, at: int
     ) -> Tensor:
-        """States `[B, n, H]`; the heads of a group are further queries of one. seen: `[B, n, T]`."""
+        """States `[B, n, H]` where `seen` is `[B, n, T]`; heads of a group are further queries."""
         model, n, end = self.network.model, ids.shape[1], seen.shape[-1]
         states = model.embed_tokens(ids)
         rope = model.rotary_emb(states, positions)

@@ -71,11 +71,13 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (base / "text" / "a.txt").write_text(TEXT * 200)
     pairs = "".join(f"the {n} day\tday {n}\n" for n in range(400))
     (base / "pairs.tsv").write_text(pairs)
+    sources = "".join(f'{{"source": "the {n} day"}}\n' for n in range(40))
+    (base / "prompts.jsonl").write_text(sources)
     target, draft = f"{base}/target", f"{base}/draft"
     text = f"{base}/text"
     return {
         # at their own number of steps these take hours; the tutorial's have a smaller one
-        r"(train (?:lm|seq2seq|distill|heads) (?!.*--steps).*)": r"\1 --steps 4",
+        r"(train (?:lm|seq2seq|distill|heads|eagle|dspark) (?!.*--steps).*)": r"\1 --steps 4",
         r"--requests \d+": "--requests 50",  # of thousands, a minute each
         r"--out DIR\b": "--out made",
         r"\b(DIR2|DRAFT)\b|(?<= )D(?= )": draft,
@@ -83,6 +85,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         r"(?<= )FILE\b": f"{base}/prompts",
         r"\b(TEXT|FOLDER_OF_TEXT)\b": text,
         r"(?<= )pairs\.tsv": f"{base}/pairs.tsv",
+        r"(?<=--data )prompts\.jsonl": f"{base}/prompts.jsonl",
         r"(?<=certify) \.\.\.": f" --target {target} --draft {draft}",
         r" \.\.\.$": " Once",
     }
