@@ -7,6 +7,7 @@ generation may influence the text. Knows no engine, no policy and no disk.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import isfinite
 from statistics import median_low
@@ -26,6 +27,16 @@ Table = tuple[tuple[int, float], ...]  # ascending; linear between and beyond it
 
 
 @dataclass(frozen=True, slots=True)
+class Far:
+    """The same parts of a step behind a longer text: attention to it takes time, of some kernels
+    far more for several tokens than for one."""
+
+    context: int  # tokens of the text
+    draft: Table
+    score: Table
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds of a step's three parts, and the acceptance expected of a new row."""
 
@@ -37,6 +48,8 @@ class Costs:
     change: float = 0.0  # what a pass takes more where its size is another than that of the last
     draft_token: float = 0.0  # what every further token of a draft's pass takes
     draft_change: float = 0.0  # as `change`, of the draft's
+    context: int = 0  # tokens of the text behind which all these were measured
+    far: Far | None = None
 
     @property
     def sound(self) -> bool:
@@ -46,6 +59,9 @@ class Costs:
         # rates are divided by the time of a pass
         positive = weight > 0 and all(value > 0 for _, value in (*self.score, *self.rows))
         tables = self.draft, self.score, self.verify, self.rows, single
+        if self.far is not None:
+            tables += self.far.draft, self.far.score
+            positive = positive and self.far.context > self.context
         return positive and 0 <= alpha <= 1 and all(map(sound, tables))
 
     @property
@@ -94,6 +110,23 @@ class Costs:
             verify=tuple(sorted(verify.items())),
             rows=((1, 1.0), (rows, float(ratio))),
         )
+
+
+@lru_cache(256)
+def behind(costs: Costs, context: int, rows: int = 1) -> Costs:
+    """The costs of steps of `rows` rows behind texts of so many tokens: in proportion, by those
+    behind a longer text."""
+    near, far = costs, costs.far
+    if far is None or context <= near.context:
+        return costs
+    share = (context - near.context) / (far.context - near.context)
+
+    def more(there: Table, here: Table, x: float) -> float:
+        return share * max(0.0, float(at(there, x) - at(here, x)))
+
+    score = ((n, t + rows * more(far.score, near.score, max(1, n / rows))) for n, t in near.score)
+    draft = ((n, t + more(far.draft, near.draft, n)) for n, t in near.draft)
+    return replace(near, score=_rising(dict(score)), draft=tuple(draft))
 
 
 def of(steps: list[StepRecord]) -> Costs:

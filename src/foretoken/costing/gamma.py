@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.costing.costs import Costs
+from foretoken.costing.costs import Costs, behind
 from foretoken.records import StepRecord
 from foretoken.request import Row
 
@@ -30,6 +30,7 @@ DEPTH_WEIGHT = 10.0  # of the place before, as a place's prior
 AGAIN = 4  # steps for which an answer serves while nothing is guessed, so nothing is learned
 EXPLORE = 0.01  # of the time may be lost on draft tokens that do not pay
 STAY = 4.0  # steps for which a new size of the pass is expected to stay: they share its cost
+SPAN = 256  # tokens of a text by which its length is rounded: costs grow with it
 BACK = 0.5  # the same where the draft is mostly silent: there, and back with the next step
 
 
@@ -105,6 +106,8 @@ class Adaptive:
         if beside == NOTHING and rows and all(row.records for row in rows):
             # a draft may have been silent: the pass was smaller than what was asked for
             self._last = sum(map(_before, rows)) + rows[0].records[-1].padding
+        elif not any(row.records for row in rows):
+            self._last = 0  # the pass before was over a prompt, or another call's
         pasts_of = {id(row): pasts for row, pasts in self._pasts}
         self._pasts = [(row, pasts_of.get(id(row)) or self._fresh(row)) for row in rows]
         for row, pasts in self._pasts:
@@ -169,7 +172,7 @@ class Adaptive:
         if predicted is None or not row.trusts:
             return drafted
         if self.drafts:  # compare tokens a second, each with its best gamma
-            most, costs = min(row.room - 1, MAX_GAMMA), self.alone or self.costs
+            most, costs = min(row.room - 1, MAX_GAMMA), there(self.alone or self.costs, [row])
             by_draft = rate(drafted, most, prices_of(costs, 1))
             row.trusts = rate(predicted, most, prices_of(costs.undrafted, 1)) >= by_draft
         return predicted if row.trusts else drafted
@@ -179,6 +182,7 @@ class Adaptive:
     ) -> list[int]:
         """Return gamma of these rows, all of one kind of source, behind a pass of `last` positions.
         A row that gets none tries a few now and then, to notice text that became predictable."""
+        costs = there(costs, [row for row, _ in rows], beside.rows)
         costs = costs.undrafted if rows[0][1].predicted else costs
         prices = prices_of(costs, len(rows), beside)
         most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
@@ -302,6 +306,12 @@ def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
     alike = [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
     lone = [float(passing[g] + (drafting[g - 1, g] if g else 0.0)) for g in range(MAX_GAMMA + 1)]
     return Prices(B, drafting, passing, alike, lone, positions, costs.change)
+
+
+def there(costs: Costs, rows: list[Row], more: int = 0) -> Costs:
+    """The costs behind texts as long as these rows', of so many rows and `more`."""
+    length = sum(len(row.tokens) for row in rows) // len(rows)
+    return behind(costs, length // SPAN * SPAN, len(rows) + more)
 
 
 def _before(row: Row) -> int:

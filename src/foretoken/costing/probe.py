@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from foretoken.costing import contention
-from foretoken.costing.costs import Costs, at, of
+from foretoken.costing.costs import Costs, Far, at, of
 from foretoken.costing.stored import Kept
 from foretoken.drafters.base import Draft, Drafter, DrafterBase, pack
 from foretoken.engine.batch import Batch
@@ -38,7 +38,10 @@ SECONDS = 1.0  # no round after the second begins later than this
 ROUNDS = 5  # at most
 ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
 TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # the most that a probe generates
+FAR, NEAR = 1024, 128  # tokens of a longer text, and the fewest that tell something
+BEHIND = (0, 1, 2, 4, 8)  # draft tokens of one row behind it
 AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
+LONG = ROUNDS * TWICE * (sum(g + 1 for g in BEHIND) + 1) + max(BEHIND) + 2  # the most there
 LEAST = 0.02  # of such a pass over one token, that a further one takes
 STRAY = 4  # one size in so many may differ by more: steps that grow the cache are slow
 
@@ -57,10 +60,27 @@ def probe(
     steps = _settled(row.records, ALONE)
     token, change = _draft_sizes(batch.drafter)
     costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
+    costs = replace(costs, context=(len(request.prompt) + len(row.tokens)) // 2)
+    costs = replace(costs, far=_far(batch, request, params, costs))
     if not drafter.made_up:
         costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
     spread = _spread(steps, [step.drafted for step in steps], ALONE)
     return Kept(costs, spread, contention.share([contention.taken(reading)]))
+
+
+def _far(batch: Batch, request: Request, params: SamplingParams, costs: Costs) -> Far | None:
+    """The same behind a longer text, which is read in a second at most; None where none is long
+    enough to tell, and for an encoder-decoder."""
+    most = int(16 * SECONDS / float(at(costs.score, 16)))
+    room = FAR + LONG if batch.target.context is None else batch.target.context
+    length = min(FAR, most, room - LONG)
+    if batch.target.encoder_decoder or length < costs.context + NEAR:
+        return None
+    text = (request.prompt * (1 + length // len(request.prompt)))[:length]
+    longer = replace(request, prompt=text, limit=LONG)
+    (row,) = _run(batch, _NeverSilent(batch.drafter), [longer], params, BEHIND)
+    told = of(_settled(row.records, BEHIND))
+    return Far(length, told.draft, told.score)
 
 
 def probe_shared(

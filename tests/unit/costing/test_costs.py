@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from foretoken.costing import costs
-from foretoken.costing.costs import Costs, at, dearest, kind
+from foretoken.costing.costs import Costs, Far, at, dearest, kind
 from foretoken.costing.gamma import Past, allot, prices_of
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -41,6 +41,20 @@ def test_seconds_of_a_step():
     assert KNOWN.seconds(4) == pytest.approx(0.8 + 3 + 0.2)
     assert KNOWN.seconds(2) == pytest.approx(0.4 + 2.5 + 0.1)
     assert KNOWN.c == pytest.approx(0.2 / 2) and KNOWN.v(1) == 1 and KNOWN.v(5) == 1.6
+
+
+def test_a_longer_text_costs_more_in_proportion():
+    far = Far(1100, ((0, 0.0), (4, 1.2)), ((1, 2.5), (5, 5.0)))
+    longer = replace(KNOWN, context=100, far=far)
+    assert costs.behind(longer, 100) == costs.behind(longer, 0) == longer
+    assert costs.behind(KNOWN, 9999) == KNOWN
+    there = costs.behind(longer, 600)
+    assert there.score == ((1, 2.25), (5, 4.0)) and there.draft == ((0, 0.0), (4, 1.0))
+    beyond = costs.behind(longer, 2100)
+    assert beyond.score == ((1, 3.0), (5, 7.0)) and beyond.verify == KNOWN.verify
+    shared = costs.behind(longer, 1100, rows=2)  # each of the two has as many tokens as alone
+    assert shared.score == ((1, 3.0), (5, 3.0 + 2 * (0.5 + 1.5 * 3 / 8)))
+    assert longer.sound and not replace(longer, context=1100).sound
 
 
 def test_without_draft_tokens_c_is_0():

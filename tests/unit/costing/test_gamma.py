@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from foretoken.costing.costs import Costs
+from foretoken.costing.costs import Costs, Far
 from foretoken.costing.gamma import (
     MAX_GAMMA,
     Adaptive,
@@ -244,6 +244,24 @@ def test_a_pass_that_reads_prompts_has_room_for_fewer_draft_tokens():
     good = row([judged(0.95, 8)] * 30)
     assert Adaptive(priced).ask([good], Beside(positions=12)) == [3]
     assert Adaptive(priced).ask([good]) == [15]
+
+
+def test_long_texts_get_fewer_where_attention_to_several_tokens_is_dear():
+    far = Far(1000, ((0, 0.0), (16, 0.2)), ((1, 1.2), (2, 4.0), (17, 5.0)))
+    priced = replace(CHEAP, context=0, far=far)
+    past = [judged(0.6, 4)] * 30
+    short, long = row(past), row(past)
+    long.tokens = [0] * 1500
+    assert Adaptive(priced).ask([short]) == Adaptive(CHEAP).ask([short]) > [1]
+    assert Adaptive(priced).ask([long]) == [0] != Adaptive(CHEAP).ask([long])
+
+
+def test_a_new_text_does_not_know_the_size_of_the_last_one_s_passes():
+    priced = replace(SMALL, change=2.0)
+    policy, keen = Adaptive(priced), row([judged(0.9, 8)] * 30)
+    first = policy.ask([row([])])
+    assert policy.ask([keen]) > first
+    assert policy.ask([row([])]) == first
 
 
 def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():

@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Fixed
-from foretoken.costing.probe import ALONE, TOKENS, _spread, probe, probe_shared, shared
+from foretoken.costing.probe import ALONE, BEHIND, FAR, TOKENS, _spread, probe, probe_shared, shared
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
@@ -92,6 +92,18 @@ def test_less_room_measures_less(room):
     measured = probe(engine(context=2 + room), request(room), SAMPLED).costs
     assert measured.seconds(0) > 0 and measured.seconds(3) > 0
     assert max(g for g, _ in measured.draft) < room
+
+
+def test_steps_behind_a_longer_text():
+    measured = probe(engine(), request(), SAMPLED).costs
+    assert measured.far is not None and measured.sound
+    assert measured.far.context == FAR > measured.context > 2
+    assert [g for g, _ in measured.far.draft] == list(BEHIND)
+    assert [n for n, _ in measured.far.score] == [g + 1 for g in BEHIND]
+
+
+def test_no_longer_text_fits():
+    assert probe(engine(context=400), request(300), SAMPLED).costs.far is None
 
 
 class Pads(TableModel):
