@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -31,7 +32,7 @@ import gpu
 from foretoken.loading.sources import source, tokenizer
 from foretoken.train import student as student_module
 from foretoken.train.dspark import DSparkLesson
-from foretoken.train.eagle import EagleLesson
+from foretoken.train.eagle import EagleLesson, EagleStudent
 from foretoken.train.kept_states import TextStates
 from foretoken.train.loop import optimizers
 from foretoken.train.student import Lesson, Student, taps_of
@@ -180,6 +181,20 @@ def batches(order: list[int], texts: list[Any], tokens: int) -> Iterator[list[in
         yield some
 
 
+def begun(network: Any, folder: Path, lesson: EagleLesson) -> EagleStudent:
+    """An EAGLE-3 draft with the weights and the tokens of one in eight bits."""
+    held = load_file(folder / "model.safetensors")
+    ids = held["d2t"] + torch.arange(len(held["d2t"]), device="cpu")
+    student = EagleStudent(network, ids.to(gpu.DEVICE), lesson, 0)
+    weights = student.network.state_dict()
+    for name, weight in weights.items():
+        stored = student.stored(name)
+        if stored in held:  # all but the output layer, which is the target's
+            scale = held.get(f"{stored}_scale", torch.ones((), device="cpu"))
+            weight.copy_(held[stored].float() * scale)
+    return student
+
+
 class InMemory:
     """Texts as Student.alpha reads them."""
 
@@ -242,8 +257,9 @@ def main() -> None:
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--own", type=int, default=8000, help="instructions that the target writes")
     parser.add_argument("--length", type=int, default=256, help="tokens of an answer")
-    parser.add_argument("--tokens", type=int, default=48_000, help="of a batch, with padding")
+    parser.add_argument("--tokens", type=int, default=24_000, help="of a batch, with padding")
     parser.add_argument("--vocab", type=int, default=8192, help="of the draft")
+    parser.add_argument("--begin", type=Path, help="an EAGLE-3 draft to go on from, in eight bits")
     parser.add_argument("--eagle", type=float, default=240.0, help="seconds")
     parser.add_argument("--dspark", type=float, default=0.0, help="seconds")
     args = parser.parse_args()
@@ -272,7 +288,11 @@ def main() -> None:
     results = {"texts": len(texts), "tokens": sum(len(t.ids) for t in texts)}
     for name, lesson in lessons.items():
         if getattr(args, name):
-            student = lesson.student(network, counted, 0)
+            student = (
+                begun(network, args.begin, lesson)
+                if args.begin and isinstance(lesson, EagleLesson)
+                else lesson.student(network, counted, 0)
+            )
             student.network.to(gpu.DEVICE)
             student.rows = student.rows.bfloat16()
             results[name] = train(name, student, lesson, kept, args)
