@@ -53,6 +53,12 @@ def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
     draft = DRAFTS[method] or model
     if not isinstance(draft, str) or (DRAFTS[method] and model not in (None, method)):
         raise _bad("model", model, "name the draft model, and none for ngram and mtp")
+    if method in OVER_STATES:
+        from foretoken.loading.published import known_kind  # late: `--help` does without it
+
+        kind = known_kind(draft, None)
+        if kind not in (None, method):
+            raise _bad("method", method, f"{draft} is a draft of kind {kind}")
     if gamma is not None and (not whole(gamma) or gamma < 1):
         remedy = "give a whole number from 1, or leave it out: it is then chosen before every step"
         raise _bad("num_speculative_tokens", gamma, remedy)

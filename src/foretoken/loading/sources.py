@@ -80,6 +80,12 @@ class Source:
             with gguf.parsed_once(self.gguf):
                 return AutoConfig.from_pretrained(self.path, **self.options)
         except Exception as error:  # the library raises many kinds
+            from foretoken.loading.published import known_kind  # late: it imports this
+
+            if kind := known_kind(self.name, self.options.get("revision")):
+                raise InputError(
+                    f"{self.name} is a draft ({kind}), no model; give it as --draft, draft="
+                ) from None
             raise InputError(
                 f"{self.name} cannot be read as a model: {one_line(error)}{self._hint}"
             ) from None

@@ -272,9 +272,10 @@ def _parsed(path: Path, number: int, text: str) -> ExampleLine:
     try:
         return ExampleLine.model_validate_json(text)
     except ValidationError as error:
-        reason = mismatch(error.errors()[0])
+        first = error.errors()[0]
+        reason = ": ".join([*map(str, first["loc"]), mismatch(first)])
         raise InputError(
-            f'{path}, line {number}: {reason}; give {{"source": text, "target": text}}'
+            f'{path}, line {number}: {reason}; give {{"source": text}}, and "target": text if any'
         ) from None
 
 

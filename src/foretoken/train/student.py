@@ -252,7 +252,13 @@ def teach(
     student = lesson.student(target, learnt, recipe.seed)
     if recipe.bfloat16:  # which autocast would make anew for every product
         student.rows = student.rows.bfloat16()
-    settings = {**asdict(lesson), "target": fingerprint(target), "data": examples.digest}
+    kind = student.config["speculators_model_type"]
+    settings = {
+        "kind": kind,
+        **asdict(lesson),
+        "target": fingerprint(target),
+        "data": examples.digest,
+    }
     loop = Loop(folder, student.network, recipe, settings | {"states": most})
 
     def loss_at(step: int) -> Tensor:

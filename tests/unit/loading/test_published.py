@@ -201,6 +201,12 @@ def test_blocks_of_another_target_are_refused(tmp_path: Path) -> None:
         foretoken.load(folder, saved(tmp_path / "broken", blocks.ZLAB, broken))
 
 
+def test_a_draft_is_no_target(tmp_path: Path) -> None:
+    draft = pairdrafts.eagle_file(320, (2, 3, 3)).save(tmp_path / "draft")
+    with pytest.raises(InputError, match=r"is a draft \(eagle3\), no model; give it as --draft"):
+        foretoken.load(draft)
+
+
 def test_options_of_other_drafts_are_refused(tmp_path: Path) -> None:
     target, folder = llama(tmp_path)
     for draft in ("lookup", "none", "self", folder):
@@ -227,6 +233,20 @@ def test_a_precision_that_openvino_lacks_is_refused(tmp_path: Path) -> None:
         foretoken.load(folder, "mtp", draft_dtype="float16")
     spec = foretoken.load(folder, "mtp", draft_dtype="auto")
     assert spec.drafter.holds[0].computed == "int8"
+
+
+@pytest.mark.openvino
+def test_conversions_with_and_without_states_are_both_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, folder = llama(tmp_path)
+    draft = pairdrafts.eagle_file(320, (2, 3, 3)).save(tmp_path / "draft")
+    caplog.set_level("INFO", "foretoken.models.openvino")
+    for _ in range(2):
+        caplog.clear()
+        for each in ("none", draft):
+            foretoken.load(folder, each, dtype="int8", runtime="openvino")
+    assert "converting" not in caplog.text  # the second time
 
 
 def test_kinds_that_are_not_known_and_models(tmp_path: Path) -> None:

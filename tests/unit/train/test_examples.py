@@ -136,9 +136,9 @@ def test_a_digest_tells_data_apart(tmp_path):
     "row, said",
     [
         ("no json", "line 2: it is no JSON"),
-        ('{"target": "a"}', "line 2: it is missing"),
-        ('{"source": "a", "other": 1}', "line 2: it is unknown"),
-        ('{"source": 3}', "line 2: it must be text"),
+        ('{"target": "a"}', "line 2: source: it is missing"),
+        ('{"source": "a", "other": 1}', "line 2: other: it is unknown"),
+        ('{"source": 3}', "line 2: source: it must be text"),
         ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give text"),
     ],
 )

@@ -278,7 +278,7 @@ class Conversion:
         return name_of(source, way, self.dtype, *choices)
 
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
-        form = " ".join([self.dtype, *map(str, self.some)])
+        form = " ".join([self.dtype, *map(str, self.some)]) + " with states" * bool(self.taps)
         log.info("converting %s to %s for OpenVINO", source.name, form)
         start = time.perf_counter()
         exported = self._made(way)
