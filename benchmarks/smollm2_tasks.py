@@ -138,7 +138,8 @@ def race_task(spec: foretoken.Speculator, text: str, seed: int, temperature: flo
     tokenizer: Any = spec.tokenizer
     turns = [{"role": "user", "content": text}]
     ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-    return RaceTask(ids[-LONGEST:], TOKENS, SamplingParams(temperature=temperature), seed)
+    params = SamplingParams(temperature=temperature, ignore_eos=True)
+    return RaceTask(ids[-LONGEST:], TOKENS, params, seed)
 
 
 def per_token(runs: list[RaceRun]) -> float:
