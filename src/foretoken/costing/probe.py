@@ -35,13 +35,13 @@ TWICE = 2  # steps of each size in a row: a pass of another size than the last i
 SETTLE = 2  # more at the beginning of a round: small passes may be padded to the last sizes
 WORTH = 10.0  # weight of the probe's alpha at most, in draft tokens of a new row
 SECONDS = 1.0  # no round after the second begins later than this
-ROUNDS = 5  # at most
+ROUNDS, FEWEST = 5, 2  # at most, and at least
 ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
 TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # the most that a probe generates
 FAR, NEAR = 1024, 128  # tokens of a longer text, and the fewest that tell something
 BEHIND = (0, 1, 2, 4, 8)  # draft tokens of one row behind it
 AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
-LONG = ROUNDS * TWICE * (sum(g + 1 for g in BEHIND) + 1) + max(BEHIND) + 2  # the most there
+LONG = FEWEST * TWICE * (sum(g + 1 for g in BEHIND) + 1) + max(BEHIND) + 2  # the most there
 LEAST = 0.02  # of such a pass over one token, that a further one takes
 STRAY = 4  # one size in so many may differ by more: steps that grow the cache are slow
 
@@ -78,7 +78,7 @@ def _far(batch: Batch, request: Request, params: SamplingParams, costs: Costs) -
         return None
     text = (request.prompt * (1 + length // len(request.prompt)))[:length]
     longer = replace(request, prompt=text, limit=LONG)
-    (row,) = _run(batch, _NeverSilent(batch.drafter), [longer], params, BEHIND)
+    (row,) = _run(batch, _NeverSilent(batch.drafter), [longer], params, BEHIND, FEWEST)
     told = of(_settled(row.records, BEHIND))
     return Far(length, told.draft, told.score)
 
@@ -124,8 +124,9 @@ def _run(
     requests: list[Request],
     params: SamplingParams,
     sizes: tuple[int, ...],
+    most: int = ROUNDS,
 ) -> list[Row]:
-    """Rows that have been through rounds over the sizes, at least two; the first one has guessed
+    """Rows that have been through rounds over the sizes, two to `most`; the first one has guessed
     most."""
     rows = [Row.of(replace(request, params=params)) for request in requests]
     batch, verifier, gammas = Batch(batch.target, drafter), choose(block), _round(sizes)
@@ -138,7 +139,7 @@ def _run(
             steps += 1
             rounds, within = divmod(steps, len(gammas))
             late = perf_counter() - start > SECONDS
-            if not within and (rounds >= ROUNDS or (rounds >= 2 and late)):
+            if not within and (rounds >= most or (rounds >= FEWEST and late)):
                 break
     finally:
         batch.clear()

@@ -103,7 +103,7 @@ def test_steps_behind_a_longer_text():
 
 
 def test_no_longer_text_fits():
-    assert probe(engine(context=400), request(300), SAMPLED).costs.far is None
+    assert probe(engine(context=200), request(150), SAMPLED).costs.far is None
 
 
 class Pads(TableModel):
