@@ -7,7 +7,7 @@ itself. None of Spec-Bench, HumanEval or GSM8K's test part is among them.
 
     python benchmarks/smollm2_draft.py prompts --target FILE.gguf --data FOLDER --out prompts.jsonl
     foretoken train eagle --target FILE.gguf --data prompts.jsonl --out draft --dtype int8
-    python benchmarks/gpu/smollm2_draft.py FILE.gguf prompts.jsonl --out FOLDER  # or on a GPU
+    python benchmarks/gpu/train_draft.py FILE.gguf prompts.jsonl --own 0 --out OUT  # or on a GPU
     python benchmarks/smollm2_draft.py pack --draft draft --out FOLDER  # eight bits, row by row
     python benchmarks/smollm2_draft.py folder --target FILE.gguf --out WEIGHTS  # for peers
 """
@@ -112,15 +112,15 @@ def write_prompts(args: argparse.Namespace) -> None:
     dice = random.Random(0)
     kinds = gsm8k, mbpp, translation, novels, wikipedia
     prompts = [p for make in kinds for p in make(args.data, dice)]
-    spec = foretoken.load(args.target, "none", dtype="int8")
-    tokenizer: Any = spec.tokenizer
+    words: Any = tokenizer(args.target, None, False)
 
     def templated(text: str) -> str:
         turns = [{"role": "user", "content": text}]
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
     system = templated("").split(BEFORE)[0]
     if args.own:
+        spec = foretoken.load(args.target, "none", dtype="int8")
         prompts += own(spec, system, args.own)
     dice.shuffle(prompts)
     with args.out.open("w") as file:

@@ -17,17 +17,15 @@ Peers run the same weights, from a folder, plain, on a prompt of each task:
     foretoken bench --target WEIGHTS --draft drafts/smollm2 --prompts prompts.jsonl --dtype int8 \\
         --gamma 2,3,4 --vs llama.cpp --vs openvino-genai --out results/smollm2-int8-greedy
 
-FOLDER has spec-bench/question.jsonl, humaneval/HumanEval.jsonl and gsm8k/test.jsonl.gz. Ten
-minutes for each precision.
+FOLDER has spec-bench/question.jsonl, humaneval/HumanEval.jsonl and gsm8k/test.jsonl.gz. A
+quarter of an hour for each precision.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,6 +37,7 @@ import foretoken
 from foretoken import SamplingParams
 from foretoken.lab.bench import RaceRun, RaceTask, own
 from machine import save
+from smollm2_draft import lines
 
 TASKS = {  # of Spec-Bench; the eight small categories are MT-Bench's
     "translation": "translation",
@@ -84,14 +83,16 @@ def main() -> None:
 def workloads(data: Path) -> dict[str, list[str]]:
     """As many prompts of each task as the rounds need, drawn by a fixed seed."""
     found: dict[str, list[str]] = {}
-    for question in lines(data / "spec-bench/question.jsonl"):
+    for question in map(json.loads, lines(data / "spec-bench/question.jsonl")):
         kind = TASKS.get(question["category"], CONVERSATION)
         found.setdefault(kind, []).append(question["turns"][0])
     found["HumanEval"] = [
         f"Complete this Python function.\n\n{each['prompt']}"
-        for each in lines(data / "humaneval/HumanEval.jsonl")
+        for each in map(json.loads, lines(data / "humaneval/HumanEval.jsonl"))
     ]
-    found["GSM8K"] = [each["question"] for each in lines(data / "gsm8k/test.jsonl.gz")]
+    found["GSM8K"] = [
+        each["question"] for each in map(json.loads, lines(data / "gsm8k/test.jsonl.gz"))
+    ]
     dice = random.Random(0)
     return {kind: dice.sample(texts, ROUNDS * EACH) for kind, texts in found.items()}
 
@@ -100,12 +101,6 @@ def write(path: Path, spec: foretoken.Speculator, prompts: dict[str, list[str]])
     texts = [text for each in prompts.values() for text in each[:EACH]]
     tasks = [race_task(spec, text, 0, 0.0) for text in texts]
     path.write_text("".join(json.dumps({"prompt": task.prompt}) + "\n" for task in tasks))
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    opened: Any = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as file:
-        yield from map(json.loads, file)
 
 
 def loaded(target: str, draft: str, dtype: str) -> dict[str, foretoken.Speculator]:

@@ -16,10 +16,10 @@ import argparse
 import copy
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import gpu
 from foretoken.loading.sources import source, tokenizer
+from foretoken.models.stock.pair_files import dequantized
 from foretoken.train import student as student_module
 from foretoken.train.dspark import DSparkLesson
 from foretoken.train.eagle import EagleLesson, EagleStudent
@@ -183,23 +184,14 @@ def batches(order: list[int], texts: list[Any], tokens: int) -> Iterator[list[in
 
 def begun(network: Any, folder: Path, lesson: EagleLesson) -> EagleStudent:
     """An EAGLE-3 draft with the weights and the tokens of one in eight bits."""
-    held = load_file(folder / "model.safetensors")
+    held = dequantized(load_file(folder / "model.safetensors"))
     ids = held["d2t"] + torch.arange(len(held["d2t"]), device="cpu")
     student = EagleStudent(network, ids.to(gpu.DEVICE), lesson, 0)
-    weights = student.network.state_dict()
-    for name, weight in weights.items():
+    for name, weight in student.network.state_dict().items():
         stored = student.stored(name)
         if stored in held:  # all but the output layer, which is the target's
-            scale = held.get(f"{stored}_scale", torch.ones((), device="cpu"))
-            weight.copy_(held[stored].float() * scale)
+            weight.copy_(held[stored])
     return student
-
-
-class InMemory:
-    """Texts as Student.alpha reads them."""
-
-    def __init__(self, texts: list[TextStates]) -> None:
-        self.read = texts.__getitem__
 
 
 def train(
@@ -246,8 +238,9 @@ def train(
 def measured(
     student: Student, texts: list[TextStates], held: dict[int, list[int]]
 ) -> dict[str, Any]:
+    in_memory: Any = SimpleNamespace(read=texts.__getitem__)
     with torch.autocast(gpu.DEVICE, torch.bfloat16):
-        alpha = student.alpha(InMemory(texts), held, 16)  # pyright: ignore[reportArgumentType]
+        alpha = student.alpha(in_memory, held, 16)
     return {"alpha": [round(x, 4) for x in alpha]}
 
 
@@ -298,7 +291,7 @@ def main() -> None:
             results[name] = train(name, student, lesson, kept, args)
             said(name)
             del student
-    gpu.save("gpu-train-draft", args.out, results | {"command": " ".join(sys.argv)})
+    gpu.save("gpu-train-draft", args.out, results)
 
 
 if __name__ == "__main__":

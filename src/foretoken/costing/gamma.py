@@ -172,7 +172,7 @@ class Adaptive:
         if predicted is None or not row.trusts:
             return drafted
         if self.drafts:  # compare tokens a second, each with its best gamma
-            most, costs = min(row.room - 1, MAX_GAMMA), there(self.alone or self.costs, [row])
+            most, costs = min(row.room - 1, MAX_GAMMA), by_length(self.alone or self.costs, [row])
             by_draft = rate(drafted, most, prices_of(costs, 1))
             row.trusts = rate(predicted, most, prices_of(costs.undrafted, 1)) >= by_draft
         return predicted if row.trusts else drafted
@@ -182,7 +182,7 @@ class Adaptive:
     ) -> list[int]:
         """Return gamma of these rows, all of one kind of source, behind a pass of `last` positions.
         A row that gets none tries a few now and then, to notice text that became predictable."""
-        costs = there(costs, [row for row, _ in rows], beside.rows)
+        costs = by_length(costs, [row for row, _ in rows], beside.rows)
         costs = costs.undrafted if rows[0][1].predicted else costs
         prices = prices_of(costs, len(rows), beside)
         most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
@@ -308,7 +308,7 @@ def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
     return Prices(B, drafting, passing, alike, lone, positions, costs.change)
 
 
-def there(costs: Costs, rows: list[Row], more: int = 0) -> Costs:
+def by_length(costs: Costs, rows: list[Row], more: int = 0) -> Costs:
     """The costs behind texts as long as these rows', of so many rows and `more`."""
     length = sum(len(row.tokens) for row in rows) // len(rows)
     return behind(costs, length // SPAN * SPAN, len(rows) + more)

@@ -14,7 +14,7 @@ from operator import mul
 
 from foretoken.costing import costs, stored
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Adaptive, Fixed, Gamma, there
+from foretoken.costing.gamma import Adaptive, Fixed, Gamma, by_length
 from foretoken.costing.probe import TOKENS, probe, probe_shared
 from foretoken.costing.stored import Kept, Watch, recalled
 from foretoken.drafters.base import Drafter, require_rewind
@@ -125,7 +125,7 @@ class PairCosts:
         if alone is None or row.controls is not None:  # controls cost something of their own
             return
         watch = self._watches.setdefault(kind, Watch())
-        if watch.see(row.records, there(alone, [row])) and watch.off is not None:
+        if watch.see(row.records, by_length(alone, [row])) and watch.off is not None:
             name = stored.key(self.target, self.drafter, kind, 1)
             if name is not None:
                 stored.contradict(name, alone, watch.off)

@@ -36,17 +36,27 @@ SETTLE = 2  # more at the beginning of a round: small passes may be padded to th
 WORTH = 10.0  # weight of the probe's alpha at most, in draft tokens of a new row
 SECONDS = 1.0  # no round after the second begins later than this
 ROUNDS, FEWEST = 5, 2  # at most, and at least
-ROUND = TWICE * sum(g + 1 for g in ALONE) + SETTLE * (ALONE[0] + 1)
-TOKENS = ROUNDS * ROUND + max(ALONE) + 2  # the most that a probe generates
 FAR, NEAR = 1024, 128  # tokens of a longer text, and the fewest that tell something
 BEHIND = (0, 1, 2, 4, 8)  # draft tokens of one row behind it
 AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
-LONG = FEWEST * TWICE * (sum(g + 1 for g in BEHIND) + 1) + max(BEHIND) + 2  # the most there
 LEAST = 0.02  # of such a pass over one token, that a further one takes
 STRAY = 4  # one size in so many may differ by more: steps that grow the cache are slow
 
 
 T = TypeVar("T")
+
+
+def _most(sizes: tuple[int, ...], rounds: int) -> int:
+    """The most tokens that rounds over these sizes generate."""
+    return rounds * sum(g + 1 for g in _round(sizes)) + max(sizes) + 2
+
+
+def _round(sizes: tuple[int, ...]) -> list[int]:
+    """The draft tokens of a round's steps."""
+    return [sizes[0]] * SETTLE + [size for size in sizes for _ in range(TWICE)]
+
+
+TOKENS, LONG = _most(ALONE, ROUNDS), _most(BEHIND, FEWEST)
 
 
 def probe(
@@ -60,7 +70,7 @@ def probe(
     steps = _settled(row.records, ALONE)
     token, change = _draft_sizes(batch.drafter)
     costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
-    costs = replace(costs, context=(len(request.prompt) + len(row.tokens)) // 2)
+    costs = replace(costs, context=(len(request.prompt) + len(row.tokens)) // 2)  # on average
     costs = replace(costs, far=_far(batch, request, params, costs))
     if not drafter.made_up:
         costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
@@ -144,11 +154,6 @@ def _run(
     finally:
         batch.clear()
     return rows
-
-
-def _round(sizes: tuple[int, ...]) -> list[int]:
-    """The draft tokens of a round's steps."""
-    return [sizes[0]] * SETTLE + [size for size in sizes for _ in range(TWICE)]
 
 
 def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:

@@ -84,7 +84,7 @@ class Source:
 
             if kind := known_kind(self.name, self.options.get("revision")):
                 raise InputError(
-                    f"{self.name} is a draft ({kind}), no model; give it as --draft, draft="
+                    f"{self.name} is a draft ({kind}), no model; give it as --draft or draft="
                 ) from None
             raise InputError(
                 f"{self.name} cannot be read as a model: {one_line(error)}{self._hint}"

@@ -252,9 +252,8 @@ def teach(
     student = lesson.student(target, learnt, recipe.seed)
     if recipe.bfloat16:  # which autocast would make anew for every product
         student.rows = student.rows.bfloat16()
-    kind = student.config["speculators_model_type"]
     settings = {
-        "kind": kind,
+        "kind": student.config["speculators_model_type"],
         **asdict(lesson),
         "target": fingerprint(target),
         "data": examples.digest,

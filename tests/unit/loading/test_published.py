@@ -241,10 +241,11 @@ def test_conversions_with_and_without_states_are_both_kept(
 ) -> None:
     _, folder = llama(tmp_path)
     draft = pairdrafts.eagle_file(320, (2, 3, 3)).save(tmp_path / "draft")
+    other = pairdrafts.eagle_file(320, (1, 2, 3)).save(tmp_path / "other")
     caplog.set_level("INFO", "foretoken.models.openvino")
     for _ in range(2):
         caplog.clear()
-        for each in ("none", draft):
+        for each in ("none", draft, other):
             foretoken.load(folder, each, dtype="int8", runtime="openvino")
     assert "converting" not in caplog.text  # the second time
 

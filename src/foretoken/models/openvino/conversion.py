@@ -278,7 +278,8 @@ class Conversion:
         return name_of(source, way, self.dtype, *choices)
 
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
-        form = " ".join([self.dtype, *map(str, self.some)]) + " with states" * bool(self.taps)
+        states = f"with states {','.join(map(str, self.taps))}"
+        form = " ".join([self.dtype, *map(str, self.some), *([states] if self.taps else [])])
         log.info("converting %s to %s for OpenVINO", source.name, form)
         start = time.perf_counter()
         exported = self._made(way)
