@@ -31,7 +31,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine import prefill_budget, scheduler
 from foretoken.lease import TENANTS
 from foretoken.models import reader
-from foretoken.models.openvino.companion import Companion
+from foretoken.models.companion import Companion
 from foretoken.models.stock import packed
 from foretoken.models.stock.grid import ExactModel
 from foretoken.models.stock.model import CausalModel

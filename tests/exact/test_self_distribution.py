@@ -15,7 +15,7 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.models.openvino.companion import Companion
+from foretoken.models.companion import Companion
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey

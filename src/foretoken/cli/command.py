@@ -29,6 +29,8 @@ TELLING = (
     "loading.chosen",
     "loading.load",
     "loading.vocabularies",
+    "loading.fastest",
+    "models.onnx.conversion",
     "models.openvino.conversion",
 )
 

@@ -323,7 +323,7 @@ def _rounded(
         "held_out_sha256": hashlib.sha256(content.encode()).hexdigest(),
         **asdict(rounding(exact.target, rounded.target, texts)),
     }
-    from foretoken.models.openvino import store  # where it runs, or not at all
+    from foretoken.models import store  # where it runs, or not at all
 
     identity = getattr(rounded.target, "identity", None) or ""
     return {**document, "kept": store.keep_card(identity.partition(" ")[0], document)}
@@ -354,14 +354,14 @@ def _told(document: dict[str, Any], name: str, form: str) -> str:
 
 
 def _folder() -> str:
-    from foretoken.models.openvino import store
+    from foretoken.models import store
 
     return str(store.folder() or "no folder: nothing can be kept safely")
 
 
 def _cached() -> dict[str, Any]:
     from foretoken.costing import stored
-    from foretoken.models.openvino import store
+    from foretoken.models import store
 
     rows = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.entries()]
     costs = [{**asdict(each), "trust": _trust(each)} for each in stored.entries()]
@@ -407,7 +407,7 @@ def _date(seconds: float) -> str:
 
 
 def _cleared() -> dict[str, Any]:
-    from foretoken.models.openvino import store
+    from foretoken.models import store
     from foretoken.storage.cache import forget
 
     count = store.clear()

@@ -160,7 +160,7 @@ def key(target: object, drafter: object, *more: object) -> str | None:
     parts = [identity(target), identity(drafter)]
     if None in parts:
         return None
-    content = json.dumps([FORMAT, *parts, *more, _machine(), versions()])
+    content = json.dumps([FORMAT, *parts, *more, machine(), versions()])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -191,7 +191,7 @@ def identity(part: Any) -> str | None:
     return json.dumps(facts, sort_keys=True, default=str)
 
 
-def _machine() -> list[Any]:
+def machine() -> list[Any]:
     """The hardware that passes run on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -244,10 +244,11 @@ def keep_freed() -> None:
 
 @contextmanager
 def threads(target: Model) -> Generator[None]:
-    """Torch on one thread while the target runs in OpenVINO: torch's idle threads spin, and would
-    take the cores from it. Outside the `with` torch has the caller's setting."""
+    """Torch on one thread while the target runs in a library with threads of its own: torch's idle
+    threads spin, and would take the cores from it. Outside the `with` torch has the caller's
+    setting."""
     count = torch.get_num_threads()
-    if target.runtime != "openvino" or count == 1:
+    if target.runtime not in ("onnx", "openvino") or count == 1:
         yield
         return
     try:

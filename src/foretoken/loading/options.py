@@ -19,10 +19,10 @@ from foretoken.sampling.options import check, declared, option
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROUNDED = ("int8", "int4")  # weights that make another model, on OpenVINO
+ROUNDED = ("int8", "int4")  # weights that make another model, on ONNX Runtime or OpenVINO
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
 KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
-RUNTIMES = ("auto", "transformers", "openvino", "graphs", "compiled")
+RUNTIMES = ("auto", "transformers", "onnx", "openvino", "graphs", "compiled")
 TAPS = ("inputs", "outputs")
 
 
@@ -61,8 +61,8 @@ class LoadOptions:
     runtime: str = option(
         "auto",
         one_of(RUNTIMES),
-        "Backend: auto (the fastest that is exact at once), openvino, graphs, transformers, or "
-        "compiled (graphs whose layers torch compiles first: faster on a GPU after seconds).",
+        "Backend: auto (the fastest that is exact at once), onnx, openvino, graphs, transformers, "
+        "or compiled (graphs whose layers torch compiles first: faster on a GPU after seconds).",
         "Loading",
         group="placing",
     )

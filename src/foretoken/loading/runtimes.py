@@ -9,28 +9,38 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foretoken.costing.stored import machine
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.generation_config import read_settings
+from foretoken.loading.fastest import fastest
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
+from foretoken.models.store import key_of
+from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from foretoken.drafters.dflash import BlockModel
-    from foretoken.models.openvino.conversion import Conversion, Convertible, Way
+    from foretoken.models.onnx.conversion import OnnxConversion
+    from foretoken.models.openvino.conversion import Conversion, Way
     from foretoken.models.stock.dflash import BlocksDraft
     from foretoken.models.stock.selfcheck import Form
+    from foretoken.models.store import Convertible
 
 log = logging.getLogger(__name__)
+
+TITLES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
+CHOICES = "runtime_choices.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +78,17 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     reason = "it was asked for"
     on_openvino = dtype in ROUNDED or placement.kv_dtype is not None
     fast = "graphs" if device.type == "cuda" and not on_openvino else "openvino"
-    fast = fast if placement.runtime == "auto" else placement.runtime
-    for name, value in (("dtype", dtype), ("kv_dtype", placement.kv_dtype)):
-        if value in ROUNDED and fast != "openvino":
-            raise RefusedError(f"{name}={value!r} runs on OpenVINO only; leave runtime at 'auto'")
+    if placement.runtime != "auto":
+        fast = placement.runtime
+    elif device.type == "cpu" and placement.kv_dtype is None:
+        fast = _fastest(source, dtype, placement)
+    _require_rounding(dtype, placement.kv_dtype, fast)
     if fast != "transformers":
         try:
             if fast == "openvino":
                 model = _openvino(source, dtype, placement)
+            elif fast == "onnx":
+                model = _onnx(source, dtype, placement)
             elif placement.taps:
                 raise RefusedError(f"{fast} shows no states between layers, which the draft reads")
             else:
@@ -91,6 +104,19 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     return Placed(model, "; ".join([reason, *packed]))
 
 
+def _require_rounding(dtype: str, kv_dtype: str | None, runtime: str) -> None:
+    """RefusedError for a precision that the runtime has not."""
+    for name, value, runtimes in (
+        ("dtype", dtype, ("onnx", "openvino")),
+        ("kv_dtype", kv_dtype, ("openvino",)),
+    ):
+        if value in ROUNDED and runtime not in runtimes:
+            names = " and ".join(TITLES[each] for each in runtimes)
+            raise RefusedError(
+                f"{name}={value!r} runs on {names} only, not on {runtime}; leave runtime at 'auto'"
+            )
+
+
 def _remedy(placement: Placement, dtype: str) -> str:
     """Say what to give instead where a model cannot run as it was asked to."""
     changes = ["give dtype='float32'"] if dtype in ROUNDED else []
@@ -103,10 +129,13 @@ def _remedy(placement: Placement, dtype: str) -> str:
 def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
     """Read the facts that are kept with a folder's conversion; for a hub model's, its config would
     have to be read."""
-    if placement.runtime not in ("auto", "openvino") or placement.dtype == "auto" or source.trust:
+    dtype = placement.dtype
+    if placement.runtime not in ("auto", *TITLES) or dtype == "auto" or source.trust:
+        return None
+    if not is_folder(source.path):
         return None
     try:
-        return _library().facts(source, placement.dtype) if is_folder(source.path) else None
+        return _onnx_library().facts(source, dtype) or _library().facts(source, dtype)
     except RefusedError:
         return None
 
@@ -247,6 +276,71 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement
     return kept or conversion.model(_way(source.empty if loaded else source, placement.taps), cache)
 
 
+def _fastest(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> str:
+    """Return the runtime for a model on this CPU: the faster one of those that are exact for its
+    family. The choice is kept for a folder, whose configuration need not be read then."""
+    if dtype not in ("float32", *ROUNDED):
+        return "openvino"
+    kept = None
+    try:
+        if isinstance(source, Source) and is_folder(source.path):
+            kept = key_of(source, "runtime", dtype, *map(str, machine()))
+        known = remembered(CHOICES).get(kept) if kept else None
+        if known in TITLES:
+            return known
+        network = source.empty if isinstance(source, Source) else source
+        _require_onnx(network)
+    except RefusedError as error:
+        log.debug("not on ONNX Runtime: %s", error)
+        return "openvino"
+    runtimes = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}
+    name = fastest(network, dtype, runtimes)
+    if kept:
+        remember(CHOICES, kept, name)
+    return name
+
+
+def _require_onnx(network: PreTrainedModel) -> None:
+    """RefusedError for a family that ONNX Runtime does not run exactly here."""
+    from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
+
+    self_check(network, _onnx_library().form())
+
+
+def _onnx_in_memory(network: PreTrainedModel, dtype: str) -> Model:
+    return _onnx_library().OnnxConversion(None, dtype, lambda: network).model()
+
+
+def _openvino_in_memory(network: PreTrainedModel, dtype: str) -> Model:
+    way = _way(network, ())
+    return _library().Conversion(None, dtype, partial(copy.deepcopy, network)).model(way)
+
+
+def _onnx(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> Model:
+    if placement.device.type != "cpu":
+        raise RefusedError(f"ONNX Runtime runs on the CPU here, not on {placement.device}")
+    loaded = isinstance(source, Source)
+    conversion = replace(
+        _onnx_conversion(source, dtype if loaded else "float32"), taps=placement.taps
+    )
+    kept = conversion.kept() if loaded and is_folder(source.path) else None
+    if kept is None:
+        _require_onnx(source.empty if loaded else source)
+    return kept or conversion.model()
+
+
+def _onnx_conversion(source: Source | PreTrainedModel, dtype: str) -> OnnxConversion:
+    library = _onnx_library()
+    if dtype not in library.DTYPES:
+        raise RefusedError(f"ONNX Runtime has no {dtype}")
+    if not isinstance(source, Source):
+        return library.OnnxConversion(None, dtype, partial(copy.deepcopy, source))
+    load = partial(source.network, torch.float32, torch.device("cpu"))
+    return library.OnnxConversion(
+        source, dtype, load, lambda: {"settings": _settings(source.empty)}
+    )
+
+
 def _conversion(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Conversion:
     library = _library()
     _require_known(dtype)
@@ -264,7 +358,7 @@ def _require_known(dtype: str) -> None:
 
 def require_shared(runtime: str) -> None:
     """RefusedError for a runtime whose models cannot share their rows with a copy."""
-    if runtime != "openvino":
+    if runtime not in TITLES:
         raise RefusedError(
             f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
             "give runtime='openvino', or draft='lookup'"
@@ -279,6 +373,8 @@ def companion(
     where the target shares no rows."""
     require_shared(target.runtime)
     host: Any = target  # one of that library's models
+    if target.runtime == "onnx":
+        return replace(_onnx_conversion(source, dtype), some=layers).companion(host)
     return replace(_conversion(source, dtype, target.device), some=layers).companion(host)
 
 
@@ -288,7 +384,7 @@ def decoder_of_pairs(
     """Return a decoder of pairs where its target runs, on OpenVINO by itself in eight bits. Raises
     RefusedError for a precision that is not to be had there."""
     kind = _draft_kind(target, dtype)
-    if target.runtime == "openvino":
+    if target.runtime in TITLES:
         library = _library()
         conversion = library.Conversion(source, kind, partial(copy.deepcopy, network))
         return conversion.model(library.PAGED)
@@ -309,7 +405,7 @@ def model_of_blocks(
     """Return the model of a draft by blocks, read anew by each `read`, where its target runs, in
     the precision of `decoder_of_pairs`. ends: what the target was made from."""
     kind, draft = _draft_kind(target, dtype), read()
-    if target.runtime == "openvino":
+    if target.runtime in TITLES:
         from foretoken.models.openvino.dflash import CompiledBlocks  # late: takes seconds
         from foretoken.models.openvino.export_dflash import HeadedBlocks
 
@@ -331,7 +427,7 @@ def _draft_kind(target: Model, dtype: str | None) -> str:
     """Return the precision of a draft over a target's states, by itself the target's, or eight bits
     on OpenVINO. Raises RefusedError for one that is not to be had there."""
     asked = None if dtype == "auto" else dtype
-    if target.runtime == "openvino":
+    if target.runtime in TITLES:
         kind = asked or "int8"
         _require_known(kind)
         return kind
@@ -373,10 +469,11 @@ def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
     stock = [("transformers", form) for form in (ON_TORCH, BY_ROW, BY_TOKEN)]
     if torch.cuda.is_available():
         return [("graphs", ON_GRAPHS), *stock]
-    try:
-        fast = [("openvino", way.form) for way in _library().ways(network)]
-    except RefusedError:
-        fast = []
+    fast: list[tuple[str, Form]] = []
+    with suppress(RefusedError):
+        fast.append(("onnx", _onnx_library().form()))
+    with suppress(RefusedError):
+        fast += [("openvino", way.form) for way in _library().ways(network)]
     return [*fast, *stock]
 
 
@@ -391,6 +488,16 @@ def openvino() -> str:
 def require_openvino() -> None:
     """RefusedError where OpenVINO cannot be used."""
     _library()
+
+
+def _onnx_library():  # not annotated: as below
+    """Import the module that runs models on ONNX Runtime; RefusedError where it is not installed or
+    does not load."""
+    try:
+        from foretoken.models.onnx import conversion
+    except Exception as error:  # also a library that this machine cannot load
+        raise RefusedError(f"ONNX Runtime cannot be used: {one_line(error)}") from None
+    return conversion
 
 
 def _library():  # not annotated: the type checker infers the module itself, as no name can

@@ -14,7 +14,7 @@ from foretoken.lab.agreement import overlaps
 from foretoken.lab.certificate.identity import replay
 from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
-from foretoken.models.openvino.companion import Companion
+from foretoken.models.companion import Companion
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama, t5
 

@@ -25,7 +25,7 @@ from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.published import kind_of
 from foretoken.loading.tensors import Weights
 from foretoken.models.base import Sized
-from foretoken.models.openvino.store import entries
+from foretoken.models.store import entries
 
 PROMPTS = [[5, 9, 17], [3]]
 

@@ -6,8 +6,6 @@ It does not know names, folders or tokenizers, nor how a runtime is chosen.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import time
@@ -15,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import openvino as ov
 import torch
 
 from foretoken.errors import RefusedError, kind_of, one_line
+from foretoken.models import store
 from foretoken.models.base import Model
-from foretoken.models.openvino import store
 from foretoken.models.openvino.blocks import kept
 from foretoken.models.openvino.explicit import ExplicitModel
 from foretoken.models.openvino.paged import PagedModel, paged
@@ -34,7 +32,7 @@ from foretoken.models.openvino.weights import (
     joined,
     widened_in_products,
 )
-from foretoken.storage.cache import versions
+from foretoken.models.store import Convertible
 
 # Raised where the same weights become another graph: conversions kept before are made again
 CACHE_FORMAT = 3
@@ -173,29 +171,6 @@ def ways(network: PreTrainedModel) -> list[Way]:
     return [EXPLICIT] if network.config.is_encoder_decoder else [PAGED, EXPLICIT]
 
 
-class Convertible(Protocol):
-    """A model that is still on disk."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def gguf(self) -> Path | None: ...
-
-    def files(self) -> list[Path] | None: ...
-
-    @property
-    def changes(self) -> list[Path]: ...
-
-    @property
-    def commit(self) -> str | None: ...
-
-    def code(self) -> list[str]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """A model to convert: where it is, in which precision, and how it is loaded.
@@ -230,7 +205,7 @@ class Conversion:
         """Return the model from its kept conversion; None where none is kept."""
         assert self.source is not None
         for way in [PAGED] if self.taps else WAYS:
-            if exported := store.find(self._key(self.source, way)):
+            if exported := _found(self._key(self.source, way)):
                 return self._ready(compiled, exported, cache)
         return None
 
@@ -269,7 +244,7 @@ class Conversion:
         if self.source is None:
             return self._made(way)
         key = self._key(self.source, way)
-        return store.find(key) or self._kept(self.source, way, key)
+        return _found(key) or self._kept(self.source, way, key)
 
     def _key(self, source: Convertible, way: Way) -> str:
         choices = list(map(str, self.some))
@@ -284,11 +259,9 @@ class Conversion:
         start = time.perf_counter()
         exported = self._made(way)
         exported.facts.update(self.more(), identity=key)  # costs are remembered by it
-        local = source.gguf or Path(source.path)
-        name = source.name if source.files() is None else str(local.resolve())
-        name += f" with {source.changes[0].parent.resolve()}" if source.changes else ""
-        name += f" for {self.ends.name}" if self.ends else ""
-        stored = store.find(key) if store.keep(key, exported, name, form) else None
+        title = store.title_of(source) + (f" for {self.ends.name}" if self.ends else "")
+        was_kept = store.keep(key, partial(_written, exported), title, form)
+        stored = _found(key) if was_kept else None
         log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
         if stored is None:
             where = store.folder() or "a cache folder"
@@ -314,6 +287,25 @@ class Conversion:
             raise RefusedError(problem) from error
 
 
+def _written(exported: Exported, place: Path) -> dict[str, Any]:
+    for name, graph in exported.graphs.items():
+        ov.save_model(graph, place / f"{name}.xml", compress_to_fp16=False)
+    return {**exported.facts, "graphs": list(exported.graphs)}
+
+
+def _found(key: str) -> Exported | None:
+    """The conversion kept under `key`; its weights are read from disk as they are needed."""
+    found = store.find(key)
+    if found is None:
+        return None
+    try:
+        names = found.facts["graphs"]
+        graphs = {name: core().read_model(found.place / f"{name}.xml") for name in names}
+    except (OSError, RuntimeError, KeyError):  # no memory, too many open files: it may be whole
+        return None
+    return Exported(graphs, found.facts)
+
+
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     """The facts of a kept conversion, without its graphs; None where none is kept.
 
@@ -325,18 +317,4 @@ def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
 
 def name_of(source: Convertible, way: Way, dtype: str, *choices: str) -> str:
     """The key under which a conversion is kept."""
-    files = source.files()
-    if files is None and source.commit is None:
-        raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
-    if files is None:
-        changes = [store.digest(source.changes)] if source.changes else []
-        content = " ".join([source.name, str(source.commit), *changes])
-    else:
-        content = store.digest(files)
-    return fingerprint(content, way.name, dtype, *choices, *source.code())
-
-
-def fingerprint(content: str, *choices: str) -> str:
-    """A digest of what a conversion depends on: model, choices, format and versions."""
-    parts = json.dumps([content, choices, CACHE_FORMAT, versions()])
-    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+    return store.key_of(source, CACHE_FORMAT, way.name, dtype, *choices)

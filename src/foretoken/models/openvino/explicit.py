@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.models.base import Blocks
-from foretoken.models.openvino.companion import Companion, require_alike
+from foretoken.models.companion import Companion, require_alike
 from foretoken.models.rows import (
     CHUNK,
     Places,

@@ -20,7 +20,7 @@ from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
 from foretoken.models.base import Blocks
-from foretoken.models.openvino.companion import Companion, require_alike
+from foretoken.models.companion import Companion, require_alike
 from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
 from foretoken.models.openvino.states import NONE, KeptStates, RowStates, StateFeed
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying

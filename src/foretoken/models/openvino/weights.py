@@ -26,6 +26,8 @@ import torch
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
+from foretoken.models.rounding import Floats, nearest, whole
+
 WORTH = 2**14  # elements; smaller weights cost no time
 
 
@@ -59,18 +61,8 @@ def scaled(integers: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
     return product.output(0)
 
 
-def whole(weight: NDArray[Any], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Integers, and the scales of what lies along an axis."""
-    scale = np.abs(weight).max(axis=axis, keepdims=True) / 127
-    scale = np.where(scale > 0, scale, 1).astype(np.float32)
-    return np.rint(weight / scale).astype(np.int8), scale
-
-
 GROUP = 64
-REACHES = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of a group's largest weight that -8 stands for
 ROWS = 1024  # outputs that are rounded at a time, which bounds memory
-
-Floats = NDArray[np.float32]
 
 
 def four_bits(graph: ov.Model) -> ov.Model:
@@ -123,23 +115,6 @@ def in_four_bits(integers: NDArray[np.int8]) -> Any:
     kind = ov.Type.u4 if integers.max() > 7 else ov.Type.i4
     tensor = ov.Tensor(packed, ov.Shape(integers.shape), kind)
     return ov.op.Constant(tensor, shared_memory=False)
-
-
-def nearest(groups: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Integers and scales of weights `[n, GROUP]`."""
-    peak = np.take_along_axis(groups, np.abs(groups).argmax(1, keepdims=True), 1)
-    best: tuple[Any, ...] = ()
-    for reach in REACHES:
-        first = -np.where(peak == 0, 1, peak) * (reach / 8)
-        k = np.clip(np.rint(groups / first), -8, 7)
-        squares = (k * k).sum(1, keepdims=True)
-        scale = (groups * k).sum(1, keepdims=True) / np.maximum(squares, 1)
-        scale = scale.astype(np.float16)
-        error = ((groups - scale.astype(np.float32) * k) ** 2).sum(1, keepdims=True)
-        new = error, k, scale
-        better = error < best[0] if best else np.full_like(error, True, bool)
-        best = tuple(np.where(better, x, y) for x, y in zip(new, best or new, strict=True))
-    return best[1].astype(np.int8), best[2]
 
 
 def looked_up(node: Any) -> Any:

@@ -12,7 +12,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from foretoken.models.openvino import store
+from foretoken.models import store
 from foretoken.models.openvino.tracing import Exported, core
 
 pytestmark = pytest.mark.cpu_only

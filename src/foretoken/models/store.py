@@ -13,15 +13,15 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import openvino as ov
-
-from foretoken.models.openvino.tracing import Exported, core
-from foretoken.storage.cache import cache_folder, owned, remember, remembered
-from foretoken.storage.files import parse_json, write
+from foretoken.errors import RefusedError
+from foretoken.storage import files
+from foretoken.storage.cache import cache_folder, owned, remember, remembered, versions
+from foretoken.storage.files import parse_json
 
 FACTS, CARD = "facts.json", "card.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
@@ -66,8 +66,15 @@ def _content(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def find(key: str) -> Exported | None:
-    """The conversion kept under `key`; its weights are read from disk as they are needed."""
+class Kept(NamedTuple):
+    """A conversion on disk, whole."""
+
+    place: Path
+    facts: dict[str, Any]
+
+
+def find(key: str) -> Kept | None:
+    """The conversion kept under `key`, whose files are those that were written."""
     home = folder()
     if home is None:
         return None
@@ -76,13 +83,12 @@ def find(key: str) -> Exported | None:
         facts = _facts(place)
         if facts["content"] != digest(_parts(place)):
             raise ValueError("its files are not those that were written")
-        graphs = {name: core().read_model(place / f"{name}.xml") for name in facts["graphs"]}
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         shutil.rmtree(place, ignore_errors=True)  # damaged, or missing
         return None
-    except (OSError, RuntimeError):  # no memory, too many open files: it may be whole
+    except OSError:  # too many open files: it may be whole
         return None
-    return Exported(graphs, facts)
+    return Kept(place, facts)
 
 
 def facts(key: str) -> dict[str, Any] | None:
@@ -113,12 +119,11 @@ def _seal(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
-    """Write a conversion, whole or not at all, in place of older ones of the same model; False
-    where the disk is full or cannot be written."""
+def keep(key: str, write: Callable[[Path], dict[str, Any]], name: str, dtype: str) -> bool:
+    """Let `write` put a conversion's files into a folder and return the facts, whole or not at all,
+    in place of older conversions of the same model; False where the disk is full or cannot be
+    written."""
     # Not by files.folder: its `.part` has one name, and several processes may write one key at once
-    facts: dict[str, Any] = {**exported.facts, "graphs": list(exported.graphs)}
-    facts |= {"name": name, "dtype": dtype, "made": time.time()}
     home, making = folder(), None
     if home is None:
         return False
@@ -126,19 +131,65 @@ def keep(key: str, exported: Exported, name: str, dtype: str) -> bool:
         home.mkdir(exist_ok=True)
         _sweep(home)
         making = Path(tempfile.mkdtemp(prefix=MAKING, dir=home))
-        for part, graph in exported.graphs.items():
-            ov.save_model(graph, making / f"{part}.xml", compress_to_fp16=False)
+        facts = write(making) | {"name": name, "dtype": dtype, "made": time.time()}
         facts["content"] = digest(_parts(making))
         (making / FACTS).write_text(json.dumps({"facts": facts, "seal": _seal(facts)}))
         os.replace(making, home / key)
-    except (OSError, RuntimeError):
+    except BaseException as error:
         if making:
             shutil.rmtree(making, ignore_errors=True)
+        if not isinstance(error, OSError | RuntimeError):
+            raise
         return (home / key / FACTS).exists()  # of a process that was faster
     for entry in entries():
         if (entry.name, entry.dtype) == (name, dtype) and entry.folder.name != key:
             shutil.rmtree(entry.folder, ignore_errors=True)
     return True
+
+
+class Convertible(Protocol):
+    """A model that is still on disk."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def gguf(self) -> Path | None: ...
+
+    def files(self) -> list[Path] | None: ...
+
+    @property
+    def changes(self) -> list[Path]: ...
+
+    @property
+    def commit(self) -> str | None: ...
+
+    def code(self) -> list[str]: ...
+
+
+def key_of(source: Convertible, *choices: str | int) -> str:
+    """The key under which a conversion is kept: a digest of the model, of these choices, among them
+    the form and its format, and of versions."""
+    files = source.files()
+    if files is None and source.commit is None:
+        raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
+    if files is None:
+        changes = [digest(source.changes)] if source.changes else []
+        content = " ".join([source.name, str(source.commit), *changes])
+    else:
+        content = digest(files)
+    parts = json.dumps([content, [*choices, *source.code()], versions()])
+    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+
+
+def title_of(source: Convertible) -> str:
+    """The name of a conversion in lists: another of the same name and choices replaces it."""
+    local = source.gguf or Path(source.path)
+    name = source.name if source.files() is None else str(local.resolve())
+    return name + (f" with {source.changes[0].parent.resolve()}" if source.changes else "")
 
 
 def keep_card(key: str, card: dict[str, Any]) -> bool:
@@ -148,7 +199,7 @@ def keep_card(key: str, card: dict[str, Any]) -> bool:
     if home is None or facts(key) is None:
         return False
     try:
-        write(home / key / CARD, json.dumps(card, allow_nan=False).encode(), mode=0o600)
+        files.write(home / key / CARD, json.dumps(card, allow_nan=False).encode(), mode=0o600)
     except OSError:
         return False
     return True

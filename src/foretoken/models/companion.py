@@ -42,14 +42,13 @@ class Companion(Generic[Graph]):
     graph: what makes its passes; facts: those of the copy.
     """
 
-    runtime = "openvino"
     takes_tensors = False
     device = torch.device("cpu")
     reads_target = True
     padding = 0
 
     def __init__(self, target: Host[Graph], graph: Graph, facts: dict[str, Any]) -> None:
-        self.target, self.graph = target, graph
+        self.target, self.graph, self.runtime = target, graph, target.runtime
         self.encoder_decoder, self.vocab_size = target.encoder_decoder, target.vocab_size
         self.context, self.source_context = longest(target), target.source_context
         self.source_vocab_size = target.source_vocab_size

@@ -1,0 +1,245 @@
+"""A decoder, as it was read, as an ONNX graph.
+
+Tokens of all rows lie flat, one behind another; attention alone sees rows: `places` [B, S] says
+which flat token stands at a place of the padded block, `flat` [T] where a token stands there. So a
+pass over rows of any lengths computes no more than their tokens, and the numbers of a token do not
+depend on the others. Keys and values are read and written in place, `[B, heads, slots, width]`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models.onnx.graph import EMBEDDINGS, Graph
+from foretoken.models.onnx.products import PRECISIONS, Linear, Precision, multiplied
+from foretoken.models.onnx.reading import Attention, Decoder, Gated, Norm, Reader
+from foretoken.models.shown import FINAL
+from foretoken.models.stock.sizes import context_limit, switch_of
+
+COUNTS = 16  # place of query_seqlens among the inputs of attention
+HEAD = Precision(8)  # of the output layer, where the others are rounded
+
+
+def export(
+    network: PreTrainedModel,
+    folder: Path,
+    dtype: str = "float32",
+    taps: tuple[int, ...] = (),
+    some: tuple[int, ...] = (),
+) -> dict[str, Any]:
+    """Write a network's graph and embeddings into a folder; returns the facts.
+
+    Args:
+        network: In float32.
+        folder: Which exists.
+        dtype: Of weights, in `PRECISIONS`.
+        taps: Where it is to show its states (`models.stock.taps`).
+        some: The layers that it is to have, where not all.
+
+    Raises:
+        RefusedError: For a network of another kind.
+    """
+    if network.config.is_encoder_decoder:
+        raise RefusedError("ONNX Runtime runs decoders alone here")
+    if switch_of(network) is not None:
+        raise RefusedError("ONNX Runtime reads all texts with the same rotary positions here")
+    reader = Reader(network)
+    with torch.no_grad():
+        decoder, embeddings = reader.decoder(), reader.embeddings()
+    decoder.layers = [decoder.layers[i] for i in some] if some else decoder.layers
+    Writer(Graph(folder), decoder, PRECISIONS[dtype]).write(taps)
+    _keep_embeddings(embeddings, folder / EMBEDDINGS)
+    attentions = [layer.attention for layer in decoder.layers]
+    return {
+        "form": "onnx",
+        "vocab_size": len(decoder.head.weight),
+        "context": context_limit(network.config.get_text_config(decoder=True)),
+        "parameters": sum(weight.numel() for weight in network.parameters()),
+        "windows": [attention.window for attention in attentions],
+        "keys": [[attention.key_heads, attention.width] for attention in attentions],
+        "ropes": [[rope.frequencies, rope.scale] for rope in decoder.ropes],
+        "width": decoder.width,
+    } | ({"taps": list(taps)} if taps else {})
+
+
+def _keep_embeddings(table: torch.Tensor, file: Path) -> None:
+    """Keep them in half the bytes where that changes none; bfloat16 as its bits."""
+    for kind in (torch.bfloat16, torch.float16):
+        narrow = table.to(kind)
+        if torch.equal(narrow.float(), table):
+            np.save(file, (narrow.view(torch.uint16) if kind is torch.bfloat16 else narrow).numpy())
+            return
+    np.save(file, table.numpy())
+
+
+class Writer:
+    """Writes one decoder."""
+
+    def __init__(self, graph: Graph, decoder: Decoder, precision: Precision) -> None:
+        self.graph, self.decoder, self.precision = graph, decoder, precision
+
+    def write(self, taps: tuple[int, ...]) -> None:
+        decoder = self.decoder
+        self._inputs()
+        states, normed, shown = "states", "", dict[int, str]()
+        for i, layer in enumerate(decoder.layers):
+            shown[i] = states
+            read = normed or self._normed(f"{i}.in", states, layer.before_attention)
+            made = self._attention(i, read, layer.attention)
+            made = self._normed(f"{i}.made", made, layer.behind_attention)
+            states, read = self._added(f"{i}.mid", states, made, layer.residual, layer.before_gated)
+            made = self._gated(i, read, layer.gated)
+            made = self._normed(f"{i}.gave", made, layer.behind_gated)
+            last = i + 1 == len(decoder.layers)
+            norm = decoder.norm if last else decoder.layers[i + 1].before_attention
+            states, normed = self._added(f"{i}.out", states, made, layer.residual, norm)
+            normed = "" if normed == states else normed
+        shown |= {len(decoder.layers): states, FINAL: normed}
+        self._outputs(normed, [shown[tap] for tap in taps])
+
+    def _inputs(self) -> None:
+        graph = self.graph
+        graph.input("states", "float32", "T", self.decoder.width)
+        graph.input("needed", "int64", "P")
+        graph.input("places", "int64", "B", "S")
+        graph.input("flat", "int64", "T")
+        graph.input("counts", "int32", "B")
+        graph.input("last", "int32", "B")
+        graph.input("most", "int32", 1)
+        for k, rope in enumerate(self.decoder.ropes):
+            for name in ("cosine", "sine"):
+                graph.input(f"{name}.{k}", "float32", "positions", len(rope.frequencies))
+        for i, layer in enumerate(self.decoder.layers):
+            for name in ("keys", "values"):
+                heads, width = layer.attention.key_heads, layer.attention.width
+                graph.input(f"{name}.{i}", "float32", "B", heads, "slots", width)
+                graph.output(f"new.{name}.{i}", "float32", "B", heads, "slots", width)
+
+    def _outputs(self, normed: str, shown: list[str]) -> None:
+        graph, decoder = self.graph, self.decoder
+        graph.add("Gather", [normed, "needed"], "hidden", axis=0)
+        plain = decoder.scale == 1 and not decoder.cap
+        precision = HEAD if self.precision.bits else self.precision
+        logits = "logits" if plain else "logits.plain"
+        multiplied(graph, logits, "hidden", [decoder.head], precision)
+        if decoder.scale != 1:
+            factor = self._number("logits.scale", decoder.scale)
+            logits = graph.add(
+                "Mul", [logits, factor], "logits.scaled" if decoder.cap else "logits"
+            )
+        if decoder.cap:
+            cap = self._number("logits.cap", decoder.cap)
+            share = graph.add("Div", [logits, cap], "logits.share")
+            graph.add("Mul", [graph.add("Tanh", [share], "logits.tanh"), cap], "logits")
+        graph.output("logits", "float32", "P", len(decoder.head.weight))
+        graph.output("hidden", "float32", "P", decoder.width)
+        if shown:
+            graph.add("Concat", shown, "shown", axis=-1)
+            graph.output("shown", "float32", "T", len(shown) * decoder.width)
+        graph.written()
+
+    def _attention(self, i: int, states: str, attention: Attention) -> str:
+        graph, name = self.graph, f"{i}.attention"
+        inputs = [
+            *self._queries(name, states, attention),
+            f"keys.{i}",
+            f"values.{i}",
+            "last",
+            "most",
+        ]
+        rope = attention.rope
+        inputs += ["", ""] if rope is None else [f"cosine.{rope}", f"sine.{rope}"]
+        if attention.sinks is not None:
+            inputs += ["", "", graph.constant(f"{name}.sinks", attention.sinks)]
+        inputs += [""] * (COUNTS - len(inputs))
+        made = [f"{name}.padded", f"new.keys.{i}", f"new.values.{i}"]
+        graph.add(
+            "GroupQueryAttention",
+            [*inputs, "counts"],
+            *made,
+            ours=True,
+            num_heads=attention.heads,
+            kv_num_heads=attention.key_heads,
+            scale=attention.scale,
+            softcap=attention.softcap,
+            local_window_size=attention.window or -1,
+            do_rotary=int(rope is not None),
+            rotary_interleaved=int(rope is not None and self.decoder.ropes[rope].interleaved),
+        )
+        width = attention.heads * attention.width
+        shape = graph.constant(f"flat.{width}", np.array([-1, width]))
+        rows = graph.add("Reshape", [f"{name}.padded", shape], f"{name}.rows")
+        seen = graph.add("Gather", [rows, "flat"], name, axis=0)
+        return self._product(f"{i}.o", seen, [attention.out])
+
+    def _queries(self, name: str, states: str, attention: Attention) -> list[str]:
+        """Queries, keys and values of the padded block: in one array where nothing parts them."""
+        graph = self.graph
+        made = self._product(f"{name}.reads", states, attention.reads)
+        if attention.norms is None:
+            return [graph.add("Gather", [made, "places"], f"{name}.block", axis=0), "", ""]
+        parts = [f"{name}.{side}" for side in ("queries", "keys", "values")]
+        sizes = np.array([len(linear.weight) for linear in attention.reads])
+        graph.add("Split", [made, graph.constant(f"{name}.sizes", sizes)], *parts, axis=-1)
+        for i, norm in enumerate(attention.norms):
+            parts[i] = self._headed(parts[i], norm, int(sizes[i]))
+        return [graph.add("Gather", [x, "places"], f"{x}.block", axis=0) for x in parts]
+
+    def _headed(self, name: str, norm: Norm, size: int) -> str:
+        """Queries or keys `[T, size]` normed, all of a token or head by head."""
+        graph, width = self.graph, len(norm.weight)
+        if width == size:
+            return self._normed(f"{name}.normed", name, norm)
+        shapes = [graph.constant(f"flat.{n}", np.array([-1, n])) for n in (width, size)]
+        heads = graph.add("Reshape", [name, shapes[0]], f"{name}.heads")
+        heads = self._normed(f"{heads}.normed", heads, norm)
+        return graph.add("Reshape", [heads, shapes[1]], f"{name}.normed")
+
+    def _gated(self, i: int, states: str, part: Gated) -> str:
+        graph, name = self.graph, f"{i}.gated"
+        both = self._product(f"{name}.reads", states, [part.gate, part.up])
+        graph.add("Split", [both], f"{name}.gate", f"{name}.up", axis=-1, num_outputs=2)
+        gate = [f"{name}.gate"]
+        if part.activation == "silu":  # x * sigmoid(alpha * x)
+            graph.add("QuickGelu", gate, f"{name}.act", ours=True, alpha=1.0)
+        elif part.activation == "relu":
+            graph.add("Relu", gate, f"{name}.act")
+        else:
+            graph.add("Gelu", gate, f"{name}.act", approximate=part.activation)
+        graph.add("Mul", [f"{name}.act", f"{name}.up"], name)
+        return self._product(f"{i}.down", name, [part.down])
+
+    def _normed(self, name: str, states: str, norm: Norm | None) -> str:
+        if norm is None:
+            return states
+        weight = self.graph.constant(f"{name}.norm", norm.weight)
+        how: Any = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
+        return self.graph.add("SimplifiedLayerNormalization", [states, weight], name, **how)
+
+    def _added(
+        self, name: str, states: str, made: str, factor: float, norm: Norm | None
+    ) -> tuple[str, str]:
+        """The sum of states and what a part gave, and the same normed, or as it is."""
+        if factor != 1:
+            number = self._number(f"{name}.factor", factor)
+            made = self.graph.add("Mul", [made, number], f"{name}.scaled")
+        if norm is None:
+            total = self.graph.add("Add", [states, made], name)
+            return total, total
+        weight = self.graph.constant(f"{name}.norm", norm.weight)
+        outputs = (f"{name}.normed", "", "", name)
+        inputs, how = [states, made, weight], {"epsilon": norm.epsilon}
+        self.graph.add("SkipSimplifiedLayerNormalization", inputs, *outputs, ours=True, **how)
+        return name, f"{name}.normed"
+
+    def _product(self, name: str, states: str, linears: list[Linear]) -> str:
+        return multiplied(self.graph, name, states, linears, self.precision)
+
+    def _number(self, name: str, value: float) -> str:
+        return self.graph.constant(name, np.array(value, np.float32))

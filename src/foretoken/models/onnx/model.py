@@ -1,0 +1,215 @@
+"""A decoder on ONNX Runtime, behind the Model protocol.
+
+A row is a place in the slots and a length; rollback is a smaller length. Rows with few new tokens
+share a pass; one that reads a long block, such as a prompt, has a pass of its own, as the padded
+block of a common one would be as wide for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.models.base import Blocks
+from foretoken.models.onnx.passes import Part, Passes
+from foretoken.models.onnx.slots import KeptTexts, Slots, shared
+from foretoken.models.rows import (
+    CHUNK,
+    by_place,
+    check_lengths,
+    check_room,
+    most_slots,
+    staying,
+)
+from foretoken.models.shown import Known, Shown
+
+WIDE = 32  # tokens of a row from which on it has a pass of its own
+
+
+class OnnxModel:
+    """Model protocol over `passes`; `facts` are the export's."""
+
+    encoder_decoder = False
+    source_context: int | None = None
+    source_vocab_size: int | None = None
+    runtime = "onnx"
+    takes_tensors = False
+    device = torch.device("cpu")
+    padding = 0
+
+    def __init__(self, passes: Passes, facts: dict[str, Any]) -> None:
+        self.passes = passes
+        self.vocab_size: int = facts["vocab_size"]
+        self.context: int | None = facts["context"]
+        self.identity: str | None = facts.get("identity")  # what its speed follows from
+        self.computed: str = facts.get("computed", "float32")
+        self.slots = Slots([(heads, width) for heads, width in facts["keys"]])
+        self.texts: list[list[int]] = []  # whose keys and values are there
+        self.salts: list[Hashable] = []
+        self.salt = ""  # of the rows that join next
+        self.kept: KeptTexts | None = None
+        self.recalled: list[int] = []  # tokens of the rows that joined last
+        self.taps = tuple(facts.get("taps", ()))
+        self._seen = Shown()  # states there, until they are taken
+        # how many of a text's first tokens need not show theirs; None: nobody reads them
+        self._watched: Callable[[list[int]], int] | None = None
+        self._hidden = torch.zeros(0, 0, passes.width)
+
+    @property
+    def hidden(self) -> Tensor:
+        return self._hidden
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.slots.lengths
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        return self.slots.token_bytes * most_slots(lengths, self.slots.unit)
+
+    def show(self, known: Callable[[list[int]], int] | None) -> None:
+        self._watched = known if self.taps else None
+
+    def shown(self) -> list[Known | None]:
+        return self._seen.take()
+
+    def remember(self, on: bool) -> None:
+        self.kept = KeptTexts() if on else None
+
+    def salted(self, salt: str) -> None:
+        self.salt = salt
+
+    def known(self, prompt: list[int]) -> int:
+        return self._found(prompt)[0]
+
+    def _found(self, prompt: list[int]) -> tuple[int, list[Any]]:
+        """The first tokens of a prompt that another text shares and need not show their states, and
+        their keys and values."""
+        if self.kept is None:
+            return 0, []
+        length, arrays = self.kept.find(self.salt, prompt)
+        for b, (text, salt) in enumerate(zip(self.texts, self.salts, strict=True)):
+            same = shared(text[: self.lengths[b]], prompt) if salt == self.salt else 0
+            if same > length:
+                length, arrays = same, self.slots.row(self.slots.places[b], same)
+        if self._watched is not None:
+            length = min(length, self._watched(prompt))
+        return length, [x[:, :length] for x in arrays]
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
+        first = len(self.lengths)
+        self.slots.enter(len(prompts))
+        # at once, for a Ctrl-C in between
+        self.texts, self.salts = (
+            [*self.texts, *([] for _ in prompts)],
+            [*self.salts, *(self.salt for _ in prompts)],
+        )
+        self._seen.join(Shown(len(prompts)))
+        self.recalled = []
+        for b, prompt in enumerate(prompts, first):
+            length, arrays = self._found(prompt)
+            if length:
+                self.slots.reserve(0, length)
+                self.slots.put(self.slots.places[b], arrays)
+                self.texts[b], self.lengths[b] = prompt[:length], length
+            self.recalled.append(length)
+            for at in range(length, len(prompt), CHUNK):
+                block = prompt[at : at + CHUNK]
+                every = range(len(self.lengths))
+                self.score([block if i == b else [] for i in every], [0 for _ in every])
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)
+        past = list(self.lengths)
+        check_room(past, [len(block) for block in blocks], self.context)
+        self.slots.lengths = [n + len(block) for n, block in zip(past, blocks, strict=True)]
+        logits = self.scored(self.passes, past, blocks, need)
+        for text, start, block in zip(self.texts, past, blocks, strict=True):
+            text[start:] = block
+        return logits
+
+    def scored(
+        self, passes: Passes, past: list[int], blocks: list[list[int]], need: list[int]
+    ) -> Tensor:
+        """The logits as `score` returns them, by any graph over these slots, of which row b has
+        past[b] tokens in place; no row moves on."""
+        slots, most = self.slots, max(need, default=0)
+        ends = [n + len(block) for n, block in zip(past, blocks, strict=True)]
+        slots.reserve(len(blocks), 1 + max(ends, default=0))  # of a lone token, which attends twice
+        slots.close(past)
+        logits = hidden = None
+        states: dict[int, Tensor] = {}
+        for rows in self._shared(blocks):
+            parts = [Part(slots.places[b], past[b], blocks[b], need[b]) for b in rows]
+            arrays = passes.run(slots, parts).arrays
+            made, inner = (torch.from_numpy(arrays[name]) for name in ("logits", "hidden"))
+            if len(rows) == len(blocks) == 1:
+                logits, hidden = made[None, :most], inner[None, :most]
+            elif most:
+                if logits is None or hidden is None:
+                    logits = torch.zeros(len(blocks), most, self.vocab_size)
+                    hidden = torch.zeros(len(blocks), most, passes.width)
+                _laid_out(logits, made, rows, need)
+                _laid_out(hidden, inner, rows, need)
+            if passes is self.passes and self._watched is not None:
+                counts = [len(blocks[b]) for b in rows]
+                seen = torch.from_numpy(arrays["shown"][: sum(counts)].copy())
+                states |= dict(zip(rows, seen.split(counts), strict=True))
+        if passes is self.passes:
+            self._hidden = torch.zeros(len(blocks), 0, passes.width) if hidden is None else hidden
+            nothing = torch.zeros(0, passes.shown)
+            if states:
+                self._seen.add(past, [states.get(b, nothing) for b in range(len(blocks))])
+        return torch.zeros(len(blocks), 0, self.vocab_size) if logits is None else logits
+
+    def _shared(self, blocks: list[list[int]]) -> list[list[int]]:
+        """The rows of each pass, by their places."""
+        order = [b for b in by_place(self.slots.places) if blocks[b]]
+        short = [b for b in order if len(blocks[b]) < WIDE]
+        return [*([b] for b in order if len(blocks[b]) >= WIDE), *([short] if short else [])]
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths(self.lengths, lengths)
+        self.slots.lengths = list(lengths)
+        self._seen.cut(lengths)
+        for text, length in zip(self.texts, lengths, strict=True):
+            del text[length:]
+
+    def permute(self, rows: list[int]) -> None:
+        texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
+        self.slots.select(rows)
+        self.texts, self.salts = texts, salts
+        self._seen.select(rows)
+
+    def leave(self, rows: list[int]) -> None:
+        for b in rows:
+            if self.kept is not None and b < len(self.texts):  # some may not have joined
+                arrays = self.slots.row(self.slots.places[b], self.lengths[b])
+                self.kept.keep(self.salts[b], self.texts[b][: self.lengths[b]], arrays)
+        self.permute(staying(len(self.lengths), rows))
+
+
+def _laid_out(whole: Tensor, flat: Tensor, rows: list[int], need: list[int]) -> None:
+    """Put a pass's numbers, row behind row, where these rows have theirs."""
+    for b, part in zip(rows, flat.split([need[b] for b in rows]), strict=False):
+        whole[b, : need[b]] = part
+
+
+def steady(model: OnnxModel) -> bool:
+    """Tell whether one token's logits are, to the bit, those of the same token among others."""
+    slots, passes = (
+        Slots([x.shape[1::2] for x in model.slots.arrays[: len(model.slots.arrays) // 2]]),
+        model.passes,
+    )
+    slots.enter(1)
+    tokens = [1, 2, 3]
+    many = passes.run(slots, [Part(0, 0, tokens, 3)]).arrays["logits"].copy()
+    one = [
+        passes.run(slots, [Part(0, i, [t], 1)]).arrays["logits"][0].copy()
+        for i, t in enumerate(tokens)
+    ]
+    return bool(np.array_equal(many, np.stack(one)))

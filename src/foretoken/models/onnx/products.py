@@ -1,0 +1,168 @@
+"""Products of states and weights in an ONNX graph, in a precision.
+
+Weights in blocks of integers, of `models.blocks` or rounded here, go through ONNX Runtime's
+MatMulNBits. Eight bits: blocks of 32 with a scale each, w is read as scale * round(w / scale). Four
+bits: the same with the scale of the least squared error (`models.rounding`); the output layer,
+whose rounding is seen in the distribution itself, has eight. With these, states are rounded to
+eight bits by blocks as they are multiplied; with float32 they are not.
+
+Offsets of blocks are a product of their own, over the sums of the states by block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.models.blocks import Blocks, Floats, found
+from foretoken.models.onnx.graph import Graph
+from foretoken.models.rounding import nearest, whole
+
+BLOCK = 32  # weights that share a scale
+ROWS = 4096  # outputs that are rounded at a time, which bounds memory
+WIDE, ROUNDED = 1, 4  # accuracy levels of MatMulNBits: states in float32, or in eight bits
+Weight = Floats | Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A weight `[out, in]` and what is added, `[out]`."""
+
+    weight: Floats
+    bias: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How the weights of products are kept: as they are, or rounded to so many bits."""
+
+    bits: int | None = None
+
+    def kept(self, weight: Floats) -> Weight:
+        """A weight in its own blocks where it has some of no more bits, else as it is kept here."""
+        blocks = found(weight)
+        # float32 states times integers of eight bits take longer than float32 weights
+        if blocks is not None and blocks.bits <= (self.bits or 4):
+            return blocks
+        whole_blocks = weight.shape[1] % BLOCK == 0
+        return rounded(weight, self.bits) if self.bits and whole_blocks else weight
+
+    @property
+    def level(self) -> int:
+        return WIDE if self.bits is None else ROUNDED
+
+
+PRECISIONS = {"float32": Precision(), "int8": Precision(8), "int4": Precision(4)}
+
+
+def rounded(weight: Floats, bits: int) -> Blocks:
+    """The nearest weight of so many bits, in blocks."""
+    out = len(weight)
+    make = nearest if bits == 4 else partial(whole, axis=1)
+    parts = [make(weight[i : i + ROWS].reshape(-1, BLOCK)) for i in range(0, out, ROWS)]
+    integers = np.concatenate([k for k, _ in parts]).reshape(out, -1, BLOCK)
+    scales = np.concatenate([scale for _, scale in parts]).reshape(out, -1, 1)
+    return Blocks(integers, scales.astype(np.float32), None)
+
+
+def multiplied(
+    graph: Graph, name: str, states: str, linears: list[Linear], precision: Precision
+) -> str:
+    """The outputs of layers that read the same states, one behind another."""
+    kept = [precision.kept(linear.weight) for linear in linears]
+    biases = [linear.bias for linear in linears]
+    if len({_form(weight) for weight in kept}) == 1:
+        return _product(graph, name, states, _joined(kept), _joined_biases(linears), precision)
+    parts = [
+        _product(graph, f"{name}.{i}", states, weight, bias, precision)
+        for i, (weight, bias) in enumerate(zip(kept, biases, strict=True))
+    ]
+    return graph.add("Concat", parts, name, axis=-1)
+
+
+def _form(weight: Weight) -> tuple[Any, ...]:
+    """What weights must have in common to be one product."""
+    if not isinstance(weight, Blocks):
+        return ()
+    size = weight.integers.shape[2]
+    return size, weight.bits, weight.offsets is None, bool(weight.integers.min() >= 0)
+
+
+def _joined(weights: list[Any]) -> Weight:
+    if not isinstance(weights[0], Blocks):
+        return np.concatenate(weights)
+    offsets = [weight.offsets for weight in weights]
+    return Blocks(
+        np.concatenate([weight.integers for weight in weights]),
+        np.concatenate([weight.scales for weight in weights]),
+        None if offsets[0] is None else np.concatenate(offsets),
+    )
+
+
+def _joined_biases(linears: list[Linear]) -> Floats | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    zeros = (np.zeros(len(linear.weight), np.float32) for linear in linears)
+    pairs = zip(linears, zeros, strict=True)
+    return np.concatenate([zero if x.bias is None else x.bias for x, zero in pairs])
+
+
+def _product(
+    graph: Graph, name: str, states: str, weight: Weight, bias: Floats | None, precision: Precision
+) -> str:
+    if isinstance(weight, Blocks):
+        return _in_blocks(graph, name, states, weight, bias, precision.level)
+    product = f"{name}.product" if bias is not None else name
+    graph.add("MatMul", [states, graph.constant(f"{name}.weight", weight.T)], product)
+    if bias is not None:
+        graph.add("Add", [product, graph.constant(f"{name}.bias", bias)], name)
+    return name
+
+
+def _in_blocks(
+    graph: Graph, name: str, states: str, weight: Blocks, bias: Floats | None, level: int
+) -> str:
+    out, count, size = weight.integers.shape
+    bits, offsets = weight.bits, weight.offsets
+    zero = 0 if bits == 4 and weight.integers.max() > 7 else 2 ** (bits - 1)
+    integers = (weight.integers.astype(np.int16) + zero).astype(np.uint8)
+    packed = integers[..., ::2] | integers[..., 1::2] << 4 if bits == 4 else integers
+    inputs = [
+        states,
+        graph.constant(f"{name}.integers", packed),
+        graph.constant(f"{name}.scales", weight.scales[..., 0]),
+        "" if zero else graph.constant(f"{name}.zeros", np.zeros((out, -(-count // 2)), np.uint8)),
+        "",
+        "" if bias is None else graph.constant(f"{name}.bias", bias),
+    ]
+    while not inputs[-1]:
+        inputs.pop()
+    how = {"K": count * size, "N": out, "bits": bits, "block_size": size, "accuracy_level": level}
+    product = name if offsets is None else f"{name}.product"
+    graph.add("MatMulNBits", inputs, product, ours=True, **how)
+    if offsets is not None:
+        sums = _sums(graph, states, count, size)
+        graph.constant(f"{name}.offsets", offsets[..., 0].T)
+        graph.add("MatMul", [sums, f"{name}.offsets"], f"{name}.moved")
+        graph.add("Add", [product, f"{name}.moved"], name)
+    return name
+
+
+def _sums(graph: Graph, states: str, count: int, size: int) -> str:
+    """The sums of states by blocks, computed once for all products that read them."""
+    sums = f"{states}.sums.{size}"
+    if all(sums not in node.output for node in graph.nodes):
+        shape = graph.constant(f"blocks.{count}.{size}", np.array([-1, count, size]))
+        graph.add("Reshape", [states, shape], f"{sums}.blocks")
+        last = graph.constant("last axis", np.array([-1]))
+        graph.add("ReduceSum", [f"{sums}.blocks", last], sums, keepdims=0)
+    return sums
+
+
+def array(values: Any) -> NDArray[np.float32]:
+    """A tensor's numbers in float32."""
+    return values.detach().float().numpy()

@@ -1,0 +1,275 @@
+"""A transformers decoder read from its modules: what each layer multiplies, normalises and attends
+to, for families that are built like Llama, with norms before their parts, behind them, or both.
+
+What a module does is tried where its name does not tell. Every parameter must be read: one that is
+not belongs to something that is not understood here. Whether the reading is right, the self-check
+decides.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models.blocks import Floats
+from foretoken.models.onnx.products import Linear, array
+from foretoken.models.stock.taps import layers_of
+
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "none", "gelu_new": "tanh", "relu": "relu"}
+ACTIVATIONS |= {"gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
+FIRST, SECOND = "input_layernorm", "post_attention_layernorm"
+THIRD, FOURTH = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+SAME = 1e-5  # relative: a norm does what was read
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """x / rms(x) * weight."""
+
+    weight: Floats
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: position p turns pair i by p * frequencies[i]."""
+
+    frequencies: tuple[float, ...]
+    scale: float  # of cosine and sine
+    interleaved: bool  # whether the numbers of a pair are neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What a layer attends with."""
+
+    reads: list[Linear]  # queries, keys and values
+    out: Linear
+    heads: int
+    key_heads: int
+    width: int  # of a head
+    scale: float
+    window: int  # tokens that are seen; 0: all
+    softcap: float
+    norms: tuple[Norm, Norm] | None  # of queries and of keys: of each, or of a token's together
+    sinks: Floats | None
+    rope: int | None  # number of its rotary positions; None: it has none
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """down(act(gate) * up)."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+    activation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The norms are absent (None) where a part reads, or gives, states as they are."""
+
+    before_attention: Norm | None
+    attention: Attention
+    behind_attention: Norm | None
+    before_gated: Norm | None
+    gated: Gated
+    behind_gated: Norm | None
+    residual: float  # what a part gives is multiplied by this
+
+
+@dataclass(slots=True)
+class Decoder:
+    """All of a decoder but its embeddings."""
+
+    width: int
+    layers: list[Layer]
+    norm: Norm
+    head: Linear
+    cap: float  # of logits; 0: none
+    scale: float  # of logits, before they are capped
+    ropes: list[Rope] = field(default_factory=list)
+
+
+class Reader:
+    """Reads a network, and notes what it has read."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        self.network = network
+        self.config: Any = network.config.get_text_config(decoder=True)
+        self.base: Any = network.get_decoder()
+        self.read: set[int] = set()
+        self.ropes: list[Rope] = []
+
+    def decoder(self) -> Decoder:
+        """Raises RefusedError for a network that is built in another way."""
+        stock = DynamicCache(config=self.network.config).layers
+        layers: Any = list(layers_of(self.network))
+        head: Any = self.network.get_output_embeddings()
+        self._require(head is not None and len(stock) == len(layers), "its layers or its head")
+        windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
+        made = Decoder(
+            self.config.hidden_size,
+            [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
+            self._norm(self.base.norm),
+            self._linear(head),
+            float(getattr(self.config, "final_logit_softcapping", None) or 0),
+            1
+            / float(getattr(self.config, "logits_scaling", None) or 1)
+            * float(getattr(self.config, "logit_scale", None) or 1),
+            self.ropes,
+        )
+        self.read.add(id(self.network.get_input_embeddings().weight))
+        for name, weight in self.network.named_parameters():
+            self._require(id(weight) in self.read, name)
+        return made
+
+    def embeddings(self) -> Tensor:
+        """What the first layer reads for every token, `[V, width]`."""
+        table: Any = self.network.get_input_embeddings()
+        factor = getattr(self.config, "embedding_multiplier", None) or 1.0
+        parts = torch.arange(table.weight.shape[0]).split(2**14)
+        return torch.cat([table(ids).float() * factor for ids in parts])
+
+    def _layer(self, layer: Any, window: int) -> Layer:
+        norms = {name for name, part in layer.named_children() if "norm" in name}
+        first, second, third, fourth = (
+            self._norm(getattr(layer, name)) if name in norms else None
+            for name in (FIRST, SECOND, THIRD, FOURTH)
+        )
+        if norms == {FIRST, SECOND}:
+            places = first, None, second, None
+        elif norms == {FIRST, SECOND, THIRD, FOURTH}:
+            places = first, second, third, fourth
+        elif norms == {SECOND, FOURTH}:
+            places = None, second, None, fourth
+        else:
+            raise self._refused(f"norms {', '.join(sorted(norms)) or 'of no known name'}")
+        parts = {name for name, _ in layer.named_children()} - norms
+        self._require(
+            {"self_attn", "mlp"}
+            == {
+                name for name in parts if any(True for _ in layer.get_submodule(name).parameters())
+            },
+            f"layers of {', '.join(sorted(parts))}",
+        )
+        attention, gated = self._attention(layer.self_attn, window), self._gated(layer.mlp)
+        residual = float(getattr(layer, "residual_multiplier", 1.0))
+        return Layer(places[0], attention, places[1], places[2], gated, places[3], residual)
+
+    def _attention(self, part: Any, window: int) -> Attention:
+        width = int(part.head_dim)
+        out = self._linear(getattr(part, "o_proj", None))
+        heads = out.weight.shape[1] // width
+        if hasattr(part, "qkv_proj"):
+            one = self._linear(part.qkv_proj)
+            key_heads = (len(one.weight) // width - heads) // 2
+            reads = _split(one, [heads * width, key_heads * width, key_heads * width])
+        else:
+            names = ("q_proj", "k_proj", "v_proj")
+            reads = [self._linear(getattr(part, name, None)) for name in names]
+            key_heads = len(reads[1].weight) // width
+        norms = None
+        if getattr(part, "q_norm", None) is not None:
+            norms = self._norm(part.q_norm), self._norm(part.k_norm)
+        sinks = getattr(part, "sinks", None)
+        if sinks is not None:
+            self.read.add(id(sinks))
+        return Attention(
+            reads,
+            out,
+            heads,
+            key_heads,
+            width,
+            float(part.scaling),
+            window,
+            float(getattr(part, "attn_logit_softcapping", None) or 0),
+            norms,
+            None if sinks is None else array(sinks),
+            self._rope(part) if getattr(part, "use_rope", True) else None,
+        )
+
+    def _gated(self, part: Any) -> Gated:
+        if hasattr(part, "gate_up_proj"):
+            both = self._linear(part.gate_up_proj)
+            gate, up = _split(both, [len(both.weight) // 2] * 2)
+        else:
+            gate = self._linear(getattr(part, "gate_proj", None))
+            up = self._linear(getattr(part, "up_proj", None))
+        down = self._linear(getattr(part, "down_proj", None))
+        names = ("hidden_activation", "hidden_act")
+        said = next((v for name in names if (v := getattr(self.config, name, None))), None)
+        self._require(said in ACTIVATIONS, f"activation {said}")
+        return Gated(gate, up, down, ACTIVATIONS[str(said)])
+
+    def _linear(self, part: Any) -> Linear:
+        if type(part) is not nn.Linear:
+            raise self._refused(f"a {type(part).__name__} in place of a linear layer")
+        self.read |= {id(weight) for weight in part.parameters()}
+        return Linear(array(part.weight), None if part.bias is None else array(part.bias))
+
+    def _norm(self, part: Any) -> Norm:
+        """What a norm multiplies by, tried: some add one to their weight."""
+        epsilon = getattr(part, "variance_epsilon", None) or getattr(part, "eps", None)
+        if not epsilon:
+            raise self._refused(f"a {type(part).__name__}")
+        width = next(part.parameters()).shape[-1]
+        states = torch.randn(2, width, generator=torch.Generator().manual_seed(0)) + 0.5
+        with torch.no_grad():
+            made = part(states)
+        plain = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + epsilon)
+        weight = made[0] / plain[0]
+        same = torch.allclose(made[1], plain[1] * weight, rtol=SAME, atol=SAME)
+        self._require(same, f"a {type(part).__name__}")
+        self.read |= {id(weight) for weight in part.parameters()}
+        return Norm(array(weight), float(epsilon))
+
+    def _rope(self, part: Any) -> int:
+        """The number of a layer's rotary positions, tried on a few."""
+        turn: Any = getattr(self.base, "rotary_emb", None)
+        self._require(turn is not None, "positions that are not rotary")
+        kinds: list[str] = getattr(self.config, "layer_types", None) or []
+        by_kind = "layer_type" in inspect.signature(turn.forward).parameters
+        more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
+        places = torch.tensor([[0, 1, 2, 3, 50, 100]])
+        cosine, sine = (x[0].double() for x in turn(torch.zeros(1), places, **more))
+        half = cosine.shape[1] // 2
+        interleaved = not torch.equal(cosine[:, :half], cosine[:, half:])
+        cosine, sine = (x[:, ::2] if interleaved else x[:, :half] for x in (cosine, sine))
+        scale = float(cosine[0, 0])
+        prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
+        frequencies: Tensor = getattr(turn, f"{prefix}inv_freq")
+        angles = places[0, :, None].double() * frequencies.double()
+        pair = torch.stack([angles.cos(), angles.sin()]) * scale
+        same = pair.shape[1:] == cosine.shape and torch.allclose(
+            pair, torch.stack([cosine, sine]), atol=SAME, rtol=0
+        )
+        self._require(same, "rotary positions of another kind")
+        rope = Rope(tuple(frequencies.double().tolist()), scale, interleaved)
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+        return self.ropes.index(rope)
+
+    def _require(self, known: bool, what: str) -> None:
+        if not known:
+            raise self._refused(what)
+
+    def _refused(self, what: str) -> RefusedError:
+        return RefusedError(
+            f"{type(self.network).__name__} is not built as graphs for ONNX Runtime are ({what})"
+        )
+
+
+def _split(linear: Linear, sizes: list[int]) -> list[Linear]:
+    weights = torch.from_numpy(linear.weight).split(sizes)
+    biases: Any = [None] * len(sizes)
+    if linear.bias is not None:
+        biases = [x.numpy() for x in torch.from_numpy(linear.bias).split(sizes)]
+    return [Linear(w.numpy(), b) for w, b in zip(weights, biases, strict=True)]
