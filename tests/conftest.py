@@ -41,11 +41,11 @@ settings.load_profile("foretoken")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """OpenVINO runs on the CPU only; what draws its examples is among the proofs too."""
+    """OpenVINO and ONNX Runtime run on CPUs only; what draws its examples is among the proofs."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("drawn")
-        if "openvino" in item.keywords:
+        if {"openvino", "onnx"} & {*item.keywords}:
             item.add_marker("cpu_only")
 
 
@@ -67,14 +67,15 @@ def step_costs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models run on torch here, as where OpenVINO is missing: a conversion takes a second. Tests
-    marked `openvino` have it."""
+    """Models run on torch here, as where OpenVINO and ONNX Runtime are missing: a conversion takes
+    a second. Tests marked `openvino` or `onnx` have it."""
 
     def missing() -> None:
         raise RefusedError("OpenVINO cannot be used: it is off in this test")
 
-    if "openvino" not in request.keywords:
-        monkeypatch.setattr(runtimes, "_library", missing)
+    for mark, library in (("openvino", "_library"), ("onnx", "_onnx_library")):
+        if mark not in request.keywords:
+            monkeypatch.setattr(runtimes, library, missing)
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,7 @@ def network(role: str, family: str = "") -> PreTrainedModel:
     does so with the others', which read the same text."""
     kind = role.removeprefix(SOUND)
     noise = {"target": 0.0, "middle": 0.02, "draft": 0.04}[kind]
-    plain = llama(V, CONTEXT, eos_token_id=None).double()
+    plain = llama(V, CONTEXT, eos_token_id=None, head_dim=16).double()
     own = hybrids.random(family, 0, V) if family else plain
     target = pairs.relative(own, noise, seed=len(kind))
     if kind == role:
@@ -147,12 +147,22 @@ def openvino(way: str, family: str = "") -> Callable[[str], Any]:
     return model
 
 
+def onnx(role: str) -> Any:
+    from foretoken.models.onnx.conversion import OnnxConversion
+
+    source = copy.deepcopy(network(role)).float()
+    return OnnxConversion(None, "float32", lambda: source).model()
+
+
 def over(target: Any, role: str) -> Any:
     """A draft's weights over the target's own rows."""
+    from foretoken.models.onnx.conversion import OnnxConversion
     from foretoken.models.openvino.conversion import Conversion
 
     family = HYBRID if getattr(target, "rewind", None) else ""
     source = partial(copy.deepcopy, network(role, family))
+    if target.runtime == "onnx":
+        return OnnxConversion(None, "float32", lambda: source().float()).companion(target)
     return Conversion(None, "float32", lambda: source().float(), dict).companion(target)
 
 
@@ -191,6 +201,8 @@ RUNTIMES = {
     "graphs": Runtime(graphs),
     "exact": Runtime(lambda role: ExactModel(copy.deepcopy(network(role)).bfloat16())),
     "packed": Runtime(packed_model, measured(packed_model)),
+    "onnx": Runtime(onnx, measured(onnx)),
+    "onnx self": Runtime(onnx, measured(onnx), own=True),
     "paged": Runtime(openvino("paged"), measured(openvino("paged"))),
     "explicit": Runtime(openvino("explicit"), measured(openvino("explicit"))),
     "paged self": Runtime(openvino("paged"), measured(openvino("paged")), own=True),

@@ -48,9 +48,21 @@ class Shown:
         """The rows of `other` join behind these."""
         self.rows = [*self.rows, *other.rows]
 
+    def with_rows(self, count: int) -> Shown:
+        """These, and so many fresh rows behind them."""
+        more = Shown()
+        more.rows = [*self.rows, *([] for _ in range(count))]
+        return more
+
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was."""
         self.rows = [list(self.rows[b]) for b in rows]
+
+    def selected(self, rows: list[int]) -> Shown:
+        """Others of which row b is row rows[b] of these."""
+        others = Shown()
+        others.rows = [list(self.rows[b]) for b in rows]
+        return others
 
     def add(self, past: list[int], states: list[Tensor]) -> None:
         """Row b read tokens with these states, `[n, W]`, behind past[b] others."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pairs
+import tiny
 from foretoken.loading import runtimes
 from foretoken.models.graphs import GraphModel
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
@@ -52,4 +53,11 @@ def test_on_torch(name):
 def test_on_openvino(family):
     network = pairs.random(family, 0)
     placement = runtimes.Placement(runtime="openvino")
+    shows_what_the_head_reads(runtimes.place(network, placement).model, network)
+
+
+@pytest.mark.onnx
+def test_on_onnx_runtime():
+    network = tiny.llama(64, head_dim=16)
+    placement = runtimes.Placement(runtime="onnx")
     shows_what_the_head_reads(runtimes.place(network, placement).model, network)

@@ -20,7 +20,7 @@ from foretoken.models.shown import FINAL, Known, Shown
 from pairdrafts import states_of, tapped
 
 LAYERS = 3
-LLAMA = tiny.llama(64, num_hidden_layers=LAYERS).double()
+LLAMA = tiny.llama(64, num_hidden_layers=LAYERS, head_dim=16).double()
 HYBRID = "Qwen3_5ForCausalLM"  # whose code has its recurrences in float32
 
 
@@ -42,6 +42,13 @@ def on_openvino(name: str, taps: tuple[int, ...]) -> Any:
     from foretoken.models.openvino.conversion import PAGED, compiled
 
     return compiled(PAGED.export(copy.deepcopy(network(name)).float(), taps))
+
+
+def on_onnx(name: str, taps: tuple[int, ...]) -> Any:
+    from foretoken.models.onnx.conversion import OnnxConversion
+
+    source = copy.deepcopy(network(name)).float()
+    return OnnxConversion(None, "float32", lambda: source, taps=taps).model()
 
 
 @dataclass
@@ -132,6 +139,12 @@ def test_states_are_those_of_one_forward(name: str) -> None:
     target = tapped(network(name), taps_of(name))
     for seed in range(4):
         play(target, name, 1e-3 if name == HYBRID else 1e-12, seed)
+
+
+def test_states_are_those_of_one_forward_on_onnx_runtime() -> None:
+    target = on_onnx("Llama", taps_of("Llama"))
+    for seed in range(4):
+        play(target, "Llama", 1e-5, seed)
 
 
 @pytest.mark.openvino

@@ -16,13 +16,16 @@ from torch import Tensor
 
 from foretoken.models.base import Blocks
 from foretoken.models.onnx.passes import Part, Passes
-from foretoken.models.onnx.slots import KeptTexts, Slots, shared
+from foretoken.models.onnx.slots import LEAST, KeptTexts, Shape, Slots, shared, valid
 from foretoken.models.rows import (
     CHUNK,
     by_place,
     check_lengths,
     check_room,
+    joined,
     most_slots,
+    repeated,
+    room,
     staying,
 )
 from foretoken.models.shown import Known, Shown
@@ -47,7 +50,9 @@ class OnnxModel:
         self.context: int | None = facts["context"]
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")
-        self.slots = Slots([(heads, width) for heads, width in facts["keys"]])
+        shapes = [(heads, width) for heads, width in facts["keys"]]
+        self.slots = Slots(shapes)
+        self.steady = steady(passes, shapes)  # whether logits depend on the text alone, to the bit
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
@@ -93,22 +98,26 @@ class OnnxModel:
         length, arrays = self.kept.find(self.salt, prompt)
         for b, (text, salt) in enumerate(zip(self.texts, self.salts, strict=True)):
             same = shared(text[: self.lengths[b]], prompt) if salt == self.salt else 0
-            if same > length:
-                length, arrays = same, self.slots.row(self.slots.places[b], same)
+            row = self.slots.row(self.slots.places[b], same)
+            if same > max(length, LEAST - 1) and valid(row):
+                length, arrays = same, row
         if self._watched is not None:
             length = min(length, self._watched(prompt))
         return length, [x[:, :length] for x in arrays]
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
-        first = len(self.lengths)
-        self.slots.enter(len(prompts))
+        first, slots = len(self.lengths), self.slots
+        places = joined(slots.places, len(prompts))
+        slots.reserve(room(places), 0)
         # at once, for a Ctrl-C in between
-        self.texts, self.salts = (
+        slots.places, slots.lengths, self.texts, self.salts, self._seen = (
+            places,
+            [*slots.lengths, *(0 for _ in prompts)],
             [*self.texts, *([] for _ in prompts)],
             [*self.salts, *(self.salt for _ in prompts)],
+            self._seen.with_rows(len(prompts)),
         )
-        self._seen.join(Shown(len(prompts)))
         self.recalled = []
         for b, prompt in enumerate(prompts, first):
             length, arrays = self._found(prompt)
@@ -180,10 +189,18 @@ class OnnxModel:
             del text[length:]
 
     def permute(self, rows: list[int]) -> None:
+        slots, places = self.slots, [self.slots.places[b] for b in rows]
+        lengths = [slots.lengths[b] for b in rows]
+        places = slots.copied(places, lengths, repeated(places))
         texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
-        self.slots.select(rows)
-        self.texts, self.salts = texts, salts
-        self._seen.select(rows)
+        # at once, as above
+        slots.places, slots.lengths, self.texts, self.salts, self._seen = (
+            places,
+            lengths,
+            texts,
+            salts,
+            self._seen.selected(rows),
+        )
 
     def leave(self, rows: list[int]) -> None:
         for b in rows:
@@ -195,21 +212,19 @@ class OnnxModel:
 
 def _laid_out(whole: Tensor, flat: Tensor, rows: list[int], need: list[int]) -> None:
     """Put a pass's numbers, row behind row, where these rows have theirs."""
-    for b, part in zip(rows, flat.split([need[b] for b in rows]), strict=False):
+    counts = [need[b] for b in rows]
+    for b, part in zip(rows, flat[: sum(counts)].split(counts), strict=True):
         whole[b, : need[b]] = part
 
 
-def steady(model: OnnxModel) -> bool:
-    """Tell whether one token's logits are, to the bit, those of the same token among others."""
-    slots, passes = (
-        Slots([x.shape[1::2] for x in model.slots.arrays[: len(model.slots.arrays) // 2]]),
-        model.passes,
-    )
-    slots.enter(1)
-    tokens = [1, 2, 3]
-    many = passes.run(slots, [Part(0, 0, tokens, 3)]).arrays["logits"].copy()
-    one = [
-        passes.run(slots, [Part(0, i, [t], 1)]).arrays["logits"][0].copy()
-        for i, t in enumerate(tokens)
+def steady(passes: Passes, shapes: list[Shape]) -> bool:
+    """Tell whether the logits of a token read alone are, to the bit, those of the same token among
+    others: which products ONNX Runtime has for one token, and how they sum, is the processor's."""
+    slots, tokens = Slots(shapes), [1, 2, 3, 4]
+    slots.reserve(1, len(tokens) + 1)
+    together = passes.run(slots, [Part(0, 0, tokens, len(tokens))]).arrays["logits"].copy()
+    alone = [
+        passes.run(slots, [Part(0, i, [token], 1)]).arrays["logits"][0].copy()
+        for i, token in enumerate(tokens)
     ]
-    return bool(np.array_equal(many, np.stack(one)))
+    return bool(np.array_equal(together, np.stack(alone)))

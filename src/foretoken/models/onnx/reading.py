@@ -25,6 +25,7 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "none", "gelu_new": "tan
 ACTIVATIONS |= {"gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 FIRST, SECOND = "input_layernorm", "post_attention_layernorm"
 THIRD, FOURTH = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+HEADS = 16  # a multiple of which a head has
 SAME = 1e-5  # relative: a norm does what was read
 
 
@@ -166,6 +167,7 @@ class Reader:
 
     def _attention(self, part: Any, window: int) -> Attention:
         width = int(part.head_dim)
+        self._require(width % HEADS == 0, f"heads of {width} numbers, {HEADS} have a graph")
         out = self._linear(getattr(part, "o_proj", None))
         heads = out.weight.shape[1] // width
         if hasattr(part, "qkv_proj"):

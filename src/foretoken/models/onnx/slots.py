@@ -49,13 +49,6 @@ class Slots(Places):
     def row(self, place: int, slots: int) -> list[Floats]:
         return [x[place, :, :slots] for x in self.arrays]
 
-    def enter(self, rows: int) -> None:
-        """So many rows join, which hold nothing."""
-        first = len(self.places)
-        self.reserve(first + rows, self.unit)
-        self.places = [*self.places, *range(first, first + rows)]
-        self.lengths = [*self.lengths, *[0] * rows]
-
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
@@ -82,6 +75,8 @@ class KeptTexts:
 
     def keep(self, salt: Hashable, tokens: list[int], arrays: list[Floats]) -> None:
         """Keep a text, in place of those that it begins with."""
+        if not valid(arrays):
+            return
         new = KeptText(salt, tuple(tokens), [x.copy() for x in arrays])
         self.texts = [
             text
@@ -101,6 +96,12 @@ class KeptTexts:
         if best < LEAST:
             return 0, []
         return best, [x[:, :best] for x in own[counts.index(best)].arrays]
+
+
+def valid(arrays: list[Floats]) -> bool:
+    """Tell whether there is no NaN or infinity. It spreads from layer to layer, so that the last
+    one's keys and values tell."""
+    return all(bool(np.isfinite(x).all()) for x in (arrays[len(arrays) // 2 - 1], arrays[-1]))
 
 
 def shared(one: list[int], other: list[int]) -> int:

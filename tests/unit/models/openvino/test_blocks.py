@@ -13,8 +13,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from openvino import opset13 as ops
 
 import foretoken
-from foretoken.models.openvino import conversion
 from foretoken.models.blocks import Blocks, found
+from foretoken.models.openvino import conversion
 from foretoken.models.openvino.blocks import kept
 from foretoken.models.openvino.tracing import core
 from foretoken.models.openvino.weights import four_bits, joined

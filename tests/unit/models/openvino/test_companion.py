@@ -17,9 +17,9 @@ from foretoken.drafters.base import require_apart
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.certificate.certify import OffByOne
+from foretoken.models.companion import Companion, require_alike
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion, weights
-from foretoken.models.companion import Companion, require_alike
 from foretoken.models.openvino.thinned import thinned
 from foretoken.models.stock.cache import given
 from foretoken.models.stock.selfcheck import deviation, stir
