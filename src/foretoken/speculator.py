@@ -31,7 +31,7 @@ from foretoken.errors import InputError
 from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
-from foretoken.models.base import Model
+from foretoken.models.base import BatchInvariant, Model
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
@@ -130,6 +130,23 @@ class Speculator:
             if name in MOVED:
                 raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def exact(self) -> str:
+        """Say how greedy texts, and those of rule="coupled", depend on draft tokens and the batch;
+        the distribution is kept in any case.
+
+        Returns:
+            "bitwise": not at all, as was tried on the model's own weights. "rounding": only in the
+            last digits, so that near-ties may be decided otherwise.
+
+        Example:
+            >>> import foretoken
+            >>> foretoken.load(runtime="transformers").exact
+            'rounding'
+        """
+        steady = isinstance(self.target, BatchInvariant) and self.target.batch_invariant
+        return "bitwise" if steady else "rounding"
 
     def generate(
         self,

@@ -271,6 +271,7 @@ def _placed(
     from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
     from foretoken.loading.sources import source
+    from foretoken.models.base import BatchInvariant
 
     LoadOptions(**vars(placing))
     if draft := published.find(model, origin.revision):
@@ -278,13 +279,23 @@ def _placed(
     placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
     read = source(model, origin.revision, origin.trust_remote_code, adapter)
     placed = place(read, placement)
-    return {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
+    steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant
+    found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
+    return {**found, "exact": "bitwise" if steady else "rounding"}
+
+
+EXACT_TEXT = {
+    "bitwise": "greedy text is the same to the bit with and without draft tokens, in any batch",
+    "rounding": "greedy text is the same but for near-ties, which rounding may decide otherwise",
+}
 
 
 def _show_placed(console: Console, document: dict[str, Any]) -> None:
     runs = "{model} runs on {runtime}: {why}" if document["runtime"] else "{model} {why}"
     line = runs.format(**document)
     console.print(line, soft_wrap=True, markup=False)
+    if document.get("exact"):
+        console.print(EXACT_TEXT[document["exact"]], soft_wrap=True)
 
 
 def _rounded(

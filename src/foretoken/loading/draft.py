@@ -88,7 +88,8 @@ def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callabl
     if rounding and dtype not in (None, kind):
         raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
-    runtime = "transformers" if options.exact_shapes else options.runtime
+    exact = options.exact_shapes and options.runtime != "onnx"
+    runtime = "transformers" if exact else options.runtime
     if runtime != "auto":
         require_shared(runtime)
     return partial(own_copy, name, kind if rounding else dtype, layers=layers)

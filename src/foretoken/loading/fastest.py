@@ -38,9 +38,9 @@ def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> 
 
     Args:
         network: The model's structure, which may be on the meta device.
-        dtype: Of its weights.
-        runtimes: What runs a network in memory in a precision, by name; those that refuse it, and
-            all where no copy can be built, leave the first that remains.
+        dtype: The precision of its weights.
+        runtimes: By name, functions that run a network in memory in a precision. Those that refuse
+            it are left out; where no copy can be built, the first is taken.
 
     Returns:
         The name of one of them.

@@ -140,7 +140,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         check(self)
         if self.exact_shapes:
-            self._require_torch()
+            self._require_exact()
 
     def refuse(self, *names: str, because: str) -> None:
         """InputError where one of these options is given, for this reason."""
@@ -148,19 +148,18 @@ class LoadOptions:
             if (value := getattr(self, name)) not in (None, False):
                 raise InputError(f"{name} is {value!r:.60}, but {because}; leave it out")
 
-    def _require_torch(self) -> None:
-        """RefusedError for exact shapes on another runtime than torch: it may choose its kernels by
-        more than a pass's shape."""
-        if self.runtime not in ("auto", "transformers"):
+    def _require_exact(self) -> None:
+        """RefusedError for exact shapes on a runtime that may choose its kernels by more than a
+        pass's shape."""
+        if self.runtime not in ("auto", "onnx", "transformers"):
             raise RefusedError(
-                f"exact_shapes=True runs on torch, and was not shown to be exact on {self.runtime};"
-                " give runtime='transformers'"
+                f"exact_shapes=True was not shown to hold on {self.runtime}; give runtime='auto', "
+                "'onnx' or 'transformers'"
             )
-        for name in ("dtype", "kv_dtype"):
-            if (value := getattr(self, name)) in ROUNDED:
-                raise RefusedError(
-                    f"exact_shapes=True runs on torch, which has no {name}={value!r}; leave it out"
-                )
+        if self.kv_dtype is not None:
+            raise RefusedError(f"exact_shapes=True has no kv_dtype={self.kv_dtype!r}; leave it out")
+        if self.dtype in ROUNDED and self.runtime == "transformers":
+            raise RefusedError(f"torch has no dtype={self.dtype!r}; leave runtime at 'auto'")
 
 
 class LoadKeywords(TypedDict, total=False):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from foretoken.drafters.dflash import BlockModel
     from foretoken.models.onnx.conversion import OnnxConversion
+    from foretoken.models.onnx.model import OnnxModel
     from foretoken.models.openvino.conversion import Conversion, Way
     from foretoken.models.stock.dflash import BlocksDraft
     from foretoken.models.stock.selfcheck import Form
@@ -141,13 +142,21 @@ def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
 
 
 def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Placed:
-    """Do as `place`, in forwards of one width on a grid, so that logits are, to the bit, a function
-    of the text. Raises RefusedError for a model that cannot run so."""
+    """Do as `place`, so that logits are, to the bit, a function of the text: on ONNX Runtime, or on
+    torch in forwards of one width on a grid. Raises RefusedError for a model that cannot run so."""
+    dtype, reason = dtype_of(source, placement), "it was asked for"
+    if placement.runtime != "transformers" and placement.device.type == "cpu":
+        try:
+            return Placed(_onnx(source, dtype, placement).made_invariant(), reason)
+        except RefusedError as error:
+            if placement.runtime == "onnx" or dtype in ROUNDED:
+                raise
+            reason = str(error)
     from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
 
-    network = _network(source, dtype_of(source, placement), placement.device, ON_A_GRID)
+    network = _network(source, dtype, placement.device, ON_A_GRID)
     packed = _packed(source, network)
-    return Placed(steady(ExactModel(network)), "; ".join(["it was asked for", *packed]))
+    return Placed(steady(ExactModel(network)), "; ".join([reason, *packed]))
 
 
 def _torch(
@@ -316,7 +325,7 @@ def _openvino_in_memory(network: PreTrainedModel, dtype: str) -> Model:
     return _library().Conversion(None, dtype, partial(copy.deepcopy, network)).model(way)
 
 
-def _onnx(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> Model:
+def _onnx(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> OnnxModel:
     if placement.device.type != "cpu":
         raise RefusedError(f"ONNX Runtime runs on the CPU here, not on {placement.device}")
     loaded = isinstance(source, Source)

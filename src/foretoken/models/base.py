@@ -184,6 +184,15 @@ class Encodes(Model, Protocol):
 
 
 @runtime_checkable
+class BatchInvariant(Protocol):
+    """A model that knows whether its logits are a function of the text, to the bit, whatever is
+    read with a token and in whatever pieces."""
+
+    @property
+    def batch_invariant(self) -> bool: ...
+
+
+@runtime_checkable
 class Sized(Protocol):
     """A model, or a part of a drafter, that says what its rows take."""
 

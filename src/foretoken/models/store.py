@@ -66,14 +66,14 @@ def _content(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-class Kept(NamedTuple):
+class KeptConversion(NamedTuple):
     """A conversion on disk, whole."""
 
     place: Path
     facts: dict[str, Any]
 
 
-def find(key: str) -> Kept | None:
+def find(key: str) -> KeptConversion | None:
     """The conversion kept under `key`, whose files are those that were written."""
     home = folder()
     if home is None:
@@ -88,7 +88,7 @@ def find(key: str) -> Kept | None:
         return None
     except OSError:  # too many open files: it may be whole
         return None
-    return Kept(place, facts)
+    return KeptConversion(place, facts)
 
 
 def facts(key: str) -> dict[str, Any] | None:

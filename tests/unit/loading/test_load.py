@@ -320,9 +320,10 @@ def test_a_precision_that_a_model_cannot_run_in(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"runtime": "openvino"}, "exact_shapes=True runs on torch, .* give runtime="),
-        ({"runtime": "graphs"}, "not shown to be exact on graphs"),
-        ({"dtype": "int8"}, "has no dtype='int8'; leave it out"),
+        ({"runtime": "openvino"}, "not shown to hold on openvino; give runtime="),
+        ({"runtime": "graphs"}, "not shown to hold on graphs"),
+        ({"dtype": "int8", "runtime": "transformers"}, "torch has no dtype='int8'"),
+        ({"kv_dtype": "int8"}, "has no kv_dtype='int8'; leave it out"),
     ],
 )
 def test_exact_shapes_that_there_are_not(options, says):

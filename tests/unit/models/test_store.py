@@ -13,7 +13,7 @@ import pytest
 
 from foretoken.errors import RefusedError
 from foretoken.models import store
-from foretoken.models.store import Kept
+from foretoken.models.store import KeptConversion
 
 WEIGHTS = "decoder.bin"
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def written(value: float = 1.0) -> Callable[[Path], dict[str, Any]]:
-    """What writes a conversion whose weight is this."""
+    """Return a writer of a conversion whose weight is this."""
 
     def write(place: Path) -> dict[str, Any]:
         (place / WEIGHTS).write_text(str(value))
@@ -35,7 +35,7 @@ def written(value: float = 1.0) -> Callable[[Path], dict[str, Any]]:
     return write
 
 
-def runs(loaded: Kept) -> float:
+def runs(loaded: KeptConversion) -> float:
     return float((loaded.place / WEIGHTS).read_text())
 
 

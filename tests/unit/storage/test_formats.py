@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import foretoken
+from foretoken.models.onnx.conversion import GRAPH_FORMAT
 from foretoken.models.openvino.conversion import CACHE_FORMAT
 from foretoken.models.stock.selfcheck import CHECK_FORMAT
 
@@ -23,12 +24,17 @@ EXPORT = (
     "models/openvino/tracing.py",
     "models/openvino/weights.py",
 )
-CHECK = (*STOCK, "models/graphs.py", "models/openvino/*.py", "beam/*.py")
+ONNX = (
+    *STOCK,
+    *(f"models/onnx/{name}.py" for name in "conversion export graph products reading".split()),
+)
+CHECK = (*STOCK, "models/graphs.py", "models/onnx/*.py", "models/openvino/*.py", "beam/*.py")
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"CACHE_FORMAT={CACHE_FORMAT} (models/openvino/conversion.py)": (EXPORT, "b76d9aece9108b59"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "bc2142a4e29e4b17"),
+    f"CACHE_FORMAT={CACHE_FORMAT} (models/openvino/conversion.py)": (EXPORT, "ccaa3c14087769b3"),
+    f"GRAPH_FORMAT={GRAPH_FORMAT} (models/onnx/conversion.py)": (ONNX, "e637f9f10f44be0b"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "ec8ee7838083f733"),
 }
 
 

@@ -20,10 +20,10 @@ from foretoken.models import store
 from foretoken.models.companion import Companion, require_alike
 from foretoken.models.onnx.model import OnnxModel
 from foretoken.models.onnx.passes import Passes
-from foretoken.models.store import Convertible, Kept
+from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become another graph: conversions kept before are made again
-FORMAT = 1
+GRAPH_FORMAT = 1
 DTYPES = ("float32", "int8", "int4")
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ class OnnxConversion:
         require_alike(facts["keys"], [shapes[layer] for layer in passes.layers])
         return Companion(target, passes, facts)
 
-    def _read(self, found: Kept) -> tuple[Passes, dict[str, Any]]:
+    def _read(self, found: KeptConversion) -> tuple[Passes, dict[str, Any]]:
         try:
             return Passes(*found), found.facts
         except RuntimeError as error:  # the library's
             raise RefusedError(f"{self.name} cannot be loaded: {one_line(error)}") from None
 
-    def _kept_or_made(self) -> Kept | None:
+    def _kept_or_made(self) -> KeptConversion | None:
         """Return the graph as it is kept, or make and keep it now; None where that cannot be."""
         if self.source is None:
             return None
@@ -91,9 +91,9 @@ class OnnxConversion:
     def _key(self, source: Convertible) -> str:
         choices = [f"layer {i}" for i in self.some]
         choices += [f"shows {','.join(map(str, self.taps))}"] if self.taps else []
-        return store.key_of(source, FORMAT, "onnx", self.dtype, *choices)
+        return store.key_of(source, GRAPH_FORMAT, "onnx", self.dtype, *choices)
 
-    def _stored(self, source: Convertible, key: str) -> Kept | None:
+    def _stored(self, source: Convertible, key: str) -> KeptConversion | None:
         def write(place: Path) -> dict[str, Any]:
             return self._written(place) | self.more() | {"identity": key}
 
@@ -112,7 +112,7 @@ class OnnxConversion:
         """The same in files that end with it."""
         place = Path(tempfile.mkdtemp(prefix="foretoken-"))
         try:
-            passes, facts = self._read(Kept(place, self._written(place)))
+            passes, facts = self._read(KeptConversion(place, self._written(place)))
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
@@ -135,7 +135,7 @@ class OnnxConversion:
 
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     """The facts of a kept conversion, without its graph; None where none is kept."""
-    return store.facts(store.key_of(source, FORMAT, "onnx", dtype))
+    return store.facts(store.key_of(source, GRAPH_FORMAT, "onnx", dtype))
 
 
 def form() -> Form:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError
 from foretoken.models.onnx.graph import EMBEDDINGS, Graph
 from foretoken.models.onnx.products import PRECISIONS, Linear, Precision, multiplied
-from foretoken.models.onnx.reading import Attention, Decoder, Gated, Norm, Reader
+from foretoken.models.onnx.reading import Attention, Decoder, Gated, NetworkReader, Norm
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.sizes import context_limit, switch_of
 
@@ -38,7 +38,7 @@ def export(
     Args:
         network: In float32.
         folder: Which exists.
-        dtype: Of weights, in `PRECISIONS`.
+        dtype: The precision of weights, in `PRECISIONS`.
         taps: Where it is to show its states (`models.stock.taps`).
         some: The layers that it is to have, where not all.
 
@@ -49,7 +49,7 @@ def export(
         raise RefusedError("ONNX Runtime runs decoders alone here")
     if switch_of(network) is not None:
         raise RefusedError("ONNX Runtime reads all texts with the same rotary positions here")
-    reader = Reader(network)
+    reader = NetworkReader(network)
     with torch.no_grad():
         decoder, embeddings = reader.decoder(), reader.embeddings()
     decoder.layers = [decoder.layers[i] for i in some] if some else decoder.layers

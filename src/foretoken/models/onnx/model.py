@@ -8,15 +8,17 @@ block of a common one would be as wide for all.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
 from foretoken.models.onnx.passes import Part, Passes
-from foretoken.models.onnx.slots import LEAST, KeptTexts, Shape, Slots, shared, valid
+from foretoken.models.onnx.slots import LEAST, KeptPrefixes, KeySlots, Shape, shared, valid
 from foretoken.models.rows import (
     CHUNK,
     by_place,
@@ -30,6 +32,7 @@ from foretoken.models.rows import (
 )
 from foretoken.models.shown import Known, Shown
 
+WIDTHS = (1, 2, 3, 5, 8, 17)  # of the passes that are compared
 WIDE = 32  # tokens of a row from which on it has a pass of its own
 
 
@@ -51,12 +54,11 @@ class OnnxModel:
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")
         shapes = [(heads, width) for heads, width in facts["keys"]]
-        self.slots = Slots(shapes)
-        self.steady = steady(passes, shapes)  # whether logits depend on the text alone, to the bit
+        self.slots = KeySlots(shapes)
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
-        self.kept: KeptTexts | None = None
+        self.kept: KeptPrefixes | None = None
         self.recalled: list[int] = []  # tokens of the rows that joined last
         self.taps = tuple(facts.get("taps", ()))
         self._seen = Shown()  # states there, until they are taken
@@ -72,6 +74,27 @@ class OnnxModel:
     def lengths(self) -> list[int]:
         return self.slots.lengths
 
+    @cached_property
+    def batch_invariant(self) -> bool:
+        shapes = [
+            (x.shape[1], x.shape[3]) for x in self.slots.arrays[: len(self.slots.arrays) // 2]
+        ]
+        return is_invariant(self.passes, shapes)
+
+    def made_invariant(self) -> OnnxModel:
+        """Return this model, whose logits are a function of the text, to the bit, from now on: on
+        some processors lone tokens are computed twice for it. Raises RefusedError where they are
+        not."""
+        if not self.batch_invariant:
+            self.passes.doubled = True
+            del self.batch_invariant
+        if not self.batch_invariant:
+            raise RefusedError(
+                "exact_shapes=True was not shown to hold for ONNX Runtime's products on this "
+                "processor; give runtime='transformers'"
+            )
+        return self
+
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return self.slots.token_bytes * most_slots(lengths, self.slots.unit)
 
@@ -82,7 +105,7 @@ class OnnxModel:
         return self._seen.take()
 
     def remember(self, on: bool) -> None:
-        self.kept = KeptTexts() if on else None
+        self.kept = KeptPrefixes() if on else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt
@@ -217,14 +240,16 @@ def _laid_out(whole: Tensor, flat: Tensor, rows: list[int], need: list[int]) -> 
         whole[b, : need[b]] = part
 
 
-def steady(passes: Passes, shapes: list[Shape]) -> bool:
-    """Tell whether the logits of a token read alone are, to the bit, those of the same token among
-    others: which products ONNX Runtime has for one token, and how they sum, is the processor's."""
-    slots, tokens = Slots(shapes), [1, 2, 3, 4]
+def is_invariant(passes: Passes, shapes: list[Shape]) -> bool:
+    """Tell whether the logits of a token are the same to the bit in passes of several sizes, with
+    its real weights: which products ONNX Runtime has, and how they sum, is the processor's."""
+    slots, tokens = KeySlots(shapes), [1 + i % 7 for i in range(2 * max(WIDTHS))]
     slots.reserve(1, len(tokens) + 1)
     together = passes.run(slots, [Part(0, 0, tokens, len(tokens))]).arrays["logits"].copy()
-    alone = [
-        passes.run(slots, [Part(0, i, [token], 1)]).arrays["logits"][0].copy()
-        for i, token in enumerate(tokens)
-    ]
-    return bool(np.array_equal(together, np.stack(alone)))
+    for width in WIDTHS:
+        for at in (0, width):
+            block = tokens[at : at + width]
+            made = passes.run(slots, [Part(0, at, block, width)]).arrays["logits"]
+            if not np.array_equal(made[:width], together[at : at + width]):
+                return False
+    return True

@@ -1,10 +1,10 @@
 """Passes of a graph over slots: its inputs and outputs are arrays of ours, bound once for every
 size of a pass. Knows no rows beyond their places.
 
-Attention of one token of a row alone is summed in another order than that of several. So a lone
-token attends twice, the second time behind itself, where the row's next token will be written: the
-numbers of a token then do not depend on how many are read with it, as far as products allow
-(`steady`).
+Attention of one token of a row alone is summed in another order than that of several, and so is
+that of one token behind whole tiles. So a lone token attends twice, the second time behind itself,
+where the row's next token will be written: the numbers of a token then do not depend on how many
+are read with it, as far as products allow (`batch_invariant`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from foretoken.models.blocks import Floats
 from foretoken.models.onnx.graph import EMBEDDINGS, GRAPH
-from foretoken.models.onnx.slots import Slots
+from foretoken.models.onnx.slots import KeySlots
 
 SIZES = 128  # of passes whose bindings are kept
-LONE = 2  # places of a row's only token in attention
+TILE = 32  # tokens of a row whose attention is computed at once, or a multiple
 
 
 class Part(NamedTuple):
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What decides how large the arrays of a pass are."""
+    """The sizes of the arrays of a pass."""
 
     first: int  # place of the cache
     rows: int
@@ -75,7 +75,7 @@ class Passes:
         self.over: list[Floats] = []  # the slots' arrays that are bound
         self.doubled = False  # whether a pass over one token is made over two
 
-    def run(self, slots: Slots, parts: list[Part], given: Floats | None = None) -> Bound:
+    def run(self, slots: KeySlots, parts: list[Part], given: Floats | None = None) -> Bound:
         """A pass over these parts, whose places ascend; what it read and made, valid until the next
         of its size. given: what it reads in place of embeddings of the tokens."""
         if self.over is not slots.arrays:
@@ -94,7 +94,7 @@ class Passes:
         return Size(
             first,
             parts[-1].place + 1 - first,
-            max(LONE, *(len(part.tokens) for part in parts)),
+            max(attending(len(part.tokens)) for part in parts),
             max(least, sum(len(part.tokens) for part in parts)),
             max(least, sum(part.need for part in parts)),
         )
@@ -114,23 +114,24 @@ class Passes:
         ends = list(accumulate(len(part.tokens) for part in parts))
         for part, end in zip(parts, ends, strict=True):
             row, count = part.place - first, len(part.tokens)
-            attends = max(LONE, count)
+            attends = attending(count)
             counts[row], last[row] = attends, part.past + attends - 1
-            places[row, :attends] = range(end - count, end)
+            places[row, :count] = range(end - count, end)
+            places[row, count:attends] = end - 1
             flat[end - count : end] = range(row * width, row * width + count)
             needed[i : i + part.need] = range(end - part.need, end)
             i += part.need
         flat[ends[-1] :] = flat[ends[-1] - 1]
         needed[i:] = ends[-1] - 1
 
-    def _bound(self, size: Size, slots: Slots) -> Bound:
+    def _bound(self, size: Size, slots: KeySlots) -> Bound:
         if size not in self.bound:
             if len(self.bound) >= SIZES:
                 self.bound = {}
             self.bound[size] = self._bind(size, slots)
         return self.bound[size]
 
-    def _bind(self, size: Size, slots: Slots) -> Bound:
+    def _bind(self, size: Size, slots: KeySlots) -> Bound:
         T, P, B, S = size.tokens, size.needed, size.rows, size.width
         inputs: dict[str, NDArray[Any]] = {
             "states": np.zeros((T, self.width), np.float32),
@@ -175,6 +176,11 @@ class Passes:
             )
             self.turned[f"cosine.{k}"] = (angles.cos() * scale).numpy()
             self.turned[f"sine.{k}"] = (angles.sin() * scale).numpy()
+
+
+def attending(count: int) -> int:
+    """Return how many places of attention so many tokens of a row take."""
+    return count + (count % TILE == 1)
 
 
 def widened(bits: NDArray[np.uint16]) -> Floats:

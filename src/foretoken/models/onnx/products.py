@@ -38,7 +38,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How the weights of products are kept: as they are, or rounded to so many bits."""
+    """Weights of products are kept as they are, or rounded to so many bits."""
 
     bits: int | None = None
 
@@ -85,7 +85,7 @@ def multiplied(
 
 
 def _form(weight: Weight) -> tuple[Any, ...]:
-    """What weights must have in common to be one product."""
+    """The properties that weights must share to be one product."""
     if not isinstance(weight, Blocks):
         return ()
     size = weight.integers.shape[2]

@@ -1,9 +1,8 @@
 """A transformers decoder read from its modules: what each layer multiplies, normalises and attends
 to, for families that are built like Llama, with norms before their parts, behind them, or both.
 
-What a module does is tried where its name does not tell. Every parameter must be read: one that is
-not belongs to something that is not understood here. Whether the reading is right, the self-check
-decides.
+Modules are tried where their names do not tell. Every parameter must be read: one that is not
+belongs to something that is not understood here. The self-check decides if the reading is right.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What a layer attends with."""
+    """The weights and settings with which a layer attends."""
 
     reads: list[Linear]  # queries, keys and values
     out: Linear
@@ -74,7 +73,7 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class DecoderLayer:
     """The norms are absent (None) where a part reads, or gives, states as they are."""
 
     before_attention: Norm | None
@@ -91,7 +90,7 @@ class Decoder:
     """All of a decoder but its embeddings."""
 
     width: int
-    layers: list[Layer]
+    layers: list[DecoderLayer]
     norm: Norm
     head: Linear
     cap: float  # of logits; 0: none
@@ -99,7 +98,7 @@ class Decoder:
     ropes: list[Rope] = field(default_factory=list)
 
 
-class Reader:
+class NetworkReader:
     """Reads a network, and notes what it has read."""
 
     def __init__(self, network: PreTrainedModel) -> None:
@@ -133,13 +132,13 @@ class Reader:
         return made
 
     def embeddings(self) -> Tensor:
-        """What the first layer reads for every token, `[V, width]`."""
+        """The vectors that the first layer reads for every token, `[V, width]`."""
         table: Any = self.network.get_input_embeddings()
         factor = getattr(self.config, "embedding_multiplier", None) or 1.0
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
-    def _layer(self, layer: Any, window: int) -> Layer:
+    def _layer(self, layer: Any, window: int) -> DecoderLayer:
         norms = {name for name, part in layer.named_children() if "norm" in name}
         first, second, third, fourth = (
             self._norm(getattr(layer, name)) if name in norms else None
@@ -163,7 +162,7 @@ class Reader:
         )
         attention, gated = self._attention(layer.self_attn, window), self._gated(layer.mlp)
         residual = float(getattr(layer, "residual_multiplier", 1.0))
-        return Layer(places[0], attention, places[1], places[2], gated, places[3], residual)
+        return DecoderLayer(places[0], attention, places[1], places[2], gated, places[3], residual)
 
     def _attention(self, part: Any, window: int) -> Attention:
         width = int(part.head_dim)
@@ -218,7 +217,7 @@ class Reader:
         return Linear(array(part.weight), None if part.bias is None else array(part.bias))
 
     def _norm(self, part: Any) -> Norm:
-        """What a norm multiplies by, tried: some add one to their weight."""
+        """The factors of a norm, tried: some add one to their weight."""
         epsilon = getattr(part, "variance_epsilon", None) or getattr(part, "eps", None)
         if not epsilon:
             raise self._refused(f"a {type(part).__name__}")

@@ -16,7 +16,7 @@ from foretoken.models.rows import Places
 Shape = tuple[int, int]  # heads and width
 
 
-class Slots(Places):
+class KeySlots(Places):
     """Rows with room for more rows, and more tokens, than there are. Untouched room is free: the
     system gives memory where it is written to."""
 
@@ -32,7 +32,7 @@ class Slots(Places):
     def token_bytes(self) -> int:
         return sum(x.itemsize * x.shape[1] * x.shape[3] for x in self.arrays)
 
-    def parts(self) -> list[Slots]:
+    def parts(self) -> list[KeySlots]:
         return [self]
 
     def fit(self, like: list[Floats], rows: int, capacity: int, used: int) -> None:
@@ -51,7 +51,7 @@ class Slots(Places):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptText:
+class KeptPrefix:
     """Keys and values of a text's first tokens."""
 
     salt: Hashable
@@ -67,17 +67,17 @@ MOST = 2**29  # bytes that are kept at most
 LEAST = 32  # tokens that texts must share
 
 
-class KeptTexts:
+class KeptPrefixes:
     """Texts that have left, the latest last; the oldest give way."""
 
     def __init__(self) -> None:
-        self.texts: list[KeptText] = []
+        self.texts: list[KeptPrefix] = []
 
     def keep(self, salt: Hashable, tokens: list[int], arrays: list[Floats]) -> None:
         """Keep a text, in place of those that it begins with."""
         if not valid(arrays):
             return
-        new = KeptText(salt, tuple(tokens), [x.copy() for x in arrays])
+        new = KeptPrefix(salt, tuple(tokens), [x.copy() for x in arrays])
         self.texts = [
             text
             for text in self.texts

@@ -49,6 +49,7 @@ class ExactModel:
     """
 
     runtime = "transformers, exact shapes"
+    batch_invariant = True
     takes_tensors = False  # a pass begins with tokens from before the block
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -1,0 +1,353 @@
+"""Decoders on ONNX Runtime: what transformers computes, in any blocks and any company, with weights
+as they are or rounded, and with nothing lost to a Ctrl-C."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+import foretoken
+import tiny
+from foretoken.errors import InputError, RefusedError
+from foretoken.models import store
+from foretoken.models.blocks import found
+from foretoken.models.families import build
+from foretoken.models.onnx.conversion import OnnxConversion, form
+from foretoken.models.onnx.export import export
+from foretoken.models.onnx.model import OnnxModel
+from foretoken.models.onnx.products import rounded
+from foretoken.models.stock.selfcheck import TOLERANCE, check, deviation, small_copy, stir
+from interrupts import interrupted
+
+pytestmark = pytest.mark.cpu_only
+WHERE = ("onnx/model.py", "onnx/slots.py", "onnx/passes.py", "models/rows.py")  # to interrupt
+WIDTHS: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}
+WIDTHS |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+WIDTHS |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+LIKE_LLAMA = ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma 2", "Gemma 3", "Phi-3"]
+MORE = ["Cwm", "Exaone4", "Gemma", "Granite", "Olmo2", "Olmo3", "SeedOss", "SmolLM3"]
+OTHERS = ["GPT-2", "GPT-NeoX", "OPT", "Mixtral", "T5"]
+
+
+def converted(network: PreTrainedModel, dtype: str = "float32", **how: Any) -> OnnxModel:
+    return OnnxConversion(None, dtype, lambda: copy.deepcopy(network).float(), **how).model()
+
+
+@cache
+def network() -> PreTrainedModel:
+    return tiny.llama(64, head_dim=16, intermediate_size=64)
+
+
+@pytest.fixture(scope="module")
+def model() -> OnnxModel:
+    return converted(network())
+
+
+@pytest.fixture(autouse=True)
+def emptied(model: OnnxModel) -> None:
+    model.leave(list(range(len(model.lengths))))
+
+
+@pytest.mark.parametrize("name", LIKE_LLAMA)
+def test_families_are_exact(name: str) -> None:
+    """Ragged blocks, rollbacks, joins and leaves, past windows, of the self-check."""
+    assert check(build(name), form()).delta < TOLERANCE
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_more_families_are_exact(name: str) -> None:
+    library: Any = transformers
+    config = getattr(library, f"{name}Config")(**WIDTHS)
+    small = small_copy(getattr(library, f"{name}ForCausalLM"), config)
+    assert deviation(small, converted(small)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_families_are_refused(name: str) -> None:
+    with pytest.raises(RefusedError, match="ONNX Runtime"):
+        converted(build(name))
+
+
+def test_a_parameter_that_is_not_read_is_refused() -> None:
+    odd: Any = copy.deepcopy(network())
+    odd.model.layers[1].self_attn.gain = torch.nn.Parameter(torch.ones(1))
+    with pytest.raises(RefusedError, match=r"layers\.1\.self_attn\.gain"):
+        converted(odd)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+def test_a_tokens_logits_do_not_depend_on_its_company(dtype: str) -> None:
+    """To the bit: in blocks of any size, beside other rows, behind a rollback, read from a kept
+    text, or alone where this processor's products allow it."""
+    model, text = converted(network(), dtype), [(7 * i * i + 3 * i) % 61 + 2 for i in range(90)]
+    model.start([[]])
+    expected = model.score([text], [len(text)])[0].clone()
+    model.leave([0])
+    for width in [2, 3, 8, 33, 65, *([1] if model.batch_invariant else [])]:
+        model.start([[], text[:40]])
+        for at in range(0, len(text) - len(text) % width, width):
+            block, beside = text[at : at + width], text[: at % 5]
+            if at % 3 == 0:  # draft tokens that are taken back
+                model.score([[5, 6, 7], beside], [3, 0])
+                model.set_lengths([at, 40])
+            made = model.score([block, beside], [len(block), 0])[0]
+            assert torch.equal(made[: len(block)], expected[at : at + len(block)]), (width, at)
+            model.set_lengths([at + len(block), 40])
+        model.leave([0, 1])
+    model.remember(True)
+    model.start([text[:64]])
+    model.leave([0])
+    model.start([text[:70]])
+    assert model.recalled == [64]
+    assert torch.equal(model.score([text[70:]], [20])[0], expected[70:])
+    model.leave([0])
+
+
+def test_a_lone_token_attends_behind_itself_without_a_trace(model: OnnxModel) -> None:
+    """Also where that outgrows the room that there was."""
+    for length in (254, 255, 256):
+        model.start([[3] * (length % 60 + 1)])
+        model.leave([0])
+    model.start([[5, 6, 7]])
+    one = model.score([[8]], [1])[0, 0].clone()
+    model.set_lengths([3])
+    assert torch.allclose(model.score([[8, 9]], [2])[0, 0], one, atol=1e-5)
+    assert model.lengths == [5]
+
+
+@pytest.mark.parametrize(("dtype", "within"), [("int8", 0.05), ("int4", 0.5)])
+def test_rounding_is_near(dtype: str, within: float) -> None:
+    assert deviation(network(), converted(network(), dtype)) < within
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounded_weights_are_the_nearest_blocks(bits: int) -> None:
+    weight = np.random.default_rng(0).standard_normal((6, 64), dtype=np.float32)
+    blocks = rounded(weight, bits)
+    again = (blocks.integers * blocks.scales).reshape(6, 64)
+    assert np.abs(again - weight).max() < (0.35 if bits == 4 else 0.02)
+    kept = found(again.astype(np.float32))
+    assert kept is not None and kept.bits <= bits
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.37])
+@pytest.mark.parametrize(("low", "high"), [(-8, 7), (0, 15), (-100, 100)])
+def test_weights_in_blocks_are_kept_as_they_are(low: int, high: int, offset: float) -> None:
+    """Blocks of four bits also in float32: the same numbers as transformers computes with."""
+    if offset and high > 15:
+        pytest.skip("no format has such blocks")
+    dice = np.random.default_rng(0)
+    own: Any = copy.deepcopy(network())
+    for part in own.model.layers.modules():
+        if isinstance(part, torch.nn.Linear):
+            out, inner = part.weight.shape
+            k = dice.integers(low, high + 1, (out, inner // 32, 32))
+            k[..., 0], k[..., 1] = low, high
+            scales = np.float16(0.01 if high < 16 else 0.001) * dice.integers(
+                1, 9, (out, inner // 32, 1)
+            )
+            weight = (k * scales.astype(np.float16).astype(np.float32)) + np.float32(offset / 64)
+            part.weight.data = torch.tensor(weight.reshape(out, inner), dtype=torch.float32)
+    assert deviation(own, converted(own)) < TOLERANCE
+    if offset == 0:
+        assert deviation(own, converted(own, "int8")) < 0.2  # states are rounded, weights are not
+
+
+def test_some_layers_over_the_targets_rows(model: OnnxModel) -> None:
+    drafting = OnnxConversion(None, "float32", network, some=(1,)).companion(model)
+    model.start([[5, 6, 7]])
+    drafting.start([[5, 6, 7]])
+    before = model.score([[8]], [1]).clone()
+    model.set_lengths([3])
+    drafting.score([[9, 9]], [2])
+    assert drafting.lengths == [5] and model.lengths == [3]
+    assert torch.allclose(model.score([[8]], [1]), before, atol=1e-6)
+    drafting.leave([0])
+
+
+def test_what_was_read_serves_others_of_the_same_salt(model: OnnxModel) -> None:
+    text = [(5 * i) % 59 + 2 for i in range(80)]
+    model.remember(True)
+    try:
+        model.start([text])
+        assert model.known([*text[:50], 1]) == 50  # of a row that is still there
+        model.leave([0])
+        assert model.known(text) == 80 and model.known(text[:20]) == 0  # too short to copy
+        model.salted("other")
+        assert model.known(text) == 0
+        model.salted("")
+        model.start([[*text[:60], 1, 1], [*text[:60], 1, 2]])
+        assert model.recalled == [60, 61]
+        model.leave([0, 1])
+    finally:
+        model.remember(False)
+    assert model.known(text) == 0
+
+
+def test_kept_texts_give_way_to_newer_ones(
+    model: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretoken.models.onnx.slots.MOST", 100 * model.slots.token_bytes)
+    model.remember(True)
+    for first in (2, 3, 4):
+        model.start([[first] * 40])
+        model.leave([0])
+    assert [model.known([first] * 40) for first in (2, 3, 4)] == [0, 40, 40]
+    model.remember(False)
+
+
+def test_texts_that_hold_nan_are_not_shared() -> None:
+    sick: Any = copy.deepcopy(network())
+    with torch.no_grad():
+        sick.get_input_embeddings().weight[9] = torch.nan
+    model = converted(sick)
+    model.remember(True)
+    model.start([[5] * 40 + [9]])
+    assert model.known([5] * 40 + [9]) == 0
+    model.leave([0])
+    assert model.known([5] * 40) == 0
+
+
+def test_what_does_not_fit_is_said(model: OnnxModel) -> None:
+    assert model.context is not None
+    with pytest.raises(InputError, match="shorten it"):
+        model.start([[2] * (model.context + 1)])
+
+
+def test_rows_that_are_there_twice_part(model: OnnxModel) -> None:
+    model.start([[5, 6, 7], [8, 9]])
+    expected = model.score([[3], [4]], [1, 1]).clone()
+    model.set_lengths([3, 2])
+    model.permute([0, 0, 1])
+    model.score([[11], [12], [13]], [1, 1, 1])
+    model.set_lengths([3, 3, 2])
+    model.leave([1])
+    assert torch.equal(model.score([[3], [4]], [1, 1]), expected)
+
+
+@pytest.mark.prove
+def test_a_ctrl_c_anywhere_leaves_rows_that_can_go() -> None:
+    came, nth = True, 0
+    model = converted(network())
+    model.remember(True)
+
+    def use() -> None:
+        model.start([[2] * 40, [3] * 5])
+        model.permute([0, 0, 1])
+        model.score([[4], [5, 6], [7] * 40], [1, 1, 1])
+        model.leave([1])
+
+    while came:
+        nth += 1
+        came = interrupted(use, nth, WHERE)
+        model.leave(list(range(len(model.lengths))))
+        assert model.lengths == model.slots.places == model.texts == model.salts == []
+        model.start([[5, 6, 7]])
+        alone = model.score([[8]], [1])[0, 0].clone()
+        model.leave([0])
+        expected = network()(torch.tensor([[5, 6, 7, 8]])).logits[0, -1]
+        assert torch.allclose(alone, expected, atol=1e-4), f"line {nth}"
+    assert nth > 100
+
+
+@pytest.mark.onnx
+def test_a_folder_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    network().save_pretrained(tmp_path / "model")
+    asked: dict[str, Any] = {"runtime": "onnx", "dtype": "int8"}
+    first = foretoken.load(tmp_path / "model", "none", **asked)
+    assert first.target.runtime == "onnx" and first.target.computed == "int8"
+    (entry,) = store.entries()
+    assert entry.dtype == "int8 (onnx)" and {each.name for each in entry.folder.iterdir()} == {
+        "decoder.onnx",
+        "decoder.weights",
+        "embeddings.npy",
+        "facts.json",
+    }
+    monkeypatch.setattr("foretoken.models.onnx.export.export", None)  # it is not made again
+    again = foretoken.load(tmp_path / "model", "none", **asked)
+    prompt = [[5, 6, 7]]
+    limits: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0}
+    (one,), (two,) = (spec.generate(prompt, **limits) for spec in (first, again))
+    assert list(one.tokens) == list(two.tokens)
+
+
+@pytest.mark.onnx
+def test_what_onnx_runtime_has_not_is_refused_by_name(tmp_path: Path) -> None:
+    network().save_pretrained(tmp_path)
+    for how, said in (
+        ({"dtype": "bfloat16"}, "ONNX Runtime has no bfloat16"),
+        ({"kv_dtype": "int8"}, "kv_dtype='int8' runs on OpenVINO only, not on onnx"),
+    ):
+        options: dict[str, Any] = {"runtime": "onnx", **how}
+        with pytest.raises(RefusedError, match=said):
+            foretoken.load(tmp_path, "none", **options)
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_exact_shapes_run_there(tmp_path: Path, dtype: str) -> None:
+    """Greedy text is that of plain decoding, whatever is guessed and whoever is beside."""
+    network().save_pretrained(tmp_path)
+    spec = foretoken.load(tmp_path, "lookup", dtype=dtype, exact_shapes=True)
+    assert spec.target.runtime == "onnx" and spec.exact == "bitwise"
+    prompts = [[5, 6, 7] * 6, [8, 9], [3] * 40]
+    how: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0, "ignore_eos": True}
+    alone = [spec.generate([prompt], gamma=0, **how)[0].tokens for prompt in prompts]
+    for gamma in (1, 3, 7):
+        assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_logits_that_depend_on_the_pass_are_found_out(model: OnnxModel, wrong: int) -> None:
+    """A model that computes a lone token otherwise is invariant once it computes two; one that
+    computes every size otherwise never is."""
+    own, run = converted(network()), type(model.passes).run
+
+    def off(passes: Any, slots: Any, parts: Any, given: Any = None) -> Any:
+        bound = run(passes, slots, parts, given)
+        size = len(bound.arrays["flat"])
+        bound.arrays["logits"][:] += 1e-6 * (size if wrong else size == 1)
+        return bound
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.passes), "run", off)
+        assert not own.batch_invariant
+        if wrong:
+            with pytest.raises(RefusedError, match="give runtime='transformers'"):
+                own.made_invariant()
+        else:
+            assert own.made_invariant().batch_invariant
+
+
+def test_long_rope_is_refused() -> None:
+    long = build("Phi-3")
+    config = copy.deepcopy(long.config)
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    config.original_max_position_embeddings, config.max_position_embeddings = 64, 128
+    kind: Any = type(long)
+    other = kind(config)
+    stir(other)
+    with pytest.raises(RefusedError, match="same rotary positions"):
+        converted(other)
+
+
+def test_embeddings_take_half_the_bytes_where_that_rounds_none(tmp_path: Path) -> None:
+    half: Any = copy.deepcopy(network())
+    half.get_input_embeddings().weight.data = half.get_input_embeddings().weight.bfloat16().float()
+    export(half, tmp_path)
+    assert np.load(tmp_path / "embeddings.npy").dtype == np.uint16
+    assert deviation(half, converted(half)) < TOLERANCE
