@@ -29,7 +29,7 @@ from foretoken.models.stock.taps import layers_of
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
 
-H, HEADS, KEYS, WIDTH, INNER, EPS = 32, 4, 2, 8, 48, 1e-6  # of the drafts' layers
+H, HEADS, KEYS, WIDTH, INNER, EPS = 32, 4, 2, 16, 48, 1e-6  # of the drafts' layers
 LAYER = {
     "model_type": "llama",
     "hidden_size": H,

@@ -239,7 +239,7 @@ EAGLE: EagleFile = eagle_file(320, (1, 2, 3), [*range(20, 320)], seed=5)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, EAGLE-3 drafts for it in both layouts, and a target with a layer of its own."""
     base = tmp_path_factory.mktemp("pairs")
-    model = tiny.llama(320, context=256, num_hidden_layers=4)
+    model = tiny.llama(320, context=256, num_hidden_layers=4, head_dim=16)
     model.generation_config.eos_token_id = None
     tiny.folder(base / "target", model, tiny.byte_level())
     EAGLE.save(base / "speculators")
@@ -282,6 +282,15 @@ def test_eagle_loads_from_a_folder(folders: Path, draft: str, taps: str) -> None
 )
 def test_eagle_loads_on_openvino(folders: Path, draft: str, taps: str) -> None:
     require_loaded(folders, draft, taps, "openvino")
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize(
+    ("draft", "taps"),
+    [("original", "outputs"), pytest.param("speculators", "inputs", marks=pytest.mark.prove)],
+)
+def test_eagle_loads_on_onnx_runtime(folders: Path, draft: str, taps: str) -> None:
+    require_loaded(folders, draft, taps, "onnx")
 
 
 def test_the_layers_are_measured_where_the_file_does_not_say(

@@ -39,7 +39,7 @@ def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> 
     Args:
         network: The model's structure, which may be on the meta device.
         dtype: The precision of its weights.
-        runtimes: By name, functions that run a network in memory in a precision. Those that refuse
+        runtimes: By name, functions that run a network in memory in a precision. Any that refuse
             it are left out; where no copy can be built, the first is taken.
 
     Returns:

@@ -86,15 +86,7 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     _require_rounding(dtype, placement.kv_dtype, fast)
     if fast != "transformers":
         try:
-            if fast == "openvino":
-                model = _openvino(source, dtype, placement)
-            elif fast == "onnx":
-                model = _onnx(source, dtype, placement)
-            elif placement.taps:
-                raise RefusedError(f"{fast} shows no states between layers, which the draft reads")
-            else:
-                model = _graphs(source, dtype, device, fast == "compiled")
-            return Placed(model, "it passed the self-check")
+            return Placed(_on(fast, source, dtype, placement, device), "it passed the self-check")
         except RefusedError as error:
             if placement.runtime == fast or on_openvino:
                 raise RefusedError(f"{error}{_remedy(placement, dtype)}") from error.__cause__
@@ -103,6 +95,26 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
             log.info("%s stays on torch: %s", name, reason)
     model, packed = _torch(source, dtype, placement.device, placement.taps)
     return Placed(model, "; ".join([reason, *packed]))
+
+
+def _on(
+    runtime: str,
+    source: Source | PreTrainedModel,
+    dtype: str,
+    placement: Placement,
+    device: torch.device,
+) -> Model:
+    """Return the model on a runtime other than torch by itself. RefusedError where it is not exact
+    there."""
+    if runtime == "openvino":
+        return _openvino(source, dtype, placement)
+    if runtime == "onnx" and placement.runtime == "auto":
+        return _onnx_or_openvino(source, dtype, placement)
+    if runtime == "onnx":
+        return _onnx(source, dtype, placement)
+    if placement.taps:
+        raise RefusedError(f"{runtime} shows no states between layers, which the draft reads")
+    return _graphs(source, dtype, device, runtime == "compiled")
 
 
 def _require_rounding(dtype: str, kv_dtype: str | None, runtime: str) -> None:
@@ -135,10 +147,11 @@ def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
         return None
     if not is_folder(source.path):
         return None
-    try:
-        return _onnx_library().facts(source, dtype) or _library().facts(source, dtype)
-    except RefusedError:
-        return None
+    for library in (_onnx_library, _library):
+        with suppress(RefusedError):
+            if facts := library().facts(source, dtype):
+                return facts
+    return None
 
 
 def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Placed:
@@ -325,6 +338,14 @@ def _openvino_in_memory(network: PreTrainedModel, dtype: str) -> Model:
     return _library().Conversion(None, dtype, partial(copy.deepcopy, network)).model(way)
 
 
+def _onnx_or_openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> Model:
+    try:
+        return _onnx(source, dtype, placement)
+    except RefusedError as error:  # which its structure did not tell
+        log.info("not on ONNX Runtime: %s", error)
+        return _openvino(source, dtype, placement)
+
+
 def _onnx(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> OnnxModel:
     if placement.device.type != "cpu":
         raise RefusedError(f"ONNX Runtime runs on the CPU here, not on {placement.device}")
@@ -393,6 +414,12 @@ def decoder_of_pairs(
     """Return a decoder of pairs where its target runs, on OpenVINO by itself in eight bits. Raises
     RefusedError for a precision that is not to be had there."""
     kind = _draft_kind(target, dtype)
+    if target.runtime == "onnx" and kind in _onnx_library().DTYPES:
+        conversion = _onnx_library().OnnxConversion(source, kind, partial(copy.deepcopy, network))
+        try:
+            return conversion.model()
+        except RefusedError as error:  # a decoder of another kind
+            log.info("the draft runs on OpenVINO beside its target: %s", error)
     if target.runtime in TITLES:
         library = _library()
         conversion = library.Conversion(source, kind, partial(copy.deepcopy, network))
@@ -438,7 +465,8 @@ def _draft_kind(target: Model, dtype: str | None) -> str:
     asked = None if dtype == "auto" else dtype
     if target.runtime in TITLES:
         kind = asked or "int8"
-        _require_known(kind)
+        if target.runtime == "openvino" or kind not in _onnx_library().DTYPES:
+            _require_known(kind)
         return kind
     if asked in ROUNDED:
         raise RefusedError(f"draft_dtype={asked!r} runs on OpenVINO only; leave it out")

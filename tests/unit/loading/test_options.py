@@ -45,7 +45,7 @@ def test_there_is_no_other() -> None:
 
 def test_what_cannot_be_together_is_refused_before_a_model_is_read() -> None:
     with pytest.raises(RefusedError, match="has no dtype='int8'"):
-        LoadOptions(exact_shapes=True, dtype="int8")
+        LoadOptions(exact_shapes=True, dtype="int8", runtime="transformers")
     with pytest.raises(RefusedError, match="has no kv_dtype='int8'"):
         LoadOptions(exact_shapes=True, kv_dtype="int8")
     with pytest.raises(InputError, match="kv_dtype is 'int4'; give one of int8") as error:

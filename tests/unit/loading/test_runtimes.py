@@ -17,8 +17,9 @@ from foretoken.loading import runtimes
 from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
 from foretoken.loading.target import ModelFacts
+from foretoken.models import store
 from foretoken.models.families import build
-from foretoken.models.openvino import conversion, store
+from foretoken.models.openvino import conversion
 from foretoken.models.stock import selfcheck
 from foretoken.models.stock.selfcheck import stir
 
@@ -85,15 +86,19 @@ def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> N
     assert tokens == stock(path, [5, 6, 7], 20)
 
 
-def test_a_conversion_is_named_by_format_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = conversion.fingerprint("m", "paged", "float32")
-    assert conversion.fingerprint("m", "paged", "float32") == before
-    assert conversion.fingerprint("m", "paged", "float32", "class Llama: ...") != before
+def test_a_conversion_is_named_by_format_and_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "model", seed=6)
+    model, way = source(path, None, False), conversion.PAGED
+    before = conversion.name_of(model, way, "float32")
+    assert conversion.name_of(model, way, "float32") == before
+    assert conversion.name_of(model, way, "float32", "some layers") != before
     monkeypatch.setattr(conversion, "CACHE_FORMAT", conversion.CACHE_FORMAT + 1)
-    assert conversion.fingerprint("m", "paged", "float32") != before
+    assert conversion.name_of(model, way, "float32") != before
     monkeypatch.undo()
-    monkeypatch.setattr(conversion, "versions", lambda: {"foretoken": "another"})
-    assert conversion.fingerprint("m", "paged", "float32") != before
+    monkeypatch.setattr(store, "versions", lambda: {"foretoken": "another"})
+    assert conversion.name_of(model, way, "float32") != before
 
 
 def test_bfloat16_weights_are_rounded(tmp_path: Path) -> None:

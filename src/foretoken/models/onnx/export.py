@@ -16,10 +16,11 @@ import torch
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
-from foretoken.models.onnx.graph import EMBEDDINGS, Graph
+from foretoken.models.onnx.graph import EMBEDDINGS, JOIN, Graph
 from foretoken.models.onnx.products import PRECISIONS, Linear, Precision, multiplied
-from foretoken.models.onnx.reading import Attention, Decoder, Gated, NetworkReader, Norm
+from foretoken.models.onnx.reading import Attention, Decoder, Gated, NetworkReader, Norm, Pairs
 from foretoken.models.shown import FINAL
+from foretoken.models.stock.pairs import Join
 from foretoken.models.stock.sizes import context_limit, switch_of
 
 COUNTS = 16  # place of query_seqlens among the inputs of attention
@@ -51,10 +52,14 @@ def export(
         raise RefusedError("ONNX Runtime reads all texts with the same rotary positions here")
     reader = NetworkReader(network)
     with torch.no_grad():
-        decoder, embeddings = reader.decoder(), reader.embeddings()
+        decoder = reader.decoder()
+        if decoder.pairs is None:
+            _keep_embeddings(reader.embeddings(), folder / EMBEDDINGS)
     decoder.layers = [decoder.layers[i] for i in some] if some else decoder.layers
     Writer(Graph(folder), decoder, PRECISIONS[dtype]).write(taps)
-    _keep_embeddings(embeddings, folder / EMBEDDINGS)
+    join = getattr(network, "join", None)
+    if join is not None:
+        _write_join(join, reader, Graph(folder, JOIN))
     attentions = [layer.attention for layer in decoder.layers]
     return {
         "form": "onnx",
@@ -65,6 +70,8 @@ def export(
         "keys": [[attention.key_heads, attention.width] for attention in attentions],
         "ropes": [[rope.frequencies, rope.scale] for rope in decoder.ropes],
         "width": decoder.width,
+        "reads": decoder.width + (decoder.pairs.width if decoder.pairs else 0),
+        "joins": join is not None,
     } | ({"taps": list(taps)} if taps else {})
 
 
@@ -78,6 +85,30 @@ def _keep_embeddings(table: torch.Tensor, file: Path) -> None:
     np.save(file, table.numpy())
 
 
+def _write_join(join: Join, reader: NetworkReader, graph: Graph) -> None:
+    """Write the graph that makes one state of those at several taps, in float32."""
+    norms = [reader.norm(part) for part in join.norms]
+    linear = reader.linear(join.fc)
+    states = graph.input("states", "float32", "T", linear.weight.shape[1])
+    if norms:
+        parts = [f"part.{i}" for i in range(len(norms))]
+        graph.add("Split", [states], *parts, axis=-1, num_outputs=len(parts))
+        made = [normed(graph, f"{x}.normed", x, n) for x, n in zip(parts, norms, strict=True)]
+        states = graph.add("Concat", made, "normed", axis=-1)
+    multiplied(graph, "state", states, [linear], PRECISIONS["float32"])
+    graph.output("state", "float32", "T", len(linear.weight))
+    graph.written()
+
+
+def normed(graph: Graph, name: str, states: str, norm: Norm | None) -> str:
+    """States behind a norm, or as they are."""
+    if norm is None:
+        return states
+    weight = graph.constant(f"{name}.norm", norm.weight)
+    how: Any = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
+    return graph.add("SimplifiedLayerNormalization", [states, weight], name, **how)
+
+
 class Writer:
     """Writes one decoder."""
 
@@ -87,10 +118,14 @@ class Writer:
     def write(self, taps: tuple[int, ...]) -> None:
         decoder = self.decoder
         self._inputs()
-        states, normed, shown = "states", "", dict[int, str]()
+        shown = dict[int, str]()
+        if decoder.pairs is not None:
+            states, read = self._pairs(decoder.pairs)
+        else:
+            states = "states"
+            read = self._normed("read", states, decoder.layers[0].before_attention)
         for i, layer in enumerate(decoder.layers):
             shown[i] = states
-            read = normed or self._normed(f"{i}.in", states, layer.before_attention)
             made = self._attention(i, read, layer.attention)
             made = self._normed(f"{i}.made", made, layer.behind_attention)
             states, read = self._added(f"{i}.mid", states, made, layer.residual, layer.before_gated)
@@ -98,14 +133,25 @@ class Writer:
             made = self._normed(f"{i}.gave", made, layer.behind_gated)
             last = i + 1 == len(decoder.layers)
             norm = decoder.norm if last else decoder.layers[i + 1].before_attention
-            states, normed = self._added(f"{i}.out", states, made, layer.residual, norm)
-            normed = "" if normed == states else normed
-        shown |= {len(decoder.layers): states, FINAL: normed}
-        self._outputs(normed, [shown[tap] for tap in taps])
+            states, read = self._added(f"{i}.out", states, made, layer.residual, norm)
+        shown |= {len(decoder.layers): states, FINAL: read}
+        self._outputs(read, [shown[tap] for tap in taps])
+
+    def _pairs(self, pairs: Pairs) -> tuple[str, str]:
+        """The states of pairs, to which the first layer adds, and what it reads."""
+        graph = self.graph
+        sizes = graph.constant("pairs", np.array([pairs.width, self.decoder.width]))
+        graph.add("Split", ["states", sizes], "embedded", "state", axis=-1)
+        parts = (
+            self._normed("embedded.normed", "embedded", pairs.embedded),
+            self._normed("state.normed", "state", pairs.state),
+        )
+        return parts[1] if pairs.normed else "state", graph.add("Concat", [*parts], "both", axis=-1)
 
     def _inputs(self) -> None:
-        graph = self.graph
-        graph.input("states", "float32", "T", self.decoder.width)
+        graph, pairs = self.graph, self.decoder.pairs
+        reads = self.decoder.width + (pairs.width if pairs else 0)
+        graph.input("states", "float32", "T", reads)
         graph.input("needed", "int64", "P")
         graph.input("places", "int64", "B", "S")
         graph.input("flat", "int64", "T")
@@ -127,7 +173,8 @@ class Writer:
         plain = decoder.scale == 1 and not decoder.cap
         precision = HEAD if self.precision.bits else self.precision
         logits = "logits" if plain else "logits.plain"
-        multiplied(graph, logits, "hidden", [decoder.head], precision)
+        read = self._normed("hidden.normed", "hidden", decoder.head_norm)
+        multiplied(graph, logits, read, [decoder.head], precision)
         if decoder.scale != 1:
             factor = self._number("logits.scale", decoder.scale)
             logits = graph.add(
@@ -216,11 +263,7 @@ class Writer:
         return self._product(f"{i}.down", name, [part.down])
 
     def _normed(self, name: str, states: str, norm: Norm | None) -> str:
-        if norm is None:
-            return states
-        weight = self.graph.constant(f"{name}.norm", norm.weight)
-        how: Any = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
-        return self.graph.add("SimplifiedLayerNormalization", [states, weight], name, **how)
+        return normed(self.graph, name, states, norm)
 
     def _added(
         self, name: str, states: str, made: str, factor: float, norm: Norm | None

@@ -11,7 +11,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-GRAPH, WEIGHTS, EMBEDDINGS = "decoder.onnx", "decoder.weights", "embeddings.npy"  # files
+DECODER, JOIN = "decoder", "join"  # graphs
+EMBEDDINGS = "embeddings.npy"  # file
 OURS = "com.microsoft"  # ONNX Runtime's own operations
 OPSET, IR = 21, 10
 ALIGNED = 4096  # bytes at which a constant begins, so that it can be read in place
@@ -22,13 +23,13 @@ SMALL = 1024  # bytes of a constant that stays in the graph
 class Graph:
     """One in the making, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, name: str = DECODER) -> None:
+        self.folder, self.name = folder, name
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
-        self._weights: IO[bytes] = (folder / WEIGHTS).open("wb")
+        self._weights: IO[bytes] = (folder / f"{name}.weights").open("wb")
 
     def input(self, name: str, kind: str, *shape: int | str) -> str:
         self.inputs.append(helper.make_tensor_value_info(name, KINDS[kind], list(shape)))
@@ -49,7 +50,11 @@ class Graph:
         else:
             self._weights.write(bytes(-self._weights.tell() % ALIGNED))
             tensor.data_location = TensorProto.EXTERNAL
-            place = {"location": WEIGHTS, "offset": self._weights.tell(), "length": value.nbytes}
+            place = {
+                "location": f"{self.name}.weights",
+                "offset": self._weights.tell(),
+                "length": value.nbytes,
+            }
             for key, said in place.items():
                 tensor.external_data.add(key=key, value=str(said))
             self._weights.write(value.data)
@@ -70,9 +75,9 @@ class Graph:
         """Write the graph beside its constants; returns its file."""
         self._weights.close()
         constants = list(self.constants.values())
-        graph = helper.make_graph(self.nodes, "decoder", self.inputs, self.outputs, constants)
+        graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, constants)
         sets = [helper.make_opsetid("", OPSET), helper.make_opsetid(OURS, 1)]
         model = helper.make_model(graph, opset_imports=sets, ir_version=IR)
-        file = self.folder / GRAPH
+        file = self.folder / f"{self.name}.onnx"
         file.write_bytes(model.SerializeToString())
         return file

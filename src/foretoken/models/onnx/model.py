@@ -65,6 +65,7 @@ class OnnxModel:
         # how many of a text's first tokens need not show theirs; None: nobody reads them
         self._watched: Callable[[list[int]], int] | None = None
         self._hidden = torch.zeros(0, 0, passes.width)
+        self._given: list[Tensor] = []  # by row, what a decoder of pairs reads in the next pass
 
     @property
     def hidden(self) -> Tensor:
@@ -97,6 +98,17 @@ class OnnxModel:
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return self.slots.token_bytes * most_slots(lengths, self.slots.unit)
+
+    def joined(self, states: Tensor) -> Tensor:
+        """States of a target, `[N, W]`, as a decoder of pairs reads them, `[N, H]`."""
+        if self.passes.join is None:
+            return states
+        (made,) = self.passes.join.run(None, {"states": states.contiguous().numpy()})
+        return torch.from_numpy(made)
+
+    def give(self, pairs: Tensor, counts: list[int]) -> None:
+        """The next pass reads these in place of ids, row behind row: `[sum(counts), W]`."""
+        self._given = list(pairs.split(counts))
 
     def show(self, known: Callable[[list[int]], int] | None) -> None:
         self._watched = known if self.taps else None
@@ -177,7 +189,8 @@ class OnnxModel:
         states: dict[int, Tensor] = {}
         for rows in self._shared(blocks):
             parts = [Part(slots.places[b], past[b], blocks[b], need[b]) for b in rows]
-            arrays = passes.run(slots, parts).arrays
+            given = torch.cat([self._given[b] for b in rows]).numpy() if self._given else None
+            arrays = passes.run(slots, parts, given).arrays
             made, inner = (torch.from_numpy(arrays[name]) for name in ("logits", "hidden"))
             if len(rows) == len(blocks) == 1:
                 logits, hidden = made[None, :most], inner[None, :most]

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from foretoken.models.blocks import Floats
-from foretoken.models.onnx.graph import EMBEDDINGS, GRAPH
+from foretoken.models.onnx.graph import DECODER, EMBEDDINGS, JOIN
 from foretoken.models.onnx.slots import KeySlots
 
 SIZES = 128  # of passes whose bindings are kept
@@ -59,15 +59,16 @@ class Passes:
     """One graph, read from a folder; `layers` are those of the slots that it reads and writes."""
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4  # errors are raised, too
-        self.session = ort.InferenceSession(
-            str(folder / GRAPH), options, providers=["CPUExecutionProvider"]
-        )
-        self.table: NDArray[Any] = np.load(folder / EMBEDDINGS, mmap_mode="r")
+        self.session = session(folder, DECODER)
+        self.join = session(folder, JOIN) if facts["joins"] else None
+        table = folder / EMBEDDINGS
+        self.table: NDArray[Any] | None = np.load(table, mmap_mode="r") if table.exists() else None
         self.layers = list(range(len(facts["keys"])))
-        self.vocab_size, self.width = facts["vocab_size"], facts["width"]
+        self.vocab_size, self.width, self.reads = (
+            facts["vocab_size"],
+            facts["width"],
+            facts["reads"],
+        )
         self.shown = len(facts.get("taps", ())) * facts["width"]
         self.ropes = [(np.array(frequencies), scale) for frequencies, scale in facts["ropes"]]
         self.turned: dict[str, Floats] = {}  # cosines and sines of all positions
@@ -101,6 +102,7 @@ class Passes:
 
     def _read(self, states: Floats, parts: list[Part], given: Floats | None) -> None:
         if given is None:
+            assert self.table is not None
             rows = self.table[[token for part in parts for token in part.tokens]]
             given = rows if rows.dtype != np.uint16 else widened(rows)
         states[: len(given)] = given
@@ -134,7 +136,7 @@ class Passes:
     def _bind(self, size: Size, slots: KeySlots) -> Bound:
         T, P, B, S = size.tokens, size.needed, size.rows, size.width
         inputs: dict[str, NDArray[Any]] = {
-            "states": np.zeros((T, self.width), np.float32),
+            "states": np.zeros((T, self.reads), np.float32),
             "needed": np.zeros(P, np.int64),
             "places": np.zeros((B, S), np.int64),
             "flat": np.zeros(T, np.int64),
@@ -176,6 +178,15 @@ class Passes:
             )
             self.turned[f"cosine.{k}"] = (angles.cos() * scale).numpy()
             self.turned[f"sine.{k}"] = (angles.sin() * scale).numpy()
+
+
+def session(folder: Path, name: str) -> ort.InferenceSession:
+    """A graph that was written there, ready to run on this machine's CPU."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4  # errors are raised, too
+    providers = ["CPUExecutionProvider"]
+    return ort.InferenceSession(str(folder / f"{name}.onnx"), options, providers=providers)
 
 
 def attending(count: int) -> int:

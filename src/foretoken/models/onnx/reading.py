@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
 from foretoken.models.onnx.products import Linear, array
+from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.taps import layers_of
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "none", "gelu_new": "tanh", "relu": "relu"}
@@ -85,14 +86,27 @@ class DecoderLayer:
     residual: float  # what a part gives is multiplied by this
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The beginning of a decoder that reads embeddings with states behind them
+    (`models.stock.pairs`), whose first layer attends to both."""
+
+    width: int  # of embeddings
+    embedded: Norm
+    state: Norm
+    normed: bool  # whether what the layers make is added to the state behind its norm
+
+
 @dataclass(slots=True)
 class Decoder:
     """All of a decoder but its embeddings."""
 
     width: int
     layers: list[DecoderLayer]
-    norm: Norm
+    norm: Norm | None  # of what is shown as hidden
     head: Linear
+    head_norm: Norm | None  # of what the output layer reads alone
+    pairs: Pairs | None
     cap: float  # of logits; 0: none
     scale: float  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
@@ -104,30 +118,43 @@ class NetworkReader:
     def __init__(self, network: PreTrainedModel) -> None:
         self.network = network
         self.config: Any = network.config.get_text_config(decoder=True)
-        self.base: Any = network.get_decoder()
+        self.base: Any = network if isinstance(network, PairsNetwork) else network.get_decoder()
+        self.rotary: Any = getattr(self.base, "rotary_emb", getattr(self.base, "rotary", None))
         self.read: set[int] = set()
         self.ropes: list[Rope] = []
 
     def decoder(self) -> Decoder:
         """Raises RefusedError for a network that is built in another way."""
-        stock = DynamicCache(config=self.network.config).layers
-        layers: Any = list(layers_of(self.network))
-        head: Any = self.network.get_output_embeddings()
+        network, pairs, head_norm = self.network, None, None
+        stock = DynamicCache(config=network.config).layers
+        head: Any = network.get_output_embeddings()
+        if isinstance(network, PairsNetwork):
+            layers: Any = [network.first, *network.more]
+            pairs = self._pairs(network.first, network.width)
+            if isinstance(head, NormedHead):
+                head, head_norm = head.linear, self.norm(head.norm)
+            self.read |= {
+                id(weight) for part in [network.join] if part for weight in part.parameters()
+            }
+        else:
+            layers = list(layers_of(network))
+            self.read.add(id(network.get_input_embeddings().weight))
         self._require(head is not None and len(stock) == len(layers), "its layers or its head")
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
         made = Decoder(
             self.config.hidden_size,
             [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
-            self._norm(self.base.norm),
-            self._linear(head),
+            None if self.base.norm is None else self.norm(self.base.norm),
+            self.linear(head),
+            head_norm,
+            pairs,
             float(getattr(self.config, "final_logit_softcapping", None) or 0),
             1
             / float(getattr(self.config, "logits_scaling", None) or 1)
             * float(getattr(self.config, "logit_scale", None) or 1),
             self.ropes,
         )
-        self.read.add(id(self.network.get_input_embeddings().weight))
-        for name, weight in self.network.named_parameters():
+        for name, weight in network.named_parameters():
             self._require(id(weight) in self.read, name)
         return made
 
@@ -138,10 +165,19 @@ class NetworkReader:
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
+    def _pairs(self, layer: Any, width: int) -> Pairs:
+        self._require(isinstance(layer, EagleLayer), f"a {type(layer).__name__}")
+        norms = self.norm(layer.input_layernorm), self.norm(layer.hidden_norm)
+        return Pairs(width, *norms, layer.before)
+
     def _layer(self, layer: Any, window: int) -> DecoderLayer:
         norms = {name for name, part in layer.named_children() if "norm" in name}
+        if isinstance(layer, EagleLayer):  # its attention reads what `Pairs` say
+            after = self.norm(layer.post_attention_layernorm)
+            attention, gated = self._attention(layer.self_attn, window), self._gated(layer.mlp)
+            return DecoderLayer(None, attention, None, after, gated, None, 1.0)
         first, second, third, fourth = (
-            self._norm(getattr(layer, name)) if name in norms else None
+            self.norm(getattr(layer, name)) if name in norms else None
             for name in (FIRST, SECOND, THIRD, FOURTH)
         )
         if norms == {FIRST, SECOND}:
@@ -167,19 +203,19 @@ class NetworkReader:
     def _attention(self, part: Any, window: int) -> Attention:
         width = int(part.head_dim)
         self._require(width % HEADS == 0, f"heads of {width} numbers, {HEADS} have a graph")
-        out = self._linear(getattr(part, "o_proj", None))
+        out = self.linear(getattr(part, "o_proj", None))
         heads = out.weight.shape[1] // width
         if hasattr(part, "qkv_proj"):
-            one = self._linear(part.qkv_proj)
+            one = self.linear(part.qkv_proj)
             key_heads = (len(one.weight) // width - heads) // 2
             reads = _split(one, [heads * width, key_heads * width, key_heads * width])
         else:
             names = ("q_proj", "k_proj", "v_proj")
-            reads = [self._linear(getattr(part, name, None)) for name in names]
+            reads = [self.linear(getattr(part, name, None)) for name in names]
             key_heads = len(reads[1].weight) // width
         norms = None
         if getattr(part, "q_norm", None) is not None:
-            norms = self._norm(part.q_norm), self._norm(part.k_norm)
+            norms = self.norm(part.q_norm), self.norm(part.k_norm)
         sinks = getattr(part, "sinks", None)
         if sinks is not None:
             self.read.add(id(sinks))
@@ -199,24 +235,24 @@ class NetworkReader:
 
     def _gated(self, part: Any) -> Gated:
         if hasattr(part, "gate_up_proj"):
-            both = self._linear(part.gate_up_proj)
+            both = self.linear(part.gate_up_proj)
             gate, up = _split(both, [len(both.weight) // 2] * 2)
         else:
-            gate = self._linear(getattr(part, "gate_proj", None))
-            up = self._linear(getattr(part, "up_proj", None))
-        down = self._linear(getattr(part, "down_proj", None))
+            gate = self.linear(getattr(part, "gate_proj", None))
+            up = self.linear(getattr(part, "up_proj", None))
+        down = self.linear(getattr(part, "down_proj", None))
         names = ("hidden_activation", "hidden_act")
         said = next((v for name in names if (v := getattr(self.config, name, None))), None)
         self._require(said in ACTIVATIONS, f"activation {said}")
         return Gated(gate, up, down, ACTIVATIONS[str(said)])
 
-    def _linear(self, part: Any) -> Linear:
+    def linear(self, part: Any) -> Linear:
         if type(part) is not nn.Linear:
             raise self._refused(f"a {type(part).__name__} in place of a linear layer")
         self.read |= {id(weight) for weight in part.parameters()}
         return Linear(array(part.weight), None if part.bias is None else array(part.bias))
 
-    def _norm(self, part: Any) -> Norm:
+    def norm(self, part: Any) -> Norm:
         """The factors of a norm, tried: some add one to their weight."""
         epsilon = getattr(part, "variance_epsilon", None) or getattr(part, "eps", None)
         if not epsilon:
@@ -234,7 +270,7 @@ class NetworkReader:
 
     def _rope(self, part: Any) -> int:
         """The number of a layer's rotary positions, tried on a few."""
-        turn: Any = getattr(self.base, "rotary_emb", None)
+        turn = self.rotary
         self._require(turn is not None, "positions that are not rotary")
         kinds: list[str] = getattr(self.config, "layer_types", None) or []
         by_kind = "layer_type" in inspect.signature(turn.forward).parameters

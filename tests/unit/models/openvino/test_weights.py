@@ -26,14 +26,13 @@ from foretoken.models.openvino import conversion, weights
 from foretoken.models.openvino.tracing import core
 from foretoken.models.openvino.weights import (
     GROUP,
-    REACHES,
     eight_bits,
     four_bits,
     halved,
     joined,
-    nearest,
     widened_in_products,
 )
+from foretoken.models.rounding import REACHES, nearest
 from foretoken.models.stock import selfcheck
 from foretoken.models.stock.selfcheck import on_torch, stir
 
