@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -9,7 +13,7 @@ from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
-from foretoken.sampling.distributions import SamplingParams, mended
+from foretoken.sampling.distributions import SamplingParams, mended, peaks
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed
 
@@ -65,12 +69,48 @@ class LMDrafter(DrafterBase):
         unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
         if self._writes is not None and self._writes.writes(greedy=draw.greedy):
             return self._written(self._writes, unread, budget)
+        if not any(budget):
+            if any(unread):
+                self.model.score(unread, [0] * len(unread))
+            draft = pack([[] for _ in budget])
+        elif self._compares(draw):
+            draft = self._likeliest(unread, budget)
+        else:
+            draft = self._drawn(unread, budget, draw)
+        for b, g in enumerate(budget):
+            cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
+        return draft
+
+    def _compares(self, draw: Draw) -> bool:
+        """Tell whether the likeliest tokens are all that the draft needs, and are on the host."""
+        greedy = draw.greedy if self.params is None else self.params.greedy
+        host = not self.model.takes_tensors and self.model.device.type == "cpu"
+        return host and greedy and not draw.controlled
+
+    def _likeliest(self, feed: list[list[int]], budget: list[int]) -> Draft:
+        """The likeliest tokens, by lists alone: behind a forward pass, whatever torch does with a
+        few numbers takes as long as all of this."""
+        draft_tokens: list[list[int]] = [[] for _ in budget]
+        tops: list[list[float]] = []
+        for i in range(max(budget)):
+            need = [int(g > i) for g in budget]
+            best, top = peaks(self.model.score(feed, need), self.vocab_size)
+            tops.append([value for (value,) in top])
+            for x, token, on in zip(draft_tokens, best, need, strict=True):
+                x += token if on else []
+            feed = [x[-1:] if g > i + 1 else [] for x, g in zip(draft_tokens, budget, strict=True)]
+        draft = pack(draft_tokens, calls=len(tops))
+        if all(map(math.isfinite, chain.from_iterable(tops))):
+            return draft
+        return replace(draft, tops=torch.tensor(tops).T)
+
+    def _drawn(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft:
         V = self.vocab_size or self.model.vocab_size
         feed: Blocks = unread
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
-        for i in range(max(budget, default=0)):
+        for i in range(max(budget)):
             need = [int(g > i) for g in budget]
             logits = self.model.score(feed, need)[:, 0, :V]  # no other id is drawn
             logits, top = mended(logits)
@@ -79,11 +119,13 @@ class LMDrafter(DrafterBase):
             ids.append(draft_token)
             distributions += [] if q is None else [q]
             feed = self._next(ids[-1], [g > i + 1 for g in budget])
-        if not ids and any(unread):
-            self.model.score(unread, [0] * len(unread))
-        for b, g in enumerate(budget):
-            cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
-        return self._drafted(ids, distributions, tops, budget)
+        return Draft(
+            tokens=torch.stack(ids, 1),
+            lengths=torch.tensor(budget),
+            q=torch.stack(distributions, 1) if distributions else None,
+            calls=len(ids),
+            tops=torch.stack(tops, 1),
+        )
 
     def _written(self, model: Writes, unread: list[list[int]], budget: list[int]) -> Draft:
         """Guesses by the text that the model writes: they follow from the text so far."""
@@ -98,19 +140,6 @@ class LMDrafter(DrafterBase):
             return ids[:, None]
         tokens: list[int] = listed(ids)
         return [[token] if on else [] for token, on in zip(tokens, active, strict=True)]
-
-    def _drafted(
-        self, ids: list[Tensor], distributions: list[Tensor], tops: list[Tensor], budget: list[int]
-    ) -> Draft:
-        if not ids:
-            return pack([[] for _ in budget])
-        return Draft(
-            tokens=torch.stack(ids, 1),
-            lengths=torch.tensor(budget),
-            q=torch.stack(distributions, 1) if distributions else None,
-            calls=len(ids),
-            tops=torch.stack(tops, 1),
-        )
 
     def commit(self, tokens: list[list[int]]) -> None:
         self._move([0] * len(tokens), tokens)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -76,8 +77,22 @@ def row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tenso
 def likeliest(logits: Tensor) -> Tensor:
     """The argmax, the lowest index on ties, of `[..., V]`."""
     if logits.is_cpu:  # NumPy needs 2 us for V = 32,000, torch 50
-        return torch.as_tensor(logits.to(working(logits.dtype)).numpy().argmax(-1))
+        return torch.as_tensor(as_array(logits).argmax(-1))
     return logits.argmax(-1)
+
+
+def peaks(logits: Tensor, V: int | None = None) -> tuple[list[list[int]], list[list[float]]]:
+    """`likeliest` of `[B, n, V]` on the host, among the first V ids, and the logits there, by one
+    look at all numbers: these are NaN or infinite exactly where the position is invalid."""
+    scores = as_array(logits)[..., :V]
+    best = cast(list[list[int]], scores.argmax(-1).tolist())  # the first NaN where there is one
+    rows = zip(scores, best, strict=True)
+    return best, [[float(row[i, x]) for i, x in enumerate(ids)] for row, ids in rows]
+
+
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """A tensor of the host as NumPy sees it, in a type that it knows."""
+    return (tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()).numpy()
 
 
 def one_hot(ids: Tensor, V: int) -> Tensor:
@@ -205,7 +220,7 @@ def invalid(top: float, whose: str, position: int, row: int) -> NumericsError:
 def mended(logits: Tensor) -> tuple[Tensor, Tensor]:
     """`logits [.., V]` with zeros where they are invalid, and the largest of each position, `[..]`,
     in which that still shows: whether it matters is known later."""
-    tops = logits.amax(-1)
+    tops = torch.from_numpy(as_array(logits).max(-1)) if logits.is_cpu else logits.amax(-1)
     if known_finite(tops):
         return logits, tops
     return torch.where(torch.isfinite(tops)[..., None], logits, 0.0), tops
@@ -213,7 +228,7 @@ def mended(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def known_finite(tops: Tensor) -> bool:
     """Tell whether the host knows, without waiting for a device, that all of them are finite."""
-    return tops.is_cpu and math.isfinite(tops.sum().item())  # an overflow only says less
+    return tops.is_cpu and bool(np.isfinite(as_array(tops)).all())
 
 
 def _top_k(scores: Tensor, k: int) -> Tensor:

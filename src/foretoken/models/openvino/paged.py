@@ -9,7 +9,6 @@ graph came from.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from foretoken.models.base import Blocks
 from foretoken.models.openvino.companion import Companion, require_alike
-from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
+from foretoken.models.openvino.pages import MOST, Feed, Flat, Pool, Prefixes, layers, ragged
 from foretoken.models.openvino.states import NONE, KeptStates, RowStates, StateFeed
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
 from foretoken.models.shown import Known, Shown
@@ -269,15 +268,14 @@ class PagedModel:
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
-        past = self.lengths
+        past, counts = self.lengths, [len(block) for block in blocks]
         limits = [self.longest if long else self.context for long in self.long]
-        check_room(past, [len(block) for block in blocks], limits)
-        if max(map(len, blocks), default=0) > self.widest and self.sizes:
+        check_room(past, counts, limits)
+        if self.sizes and max(counts, default=0) > self.widest:
             return self._score_in_parts(blocks, need)
         self._hidden = None
-        self.lengths = [n + len(block) for n, block in zip(past, blocks, strict=True)]
+        self.lengths = [n + count for n, count in zip(past, counts, strict=True)]
         logits = self.scored(self.flat, past, blocks, need)
-        counts = [len(block) for block in blocks]
         if self._watched is not None and any(counts):
             states = self.flat.output("shown", sum(counts)).clone()
             self._seen.add(past, list(states.split(counts)))
@@ -286,7 +284,7 @@ class PagedModel:
         for b, fork in enumerate(self.states.forks):
             if past[b] < fork <= self.lengths[b]:
                 self._keep_states(b, fork)
-        self.need = list(need)
+        self.need = need[:]
         return logits
 
     def _score_in_parts(self, blocks: list[list[int]], need: list[int]) -> Tensor:
@@ -304,14 +302,25 @@ class PagedModel:
     ) -> Tensor:
         """The logits as `score` returns them, by any graph over these pages, of which row b has
         past[b] tokens in place; no row moves on."""
-        parts = [(b, block) for b, block in enumerate(blocks) if block]
-        if not parts:
+        rows = [b for b, block in enumerate(blocks) if block]
+        if not rows:
             return torch.zeros(len(blocks), 0, self.vocab_size)
-        ends = accumulate(len(block) for _, block in parts)
-        counts = [need[b] for b, _ in parts]
-        places = [i for end, n in zip(ends, counts, strict=True) for i in range(end - n, end)]
-        logits = self._run(flat, past, parts, places or [0])
-        return ragged(logits, need) if places else torch.zeros(len(blocks), 0, self.vocab_size)
+        self.pool.fit()
+        ids = flat.padded([blocks[b] for b in rows], past[rows[-1]], self.widest)
+        feed = Feed()
+        for b, tokens in zip(rows, ids, strict=True):
+            start, end = past[b], len(blocks[b])
+            pages = self._room(b, start, start + len(tokens))
+            feed.add(tokens, start, pages, BEYOND * self.long[b], range(end - need[b], end))
+        if self._given is not None:
+            flat.give(self._given.numpy(), len(feed.ids))
+        if flat.states is None:
+            return flat.run(feed, need)
+        laid = self.states.lay_out(rows, past, ids)
+        flat.states.put(laid)
+        logits = flat.run(feed, need)
+        flat.states.keep(laid)
+        return logits
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
@@ -348,28 +357,6 @@ class PagedModel:
                 self.pool.leave(self.pages[b])
         self.permute(staying(len(self.lengths), rows))
 
-    def _run(
-        self, flat: Flat, past: list[int], parts: list[tuple[int, list[int]]], places: list[int]
-    ) -> Tensor:
-        """A pass over new tokens of rows, in pages that are there when it begins."""
-        self.pool.fit()
-        starts = [past[b] for b, _ in parts]
-        ids = flat.padded([list(tokens) for _, tokens in parts], starts, self.widest)
-        pages = [
-            self._room(b, start, start + len(tokens))
-            for (b, _), start, tokens in zip(parts, starts, ids, strict=True)
-        ]
-        firsts = [BEYOND * self.long[b] for b, _ in parts]
-        if self._given is not None:
-            flat.give(self._given.numpy(), sum(map(len, ids)))
-        if flat.states is None:
-            return flat.run(ids, starts, pages, places, firsts)
-        laid = self.states.lay_out([b for b, _ in parts], past, ids)
-        flat.states.put(laid)
-        logits = flat.run(ids, starts, pages, places, firsts)
-        flat.states.keep(laid)
-        return logits
-
     def _room(self, b: int, start: int, end: int) -> list[int]:
         """The pages of row b's first `end` tokens; those from `start` on are its own."""
         pages = self.pages[b]
@@ -398,13 +385,3 @@ def passes(
         read = {b: len(part) for b, part in parts}
         rest = [(b, text[read.get(b, 0) :]) for b, text in rest]
         rest = [(b, text) for b, text in rest if text]
-
-
-def ragged(flat: Tensor, need: list[int]) -> Tensor:
-    """`[sum(need), n]`, row behind row -> `[B, max(need), n]`, padded with zeros."""
-    if min(need) == max(need):
-        return flat.view(len(need), need[0], -1)
-    padded = flat.new_zeros(len(need), max(need), flat.shape[1])
-    for row, part in zip(padded, flat.split(need), strict=True):
-        row[: len(part)] = part
-    return padded

@@ -282,13 +282,13 @@ def test_what_was_read_serves_texts_that_begin_alike(
 ) -> None:
     """A prompt beside one that runs, and a conversation that goes on, draft tokens taken back."""
     model, stock = remembering, CausalModel(network)
-    run, read = model._run, list[int]()
+    run, read = model.scored, list[int]()
 
     def watched(*args: Any) -> torch.Tensor:
-        read.extend(len(tokens) for _, tokens in args[2])
+        read.extend(map(len, args[2]))
         return run(*args)
 
-    monkeypatch.setattr(model, "_run", watched)
+    monkeypatch.setattr(model, "scored", watched)
     system = [(7 * i + 3) % 40 + 2 for i in range(70)]
     model.start([system])
     assert sum(read) == 70
@@ -311,13 +311,13 @@ def test_what_was_read_serves_texts_that_begin_alike(
 def test_texts_that_join_together_share_what_they_begin_with(
     remembering: PagedModel, network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock, sizes, run = CausalModel(network), list[list[int]](), remembering._run
+    stock, sizes, run = CausalModel(network), list[list[int]](), remembering.scored
 
     def watched(*args: Any) -> torch.Tensor:
-        sizes.append([len(tokens) for _, tokens in args[2]])
+        sizes.append([len(tokens) for tokens in args[2] if tokens])
         return run(*args)
 
-    monkeypatch.setattr(remembering, "_run", watched)
+    monkeypatch.setattr(remembering, "scored", watched)
     system = [(11 * i + 3) % 40 + 2 for i in range(70)]
     prompts = [[*system, 5], [9, 8], [*system, 6], [*system, 7, 8]]
     for model in (remembering, stock):
