@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
+from foretoken.models.base import Blocks, Continues, Likeliest, Model, Shares, Writes, require_model
 from foretoken.models.reader import Reader
 from foretoken.sampling.distributions import SamplingParams, mended, peaks
 from foretoken.sampling.draw import Draw
@@ -55,6 +56,7 @@ class LMDrafter(DrafterBase):
         self.singular = params is not None  # its speed does not follow from its model alone
         self.shares = isinstance(model, Shares)  # the target's rows
         self._writes = model if isinstance(model, Writes) and params is None else None
+        self._continues = model if isinstance(model, Continues) else None
         self._reader = Reader(model)
 
     def start(
@@ -87,22 +89,17 @@ class LMDrafter(DrafterBase):
         host = not self.model.takes_tensors and self.model.device.type == "cpu"
         return host and greedy and not draw.controlled
 
-    def _likeliest(self, feed: list[list[int]], budget: list[int]) -> Draft:
+    def _likeliest(self, unread: list[list[int]], budget: list[int]) -> Draft:
         """The likeliest tokens, by lists alone: behind a forward pass, whatever torch does with a
         few numbers takes as long as all of this."""
-        draft_tokens: list[list[int]] = [[] for _ in budget]
-        tops: list[list[float]] = []
-        for i in range(max(budget)):
-            need = [int(g > i) for g in budget]
-            best, top = peaks(self.model.score(feed, need), self.vocab_size)
-            tops.append([value for (value,) in top])
-            for x, token, on in zip(draft_tokens, best, need, strict=True):
-                x += token if on else []
-            feed = [x[-1:] if g > i + 1 else [] for x, g in zip(draft_tokens, budget, strict=True)]
-        draft = pack(draft_tokens, calls=len(tops))
+        V = self.vocab_size
+        go_on = partial(_gone_on, self.model) if self._continues is None else self._continues.go_on
+        ids, tops = go_on(unread, budget, V)
+        draft = pack(ids, calls=max(budget))
         if all(map(math.isfinite, chain.from_iterable(tops))):
             return draft
-        return replace(draft, tops=torch.tensor(tops).T)
+        padded = [[*row, *[0.0] * (max(budget) - len(row))] for row in tops]
+        return replace(draft, tops=torch.tensor(padded))
 
     def _drawn(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft:
         V = self.vocab_size or self.model.vocab_size
@@ -154,3 +151,17 @@ class LMDrafter(DrafterBase):
     def leave(self, rows: list[int]) -> None:
         self._reader.leave(rows)
         self.model.leave(rows)
+
+
+def _gone_on(model: Model, blocks: list[list[int]], counts: list[int], V: int | None) -> Likeliest:
+    """Do as `Continues.go_on` for a model that does not."""
+    made = Likeliest([[] for _ in counts], [[] for _ in counts])
+    for i in range(max(counts)):
+        need = [int(count > i) for count in counts]
+        best = zip(*peaks(model.score(blocks, need), V), need, strict=True)
+        for b, (x, top, on) in enumerate(best):
+            made.ids[b].extend(x if on else [])
+            made.tops[b].extend(top if on else [])
+        rows = zip(made.ids, counts, strict=True)
+        blocks = [ids[-1:] if count > i + 1 else [] for ids, count in rows]
+    return made

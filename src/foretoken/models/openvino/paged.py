@@ -18,7 +18,7 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
-from foretoken.models.base import Blocks
+from foretoken.models.base import Blocks, Likeliest
 from foretoken.models.openvino.companion import Companion, require_alike
 from foretoken.models.openvino.pages import MOST, Feed, Flat, Pool, Prefixes, layers, ragged
 from foretoken.models.openvino.states import NONE, KeptStates, RowStates, StateFeed
@@ -116,7 +116,7 @@ class PagedModel:
 
     def companion(
         self, compiled: ov.CompiledModel, facts: dict[str, Any], some: tuple[int, ...]
-    ) -> Companion[Flat]:
+    ) -> PagedCompanion:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
         flat, draft_layers = Flat(compiled, facts), layers(compiled)
@@ -133,7 +133,7 @@ class PagedModel:
             require_alike(facts["states"], self.sizes)
             flat.states = StateFeed(flat.request, self.states)
         self.pool.bind(flat.request, names)
-        return Companion(self, flat, facts)
+        return PagedCompanion(self, flat, facts)
 
     def show(self, known: Callable[[list[int]], int] | None) -> None:
         self._watched = known if self.taps else None
@@ -305,8 +305,19 @@ class PagedModel:
         rows = [b for b, block in enumerate(blocks) if block]
         if not rows:
             return torch.zeros(len(blocks), 0, self.vocab_size)
+        end, tokens = rows[-1], sum(map(len, blocks))
+        room, length = self.widest - len(blocks[end]), past[end] + len(blocks[end])
+        flat.pad(tokens, length, room, single=tokens == len(rows))
+        return self._pass(flat, past, blocks, rows, need)
+
+    def _pass(
+        self, flat: Flat, past: list[int], blocks: list[list[int]], rows: list[int], need: list[int]
+    ) -> Tensor:
+        """A pass over the blocks of these rows and the padding behind them."""
         self.pool.fit()
-        ids = flat.padded([blocks[b] for b in rows], past[rows[-1]], self.widest)
+        ids = [blocks[b] for b in rows]
+        if flat.padding:
+            ids[-1] = ids[-1] + [0] * flat.padding
         feed = Feed()
         for b, tokens in zip(rows, ids, strict=True):
             start, end = past[b], len(blocks[b])
@@ -321,6 +332,49 @@ class PagedModel:
         logits = flat.run(feed, need)
         flat.states.keep(laid)
         return logits
+
+    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Likeliest:
+        logits = self.score(blocks, [int(count > 0) for count in counts])
+        made = self.gone_on(self.flat, self.lengths, logits, counts, V)
+        for text, ids in zip(self.texts, made.ids, strict=True):
+            text += ids[:-1]
+        self.lengths = list(map(len, self.texts))
+        return made
+
+    def gone_on(
+        self, flat: Flat, past: list[int], logits: Tensor, counts: list[int], V: int | None
+    ) -> Likeliest:
+        """The tokens as `go_on` returns them, by any graph over these pages, from its last `logits
+        [B, 1, V]` on; no row moves on."""
+        past, made = list(past), Likeliest([[] for _ in counts], [[] for _ in counts])
+        rows, scores = [b for b, count in enumerate(counts) if count], logits.numpy()[:, 0]
+        scores = scores if len(rows) == len(counts) else scores[rows]
+        while rows:
+            for b, row in zip(rows, scores, strict=True):
+                x = int(row[:V].argmax())
+                made.ids[b].append(x)
+                made.tops[b].append(float(row[x]))
+            rows = [b for b in rows if counts[b] > len(made.ids[b])]
+            if rows:
+                self._follow(flat, past, made.ids, rows)
+                scores = flat.last(len(rows))
+        return made
+
+    def _follow(self, flat: Flat, past: list[int], ids: list[list[int]], rows: list[int]) -> None:
+        """A pass over the last ids of these rows, behind past[b] tokens each."""
+        end = past[rows[-1]]
+        flat.pad(len(rows), end + 1, self.widest - 1, single=True)
+        page = self.pool.page
+        inside = (end + flat.padding) % page and all(past[b] % page for b in rows)
+        if inside and flat.repeats(len(rows)):  # the pages are those of the last pass
+            flat.again([ids[b][-1] for b in rows])
+        else:
+            blocks, need = [[] for _ in ids], [0] * len(ids)
+            for b in rows:
+                blocks[b], need[b] = ids[b][-1:], 1
+            self._pass(flat, past, blocks, rows, need)
+        for b in rows:
+            past[b] += 1
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
@@ -366,6 +420,18 @@ class PagedModel:
         while len(pages) < count:
             pages.append(self.pool.take())
         return pages[:count]
+
+
+class PagedCompanion(Companion[Flat]):
+    """A copy over the rows of a PagedModel."""
+
+    target: PagedModel
+
+    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Likeliest:
+        logits = self.score(blocks, [int(count > 0) for count in counts])
+        made = self.target.gone_on(self.graph, self._own, logits, counts, V)
+        self._own = [n + len(ids[:-1]) for n, ids in zip(self._own, made.ids, strict=True)]
+        return made
 
 
 def passes(

@@ -297,16 +297,14 @@ class Flat:
         # what a decoder of pairs reads in the next pass, [N, W], in place of ids
         self.given: NDArray[Any] | None = None
 
-    def padded(self, ids: list[list[int]], past: int, most: int) -> list[list[int]]:
-        """The tokens of every row, padded behind the last one, which has `past` others and may have
-        `most`, where the next ones will be written: for a pass of another size OpenVINO prepares
-        every layer anew."""
-        last, tokens = ids[-1], sum(map(len, ids))
-        room = min(MOST, most - len(last))
+    def pad(self, tokens: int, length: int, room: int, *, single: bool) -> None:
+        """Choose the padding of a pass over so many tokens, of which the last row will have
+        `length`, and room for some more where the next ones will be written: for a pass of another
+        size OpenVINO prepares every layer anew. single: it is over one token of each row."""
+        room = min(MOST, room)
         if self.longest is not None:
-            room = min(room, self.longest - past - len(last))
-        self.padding = self.sizes.missing(tokens, room, single=tokens == len(ids))
-        return [*ids[:-1], [*last, *[0] * self.padding]] if self.padding else ids
+            room = min(room, self.longest - length)
+        self.padding = self.sizes.missing(tokens, room, single=single)
 
     def run(self, feed: Feed, need: list[int]) -> Tensor:
         """A pass over these tokens; the logits that are needed, so many of each row of the batch,
@@ -326,6 +324,25 @@ class Flat:
         self._make_room(len(needed))
         self.request.infer(share_outputs=True)
         return self._made(need)
+
+    def repeats(self, rows: int) -> bool:
+        """Tell whether the last pass was over one token of so many rows, with the same padding."""
+        tokens, past = self.bound.get("input_ids"), self.bound.get("past_lens")
+        return self.states is None and tokens == rows + self.padding and past == rows
+
+    def again(self, ids: list[int]) -> None:
+        """The last pass, one token further in all rows: these."""
+        for name in ("position_ids", "past_lens", "max_context_len"):
+            if name in self.bound:
+                array, _ = self.buffers[name, self.bound[name]]
+                array += 1
+        array, _ = self.buffers["input_ids", self.bound["input_ids"]]
+        array[: len(ids)] = ids
+        self.request.infer(share_outputs=True)
+
+    def last(self, rows: int) -> NDArray[Any]:
+        """The first logits of the last pass, `[rows, V]`."""
+        return self._logits[0, :rows]
 
     def output(self, name: str, count: int) -> Tensor:
         """The first `count` rows of an output of the last run, whose padding may have made more."""
