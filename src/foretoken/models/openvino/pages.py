@@ -275,6 +275,13 @@ class Feed:
         self.page_begins.append(len(self.pages))
         self.longest = max(self.longest, past + len(ids))
 
+    def step(self, ids: list[int]) -> None:
+        """Go on by a token in every row, which had one: these."""
+        self.ids[: len(ids)] = ids
+        self.positions = [position + 1 for position in self.positions]
+        self.past = [n + 1 for n in self.past]
+        self.longest += 1
+
 
 class Flat:
     """A compiled graph, its inputs and its logits; `facts` are its export's."""
@@ -293,6 +300,7 @@ class Flat:
         self.longest: int | None = facts.get("longest") or facts["context"]
         self.sizes = Padding()
         self.padding = 0
+        self.feed = Feed()  # of the last pass
         self.states: StateFeed | None = None  # of a model that has some
         # what a decoder of pairs reads in the next pass, [N, W], in place of ids
         self.given: NDArray[Any] | None = None
@@ -309,6 +317,7 @@ class Flat:
     def run(self, feed: Feed, need: list[int]) -> Tensor:
         """A pass over these tokens; the logits that are needed, so many of each row of the batch,
         `[B, max(need), V]`, valid until the next pass."""
+        self.feed = feed
         reads = "input_ids" if self.given is None else "inputs_embeds"
         needed = feed.needed or [0]
         if len(feed.ids) == self.bound.get(reads):  # the size stays that of the pass
@@ -327,17 +336,16 @@ class Flat:
 
     def repeats(self, rows: int) -> bool:
         """Tell whether the last pass was over one token of so many rows, with the same padding."""
-        tokens, past = self.bound.get("input_ids"), self.bound.get("past_lens")
-        return self.states is None and tokens == rows + self.padding and past == rows
+        same = len(self.feed.past) == rows and len(self.feed.ids) == rows + self.padding
+        return same and self.states is None
 
     def again(self, ids: list[int]) -> None:
         """The last pass, one token further in all rows: these."""
-        for name in ("position_ids", "past_lens", "max_context_len"):
-            if name in self.bound:
-                array, _ = self.buffers[name, self.bound[name]]
-                array += 1
-        array, _ = self.buffers["input_ids", self.bound["input_ids"]]
-        array[: len(ids)] = ids
+        self.feed.step(ids)
+        self._put("input_ids", self.feed.ids)
+        self._put("position_ids", self.feed.positions)
+        self._put("past_lens", self.feed.past)
+        self._put("max_context_len", [self.feed.longest])
         self.request.infer(share_outputs=True)
 
     def last(self, rows: int) -> NDArray[Any]:
