@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
 from foretoken.records import StepRecord
@@ -251,6 +251,8 @@ def _tokens(drafted: _Drafted, device: torch.device) -> Tensor:
     """The draft tokens `[B, G]` on a device, 0 in their padding."""
     draft, counts = drafted.draft, drafted.counts
     G = max(counts)
+    if drafted.ids is not None:
+        return sent(pack(drafted.ids).tokens, device)
     ids = sent(draft.tokens[:, :G], device).long()
     if min(counts) < G:  # a drafter's padding may be anything
         ids = torch.where(live(ids, sent(draft.lengths, device)), ids, 0)
@@ -288,7 +290,8 @@ def _scored(logits: Tensor, drafted: _Drafted) -> _Scored:
     """The block that the verifier judges, and what has to be known of it."""
     draft, counts, G = drafted.draft, drafted.counts, max(drafted.counts)
     ids = _tokens(drafted, logits.device)
-    x = ids.clamp(0, logits.shape[-1] - 1)
+    # others are refused when they are read
+    x = ids if drafted.ids is not None else ids.clamp(0, logits.shape[-1] - 1)
     logits, tops, lengths = _without_invalid(logits, drafted, G)
     raw = {b: logits[b].clone() for b, row in enumerate(drafted.rows) if row.reports}
     logits, failed = _shaped(logits, drafted.rows, x, counts)
