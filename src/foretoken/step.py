@@ -244,19 +244,21 @@ def _run(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted) -
 def _possible(drafted: _Drafted, V: int, device: torch.device) -> Tensor:
     """The draft tokens `[B, G]` on a device, as ids of the target: others are refused when they are
     read."""
-    return _tokens(drafted, device).clamp(0, V - 1)
+    ids, _ = _padded(drafted, device)
+    return ids.clamp(0, V - 1)
 
 
-def _tokens(drafted: _Drafted, device: torch.device) -> Tensor:
-    """The draft tokens `[B, G]` on a device, 0 in their padding."""
+def _padded(drafted: _Drafted, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The draft tokens `[B, G]` on a device, 0 in their padding, and how many each row has."""
     draft, counts = drafted.draft, drafted.counts
-    G = max(counts)
     if drafted.ids is not None:
-        return sent(pack(drafted.ids).tokens, device)
-    ids = sent(draft.tokens[:, :G], device).long()
-    if min(counts) < G:  # a drafter's padding may be anything
-        ids = torch.where(live(ids, sent(draft.lengths, device)), ids, 0)
-    return ids
+        packed = pack(drafted.ids)
+        return sent(packed.tokens, device), sent(packed.lengths, device)
+    ids = sent(draft.tokens[:, : max(counts)], device).long()
+    lengths = sent(draft.lengths, device)
+    if min(counts) < max(counts):  # a drafter's padding may be anything
+        ids = torch.where(live(ids, lengths), ids, 0)
+    return ids, lengths
 
 
 def _compared(logits: Tensor, drafted: _Drafted, verifier: Verifier) -> _Judged | None:
@@ -288,28 +290,31 @@ def _judged(logits: Tensor, drafted: _Drafted, verifier: Verifier) -> _Judged:
 
 def _scored(logits: Tensor, drafted: _Drafted) -> _Scored:
     """The block that the verifier judges, and what has to be known of it."""
-    draft, counts, G = drafted.draft, drafted.counts, max(drafted.counts)
-    ids = _tokens(drafted, logits.device)
+    ids, lengths = _padded(drafted, logits.device)
     # others are refused when they are read
     x = ids if drafted.ids is not None else ids.clamp(0, logits.shape[-1] - 1)
-    logits, tops, lengths = _without_invalid(logits, drafted, G)
+    logits, tops, lengths = _without_invalid(logits, drafted, lengths)
     raw = {b: logits[b].clone() for b, row in enumerate(drafted.rows) if row.reports}
-    logits, failed = _shaped(logits, drafted.rows, x, counts)
-    q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
+    logits, failed = _shaped(logits, drafted.rows, x, drafted.counts)
+    q = drafted.draft.q
+    q = None if q is None else sent(q[:, : x.shape[1]], logits.device)
     return _Scored(ScoredBlock(logits, x, lengths, q), ids, tops, raw, failed)
 
 
-def _without_invalid(logits: Tensor, drafted: _Drafted, G: int) -> tuple[Tensor, Tensor, Tensor]:
+def _without_invalid(
+    logits: Tensor, drafted: _Drafted, lengths: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The logits, without what is invalid; the largest of each position, in which that shows before
-    controls hide it; and how many draft tokens there are to judge.
+    controls hide it; and how many of the draft tokens there are to judge.
 
     None is judged behind invalid logits. Which these are follows from the draft tokens up to there,
     so the distribution stays the target's: a text that gets there fails, as by plain decoding.
     """
     own, device = logits, logits.device
     logits, tops = mended(own)
-    lengths = sent(torch.tensor(drafted.counts), device)
-    parts = [tops] if drafted.draft.tops is None else [tops, drafted.draft.tops[:, :G]]
+    parts = [tops]
+    if drafted.draft.tops is not None:
+        parts.append(drafted.draft.tops[:, : tops.shape[1] - 1])
     if all(map(known_finite, parts)):
         return logits, tops, lengths
     mends = [bool(row.request.params.remove_invalid_values) for row in drafted.rows]

@@ -109,7 +109,8 @@ class LMDrafter(DrafterBase):
         tops: list[Tensor] = []
         for i in range(max(budget)):
             need = [int(g > i) for g in budget]
-            logits = self.model.score(feed, need)[:, 0, :V]  # no other id is drawn
+            logits = self.model.score(feed, need)[:, 0]
+            logits = logits if logits.shape[1] <= V else logits[:, :V]  # no other id is drawn
             logits, top = mended(logits)
             tops.append(top)
             draft_token, q = draw.sample(widened(logits, None, V), i, self.params)
