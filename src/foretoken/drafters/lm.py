@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 
 import torch
@@ -12,7 +11,15 @@ from torch import Tensor
 
 from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks, Continues, Likeliest, Model, Shares, Writes, require_model
+from foretoken.models.base import (
+    Blocks,
+    Continuation,
+    Continues,
+    Model,
+    Shares,
+    Writes,
+    require_model,
+)
 from foretoken.models.reader import Reader
 from foretoken.sampling.distributions import SamplingParams, mended, peaks
 from foretoken.sampling.draw import Draw
@@ -92,9 +99,10 @@ class LMDrafter(DrafterBase):
     def _likeliest(self, unread: list[list[int]], budget: list[int]) -> Draft:
         """The likeliest tokens, by lists alone: behind a forward pass, whatever torch does with a
         few numbers takes as long as all of this."""
-        V = self.vocab_size
-        go_on = partial(_gone_on, self.model) if self._continues is None else self._continues.go_on
-        ids, tops = go_on(unread, budget, V)
+        if self._continues is None:
+            ids, tops = token_by_token(self.model, unread, budget, self.vocab_size)
+        else:
+            ids, tops = self._continues.go_on(unread, budget, self.vocab_size)
         draft = pack(ids, calls=max(budget))
         if all(map(math.isfinite, chain.from_iterable(tops))):
             return draft
@@ -154,9 +162,11 @@ class LMDrafter(DrafterBase):
         self.model.leave(rows)
 
 
-def _gone_on(model: Model, blocks: list[list[int]], counts: list[int], V: int | None) -> Likeliest:
+def token_by_token(
+    model: Model, blocks: list[list[int]], counts: list[int], V: int | None
+) -> Continuation:
     """Do as `Continues.go_on` for a model that does not."""
-    made = Likeliest([[] for _ in counts], [[] for _ in counts])
+    made = Continuation([[] for _ in counts], [[] for _ in counts])
     for i in range(max(counts)):
         need = [int(count > i) for count in counts]
         best = zip(*peaks(model.score(blocks, need), V), need, strict=True)

@@ -18,9 +18,9 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
-from foretoken.models.base import Blocks, Likeliest
+from foretoken.models.base import Blocks, Continuation
 from foretoken.models.openvino.companion import Companion, require_alike
-from foretoken.models.openvino.pages import MOST, Feed, Flat, Pool, Prefixes, layers, ragged
+from foretoken.models.openvino.pages import MOST, Flat, FlatInputs, Pool, Prefixes, layers, ragged
 from foretoken.models.openvino.states import NONE, KeptStates, RowStates, StateFeed
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
 from foretoken.models.shown import Known, Shown
@@ -318,7 +318,7 @@ class PagedModel:
         ids = [blocks[b] for b in rows]
         if flat.padding:
             ids[-1] = ids[-1] + [0] * flat.padding
-        feed = Feed()
+        feed = FlatInputs()
         for b, tokens in zip(rows, ids, strict=True):
             start, end = past[b], len(blocks[b])
             pages = self._room(b, start, start + len(tokens))
@@ -333,7 +333,7 @@ class PagedModel:
         flat.states.keep(laid)
         return logits
 
-    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Likeliest:
+    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Continuation:
         logits = self.score(blocks, [int(count > 0) for count in counts])
         made = self.gone_on(self.flat, self.lengths, logits, counts, V)
         for text, ids in zip(self.texts, made.ids, strict=True):
@@ -343,10 +343,10 @@ class PagedModel:
 
     def gone_on(
         self, flat: Flat, past: list[int], logits: Tensor, counts: list[int], V: int | None
-    ) -> Likeliest:
+    ) -> Continuation:
         """The tokens as `go_on` returns them, by any graph over these pages, from its last `logits
         [B, 1, V]` on; no row moves on."""
-        past, made = list(past), Likeliest([[] for _ in counts], [[] for _ in counts])
+        past, made = list(past), Continuation([[] for _ in counts], [[] for _ in counts])
         rows, scores = [b for b, count in enumerate(counts) if count], logits.numpy()[:, 0]
         scores = scores if len(rows) == len(counts) else scores[rows]
         while rows:
@@ -427,7 +427,7 @@ class PagedCompanion(Companion[Flat]):
 
     target: PagedModel
 
-    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Likeliest:
+    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Continuation:
         logits = self.score(blocks, [int(count > 0) for count in counts])
         made = self.target.gone_on(self.graph, self._own, logits, counts, V)
         self._own = [n + len(ids[:-1]) for n, ids in zip(self._own, made.ids, strict=True)]

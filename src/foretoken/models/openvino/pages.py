@@ -249,8 +249,8 @@ def blank(shape: list[int], kind: ov.Type) -> tuple[NDArray[Any], ov.Tensor]:
 MOST = 16  # tokens added to a pass
 
 
-class Feed:
-    """What a flat pass reads, row behind row."""
+class FlatInputs:
+    """Inputs of a flat pass, row behind row."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -300,7 +300,7 @@ class Flat:
         self.longest: int | None = facts.get("longest") or facts["context"]
         self.sizes = Padding()
         self.padding = 0
-        self.feed = Feed()  # of the last pass
+        self.feed = FlatInputs()  # of the last pass
         self.states: StateFeed | None = None  # of a model that has some
         # what a decoder of pairs reads in the next pass, [N, W], in place of ids
         self.given: NDArray[Any] | None = None
@@ -314,7 +314,7 @@ class Flat:
             room = min(room, self.longest - length)
         self.padding = self.sizes.missing(tokens, room, single=single)
 
-    def run(self, feed: Feed, need: list[int]) -> Tensor:
+    def run(self, feed: FlatInputs, need: list[int]) -> Tensor:
         """A pass over these tokens; the logits that are needed, so many of each row of the batch,
         `[B, max(need), V]`, valid until the next pass."""
         self.feed = feed
