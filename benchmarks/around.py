@@ -5,7 +5,7 @@ Each part is timed by a wrapper around its function, its own time alone: what it
 part that this belongs to. Behind a forward pass the caches hold weights, so the same code takes
 several times as long as in a loop of its own.
 
-Expected: at most 0.25 ms a step at temperature 0, and 0.6 ms at 1 with V = 49,152.
+Goal: at most 0.25 ms a step at temperature 0, and 0.6 ms at 1 with V = 49,152.
 
     python benchmarks/around.py default                       # the pair that ships
     python benchmarks/around.py smollm2 --target FILE --draft self:int4 --dtype int8
