@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
 from foretoken.records import StepRecord
@@ -28,6 +28,7 @@ from foretoken.sampling.distributions import (
     invalid,
     known_finite,
     mended,
+    peaks,
     probabilities,
     require_finite,
     require_mass,
@@ -35,7 +36,7 @@ from foretoken.sampling.distributions import (
 )
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.logprobs import logprobs
-from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier
+from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, compares
 from foretoken.sampling.verify import live
 from foretoken.transfer import listed, read, sent
 
@@ -57,17 +58,17 @@ class _Drafted(NamedTuple):
     draft: Draft
     counts: list[int]  # guesses
     draw: Draw
+    ids: list[list[int]] | None  # the guesses; None: they are on a device
 
 
 class _Scored(NamedTuple):
-    """Guesses that the target has scored."""
+    """Guesses that the target has scored, as tensors."""
 
     block: ScoredBlock
     ids: Tensor  # [B, G], the draft tokens as the drafter gave them: any ids
     tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
     raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that report them
     failed: dict[int, _DeadEnd]  # by row
-    padding: int  # positions that were computed for no row
 
 
 class _Verified(NamedTuple):
@@ -78,7 +79,15 @@ class _Verified(NamedTuple):
     t: int
     beta: list[float]
     bias: list[float]  # [] where exact
-    failed: RefusedError | None  # there is no token t
+    failed: RefusedError | None = None  # there is no token t
+
+
+class _Judged(NamedTuple):
+    """The verifications of all rows, and what they follow from, for whoever asks for it."""
+
+    rows: list[_Verified]
+    scored: _Scored | None = None
+    p: Tensor | None = None  # [B, G+1, V], the target's distributions
 
 
 @torch.inference_mode()
@@ -89,18 +98,19 @@ def step(
     verifier: Verifier,
     gamma: list[int],
     reads: list[int] | None = None,
-) -> Verification:
+) -> Tensor | None:
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
     (paper, Algorithm 1), or as near to it as the verifier says.
 
     reads: how many of its `Row.pending` tokens each row reads in this pass, all where left out. A
     row that keeps some for later is not advanced, and its gamma is 0; one row at least is.
 
-    Each row that is advanced gets a StepRecord. On a device the host waits once, for the
-    verification, and where rows have controls for the draft tokens; the times then say when work
-    was handed over. A row fails alone whose controls leave no token, or whose logits are invalid
-    behind draft tokens that it keeps. Raises NumericsError for logits that are invalid at once and
-    RefusedError for an invalid draft; the rows are then as they were.
+    Returns the target's distributions, `[B, G+1, V]`, of the rows that are advanced; None where
+    only the likeliest tokens count. Each row that is advanced gets a StepRecord. On a device the
+    host waits once, for the verification, and where rows have controls for the draft tokens; the
+    times then say when work was handed over. A row fails alone whose controls leave no token, or
+    whose logits are invalid behind draft tokens that it keeps. Raises NumericsError for logits that
+    are invalid at once and RefusedError for an invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
     draw = verifier.draws(
@@ -115,29 +125,30 @@ def step(
     # Sample gamma draft tokens x_1, .., x_gamma from M_q autoregressively
     draft = drafter.propose(list(gamma), draw)
     counts = _counts(draft, gamma, target.vocab_size)
+    ids = _ids(draft, counts, target.vocab_size)
     times.append(perf_counter())
 
     # Run M_p in parallel: what it has not read, most often the last token, and the draft tokens
     # behind
     reads = [row.pending for row in rows] if reads is None else reads
-    drafted = _advanced(_Drafted([*range(len(rows))], rows, gamma, draft, counts, draw), reads)
-    scored = _score(rows, reads, target, drafted)
+    drafted = _advanced(_Drafted([*range(len(rows))], rows, gamma, draft, counts, draw, ids), reads)
+    logits = _run(rows, reads, target, drafted)
     times.append(perf_counter())
 
     # Determine the number n of accepted draft tokens, and the token t that follows them
-    verification = verifier(scored.block, drafted.draw)
-    verified = _read(verification, scored, drafted)
+    judged = _compared(logits, drafted, verifier) or _judged(logits, drafted, verifier)
 
     # Return prefix + [x_1, .., x_n, t]
     with _whole(rows):
-        gained = [_commit(row, v) for row, v in zip(drafted.rows, verified, strict=True)]
-        _report(drafted.rows, scored, verification, gained)
+        gained = [_commit(row, v) for row, v in zip(drafted.rows, judged.rows, strict=True)]
+        _report(drafted.rows, judged, gained)
         _settle(rows, reads, drafted.indices, gained, target, drafter)
         times.append(perf_counter())
         seconds = [after - before for before, after in pairwise(times)]
         for b, row in enumerate(drafted.rows):
-            row.records.append(_record(drafted, b, verified[b], gained[b], seconds, scored.padding))
-    return verification
+            record = _record(drafted, b, judged.rows[b], gained[b], seconds, target.padding)
+            row.records.append(record)
+    return judged.p
 
 
 @contextmanager
@@ -174,6 +185,21 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
     return counts
 
 
+def _ids(draft: Draft, counts: list[int], V: int) -> list[list[int]] | None:
+    """Return the draft tokens where they are on the host; RefusedError for ids that are none."""
+    if not draft.tokens.is_cpu:
+        return None
+    ids = [row[:count] for row, count in zip(listed(draft.tokens), counts, strict=True)]
+    _require_ids(ids, V)
+    return ids
+
+
+def _require_ids(ids: list[list[int]], V: int) -> None:
+    for b, x in enumerate(ids):
+        if x and not 0 <= min(x) <= max(x) < V:
+            raise RefusedError(f"the drafter guessed {x} for row {b}; ids must be in 0..{V - 1}")
+
+
 def _advanced(every: _Drafted, reads: list[int]) -> _Drafted:
     """Return the rows whose prefill ends in this forward, and their drafts."""
     pairs = zip(every.rows, reads, strict=True)
@@ -190,35 +216,105 @@ def _advanced(every: _Drafted, reads: list[int]) -> _Drafted:
     )
     rows = [every.rows[b] for b in indices]
     gamma, counts = ([each[b] for b in indices] for each in (every.gamma, every.counts))
-    return _Drafted(indices, rows, gamma, some, counts, every.draw.of(indices))
+    ids = None if every.ids is None else [every.ids[b] for b in indices]
+    return _Drafted(indices, rows, gamma, some, counts, every.draw.of(indices), ids)
 
 
-def _score(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted) -> _Scored:
+def _run(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted) -> Tensor:
+    """The target's logits at the last token and the draft tokens of the rows that are advanced,
+    `[len(places), G+1, V]`."""
+    need = [0] * len(rows)
+    for b, count in zip(drafted.indices, drafted.counts, strict=True):
+        need[b] = 1 + count
+    every = len(drafted.indices) == len(rows)
+    if target.takes_tensors and every and all(row.pending == 1 for row in rows):
+        last = sent(torch.tensor([row.tokens[-1] for row in rows]), target.device)
+        x = _possible(drafted, target.vocab_size, target.device)
+        return target.score(torch.cat([last[:, None], x], 1), need)
+    ids = drafted.ids
+    if ids is None:
+        ids = listed(_possible(drafted, target.vocab_size, target.device))
+    blocks = [row.unread[:count] for row, count in zip(rows, reads, strict=True)]
+    for b, x, count in zip(drafted.indices, ids, drafted.counts, strict=True):
+        blocks[b] += x[:count]
+    logits = target.score(blocks, need)
+    return logits if every else logits[drafted.indices]
+
+
+def _possible(drafted: _Drafted, V: int, device: torch.device) -> Tensor:
+    """The draft tokens `[B, G]` on a device, as ids of the target: others are refused when they are
+    read."""
+    ids, _ = _padded(drafted, device)
+    return ids.clamp(0, V - 1)
+
+
+def _padded(drafted: _Drafted, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The draft tokens `[B, G]` on a device, 0 in their padding, and how many each row has."""
     draft, counts = drafted.draft, drafted.counts
-    G = max(counts)
-    ids = sent(draft.tokens[:, :G], target.device).long()
-    if min(counts) < G:  # a drafter's padding may be anything
-        ids = torch.where(live(ids, sent(draft.lengths, target.device)), ids, 0)
-    x = ids.clamp(0, target.vocab_size - 1)  # other ids are refused when they are read
-    logits = _run(rows, reads, target, drafted, x)
-    logits, tops, lengths = _judged(logits, drafted, G)
+    if drafted.ids is not None:
+        packed = pack(drafted.ids)
+        return sent(packed.tokens, device), sent(packed.lengths, device)
+    ids = sent(draft.tokens[:, : max(counts)], device).long()
+    lengths = sent(draft.lengths, device)
+    if min(counts) < max(counts):  # a drafter's padding may be anything
+        ids = torch.where(live(ids, lengths), ids, 0)
+    return ids, lengths
+
+
+def _compared(logits: Tensor, drafted: _Drafted, verifier: Verifier) -> _Judged | None:
+    """The verification on the host where each draft token is but compared with the likeliest one;
+    None where more has to be looked at."""
+    draft, draw, ids = drafted.draft, drafted.draw, drafted.ids
+    if ids is None or not logits.is_cpu or not compares(verifier, draw) or draw.controlled:
+        return None
+    told = any(row.reports for row in drafted.rows)
+    if told or draft.q is not None or not (draft.tops is None or known_finite(draft.tops)):
+        return None
+    best, tops = peaks(logits)
+    if not all(map(math.isfinite, chain.from_iterable(tops))):
+        return None  # whether that matters depends on where the text gets to
+    verified: list[_Verified] = []
+    for x, likeliest in zip(ids, best, strict=True):
+        equal = [a == b for a, b in zip(x, likeliest, strict=False)]
+        n = equal.index(False) if False in equal else len(x)
+        verified.append(_Verified(x, n, likeliest[n], [*map(float, equal)], []))
+    return _Judged(verified)
+
+
+def _judged(logits: Tensor, drafted: _Drafted, verifier: Verifier) -> _Judged:
+    """The verification by tensors, and one read; raises as `step` does."""
+    scored = _scored(logits, drafted)
+    verification = verifier(scored.block, drafted.draw)
+    return _Judged(_read(verification, scored, drafted), scored, verification.p)
+
+
+def _scored(logits: Tensor, drafted: _Drafted) -> _Scored:
+    """The block that the verifier judges, and what has to be known of it."""
+    ids, lengths = _padded(drafted, logits.device)
+    # others are refused when they are read
+    x = ids if drafted.ids is not None else ids.clamp(0, logits.shape[-1] - 1)
+    logits, tops, lengths = _without_invalid(logits, drafted, lengths)
     raw = {b: logits[b].clone() for b, row in enumerate(drafted.rows) if row.reports}
-    logits, failed = _shaped(logits, drafted.rows, x, counts)
-    q = None if draft.q is None else sent(draft.q[:, :G], logits.device)
-    return _Scored(ScoredBlock(logits, x, lengths, q), ids, tops, raw, failed, target.padding)
+    logits, failed = _shaped(logits, drafted.rows, x, drafted.counts)
+    q = drafted.draft.q
+    q = None if q is None else sent(q[:, : x.shape[1]], logits.device)
+    return _Scored(ScoredBlock(logits, x, lengths, q), ids, tops, raw, failed)
 
 
-def _judged(logits: Tensor, drafted: _Drafted, G: int) -> tuple[Tensor, Tensor, Tensor]:
+def _without_invalid(
+    logits: Tensor, drafted: _Drafted, lengths: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The logits, without what is invalid; the largest of each position, in which that shows before
-    controls hide it; and how many draft tokens there are to judge.
+    controls hide it; and how many of the draft tokens there are to judge.
 
     None is judged behind invalid logits. Which these are follows from the draft tokens up to there,
     so the distribution stays the target's: a text that gets there fails, as by plain decoding.
     """
     own, device = logits, logits.device
     logits, tops = mended(own)
-    lengths = sent(torch.tensor(drafted.counts), device)
-    parts = [tops] if drafted.draft.tops is None else [tops, drafted.draft.tops[:, :G]]
+    parts = [tops]
+    if drafted.draft.tops is not None:
+        parts.append(drafted.draft.tops[:, : tops.shape[1] - 1])
     if all(map(known_finite, parts)):
         return logits, tops, lengths
     mends = [bool(row.request.params.remove_invalid_values) for row in drafted.rows]
@@ -232,23 +328,6 @@ def _judged(logits: Tensor, drafted: _Drafted, G: int) -> tuple[Tensor, Tensor, 
 def _leading(valid: Tensor) -> Tensor:
     """Count the positions before the first invalid one, `[B]`."""
     return valid.long().cumprod(1).sum(1)
-
-
-def _run(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted, x: Tensor) -> Tensor:
-    """The target's logits at the last token and the draft tokens of the rows that are advanced,
-    `[len(places), G+1, V]`."""
-    need = [0] * len(rows)
-    for b, count in zip(drafted.indices, drafted.counts, strict=True):
-        need[b] = 1 + count
-    every = len(drafted.indices) == len(rows)
-    if target.takes_tensors and every and all(row.pending == 1 for row in rows):
-        last = sent(torch.tensor([row.tokens[-1] for row in rows]), target.device)
-        return target.score(torch.cat([last[:, None], x], 1), need)
-    blocks = [row.unread[:count] for row, count in zip(rows, reads, strict=True)]
-    for b, ids, count in zip(drafted.indices, listed(x), drafted.counts, strict=True):
-        blocks[b] += ids[:count]
-    logits = target.score(blocks, need)
-    return logits if every else logits[drafted.indices]
 
 
 def _settle(
@@ -309,11 +388,7 @@ def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> lis
         *draw.masses,
     )
     V = scored.block.logits.shape[-1]
-    for b, count in enumerate(counts):
-        if count and not 0 <= min(ids[b][:count]) <= max(ids[b][:count]) < V:
-            raise RefusedError(
-                f"the drafter guessed {ids[b][:count]} for row {b}; ids must be in 0..{V - 1}"
-            )
+    _require_ids([x[:count] for x, count in zip(ids, counts, strict=True)], V)
     failed = _invalid(tops, n, drafted)
     first = [int(not params.remove_invalid_values) for params in draw.params]
     require_finite(tops, "target", draw.lengths, first, drafted.indices)
@@ -328,7 +403,7 @@ def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> lis
         raise RefusedError(
             "the drafter's q holds NaN; it must be the law its guesses were drawn from"
         )
-    verified = [_Verified(*row, None) for row in zip(x, n, t, beta, biases, strict=True)]
+    verified = [_Verified(*row) for row in zip(x, n, t, beta, biases, strict=True)]
     for b, (place, error) in chain(failed.items(), scored.failed.items()):
         # draft tokens behind a dead end were judged by what is no distribution of the row's
         if place <= n[b]:
@@ -360,22 +435,23 @@ def _commit(row: Row, verified: _Verified) -> list[int]:
     return gained
 
 
-def _report(
-    rows: list[Row], scored: _Scored, verification: Verification, gained: list[list[int]]
-) -> None:
+def _report(rows: list[Row], judged: _Judged, gained: list[list[int]]) -> None:
     """Record logits and logprobs of the tokens gained, in rows that ask for them."""
-    for b, raw in scored.raw.items():
+    if judged.scored is None:
+        return
+    logits = judged.scored.block.logits
+    for b, raw in judged.scored.raw.items():
         row, n = rows[b], len(gained[b])
         if row.seen is not None:
-            row.seen.append(Seen(raw[:n], scored.block.logits[b, :n].clone()))
+            row.seen.append(Seen(raw[:n], logits[b, :n].clone()))
         if row.request.params.logprobs is None:
             continue
         if row.request.params.logprobs_of == "raw":
             scores = raw[:n].to(working(raw.dtype)).log_softmax(-1)
-        elif verification.p is None:
-            scores = probabilities(scored.block.logits[b, :n], row.request.params).log()
+        elif judged.p is None:
+            scores = probabilities(logits[b, :n], row.request.params).log()
         else:
-            scores = verification.p[b, :n].log()
+            scores = judged.p[b, :n].log()
         row.logprobs += logprobs(scores, gained[b], row.request.params.logprobs or 0)
 
 

@@ -301,13 +301,13 @@ class Reads:
     """Counts the tokens that a paged model's passes take, beginnings and draft tokens alike."""
 
     def __init__(self, model: Any, patch: pytest.MonkeyPatch) -> None:
-        self.tokens, run = 0, model._run
+        self.tokens, run = 0, model.scored
 
         def watched(*args: Any) -> torch.Tensor:
-            self.tokens += sum(len(tokens) for _, tokens in args[2])
+            self.tokens += sum(map(len, args[2]))
             return run(*args)
 
-        patch.setattr(model, "_run", watched)
+        patch.setattr(model, "scored", watched)
 
     def taken(self) -> int:
         count, self.tokens = self.tokens, 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from foretoken.sampling.verify import RULES, speculative
 from foretoken.step import step
 
 V = 4
+SECONDS = dict.fromkeys(("draft_seconds", "score_seconds", "verify_seconds"), 0.0)
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)
 
 
@@ -74,6 +77,25 @@ def test_leading_matches_are_kept_and_the_target_goes_on():
     assert [row.tokens for row in rows] == [[0, 1, 2, 3], [0, 1], [0, 1]]
     assert drafter.committed == [[1, 2, 3], [1], [1]]
     assert target._texts == [[0, 1, 2], [0], [0]]  # all but the last token
+
+
+def test_a_greedy_row_is_verified_alike_with_lists_and_with_tensors():
+    """Rows that report their logits need tensors; all others are compared on the host."""
+    dice = random.Random(4)
+
+    def told(params: SamplingParams) -> list[list[Any]]:
+        drafts = [pack([[dice.randrange(V) for _ in range(g)] for g in (3, 0, 2)]) for _ in (1, 2)]
+        rows = [Row.of(Request([0], 100, RowKey(0, b))) for b in range(3)]
+        for draft in drafts:
+            one_step(draft, [3, 0, 2], rows, params)
+        records = [replace(r, **SECONDS) for row in rows for r in row.records]
+        return [[row.tokens for row in rows], records]
+
+    for _ in range(20):
+        state = dice.getstate()
+        lists = told(GREEDY)
+        dice.setstate(state)
+        assert told(SamplingParams(logprobs=0)) == lists
 
 
 def test_all_kept_and_one_more():

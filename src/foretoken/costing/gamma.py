@@ -10,6 +10,7 @@ own: the better of the two is used. Rows that ask for `deterministic` know no ot
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -87,6 +88,8 @@ class Adaptive:
     drafts: bool = True  # whether there is a drafter
     _pasts: list[tuple[Row, Pasts]] = field(default_factory=list[tuple[Row, "Pasts"]], init=False)
     _last: int = field(default=0, init=False)  # positions of the last pass that was asked for
+    # by what they were asked for last
+    _prices: tuple[Hashable, Prices] | None = field(default=None, init=False)
 
     @property
     def most(self) -> int:
@@ -182,9 +185,7 @@ class Adaptive:
     ) -> list[int]:
         """Return gamma of these rows, all of one kind of source, behind a pass of `last` positions.
         A row that gets none tries a few now and then, to notice text that became predictable."""
-        costs = by_length(costs, [row for row, _ in rows], beside.rows)
-        costs = costs.undrafted if rows[0][1].predicted else costs
-        prices = prices_of(costs, len(rows), beside)
+        prices = self._priced(costs, [row for row, _ in rows], beside, rows[0][1].predicted)
         most = [min(row.room - 1, MAX_GAMMA) for row, _ in rows]
         if prices.rows == 1:
             gamma = [single(rows[0][1], most[0], prices, last)]
@@ -192,6 +193,16 @@ class Adaptive:
             gamma = allot([past for _, past in rows], most, prices, last)
         rows_asked = zip(gamma, most, rows, strict=True)
         return [g or _try(row.records, n, prices) for g, n, (row, _) in rows_asked]
+
+    def _priced(self, costs: Costs, rows: list[Row], beside: Beside, predicted: bool) -> Prices:
+        """Prices by the length of the rows' texts, which stay the same for many steps: to find them
+        by all numbers of the costs takes longer than a choice."""
+        key = costs is self.alone, spans(rows), len(rows), beside, predicted
+        if self._prices is None or self._prices[0] != key:
+            costs = by_length(costs, rows, beside.rows)
+            costs = costs.undrafted if predicted else costs
+            self._prices = key, prices_of(costs, len(rows), beside)
+        return self._prices[1]
 
 
 class Past:
@@ -310,8 +321,12 @@ def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
 
 def by_length(costs: Costs, rows: list[Row], more: int = 0) -> Costs:
     """The costs behind texts as long as these rows', of so many rows and `more`."""
-    length = sum(len(row.tokens) for row in rows) // len(rows)
-    return behind(costs, length // SPAN * SPAN, len(rows) + more)
+    return behind(costs, spans(rows) * SPAN, len(rows) + more)
+
+
+def spans(rows: list[Row]) -> int:
+    """Return how many spans long the rows' texts are."""
+    return sum(len(row.tokens) for row in rows) // len(rows) // SPAN
 
 
 def _before(row: Row) -> int:

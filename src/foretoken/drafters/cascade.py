@@ -93,7 +93,7 @@ class CascadeDrafter(DrafterBase):
         while any(map(_open, rows)):
             gammas = [min(self.gamma, row.room - 1) if _open(row) else 0 for row in rows]
             try:
-                p = step(rows, target, self.drafter, verifier, gammas).p
+                p = step(rows, target, self.drafter, verifier, gammas)
             except NumericsError as error:
                 message = f"in a cascade's middle model as the target: {error}"
                 told = NumericsError(message, error.row, whose="draft")

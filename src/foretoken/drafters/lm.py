@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import chain
+
 import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, DrafterBase, pack, widened
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks, Model, Shares, Writes, require_model
+from foretoken.models.base import (
+    Blocks,
+    Continuation,
+    Continues,
+    Model,
+    Shares,
+    Writes,
+    require_model,
+)
 from foretoken.models.reader import Reader
-from foretoken.sampling.distributions import SamplingParams, mended
+from foretoken.sampling.distributions import SamplingParams, mended, peaks
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed
 
@@ -51,6 +63,7 @@ class LMDrafter(DrafterBase):
         self.singular = params is not None  # its speed does not follow from its model alone
         self.shares = isinstance(model, Shares)  # the target's rows
         self._writes = model if isinstance(model, Writes) and params is None else None
+        self._continues = model if isinstance(model, Continues) else None
         self._reader = Reader(model)
 
     def start(
@@ -65,25 +78,60 @@ class LMDrafter(DrafterBase):
         unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
         if self._writes is not None and self._writes.writes(greedy=draw.greedy):
             return self._written(self._writes, unread, budget)
+        if not any(budget):
+            if any(unread):
+                self.model.score(unread, [0] * len(unread))
+            draft = pack([[] for _ in budget])
+        elif self._compares(draw):
+            draft = self._likeliest(unread, budget)
+        else:
+            draft = self._drawn(unread, budget, draw)
+        for b, g in enumerate(budget):
+            cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
+        return draft
+
+    def _compares(self, draw: Draw) -> bool:
+        """Tell whether the likeliest tokens are all that the draft needs, and are on the host."""
+        greedy = draw.greedy if self.params is None else self.params.greedy
+        host = not self.model.takes_tensors and self.model.device.type == "cpu"
+        return host and greedy and not draw.controlled
+
+    def _likeliest(self, unread: list[list[int]], budget: list[int]) -> Draft:
+        """The likeliest tokens, by lists alone: behind a forward pass, whatever torch does with a
+        few numbers takes as long as all of this."""
+        if self._continues is None:
+            ids, tops = token_by_token(self.model, unread, budget, self.vocab_size)
+        else:
+            ids, tops = self._continues.go_on(unread, budget, self.vocab_size)
+        draft = pack(ids, calls=max(budget))
+        if all(map(math.isfinite, chain.from_iterable(tops))):
+            return draft
+        padded = [[*row, *[0.0] * (max(budget) - len(row))] for row in tops]
+        return replace(draft, tops=torch.tensor(padded))
+
+    def _drawn(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft:
         V = self.vocab_size or self.model.vocab_size
         feed: Blocks = unread
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
-        for i in range(max(budget, default=0)):
+        for i in range(max(budget)):
             need = [int(g > i) for g in budget]
-            logits = self.model.score(feed, need)[:, 0, :V]  # no other id is drawn
+            logits = self.model.score(feed, need)[:, 0]
+            logits = logits if logits.shape[1] <= V else logits[:, :V]  # no other id is drawn
             logits, top = mended(logits)
             tops.append(top)
             draft_token, q = draw.sample(widened(logits, None, V), i, self.params)
             ids.append(draft_token)
             distributions += [] if q is None else [q]
             feed = self._next(ids[-1], [g > i + 1 for g in budget])
-        if not ids and any(unread):
-            self.model.score(unread, [0] * len(unread))
-        for b, g in enumerate(budget):
-            cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
-        return self._drafted(ids, distributions, tops, budget)
+        return Draft(
+            tokens=torch.stack(ids, 1),
+            lengths=torch.tensor(budget),
+            q=torch.stack(distributions, 1) if distributions else None,
+            calls=len(ids),
+            tops=torch.stack(tops, 1),
+        )
 
     def _written(self, model: Writes, unread: list[list[int]], budget: list[int]) -> Draft:
         """Guesses by the text that the model writes: they follow from the text so far."""
@@ -99,19 +147,6 @@ class LMDrafter(DrafterBase):
         tokens: list[int] = listed(ids)
         return [[token] if on else [] for token, on in zip(tokens, active, strict=True)]
 
-    def _drafted(
-        self, ids: list[Tensor], distributions: list[Tensor], tops: list[Tensor], budget: list[int]
-    ) -> Draft:
-        if not ids:
-            return pack([[] for _ in budget])
-        return Draft(
-            tokens=torch.stack(ids, 1),
-            lengths=torch.tensor(budget),
-            q=torch.stack(distributions, 1) if distributions else None,
-            calls=len(ids),
-            tops=torch.stack(tops, 1),
-        )
-
     def commit(self, tokens: list[list[int]]) -> None:
         self._move([0] * len(tokens), tokens)
 
@@ -125,3 +160,19 @@ class LMDrafter(DrafterBase):
     def leave(self, rows: list[int]) -> None:
         self._reader.leave(rows)
         self.model.leave(rows)
+
+
+def token_by_token(
+    model: Model, blocks: list[list[int]], counts: list[int], V: int | None
+) -> Continuation:
+    """Do as `Continues.go_on` for a model that does not."""
+    made = Continuation([[] for _ in counts], [[] for _ in counts])
+    for i in range(max(counts)):
+        need = [int(count > i) for count in counts]
+        best = zip(*peaks(model.score(blocks, need), V), need, strict=True)
+        for b, (x, top, on) in enumerate(best):
+            made.ids[b].extend(x if on else [])
+            made.tops[b].extend(top if on else [])
+        rows = zip(made.ids, counts, strict=True)
+        blocks = [ids[-1:] if count > i + 1 else [] for ids, count in rows]
+    return made

@@ -232,6 +232,8 @@ class Draw:
         Returns:
             Counts, `[B]`.
         """
+        if not outcome.survival.shape[1]:  # plain decoding
+            return torch.zeros_like(outcome.lengths)
         return outcome.n(self._uniforms(0, Purpose.ACCEPT, outcome.survival.device))
 
     def next_token(self, distribution: Tensor) -> Tensor:

@@ -189,6 +189,12 @@ def choose(rule: Rule, lenience: float = 1.0) -> Verifier:
     return ByTemperature(LenientGreedy(lenience), Sampled(lenient(rule, lenience)))
 
 
+def compares(verifier: Verifier, draw: Draw) -> bool:
+    """Tell whether draft tokens of these rows are only compared with the argmax."""
+    one = verifier.greedy if isinstance(verifier, ByTemperature) and draw.greedy else verifier
+    return isinstance(one, Greedy)
+
+
 COUPLED: Verifier = ByTemperature(Greedy(), Coupled())
 
 

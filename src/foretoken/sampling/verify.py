@@ -45,11 +45,13 @@ class Outcome:
     def next_distribution(self, n: Tensor) -> Tensor:
         """The distribution of the token after the n accepted draft tokens, `[B, V]`: p where all
         were kept, else a residual."""
+        if not self.x.shape[1]:
+            return self.p[:, 0]
         rows = torch.arange(len(n), device=n.device)
         p = _picked(self.p, rows, n)
         rejected = n < self.lengths
         # reading `rejected` from a device would make the host wait
-        if not self.x.shape[1] or (p.is_cpu and not bool(rejected.any())):
+        if p.is_cpu and not bool(rejected.any()):
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
         q = None if self.q is None else _picked(self.q, rows, at)
@@ -62,9 +64,17 @@ class Outcome:
 Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
 
 
+def plain(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+    """Without draft tokens, as every rule does it, in few operations: the next token is p's."""
+    one = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
+    return Outcome(one[:, :0], p, q, x, lengths, one)
+
+
 def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """Algorithm 1: keep draft token i with probability min(1, p(x_i)/q(x_i)), stop at the first
     rejection."""
+    if not x.shape[1]:
+        return plain(p, q, x, lengths)
     px, qx = _at(p[:, : x.shape[1]], x), _at(q, x)
     accept = torch.where(qx > 0, torch.minimum(px, qx) / qx.where(qx > 0, 1.0), 0.0)
     survival = accept.where(live(x, lengths), 0.0).cumprod(1)
@@ -78,6 +88,8 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     Keeps at least as many draft tokens as `speculative` on average, and the same distribution.
     """
     G = x.shape[1]
+    if not G:
+        return plain(p, q, x, lengths)
     px, qx = _at(p[:, :G], x), _at(q, x)
     qx = qx.where(qx > 0, torch.inf)  # a draft token that q cannot make is not kept
     a = [px.new_ones(len(x))]  # a_i = min(1, a_{i-1} p(x_i)/q(x_i))
@@ -132,6 +144,8 @@ def leading(accepted: Tensor, lengths: Tensor) -> Tensor:
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
     """beta at every draft token: sum over the vocabulary of min(p, q), `[B, G]` (Theorem 3.5)."""
+    if not x.shape[1]:
+        return p.new_empty(x.shape, dtype=torch.float64)
     p = p[:, : x.shape[1]]
     if q is None:
         return _at(p, x)

@@ -12,6 +12,7 @@ import pytest
 from foretoken.costing.costs import Costs, Far
 from foretoken.costing.gamma import (
     MAX_GAMMA,
+    NOTHING,
     Adaptive,
     Beside,
     Fixed,
@@ -412,3 +413,18 @@ def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_
     sure.request = replace(sure.request, params=sampling)
     crowd = [row([judged(0.9, 8)] * 40) for _ in range(9)]
     assert Adaptive(STOCK).ask([*crowd, sure])[-1] == Adaptive(STOCK).ask([sure])[0]
+
+
+def test_a_policy_asked_before_answers_as_a_new_one():
+    """What it keeps of the last answer is asked for by all that a price depends on."""
+    far = Far(1024, ((0, 0.0), (16, 8.0)), ((1, 3.0), (17, 40.0)))
+    priced, alone = replace(SMALL, far=far), costs(0.3, 0.05)
+    old = Adaptive(priced, alone)
+    near, long = row([judged(0.9, 8)] * 20), row([judged(0.9, 8)] * 20)
+    long.tokens *= 900
+    own = Row(replace(near.request, params=SamplingParams(deterministic=True)), [0], near.records)
+    asked = [[near], [long], [near, long], [own], [near]]
+    for beside in (NOTHING, Beside(3, 40, 2)):
+        answers = [Adaptive(priced, alone).ask(rows, beside) for rows in asked]
+        assert [old.ask(rows, beside) for rows in asked] == answers
+        assert len({str(answer) for answer in answers}) > 2

@@ -29,6 +29,7 @@ from foretoken.sampling.distributions import (
     likeliest,
     locate,
     one_hot,
+    peaks,
     possible,
     probabilities,
     running_sum,
@@ -217,6 +218,19 @@ def test_the_likeliest_is_the_first_of_equals(dtype):
     for row, i in zip(logits.flatten(0, 1).tolist(), best.flatten().tolist(), strict=True):
         assert i == row.index(max(row))
     assert likeliest(logits[0, 0]).item() == best[0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_peaks_are_the_likeliest_and_show_what_is_invalid(dtype):
+    logits = torch.randn(2, 4, 300, generator=torch.manual_seed(3)).to(dtype)
+    logits[0, 1, 7], logits[0, 2, 9], logits[1, 0] = math.nan, math.inf, -math.inf
+    ids, tops = peaks(logits)
+    assert math.isnan(tops[0][1]) and tops[0][2] == math.inf and tops[1][0] == -math.inf
+    valid = torch.isfinite(torch.tensor(tops))
+    assert valid.sum() == 5
+    assert torch.equal(torch.tensor(ids)[valid], likeliest(logits)[valid])
+    assert torch.equal(torch.tensor(tops)[valid], logits.amax(-1)[valid].float())
+    assert peaks(logits[..., :20])[0] == peaks(logits, 20)[0]
 
 
 def test_one_hot():

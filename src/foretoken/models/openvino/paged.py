@@ -9,7 +9,6 @@ graph came from.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,9 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 from torch import Tensor
 
-from foretoken.models.base import Blocks
+from foretoken.models.base import Blocks, Continuation
 from foretoken.models.companion import Companion, require_alike
-from foretoken.models.openvino.pages import MOST, Flat, Pool, Prefixes, layers
+from foretoken.models.openvino.pages import MOST, Flat, FlatInputs, Pool, Prefixes, layers, ragged
 from foretoken.models.openvino.states import NONE, KeptStates, RowStates, StateFeed
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
 from foretoken.models.shown import Known, Shown
@@ -117,7 +116,7 @@ class PagedModel:
 
     def companion(
         self, compiled: ov.CompiledModel, facts: dict[str, Any], some: tuple[int, ...]
-    ) -> Companion[Flat]:
+    ) -> PagedCompanion:
         """A copy of this model, which has `some` of its layers, or all of them where that is empty,
         over its rows."""
         flat, draft_layers = Flat(compiled, facts), layers(compiled)
@@ -134,7 +133,7 @@ class PagedModel:
             require_alike(facts["states"], self.sizes)
             flat.states = StateFeed(flat.request, self.states)
         self.pool.bind(flat.request, names)
-        return Companion(self, flat, facts)
+        return PagedCompanion(self, flat, facts)
 
     def show(self, known: Callable[[list[int]], int] | None) -> None:
         self._watched = known if self.taps else None
@@ -269,15 +268,14 @@ class PagedModel:
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
-        past = self.lengths
+        past, counts = self.lengths, [len(block) for block in blocks]
         limits = [self.longest if long else self.context for long in self.long]
-        check_room(past, [len(block) for block in blocks], limits)
-        if max(map(len, blocks), default=0) > self.widest and self.sizes:
+        check_room(past, counts, limits)
+        if self.sizes and max(counts, default=0) > self.widest:
             return self._score_in_parts(blocks, need)
         self._hidden = None
-        self.lengths = [n + len(block) for n, block in zip(past, blocks, strict=True)]
+        self.lengths = [n + count for n, count in zip(past, counts, strict=True)]
         logits = self.scored(self.flat, past, blocks, need)
-        counts = [len(block) for block in blocks]
         if self._watched is not None and any(counts):
             states = self.flat.output("shown", sum(counts)).clone()
             self._seen.add(past, list(states.split(counts)))
@@ -286,7 +284,7 @@ class PagedModel:
         for b, fork in enumerate(self.states.forks):
             if past[b] < fork <= self.lengths[b]:
                 self._keep_states(b, fork)
-        self.need = list(need)
+        self.need = need[:]
         return logits
 
     def _score_in_parts(self, blocks: list[list[int]], need: list[int]) -> Tensor:
@@ -304,14 +302,79 @@ class PagedModel:
     ) -> Tensor:
         """The logits as `score` returns them, by any graph over these pages, of which row b has
         past[b] tokens in place; no row moves on."""
-        parts = [(b, block) for b, block in enumerate(blocks) if block]
-        if not parts:
+        rows = [b for b, block in enumerate(blocks) if block]
+        if not rows:
             return torch.zeros(len(blocks), 0, self.vocab_size)
-        ends = accumulate(len(block) for _, block in parts)
-        counts = [need[b] for b, _ in parts]
-        places = [i for end, n in zip(ends, counts, strict=True) for i in range(end - n, end)]
-        logits = self._run(flat, past, parts, places or [0])
-        return ragged(logits, need) if places else torch.zeros(len(blocks), 0, self.vocab_size)
+        end, tokens = rows[-1], sum(map(len, blocks))
+        room, length = self.widest - len(blocks[end]), past[end] + len(blocks[end])
+        flat.pad(tokens, length, room, single=tokens == len(rows))
+        return self._pass(flat, past, blocks, rows, need)
+
+    def _pass(
+        self, flat: Flat, past: list[int], blocks: list[list[int]], rows: list[int], need: list[int]
+    ) -> Tensor:
+        """A pass over the blocks of these rows and the padding behind them."""
+        self.pool.fit()
+        ids = [blocks[b] for b in rows]
+        if flat.padding:
+            ids[-1] = ids[-1] + [0] * flat.padding
+        feed = FlatInputs()
+        for b, tokens in zip(rows, ids, strict=True):
+            start, end = past[b], len(blocks[b])
+            pages = self._room(b, start, start + len(tokens))
+            feed.add(tokens, start, pages, BEYOND * self.long[b], range(end - need[b], end))
+        if self._given is not None:
+            flat.give(self._given.numpy(), len(feed.ids))
+        if flat.states is None:
+            return flat.run(feed, need)
+        laid = self.states.lay_out(rows, past, ids)
+        flat.states.put(laid)
+        logits = flat.run(feed, need)
+        flat.states.keep(laid)
+        return logits
+
+    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Continuation:
+        logits = self.score(blocks, [int(count > 0) for count in counts])
+        made = self.gone_on(self.flat, self.lengths, logits, counts, V)
+        for text, ids in zip(self.texts, made.ids, strict=True):
+            text += ids[:-1]
+        self.lengths = list(map(len, self.texts))
+        return made
+
+    def gone_on(
+        self, flat: Flat, past: list[int], logits: Tensor, counts: list[int], V: int | None
+    ) -> Continuation:
+        """The tokens as `go_on` returns them, by any graph over these pages, from its last `logits
+        [B, 1, V]` on; no row moves on."""
+        past, made = list(past), Continuation([[] for _ in counts], [[] for _ in counts])
+        rows, scores = [b for b, count in enumerate(counts) if count], logits.numpy()[:, 0]
+        scores = scores if len(rows) == len(counts) else scores[rows]
+        while rows:
+            for b, row in zip(rows, scores, strict=True):
+                x = int(row[:V].argmax())
+                made.ids[b].append(x)
+                made.tops[b].append(float(row[x]))
+            rows = [b for b in rows if counts[b] > len(made.ids[b])]
+            if rows:
+                self._follow(flat, past, made.ids, rows)
+                scores = flat.last(len(rows))
+        return made
+
+    def _follow(self, flat: Flat, past: list[int], ids: list[list[int]], rows: list[int]) -> None:
+        """A pass over the last ids of these rows, behind past[b] tokens each."""
+        end = past[rows[-1]]
+        flat.pad(len(rows), end + 1, self.widest - 1, single=True)
+        page = self.pool.page
+        inside = (end + flat.padding) % page and all(past[b] % page for b in rows)
+        if inside and flat.repeats(len(rows)):  # the pages are those of the last pass
+            flat.again([ids[b][-1] for b in rows])
+        else:
+            blocks, need = [[] for _ in ids], [0] * len(ids)
+            for b in rows:
+                blocks[b], need[b] = ids[b][-1:], 1
+            self._pass(flat, past, blocks, rows, need)
+        for b in rows:
+            past[b] += 1
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
@@ -348,28 +411,6 @@ class PagedModel:
                 self.pool.leave(self.pages[b])
         self.permute(staying(len(self.lengths), rows))
 
-    def _run(
-        self, flat: Flat, past: list[int], parts: list[tuple[int, list[int]]], places: list[int]
-    ) -> Tensor:
-        """A pass over new tokens of rows, in pages that are there when it begins."""
-        self.pool.fit()
-        starts = [past[b] for b, _ in parts]
-        ids = flat.padded([list(tokens) for _, tokens in parts], starts, self.widest)
-        pages = [
-            self._room(b, start, start + len(tokens))
-            for (b, _), start, tokens in zip(parts, starts, ids, strict=True)
-        ]
-        firsts = [BEYOND * self.long[b] for b, _ in parts]
-        if self._given is not None:
-            flat.give(self._given.numpy(), sum(map(len, ids)))
-        if flat.states is None:
-            return flat.run(ids, starts, pages, places, firsts)
-        laid = self.states.lay_out([b for b, _ in parts], past, ids)
-        flat.states.put(laid)
-        logits = flat.run(ids, starts, pages, places, firsts)
-        flat.states.keep(laid)
-        return logits
-
     def _room(self, b: int, start: int, end: int) -> list[int]:
         """The pages of row b's first `end` tokens; those from `start` on are its own."""
         pages = self.pages[b]
@@ -379,6 +420,18 @@ class PagedModel:
         while len(pages) < count:
             pages.append(self.pool.take())
         return pages[:count]
+
+
+class PagedCompanion(Companion[Flat]):
+    """A copy over the rows of a PagedModel."""
+
+    target: PagedModel
+
+    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Continuation:
+        logits = self.score(blocks, [int(count > 0) for count in counts])
+        made = self.target.gone_on(self.graph, self._own, logits, counts, V)
+        self._own = [n + len(ids[:-1]) for n, ids in zip(self._own, made.ids, strict=True)]
+        return made
 
 
 def passes(
@@ -398,13 +451,3 @@ def passes(
         read = {b: len(part) for b, part in parts}
         rest = [(b, text[read.get(b, 0) :]) for b, text in rest]
         rest = [(b, text) for b, text in rest if text]
-
-
-def ragged(flat: Tensor, need: list[int]) -> Tensor:
-    """`[sum(need), n]`, row behind row -> `[B, max(need), n]`, padded with zeros."""
-    if min(need) == max(need):
-        return flat.view(len(need), need[0], -1)
-    padded = flat.new_zeros(len(need), max(need), flat.shape[1])
-    for row, part in zip(padded, flat.split(need), strict=True):
-        row[: len(part)] = part
-    return padded

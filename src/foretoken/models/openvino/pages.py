@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import chain
 from math import prod
 from typing import Any
 from weakref import ReferenceType, ref
@@ -249,63 +249,112 @@ def blank(shape: list[int], kind: ov.Type) -> tuple[NDArray[Any], ov.Tensor]:
 MOST = 16  # tokens added to a pass
 
 
+class FlatInputs:
+    """Inputs of a flat pass, row behind row."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.needed: list[int] = []  # the tokens whose logits are asked for
+        self.past: list[int] = []  # tokens of every row in its pages
+        self.begins = [0]
+        self.pages: list[int] = []
+        self.page_begins = [0]
+        self.longest = 0  # tokens of the longest row
+
+    def add(self, ids: list[int], past: int, pages: list[int], first: int, needed: range) -> None:
+        """The tokens of one more row, which has so many in these pages. first: the position of its
+        first token; needed: the tokens, among these, whose logits are asked for."""
+        begin, at = len(self.ids), first + past
+        self.ids += ids
+        self.positions += range(at, at + len(ids))
+        self.needed += range(begin + needed.start, begin + needed.stop)
+        self.past.append(past)
+        self.begins.append(len(self.ids))
+        self.pages += pages
+        self.page_begins.append(len(self.pages))
+        self.longest = max(self.longest, past + len(ids))
+
+    def step(self, ids: list[int]) -> None:
+        """Go on by a token in every row, which had one: these."""
+        self.ids[: len(ids)] = ids
+        self.positions = [position + 1 for position in self.positions]
+        self.past = [n + 1 for n in self.past]
+        self.longest += 1
+
+
 class Flat:
-    """A compiled graph and its inputs; `facts` are its export's."""
+    """A compiled graph, its inputs and its logits; `facts` are its export's."""
 
     def __init__(self, compiled: ov.CompiledModel, facts: dict[str, Any]) -> None:
         self.request = compiled.create_infer_request()
         kinds = {p.get_any_name(): p.get_element_type() for p in compiled.inputs}
         self.kinds = {name: k.to_dtype() for name, k in kinds.items() if "cache." not in name}
         self.buffers: dict[tuple[str, int], tuple[NDArray[Any], ov.Tensor]] = {}
-        self.bound: dict[str, int] = {}  # sizes of the buffers that the request reads now
+        self.bound: dict[str, int] = {}  # sizes of the buffers that the request has now
+        ports = enumerate(compiled.outputs)
+        # asked for by name, one of a graph with many inputs takes ten times as long
+        self.numbers = {name: i for i, port in ports for name in port.names}
+        self._logits = blank([1, 0, 1], ov.Type.f32)[0]  # that the request writes, [1, N, V]
+        self._views: dict[tuple[int, int], Tensor] = {}  # of these, by their shape
         self.longest: int | None = facts.get("longest") or facts["context"]
         self.sizes = Padding()
         self.padding = 0
+        self.feed = FlatInputs()  # of the last pass
         self.states: StateFeed | None = None  # of a model that has some
         # what a decoder of pairs reads in the next pass, [N, W], in place of ids
         self.given: NDArray[Any] | None = None
 
-    def padded(self, ids: list[list[int]], past: list[int], most: int) -> list[list[int]]:
-        """The tokens of every row, padded behind the last one, which may have `most`, where the
-        next ones will be written: for a pass of another size OpenVINO prepares every layer anew."""
-        room = min(MOST, most - len(ids[-1]))
+    def pad(self, tokens: int, length: int, room: int, *, single: bool) -> None:
+        """Choose the padding of a pass over so many tokens, of which the last row will have
+        `length`, and room for some more where the next ones will be written: for a pass of another
+        size OpenVINO prepares every layer anew. single: it is over one token of each row."""
+        room = min(MOST, room)
         if self.longest is not None:
-            room = min(room, self.longest - past[-1] - len(ids[-1]))
-        single = all(len(tokens) == 1 for tokens in ids)
-        self.padding = self.sizes.missing(sum(map(len, ids)), room, single=single)
-        return [*ids[:-1], [*ids[-1], *[0] * self.padding]]
+            room = min(room, self.longest - length)
+        self.padding = self.sizes.missing(tokens, room, single=single)
 
-    def run(
-        self,
-        ids: list[list[int]],
-        past: list[int],
-        pages: list[list[int]],
-        places: list[int],
-        firsts: list[int],
-    ) -> Tensor:
-        """A pass over these tokens of rows that have so many in their pages; logits
-        `[len(places), V]` at flat `places`, valid until the next pass. firsts: the position that a
-        row's first token has."""
-        sizes = [len(tokens) for tokens in ids]
-        ends = [start + size for start, size in zip(past, sizes, strict=True)]
+    def run(self, feed: FlatInputs, need: list[int]) -> Tensor:
+        """A pass over these tokens; the logits that are needed, so many of each row of the batch,
+        `[B, max(need), V]`, valid until the next pass."""
+        self.feed = feed
         reads = "input_ids" if self.given is None else "inputs_embeds"
-        same = sum(sizes) == self.bound.get(reads)
-        repeats = max(0, self.bound.get("needed", 0) - len(places)) if same else 0
-        self._put(reads, list(chain.from_iterable(ids)) if self.given is None else self.given)
-        spans = (range(n + a, n + b) for n, a, b in zip(firsts, past, ends, strict=True))
-        self._put("position_ids", list(chain.from_iterable(spans)))
-        self._put("needed", places + places[-1:] * repeats)
-        self._put("past_lens", past)
-        self._put("subsequence_begins", [0, *accumulate(sizes)])
-        self._put("block_indices_begins", [0, *accumulate(map(len, pages))])
-        self._put("block_indices", list(chain.from_iterable(pages)))
-        self._put("max_context_len", [max(ends)])
+        needed = feed.needed or [0]
+        if len(feed.ids) == self.bound.get(reads):  # the size stays that of the pass
+            needed = needed + needed[-1:] * (self.bound.get("needed", 0) - len(needed))
+        self._put(reads, feed.ids if self.given is None else self.given)
+        self._put("position_ids", feed.positions)
+        self._put("needed", needed)
+        self._put("past_lens", feed.past)
+        self._put("subsequence_begins", feed.begins)
+        self._put("block_indices_begins", feed.page_begins)
+        self._put("block_indices", feed.pages)
+        self._put("max_context_len", [feed.longest])
+        self._make_room(len(needed))
         self.request.infer(share_outputs=True)
-        return self.output("logits", len(places))
+        return self._made(need)
+
+    def repeats(self, rows: int) -> bool:
+        """Tell whether the last pass was over one token of so many rows, with the same padding."""
+        same = len(self.feed.past) == rows and len(self.feed.ids) == rows + self.padding
+        return same and self.states is None
+
+    def again(self, ids: list[int]) -> None:
+        """The last pass, one token further in all rows: these."""
+        self.feed.step(ids)
+        self._put("input_ids", self.feed.ids)
+        self._put("position_ids", self.feed.positions)
+        self._put("past_lens", self.feed.past)
+        self._put("max_context_len", [self.feed.longest])
+        self.request.infer(share_outputs=True)
+
+    def last(self, rows: int) -> NDArray[Any]:
+        """The first logits of the last pass, `[rows, V]`."""
+        return self._logits[0, :rows]
 
     def output(self, name: str, count: int) -> Tensor:
         """The first `count` rows of an output of the last run, whose padding may have made more."""
-        values = torch.from_numpy(self.request.get_tensor(name).data)
+        values = torch.from_numpy(self.request.get_output_tensor(self.numbers[name]).data)
         return values.flatten(0, -2)[:count]
 
     def give(self, rows: NDArray[Any], tokens: int) -> None:
@@ -314,10 +363,10 @@ class Flat:
 
     def _put(self, name: str, values: list[int] | NDArray[Any]) -> None:
         """Fill an input; its buffer is bound again only if its size has changed."""
-        if name not in self.kinds:
-            return  # a graph without positions
         size = len(values)
         if (name, size) not in self.buffers:
+            if name not in self.kinds:
+                return  # a graph without positions
             shape = () if name == "max_context_len" else np.shape(values)
             array = np.empty(shape, self.kinds[name])
             self.buffers[name, size] = array, ov.Tensor(array, shared_memory=True)
@@ -327,3 +376,38 @@ class Flat:
             self.bound.pop(name, None)  # broken off here, either buffer may be bound
             self.request.set_tensor(name, tensor)
             self.bound[name] = size
+
+    def _make_room(self, count: int) -> None:
+        """Let the next pass write so many logits where they can be read as they are."""
+        if self.bound.get("logits") == count:
+            return
+        self.bound.pop("logits", None)
+        number = self.numbers["logits"]
+        if count > self._logits.shape[1]:
+            V = self.request.model_outputs[number].get_partial_shape()[-1].get_length()
+            self._views.clear()
+            self._logits, _ = blank([1, count + count // 2, V], ov.Type.f32)
+        room = ov.Tensor(self._logits[:, :count], shared_memory=True)
+        self.request.set_output_tensor(number, room)
+        self.bound["logits"] = count
+
+    def _made(self, need: list[int]) -> Tensor:
+        """The logits of the last pass, row by row."""
+        B, most = len(need), max(need)
+        if min(need) < most:
+            return ragged(torch.from_numpy(self._logits[0, : sum(need)]), need)
+        if (B, most) not in self._views:
+            with torch.inference_mode(False):
+                logits = torch.from_numpy(self._logits[0, : B * most])
+                self._views[B, most] = logits.view(B, most, self._logits.shape[2])
+        return self._views[B, most]
+
+
+def ragged(flat: Tensor, need: list[int]) -> Tensor:
+    """`[sum(need), n]`, row behind row -> `[B, max(need), n]`, padded with zeros."""
+    if min(need) == max(need):
+        return flat.view(len(need), need[0], -1)
+    padded = flat.new_zeros(len(need), max(need), flat.shape[1])
+    for row, part in zip(padded, flat.split(need), strict=True):
+        row[: len(part)] = part
+    return padded

@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from foretoken.drafters.base import require_apart
-from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lm import LMDrafter, token_by_token
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.certificate.certify import OffByOne
+from foretoken.models.base import Continues
 from foretoken.models.companion import Companion, require_alike
 from foretoken.models.families import build
 from foretoken.models.openvino import conversion, weights
@@ -175,3 +176,18 @@ def test_a_copy_drafts_for_what_wraps_its_target_and_for_no_other(wrapped: bool)
     require_apart(OffByOne(target) if wrapped else target, LMDrafter(drafting))
     with pytest.raises(InputError, match="a copy of itself"):
         require_apart(hosted(network("Llama"))[0], LMDrafter(drafting))
+
+
+def test_a_copy_goes_on_over_the_rows_of_the_target() -> None:
+    """As token by token, behind what the target has read, whose rows stay as they are."""
+    target, copied = hosted(network("Qwen2"))
+    prompts = [[5, 6, 7], list(range(2, 33))]
+    target.start(prompts)
+    copied.start(prompts)
+    stepwise = token_by_token(copied, [[9], [8]], [4, 2], None)
+    lengths = copied.lengths
+    copied.set_lengths(target.lengths)
+    assert isinstance(copied, Continues)
+    assert copied.go_on([[9], [8]], [4, 2], None).ids == stepwise.ids
+    assert copied.lengths == lengths and target.lengths == [3, 31]
+    copied.set_lengths(target.lengths)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from foretoken import Speculator
 from foretoken.costing.gamma import Fixed
-from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lm import LMDrafter, token_by_token
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError
@@ -72,6 +72,52 @@ def test_a_pass_is_padded_where_that_costs_less_than_a_change(model: PagedModel)
         model.score([[1], []], [1, 0])
     assert model.padding == 0  # what is needed again and again is the new size
     model.price(None, 0.0, single=True)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("counts", [[9, 0, 9, 9], [1, 12, 3, 3], [0, 0, 5, 0]])
+def test_it_goes_on_as_it_would_token_by_token(
+    model: PagedModel, counts: list[int], padded: bool
+) -> None:
+    """Rows within a page and over its end, alone and beside others, with passes that are padded."""
+    prompts = [[5, 6, 7], list(range(2, 30)), list(range(3, 34)), list(range(4, 37))]
+    blocks, V = [[9, 8], [7], [3], [2]], 50
+    model.start(prompts)
+    model.price(float if padded else None, 30.0, single=True)
+    stepwise = token_by_token(model, blocks, counts, V)
+    lengths, texts = list(model.lengths), [list(text) for text in model.texts]
+    assert [len(ids) for ids in stepwise.ids] == counts
+    model.set_lengths(list(map(len, prompts)))
+    made = model.go_on(blocks, counts, V)
+    assert made.ids == stepwise.ids and max(x for ids in made.ids for x in ids) < V
+    for tops, wanted in zip(made.tops, stepwise.tops, strict=True):
+        assert tops == pytest.approx(wanted, abs=1e-4)
+    assert model.lengths == lengths and model.texts == texts
+    behind = model.score([[1]] * 4, [1] * 4).clone()
+    model.set_lengths(lengths)
+    model.price(None, 0.0, single=True)
+    model.leave([0, 1, 2, 3])
+    model.start(texts)
+    assert same(model.score([[1]] * 4, [1] * 4), behind)
+
+
+def test_logits_stay_where_they_are_read_as_passes_grow(
+    model: PagedModel, network: PreTrainedModel
+) -> None:
+    stock = CausalModel(network)
+    for runner in (model, stock):
+        runner.start([[5, 6], [7]])
+    for blocks, need in (
+        ([[1], [2]], [1, 1]),
+        ([[3] * 20, [4]], [20, 1]),  # more than there was room for
+        ([[1], [2]], [1, 1]),
+        ([[8] * 3, [9]], [0, 0]),
+        ([[1] * 2, [2] * 2], [2, 2]),
+    ):
+        logits, wanted = (runner.score(blocks, need) for runner in (model, stock))
+        assert logits.shape[:2] == wanted.shape[:2]
+        for row, other, n in zip(logits, wanted, need, strict=True):
+            assert same(row[:n], other[:n])
 
 
 def test_ragged_blocks_score_as_on_torch(model: PagedModel, network: PreTrainedModel) -> None:
@@ -282,13 +328,13 @@ def test_what_was_read_serves_texts_that_begin_alike(
 ) -> None:
     """A prompt beside one that runs, and a conversation that goes on, draft tokens taken back."""
     model, stock = remembering, CausalModel(network)
-    run, read = model._run, list[int]()
+    run, read = model.scored, list[int]()
 
     def watched(*args: Any) -> torch.Tensor:
-        read.extend(len(tokens) for _, tokens in args[2])
+        read.extend(map(len, args[2]))
         return run(*args)
 
-    monkeypatch.setattr(model, "_run", watched)
+    monkeypatch.setattr(model, "scored", watched)
     system = [(7 * i + 3) % 40 + 2 for i in range(70)]
     model.start([system])
     assert sum(read) == 70
@@ -311,13 +357,13 @@ def test_what_was_read_serves_texts_that_begin_alike(
 def test_texts_that_join_together_share_what_they_begin_with(
     remembering: PagedModel, network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock, sizes, run = CausalModel(network), list[list[int]](), remembering._run
+    stock, sizes, run = CausalModel(network), list[list[int]](), remembering.scored
 
     def watched(*args: Any) -> torch.Tensor:
-        sizes.append([len(tokens) for _, tokens in args[2]])
+        sizes.append([len(tokens) for tokens in args[2] if tokens])
         return run(*args)
 
-    monkeypatch.setattr(remembering, "_run", watched)
+    monkeypatch.setattr(remembering, "scored", watched)
     system = [(11 * i + 3) % 40 + 2 for i in range(70)]
     prompts = [[*system, 5], [9, 8], [*system, 6], [*system, 7, 8]]
     for model in (remembering, stock):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import foretoken
+from foretoken.drafters.lm import token_by_token
 from foretoken.errors import InputError, RefusedError
 from foretoken.lab.census import build
 from foretoken.models.openvino import conversion, states
@@ -262,3 +264,17 @@ def test_a_triangle_is_solved_by_halves(W: int) -> None:
     y = torch.randn(1, 2, W, 3, generator=torch.Generator().manual_seed(0))
     exact = torch.linalg.solve_triangular(A.double(), y.double(), upper=False, unitriangular=True)
     assert (by_halves(A, y) - exact).abs().max() < 1e-5
+
+
+def test_it_goes_on_as_it_would_token_by_token(pair: tuple[PagedModel, CausalModel]) -> None:
+    """Behind a block that is read in parts, too."""
+    model, stock = pair
+    for blocks, counts in (([[9, 8], [7]], [6, 3]), ([ids(PASS + 5, 2), [3]], [4, 0])):
+        made: list[Any] = []
+        for runner in pair:
+            runner.permute([])
+        for runner, go_on in ((model, model.go_on), (stock, partial(token_by_token, stock))):
+            runner.start([ids(20, 0), ids(31, 1)])
+            made.append(go_on(blocks, counts, None).ids)
+            made.append(runner.score([[5], [6]], [1, 1]).clone())
+        assert made[0] == made[2] and same(made[1], made[3])
