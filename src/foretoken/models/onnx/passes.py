@@ -185,6 +185,8 @@ def session(folder: Path, name: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # errors are raised, too
+    # Threads that wait for the next pass by spinning would take the cores from the other model's
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     providers = ["CPUExecutionProvider"]
     return ort.InferenceSession(str(folder / f"{name}.onnx"), options, providers=providers)
 
