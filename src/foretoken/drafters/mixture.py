@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.drafters.base import (
@@ -138,6 +139,31 @@ class KnownTokensDrafter(DrafterBase):
 
     def leave(self, rows: list[int]) -> None:
         self.drafter.leave(rows)
+
+
+class FirstRowsDrafter(DrafterBase):
+    """For one step: `drafter`, which has the first `count` rows alone. Those behind get no draft
+    tokens, and are not told to it."""
+
+    def __init__(self, drafter: Drafter, count: int) -> None:
+        self.drafter, self.count = drafter, count
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        if not self.count:
+            return pack([[] for _ in gamma])
+        draft = self.drafter.propose(gamma[: self.count], draw.of([*range(self.count)]))
+        more = len(gamma) - self.count
+        return replace(
+            draft,
+            tokens=pad(draft.tokens, (0, 0, 0, more)),
+            lengths=pad(draft.lengths, (0, more)),
+            q=None if draft.q is None else pad(draft.q, (0, 0, 0, 0, 0, more)),
+            tops=None if draft.tops is None else pad(draft.tops, (0, 0, 0, more)),
+        )
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        if self.count:
+            self.drafter.commit(tokens[: self.count])
 
 
 def _is_pair(part: object) -> bool:

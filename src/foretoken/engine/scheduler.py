@@ -234,6 +234,8 @@ class Scheduler:
         if not self.running:
             return False
         self._make_room()
+        self.suspects = self.batch.undrafted
+        self.batch.join_drafter()
         moved = self.suspects = list(self.batch.rows)
         reads = self.prefill_budget.reads(moved, already)
         telling = any(row.telling for row in moved)  # which takes a pass of its own
@@ -264,12 +266,13 @@ class Scheduler:
             row.fail(error)
 
     def _gamma(self, rows: list[Row], reads: list[int]) -> list[int]:
-        """Return gamma of every row: 0 where the pass does not read its text to the end, or where
-        it makes no draft tokens any more; else as its policy says."""
+        """Return gamma of every row: 0 where the pass does not read its text to the end, where its
+        first token is to be shown as soon as that is done, and where it makes no draft tokens any
+        more; else as its policy says."""
         asking = {
             id(row)
             for row, n in zip(rows, reads, strict=True)
-            if row.pending <= n and not row.plain
+            if row.pending <= n and row.records and not row.plain
         }
         tasks = [task for task in self.running if id(task.row) in asking]
         policies = {id(task.gamma): task.gamma for task in tasks}
