@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
-    from foretoken.records import Stats, StepRecord
+    from foretoken.records import StepRecord
     from foretoken.request import Completion
 
 
