@@ -186,7 +186,7 @@ def timeline(completion: Completion) -> list[ModelCall]:
     verdict and the rest of a step."""
     stats = completion.stats
     now = stats.prefill_seconds
-    calls = _prefill("target", 0.0, now, stats.encoder_seconds)
+    calls = _prefill("target encoder", "target prefill", 0.0, now, stats.encoder_seconds)
     for number, step in enumerate(completion.steps, 1):
         each = step.draft_seconds / max(1, step.draft_calls)
         calls += [ModelCall("draft", now + i * each, each, number) for i in range(step.draft_calls)]
@@ -194,17 +194,18 @@ def timeline(completion: Completion) -> list[ModelCall]:
         now += step.draft_seconds + step.score_seconds + step.verify_seconds
         if number == 1 and stats.draft_calls:  # a drafter that made no call is left out
             drafts = stats.draft_prefill_seconds
-            calls += _prefill("draft", now, drafts, stats.draft_encoder_seconds)
+            encoder = stats.draft_encoder_seconds
+            calls += _prefill("draft encoder", "draft prefill", now, drafts, encoder)
             now += drafts
     return calls
 
 
 def _prefill(
-    part: Literal["target", "draft"], at: float, seconds: float, encoder: float
+    encodes: Part, reads: Part, at: float, seconds: float, encoder: float
 ) -> list[ModelCall]:
     """A model's encoder, where one ran, then the rest of its reading."""
-    calls = [ModelCall(f"{part} encoder", at, encoder, 0)] if encoder else []
-    return [*calls, ModelCall(f"{part} prefill", at + encoder, seconds - encoder, 0)]
+    calls = [ModelCall(encodes, at, encoder, 0)] if encoder else []
+    return [*calls, ModelCall(reads, at + encoder, seconds - encoder, 0)]
 
 
 def chrome(completion: Completion) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def load(
             which share the target's keys and values and need OpenVINO; any Drafter; or a
             Speculator from `load`, a cascade: its target drafts here and is itself accelerated by
             its draft (docs/drafters.md). None is the shipped draft for the shipped target, else
-            the fastest of "lookup", "self:int4" and "self:int8" by costs measured here once
-            (logged at INFO).
+            the fastest of "lookup", "self:int4" and "self:int8", once `Speculator.prepared` has
+            measured which one that is here; before that, "lookup" (logged at INFO).
 
     Returns:
         The Speculator.
