@@ -108,7 +108,22 @@ class MixtureDrafter(DrafterBase):
             drafter.leave(rows)
 
 
-class KnownTokensDrafter(DrafterBase):
+class _ForOneStep(DrafterBase):
+    """In place of `drafter` for one step, which has its rows."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.drafter.start(rows, prompts, sources)
+
+    def leave(self, rows: list[int]) -> None:
+        self.drafter.leave(rows)
+
+
+class KnownTokensDrafter(_ForOneStep):
     """For one step: `given[b]` for row b, which its request predicts or its grammar forces, or
     where that is empty what `drafter` guesses. They are certain, cost nothing, and are judged like
     all others. predicted: the rows whose draft tokens are of their own prediction."""
@@ -116,12 +131,8 @@ class KnownTokensDrafter(DrafterBase):
     def __init__(
         self, drafter: Drafter, given: list[list[int]], predicted: frozenset[int] = frozenset()
     ) -> None:
-        self.drafter, self.given, self.predicted = drafter, given, predicted
-
-    def start(
-        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
-    ) -> None:
-        self.drafter.start(rows, prompts, sources)
+        super().__init__(drafter)
+        self.given, self.predicted = given, predicted
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         draft = replace(pack(self.given), predicted=self.predicted)
@@ -137,16 +148,14 @@ class KnownTokensDrafter(DrafterBase):
     def commit(self, tokens: list[list[int]]) -> None:
         self.drafter.commit(tokens)
 
-    def leave(self, rows: list[int]) -> None:
-        self.drafter.leave(rows)
 
-
-class FirstRowsDrafter(DrafterBase):
+class FirstRowsDrafter(_ForOneStep):
     """For one step: `drafter`, which has the first `count` rows alone. Those behind get no draft
     tokens, and are not told to it."""
 
     def __init__(self, drafter: Drafter, count: int) -> None:
-        self.drafter, self.count = drafter, count
+        super().__init__(drafter)
+        self.count = count
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         if not self.count:
