@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,11 +53,28 @@ class Placement:
     taps: tuple[int, ...] = ()  # where it is to show its states
 
 
-def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
+class Early:
+    """A kept conversion of a folder, read by a thread while a tokenizer is read by Python."""
+
+    def __init__(self, source: Source, placement: Placement) -> None:
+        self.placement = placement
+        with ThreadPoolExecutor(1) as thread:
+            self._model = thread.submit(_kept, source, placement.dtype, placement)
+            thread.shutdown(wait=False)
+
+    def model(self) -> Model | None:
+        """Return the model; None where its conversion turned out to be damaged."""
+        return self._model.result()
+
+
+def place(
+    source: Source | PreTrainedModel, placement: Placement, early: Early | None = None
+) -> Placed:
     """Return the model behind the Model protocol, once its family has passed the self-check.
 
     A network in memory is used as it is, where it is, unless OpenVINO is asked for by name, which
-    takes a copy. Raises RefusedError for a placement that cannot be honoured.
+    takes a copy. Raises RefusedError for a placement that cannot be honoured. early: the model,
+    where it is being read already, in this placement.
     """
     loaded = isinstance(source, Source)
     device = placement.device if loaded else source.device
@@ -75,7 +93,7 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
     if fast != "transformers":
         try:
             if fast == "openvino":
-                model = _openvino(source, dtype, placement)
+                model = _openvino(source, dtype, placement, early)
             elif placement.taps:
                 raise RefusedError(f"{fast} shows no states between layers, which the draft reads")
             else:
@@ -236,15 +254,30 @@ def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
 
 
-def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> Model:
+def _openvino(
+    source: Source | PreTrainedModel, dtype: str, placement: Placement, early: Early | None
+) -> Model:
     device, cache = placement.device, placement.kv_dtype
     loaded = isinstance(source, Source)
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
+    if early is not None and early.placement == placement:
+        kept = early.model()
+    else:
+        kept = _kept(source, dtype, placement) if loaded else None
+    if kept is not None:
+        return kept
     conversion = _conversion(source, dtype if loaded else "float32", device)
     conversion = replace(conversion, taps=placement.taps)
-    kept = conversion.kept(cache) if loaded and is_folder(source.path) else None
-    return kept or conversion.model(_way(source.empty if loaded else source, placement.taps), cache)
+    return conversion.model(_way(source.empty if loaded else source, placement.taps), cache)
+
+
+def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
+    """Return a folder's model from its kept conversion; None where none is kept."""
+    if not is_folder(source.path):
+        return None
+    conversion = replace(_conversion(source, dtype, placement.device), taps=placement.taps)
+    return conversion.kept(placement.kv_dtype)
 
 
 def _conversion(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Conversion:
