@@ -58,9 +58,9 @@ class Early:
 
     def __init__(self, source: Source, placement: Placement) -> None:
         self.placement = placement
-        with ThreadPoolExecutor(1) as thread:
-            self._model = thread.submit(_kept, source, placement.dtype, placement)
-            thread.shutdown(wait=False)
+        thread = ThreadPoolExecutor(1)
+        self._model = thread.submit(_kept, source, placement.dtype, placement)
+        thread.shutdown(wait=False)
 
     def model(self) -> Model | None:
         """Return the model; None where its conversion turned out to be damaged."""
