@@ -366,13 +366,15 @@ def rows_of(part: Any) -> int:
 
 
 def require_accounted(spec: Speculator) -> None:
-    """Between steps: the batch's rows are in the target and in every part of the drafter that runs,
-    and every page is held by as many rows as it says, or free."""
+    """Between steps: the batch's rows are in the target, those that the drafter has joined with are
+    in every part of it that runs, and every page is held by as many rows as it says, or free."""
     batch = spec.scheduler.batch
     assert [task.row for task in spec.scheduler.running] == batch.rows
     assert rows_of(spec.target) == len(batch.rows)
+    drafted = 0 if batch._lease is None else batch._lease.drafted
     for part in parts(spec):
-        assert rows_of(part) in (0, len(batch.rows))
+        rows = len(batch.rows) if part in held(spec.target) else drafted
+        assert rows_of(part) in (0, rows)
         if hasattr(part, "pages"):
             holders = Counter(page for pages in part.pages for page in pages)
             assert part.pool.holders == [holders[page] for page in range(part.pool.size)]

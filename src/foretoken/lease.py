@@ -23,7 +23,7 @@ class Tenancy:
     def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
         self.parts = [*held(target), *(held(drafter) if drafter else ())]
-        self.rows = 0  # in the target and the drafter, at most
+        self.rows = self.drafted = 0  # in the target and the drafter, at most
         self.thread: Thread = current_thread()
         self.over = False
         self._lease = ref(lease)  # dead once the run is gone, however it ended
@@ -35,13 +35,13 @@ class Tenancy:
     def clear(self) -> None:
         """Remove all rows, also after a removal that was broken off."""
         try:
-            if self.drafter is not None and self.rows:
-                self.drafter.leave(list(range(self.rows)))
+            if self.drafter is not None and self.drafted:
+                self.drafter.leave(list(range(self.drafted)))
         finally:
             for part in self.parts:
                 if hasattr(part, "permute"):
                     cast(Model, part).permute([])
-        self.rows = 0
+        self.rows = self.drafted = 0
 
 
 TENANTS: dict[int, Tenancy] = {}  # by id of every part; its tenancy keeps the part alive
@@ -67,16 +67,25 @@ class Lease:
             watches(self.target, self.drafter)
             TENANTS.update((id(part), self.tenancy) for part in self.tenancy.parts)
 
-    def expect(self, rows: int) -> None:
-        """Count so many rows that are about to join."""
+    def expect(self, rows: int, drafted: int) -> None:
+        """Count so many rows that are about to join the target, and the drafter. The drafter has
+        the target's first rows, and may be behind."""
         self.tenancy.rows += rows
+        self.tenancy.drafted += drafted
+
+    @property
+    def drafted(self) -> int:
+        """The first rows, so many of them, are in the drafter too."""
+        return self.tenancy.drafted
 
     def leave(self, rows: list[int]) -> None:
         """Remove finished rows; those behind move up."""
         if rows:
             self.target.leave(rows)
-            if self.drafter is not None:
-                self.drafter.leave(rows)
+            drafted = [b for b in rows if b < self.drafted]
+            if self.drafter is not None and drafted:
+                self.drafter.leave(drafted)
+            self.tenancy.drafted -= len(drafted)
             self.tenancy.rows -= len(rows)
 
     def release(self) -> None:

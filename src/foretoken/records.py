@@ -75,14 +75,15 @@ class Stats:
             drafted.
         tokens_per_call: New tokens for each target forward.
         seconds: To the end of the last step.
-        prefill_seconds: To the first step, which often reads the end of the prompt.
+        prefill_seconds: The target's, before the first step, which often reads the end of the
+            prompt.
         first_seconds: To the end of the first step.
         runtime: The target's backend.
         draft_runtime: The drafter's backend.
         cached_tokens: Tokens of the prompt that had been read for other sequences.
         bias: Total variation from the target's distribution, the mean over tokens; 0 is exact.
-        draft_prefill_seconds: The drafter's share of prefill_seconds.
-        encoder_seconds: The target's encoder's share of the rest of prefill_seconds.
+        draft_prefill_seconds: The drafter's, most often behind the first step.
+        encoder_seconds: The share of prefill_seconds that the target's encoder took.
         draft_encoder_seconds: The share of draft_prefill_seconds that encoders took.
 
     Examples:

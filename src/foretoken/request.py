@@ -89,9 +89,9 @@ class Row:
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     seen: list[Seen] | None = None  # of every step, where somebody asks for it: [] to begin with
     prefill_seconds: float = 0.0
-    draft_prefill_seconds: float = 0.0  # of these, the drafter's
-    encoder_seconds: float = 0.0  # of the rest, the target's encoder's
-    draft_encoder_seconds: float = 0.0  # of the drafter's, its encoders'
+    draft_prefill_seconds: float = 0.0
+    encoder_seconds: float = 0.0  # of the target's prefill
+    draft_encoder_seconds: float = 0.0  # of the drafter's
     first_seconds: float = 0.0
     seconds: float = 0.0
     pending: int = 1
@@ -258,15 +258,17 @@ class Completion:
 
     @property
     def steady(self) -> Steady:
-        """Tokens, seconds and records after the first step, which also reads the prompt's end.
+        """Tokens, seconds and records after the first step, which also reads the prompt's end, and
+        without the drafter's reading of the prompt.
 
         All of the steps where there is only one.
         """
         tokens, seconds = len(self.tokens), self.stats.seconds
         if len(self.steps) < 2:
             return Steady(tokens, seconds, self.steps)
-        first = len(self.steps[0].kept)
-        return Steady(tokens - first, seconds - self.stats.first_seconds, self.steps[1:])
+        first, stats = len(self.steps[0].kept), self.stats
+        reading = stats.first_seconds + stats.draft_prefill_seconds
+        return Steady(tokens - first, seconds - reading, self.steps[1:])
 
     def __repr__(self) -> str:
         """In a line; `steps` and `stats` have the rest."""

@@ -82,6 +82,8 @@ class Speculator:
             them once, and they are not followed.
         predicted_output: Makes the predictor of a request that has no prediction of its own; None:
             none.
+        choose: Measures which draft is the fastest, for `prepared`; None where that is known, or
+            was said.
 
     Examples:
         >>> import foretoken
@@ -100,6 +102,7 @@ class Speculator:
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     predicted_output: Callable[[Request], TextPrediction] | None = field(default=None, repr=False)
+    choose: Callable[[Speculator], Speculator] | None = field(default=None, repr=False)
     inputs: InputProcessor = field(init=False, repr=False)
     costing: PairCosts = field(init=False, repr=False)
     scheduler: Scheduler = field(init=False, repr=False)
@@ -147,6 +150,25 @@ class Speculator:
         """
         steady = isinstance(self.target, BatchInvariant) and self.target.batch_invariant
         return "bitwise" if steady else "rounding"
+
+    def prepared(self) -> Speculator:
+        """Return this target with the draft that is the fastest here, where `load` was given none,
+        or none of the draft's precisions.
+
+        Other drafts may be converted and all are measured, which takes up to minutes, unless this
+        was done before: the choice is kept, and `load` follows it from then on. Call it while
+        nothing is generated.
+
+        Returns:
+            The Speculator to go on with; the same one where there is nothing to choose.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load()  # a pair: its draft is given
+            >>> spec.prepared() is spec
+            True
+        """
+        return self if self.choose is None else self.choose(self)
 
     def generate(
         self,

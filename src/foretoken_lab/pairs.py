@@ -71,7 +71,11 @@ class Pairs:
         below: Drafter = LookupDrafter()
         if inner is not None:
             middle = self.recipe.draft(label).draft
-            below = load(middle, self.recipe.draft(inner).draft, dtype=self.recipe.dtype).drafter
+            below = (
+                load(middle, self.recipe.draft(inner).draft, dtype=self.recipe.dtype)
+                .prepared()
+                .drafter
+            )
         cascade = CascadeDrafter(spec.drafter.model, below, INNER)
         return replace(spec, drafter=cascade, draft_name=f"{label} < {inner or 'lookup'}")
 
@@ -94,7 +98,10 @@ class Pairs:
         if self._loaded is None or self._loaded[0] != draft:
             self._loaded = None  # one at a time
             try:
-                self._loaded = draft, load(self.recipe.target, draft, dtype=self.recipe.dtype)
+                self._loaded = (
+                    draft,
+                    load(self.recipe.target, draft, dtype=self.recipe.dtype).prepared(),
+                )
             except ForetokenError as error:
                 self._unable[draft] = str(error)
                 raise

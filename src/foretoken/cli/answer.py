@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,12 @@ from rich.text import Text
 from foretoken.cli.prompts import ModelTask
 from foretoken.cli.render import page, prose
 from foretoken.costing.contention import remark
+from foretoken.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request
     from foretoken.sampling.logprobs import Logprobs
+    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
 HEADING = 60  # characters of a prompt that head its text
@@ -154,6 +157,20 @@ def figures(tokens: int, calls: int, alpha: float | None) -> str:
     """Return the figures of a text in words."""
     runs = f" in {calls} target runs ({tokens / calls:.2f} a run)" if calls else ""
     return f"{tokens} tokens{runs}{'' if alpha is None else f', alpha {alpha:.2f}'}"
+
+
+def prepare(spec: Speculator, params: SamplingParams) -> None:
+    """Choose the draft of later starts, behind the texts of this one."""
+    if spec.choose is None:
+        return
+    said = "choosing the fastest draft for later starts, once for this model; Ctrl-C leaves it"
+    print(said, file=sys.stderr)
+    try:
+        spec.prepared().costing.step_costs(params)
+    except KeyboardInterrupt:
+        pass
+    except ForetokenError as error:
+        print(f"no draft was chosen: {error}", file=sys.stderr)
 
 
 def speedup(comparison: Any) -> None:

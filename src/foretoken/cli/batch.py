@@ -216,7 +216,7 @@ def _bar() -> Progress:
 def here(lines: Lines, names: list[Name]) -> Completed:
     """Yield each text, or why there is none, as it is done by an engine in this process, which has
     READ prompts at a time."""
-    spec = lines.loading.load(*lines.names)
+    spec = lines.loading.prepared(*lines.names)
     from foretoken.serving.engine import Engine  # late: torch, which takes seconds
 
     unsent, running = iter(names), dict[int, Name]()

@@ -172,7 +172,7 @@ def _load(
     from foretoken.generation_config import Ends
     from foretoken.lab.bench import RaceTask
 
-    spec = options.loading.load(target, draft)
+    spec = options.loading.prepared(target, draft)
     if spec.controls:
         names = ", ".join(spec.controls)
         raise RefusedError(

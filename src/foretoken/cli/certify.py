@@ -99,7 +99,7 @@ def certify(
         gamma=gamma, rule=rule, texts=texts, seed=seed, distributions=distributions(params)
     )
     quiet()
-    spec = loading.load(target, draft)
+    spec = loading.prepared(target, draft)
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
         chosen = _prompts(spec, lines)

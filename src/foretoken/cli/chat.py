@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from foretoken.cli import option, session
+from foretoken.cli import answer, option, session
 from foretoken.cli.command import command, quiet
 from foretoken.cli.prompts import Rendering, Template
 from foretoken.cli.sources import local, remote
@@ -86,13 +86,14 @@ def chat(
     if raw and of_messages:
         raise InputError(f"{of_messages[0]} is for messages; leave it or --raw out")
     template = Template() if raw else rendering.template
+    spec = None
     if server.url is None:
         if of_server := _given(server):
             raise InputError(f"{of_server[0]} is for a server; add --url")
         loading.require(target)
         quiet()
         opened = local(
-            loading.load(target, draft),
+            spec := loading.load(target, draft),
             template,
             messages=not raw,
             gamma=gamma,
@@ -124,6 +125,8 @@ def chat(
             print(f"lenience {lenience:g}: {texts}", file=sys.stderr)
         messages = None if raw else system
         session.run(source, options, show_tokens=show_tokens, quick=quick, messages=messages)
+    if spec is not None:
+        answer.prepare(spec, SamplingParams(**options))
 
 
 def _given(group: Any) -> list[str]:

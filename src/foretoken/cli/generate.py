@@ -139,6 +139,8 @@ def _answer(
     params = [each.params for each in tasks]
     requests = spec.inputs.requests(ready, params, keys)  # a bad one fails now
     streamed = len(requests) == 1 and not (as_json or show_tokens)
+    if not streamed or compare:  # a text that is seen as it comes does not wait for that
+        spec = spec.prepared()
     completions = (
         [_streamed(spec, tasks[0], ready[0], keys, speculation)]
         if streamed
@@ -165,6 +167,7 @@ def _answer(
         print(remark, file=sys.stderr)
     if broken:
         raise typer.Exit(130 if "interrupted" in reasons else 1)
+    answer.prepare(spec, params[0])
 
 
 def _streamed(
@@ -174,7 +177,9 @@ def _streamed(
     keys: list[tuple[int, int]],
     speculation: dict[str, Any],
 ) -> Completion:
-    """Print the text as it comes; ids if there is no tokenizer."""
+    """Print the text as it comes, plainly until a draft is chosen; ids if there is no tokenizer."""
+    if spec.choose is not None and speculation["gamma"] is None:
+        speculation = speculation | {"gamma": 0}
     pieces = spec.stream([prompt], task.params, seed=keys, **speculation)
     tokens = 0
     try:

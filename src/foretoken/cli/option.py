@@ -244,6 +244,10 @@ class Loading(_loading("target"), TargetReading, Placing):
 
         return load(target, draft, **self.arguments)
 
+    def prepared(self, target: str | None, draft: str | None) -> Speculator:
+        """Do the same, and choose the fastest draft where none is given, which may take minutes."""
+        return self.load(target, draft).prepared()
+
 
 @dataclass(frozen=True)
 class PairLoading(_loading("pair"), Loading):

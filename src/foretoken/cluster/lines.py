@@ -84,7 +84,7 @@ class BatchWorker:
 
         transformers.disable_progress_bar()
         torch.set_num_threads(threads)
-        self._spec = load(*names, **loading)
+        self._spec = load(*names, **loading).prepared()
         self._engine: AsyncEngine = AsyncEngine(self._spec, **engine)
         self._entered: asyncio.Task[Any] | None = None
 

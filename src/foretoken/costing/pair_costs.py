@@ -14,9 +14,9 @@ from operator import mul
 
 from foretoken.costing import costs, stored
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Adaptive, Fixed, Gamma, by_length
+from foretoken.costing.gamma import Adaptive, Fixed, Gamma, Unmeasured, by_length
 from foretoken.costing.probe import TOKENS, probe, probe_shared
-from foretoken.costing.stored import Kept, Watch, recalled
+from foretoken.costing.stored import Kept, Watch, known, recalled
 from foretoken.drafters.base import Drafter, require_rewind
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
@@ -53,30 +53,53 @@ class PairCosts:
 
         Takes a second or more the first time; the models must be idle.
         """
-        rows = 1 << (min(rows, self.batch) - 1).bit_length()  # a power of two: few are measured
-        kind = costs.kind(params)
+        rows, kind = self._rounded(rows), costs.kind(params)
         if (kind, rows) not in self.measured:
-            begins = self.measured.keys() <= {(kind, 1)}  # nobody waits for a text that runs
+            again = self._begins(kind)
             single_costs = self.step_costs(params) if rows > 1 else None
-            alone, name = (stored.key(self.target, self.drafter, kind, n) for n in (1, rows))
             self.measured[kind, rows] = recalled(
-                name,
-                alone if rows > 1 else None,
+                *self._names(kind, rows),
                 lambda: self._probed(params, rows, single_costs),
-                again=begins,
+                again=again,
             )
         step_costs = self.measured[kind, rows]
         self.price(step_costs)
         return step_costs
 
+    def known_for(self, params: SamplingParams, rows: int = 1) -> bool:
+        """Tell whether `step_costs` has nothing to measure."""
+        kind = costs.kind(params)
+        return all(
+            (kind, n) in self.measured
+            or known(*self._names(kind, n), again=self._begins(kind)) is not None
+            for n in (1, self._rounded(rows))
+        )
+
+    def _rounded(self, rows: int) -> int:
+        """Return a power of two: few are measured."""
+        return 1 << (min(rows, self.batch) - 1).bit_length()
+
+    def _begins(self, kind: str) -> bool:
+        """Tell whether nobody waits for a text that runs."""
+        return self.measured.keys() <= {(kind, 1)}
+
+    def _names(self, kind: str, rows: int) -> tuple[str | None, str | None]:
+        """The names of costs on disk, and of those that they extend."""
+        alone, name = (stored.key(self.target, self.drafter, kind, n) for n in (1, rows))
+        return name, alone if rows > 1 else None
+
     def policy(self, requests: list[Request], gamma: int | None, rows: int) -> Gamma:
         """Return the policy for the draft tokens of these requests, among up to `rows` rows: always
-        `gamma`, or where that is None what pays, by costs that are measured the first time."""
+        `gamma`, or where that is None what pays, by costs that are measured the first time, behind
+        a first token."""
         if gamma is None:
             predicted = any(request.prediction for request in requests)
             if isinstance(self.drafter, NoDrafter) and not predicted:
                 return Fixed(0)
-            return self.adaptive([request.params for request in requests], rows)
+            params = costs.dearest([request.params for request in requests])
+            known = self.known_for(params, rows)
+            measured = partial(self.adaptive, params, rows)
+            return measured() if known else Unmeasured(measured)
         gamma = int(gamma)  # NumPy's overflow
         self.price(None)  # its passes have one size, and texts that do not depend on costs
         context = self.target.context
@@ -87,13 +110,12 @@ class PairCosts:
         require_rewind(gamma, self.target, self.drafter)
         return Fixed(gamma)
 
-    def adaptive(self, params: list[SamplingParams], rows: int) -> Adaptive:
-        """The policy that chooses gamma for these requests among up to `rows` rows.
+    def adaptive(self, params: SamplingParams, rows: int) -> Adaptive:
+        """The policy that chooses gamma for such requests among up to `rows` rows.
 
         All calls with the same costs share one: rows that share a pass are weighed together.
         """
-        dearest = costs.dearest(params)
-        alone, shared = self.step_costs(dearest), self.step_costs(dearest, rows)
+        alone, shared = self.step_costs(params), self.step_costs(params, rows)
         drafts = not isinstance(self.drafter, NoDrafter)
         return self._policies.setdefault(id(shared), Adaptive(shared, alone, drafts))
 

@@ -115,16 +115,23 @@ def contradict(name: str, costs: Costs, off: float) -> None:
 def recalled(
     name: str | None, alone: str | None, measure: Callable[[], Kept], *, again: bool
 ) -> Costs:
-    """The costs under `name`, measured where none are kept, or where they are due and `again` says
-    that this process may; `alone`: the name of those that they extend."""
-    kept = recall(name) if name else None
-    if kept is not None and not (again and kept.due(recall(alone) if alone else None)):
-        return kept.costs
-    new = measure()
+    """The costs under `name`, measured where `known` does not have them."""
+    costs = known(name, alone, again=again)
+    if costs is not None:
+        return costs
+    new, kept = measure(), recall(name) if name else None
     best = new if kept is None else kept.again(new)
     if name:
         keep(name, best)
     return best.costs
+
+
+def known(name: str | None, alone: str | None, *, again: bool) -> Costs | None:
+    """The costs kept under `name`; None where there are none, or where they are due and `again`
+    says that this process may measure them. alone: the name of those that they extend."""
+    kept = recall(name) if name else None
+    due = again and kept is not None and kept.due(recall(alone) if alone else None)
+    return None if kept is None or due else kept.costs
 
 
 def recall(name: str) -> Kept | None:

@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.drafters.base import (
@@ -107,7 +108,22 @@ class MixtureDrafter(DrafterBase):
             drafter.leave(rows)
 
 
-class KnownTokensDrafter(DrafterBase):
+class _ForOneStep(DrafterBase):
+    """In place of `drafter` for one step, which has its rows."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        self.drafter.start(rows, prompts, sources)
+
+    def leave(self, rows: list[int]) -> None:
+        self.drafter.leave(rows)
+
+
+class KnownTokensDrafter(_ForOneStep):
     """For one step: `given[b]` for row b, which its request predicts or its grammar forces, or
     where that is empty what `drafter` guesses. They are certain, cost nothing, and are judged like
     all others. predicted: the rows whose draft tokens are of their own prediction."""
@@ -115,12 +131,8 @@ class KnownTokensDrafter(DrafterBase):
     def __init__(
         self, drafter: Drafter, given: list[list[int]], predicted: frozenset[int] = frozenset()
     ) -> None:
-        self.drafter, self.given, self.predicted = drafter, given, predicted
-
-    def start(
-        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
-    ) -> None:
-        self.drafter.start(rows, prompts, sources)
+        super().__init__(drafter)
+        self.given, self.predicted = given, predicted
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         draft = replace(pack(self.given), predicted=self.predicted)
@@ -136,8 +148,31 @@ class KnownTokensDrafter(DrafterBase):
     def commit(self, tokens: list[list[int]]) -> None:
         self.drafter.commit(tokens)
 
-    def leave(self, rows: list[int]) -> None:
-        self.drafter.leave(rows)
+
+class FirstRowsDrafter(_ForOneStep):
+    """For one step: `drafter`, which has the first `count` rows alone. Those behind get no draft
+    tokens, and are not told to it."""
+
+    def __init__(self, drafter: Drafter, count: int) -> None:
+        super().__init__(drafter)
+        self.count = count
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        if not self.count:
+            return pack([[] for _ in gamma])
+        draft = self.drafter.propose(gamma[: self.count], draw.of([*range(self.count)]))
+        more = len(gamma) - self.count
+        return replace(
+            draft,
+            tokens=pad(draft.tokens, (0, 0, 0, more)),
+            lengths=pad(draft.lengths, (0, more)),
+            q=None if draft.q is None else pad(draft.q, (0, 0, 0, 0, 0, more)),
+            tops=None if draft.tops is None else pad(draft.tops, (0, 0, 0, more)),
+        )
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        if self.count:
+            self.drafter.commit(tokens[: self.count])
 
 
 def _is_pair(part: object) -> bool:

@@ -14,8 +14,8 @@ from time import perf_counter
 
 import torch
 
-from foretoken.drafters.base import Drafter, held, require_apart
-from foretoken.drafters.mixture import KnownTokensDrafter
+from foretoken.drafters.base import Drafter, ReadsTarget, held, require_apart
+from foretoken.drafters.mixture import FirstRowsDrafter, KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.lease import Lease
 from foretoken.models.base import Encodes, Keeps, Model, ReadsPrompts, Remembers, Switches
@@ -42,7 +42,11 @@ class Batch:
         self._switches: Switches | None = None  # the target, if it reads long rows in another way
         if isinstance(target, Switches) and target.longest != target.context:
             self._switches = target
+        self._reads_target = any(
+            isinstance(part, ReadsTarget) and part.reads_target for part in held(drafter)
+        )
         self._lease: Lease | None = None  # while there are rows
+        self._stepped = 0  # of the first rows: they have taken a step since they joined
 
     @property
     def outgrown(self) -> list[Row]:
@@ -66,22 +70,26 @@ class Batch:
         """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
         read it. A row that is alone has as much of its end left as fits a pass, which the first
         step's is then. The first ones say whether there will be guesses: plain decoding costs no
-        drafter's work."""
+        drafter's work. The drafter reads fresh rows behind their first step, so that no first token
+        waits for it."""
         if self._lease is None:
             self._lease = Lease(self.target, self.drafter if drafts else NoDrafter())
             self._lease.take()
             keep_freed()
         start = perf_counter()
-        self._lease.expect(len(rows))
+        self._lease.expect(len(rows), 0)
         with threads(self.target):
-            for _, group in groupby(rows, lambda row: (row.request.salt, self._is_long(row))):
-                some = list(group)
+            for some in self._alike(rows):
                 self._announce(some[0])
-                self._start(some, self._lease.drafter or self.drafter, read)
+                self._start(some, read)
                 self.rows = [*self.rows, *some]
+            seconds = perf_counter() - start
+            if self._reads_target or any(row.records for row in rows):
+                self.join_drafter()
+                self._join_drafter(self.rows[self._lease.drafted :], [])
         for row in rows:
             row.began = row.began or start
-            row.prefill_seconds += perf_counter() - start
+            row.prefill_seconds += seconds
 
     def step(self, verifier: Verifier, gamma: list[int], reads: list[int] | None = None) -> None:
         """Advance the rows, by `gamma` draft tokens at most, which are trimmed near their ends;
@@ -94,6 +102,7 @@ class Batch:
         open_ = [row.pending <= count for row, count in zip(self.rows, reads, strict=True)]
         limits = zip(gamma, open_, self.rows, strict=True)
         trimmed = [min(g, self._most(row)) if ready else 0 for g, ready, row in limits]
+        self.join_drafter()
         with threads(self.target):
             if any(telling):
                 self._tell(telling)
@@ -105,7 +114,20 @@ class Batch:
             row.seconds = perf_counter() - row.began
             if row.records and not row.first_seconds:
                 row.first_seconds = row.seconds
+        self._stepped = len(self.rows)
         self.leave([row for row in self.rows if row.finish_reason])
+
+    @property
+    def undrafted(self) -> list[Row]:
+        """Rows that have taken a step, and that the drafter is to read before the next one."""
+        return self.rows[self._lease.drafted : self._stepped] if self._lease else []
+
+    def join_drafter(self) -> None:
+        """They join the drafter with their prompts, and go on by what they have gained since."""
+        rows = self.undrafted
+        if rows:
+            with threads(self.target):
+                self._join_drafter(rows, [row.new_tokens for row in rows])
 
     def unread(self, row: Row) -> int:
         """Count the tokens of a joining row that need a prefill."""
@@ -118,6 +140,7 @@ class Batch:
         places = [b for b, row in enumerate(self.rows) if id(row) in leaving]
         if self._lease is not None and places:
             self._lease.leave(places)
+            self._stepped -= sum(b < self._stepped for b in places)
             self.rows = [row for row in self.rows if id(row) not in leaving]
         if not self.rows:
             self.clear()
@@ -125,49 +148,67 @@ class Batch:
     def clear(self) -> None:
         """All rows leave, also where a step was broken off."""
         lease, self._lease, self.rows = self._lease, None, []
+        self._stepped = 0
         if lease is not None:  # broken off here, it ends with its last reference
             lease.release()
 
     def _given_drafter(self, gamma: list[int]) -> Drafter:
         """The drafter, behind what rows have without one."""
         assert self._lease is not None and self._lease.drafter is not None
+        drafter = self._lease.drafter
+        if self._lease.drafted < len(self.rows):
+            drafter = FirstRowsDrafter(drafter, self._lease.drafted)
         pairs = zip(self.rows, gamma, strict=True)
         predicted = [row.predicted(g) if g and row.trusts else [] for row, g in pairs]
         every = zip(predicted, self.rows, gamma, strict=True)
         draft_tokens = [x or row.forced(g) for x, row, g in every]
         if not any(draft_tokens):
-            return self._lease.drafter
+            return drafter
         places = frozenset(b for b, x in enumerate(predicted) if x)
-        return KnownTokensDrafter(self._lease.drafter, draft_tokens, places)
+        return KnownTokensDrafter(drafter, draft_tokens, places)
 
-    def _start(self, rows: list[Row], drafter: Drafter, read: bool) -> None:
-        texts = [list(row.tokens) for row in rows]
-        sources = (
-            [list(row.request.source or []) for row in rows]
-            if self.target.encoder_decoder
-            else None
-        )
+    def _alike(self, rows: list[Row]) -> list[list[Row]]:
+        """Rows that join at once: neighbours of the same salt, which are read in the same way."""
+        groups = groupby(rows, lambda row: (row.request.salt, self._is_long(row)))
+        return [list(some) for _, some in groups]
+
+    def _sources(self, rows: list[Row]) -> list[list[int]] | None:
+        """Copies, which a drafter may keep and add to."""
+        encodes = self.target.encoder_decoder
+        return [list(row.request.source or []) for row in rows] if encodes else None
+
+    def _start(self, rows: list[Row], read: bool) -> None:
         last = read and not self.rows and len(rows) == 1 and not self.target.takes_tensors
         heads = [self._head(row, read, last) for row in rows]
         encoded = _encoded(self.target)
         if isinstance(self.target, ReadsPrompts):  # rows that join again have written some
             self.target.prompted([len(row.request.prompt) for row in rows])
-        self.target.start(heads, sources)
+        self.target.start(heads, self._sources(rows))
         encoded = _encoded(self.target) - encoded
         recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled
-        for row, text, head, k in zip(rows, texts, heads, recalled, strict=True):
-            row.pending = len(text) - len(head)
+        for row, head, k in zip(rows, heads, recalled, strict=True):
+            row.pending = len(row.tokens) - len(head)
             row.cached = row.cached if row.began else k  # its own pages are not others'
-        # copies, which a drafter may keep and add to
-        sources = sources and [list(source) for source in sources]
-        first = len(self.rows)
-        start, before = perf_counter(), _encoded(drafter)
-        drafter.start(list(range(first, first + len(rows))), texts, sources)
-        drafted, draft_encoded = perf_counter() - start, _encoded(drafter) - before
-        for row in rows:
             row.encoder_seconds += encoded
-            row.draft_encoder_seconds += draft_encoded
-            row.draft_prefill_seconds += drafted
+
+    def _join_drafter(self, rows: list[Row], gained: list[list[int]]) -> None:
+        """The first rows that are not in the drafter yet join there, without what they gained."""
+        lease = self._lease
+        assert lease is not None and lease.drafter is not None
+        drafter, before = lease.drafter, lease.drafted
+        for some in self._alike(rows):
+            self._announce(some[0])
+            places = [*range(lease.drafted, lease.drafted + len(some))]
+            texts = [list(row.request.prompt if gained else row.tokens) for row in some]
+            start, encoded = perf_counter(), _encoded(drafter)
+            lease.expect(0, len(some))
+            drafter.start(places, texts, self._sources(some))
+            seconds, encoded = perf_counter() - start, _encoded(drafter) - encoded
+            for row in some:
+                row.draft_encoder_seconds += encoded
+                row.draft_prefill_seconds += seconds
+        if gained:
+            drafter.commit([*([] for _ in range(before)), *gained])
 
     def _head(self, row: Row, read: bool, last: bool) -> list[int]:
         """Return the tokens of a joining row that are prefilled at once: all but the last token, or

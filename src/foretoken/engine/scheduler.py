@@ -11,13 +11,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, takewhile
 from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import WeakValueDictionary, ref
 
-from foretoken.costing.gamma import Beside, Fixed, Gamma
+from foretoken.costing.gamma import Beside, Fixed, Gamma, Unmeasured
 from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
 from foretoken.engine.memory import Memory, reserve_kept
@@ -91,6 +91,7 @@ class Scheduler:
             while going:
                 self._give_way()
                 with self._locked():  # others may have finished them meanwhile
+                    self._measure()
                     going = _unfinished(rows) and (self._take_step() or _unfinished(rows))
                 yield
         finally:
@@ -110,6 +111,7 @@ class Scheduler:
         then in the queue again."""
         self._give_way()
         with self._locked():
+            self._measure()
             return self._take_step()
 
     def fail(self, error: RefusedError) -> None:
@@ -211,6 +213,19 @@ class Scheduler:
                 self._requeue()
                 raise
 
+    def _measure(self) -> None:
+        """Let policies measure what steps cost, once a row of theirs has its first token: it has
+        been shown since."""
+        begun = [task.gamma for task in self.running if task.row.records]
+        for policy in {id(gamma): gamma for gamma in begun}.values():
+            if isinstance(policy, Unmeasured):
+                found = policy.measure()  # the rows that run wait meanwhile, and are read anew
+                waiting, running = (
+                    [replace(t, gamma=found) if t.gamma is policy else t for t in tasks]
+                    for tasks in (self.waiting, self.running)
+                )
+                self.waiting, self.running = deque(waiting), running
+
     def _take_step(self) -> bool:
         self.refuse_inner()
         turn = _Turn(current_thread())
@@ -234,6 +249,8 @@ class Scheduler:
         if not self.running:
             return False
         self._make_room()
+        self.suspects = self.batch.undrafted
+        self.batch.join_drafter()
         moved = self.suspects = list(self.batch.rows)
         reads = self.prefill_budget.reads(moved, already)
         telling = any(row.telling for row in moved)  # which takes a pass of its own
@@ -264,12 +281,13 @@ class Scheduler:
             row.fail(error)
 
     def _gamma(self, rows: list[Row], reads: list[int]) -> list[int]:
-        """Return gamma of every row: 0 where the pass does not read its text to the end, or where
-        it makes no draft tokens any more; else as its policy says."""
+        """Return gamma of every row: 0 where the pass does not read its text to the end, where its
+        first token is to be shown as soon as that is done, and where it makes no draft tokens any
+        more; else as its policy says."""
         asking = {
             id(row)
             for row, n in zip(rows, reads, strict=True)
-            if row.pending <= n and not row.plain
+            if row.pending <= n and row.records and not row.plain
         }
         tasks = [task for task in self.running if id(task.row) in asking]
         policies = {id(task.gamma): task.gamma for task in tasks}

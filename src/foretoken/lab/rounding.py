@@ -86,8 +86,8 @@ def rounding(model: Model, rounded: Model, held_out: Sequence[RoundedPiece]) -> 
             "decoders alone"
         )
     with leased(model) as one, leased(rounded) as other:
-        one.expect(1)
-        other.expect(1)
+        one.expect(1, 0)
+        other.expect(1, 0)
         sums = np.array([_sums(model, rounded, piece.ids) for piece in held_out])
     bits, rounded_bits, same, shared = sums.T.tolist()
     tokens = [len(piece.ids) - 1 for piece in held_out]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
-    from foretoken.records import Stats, StepRecord
+    from foretoken.records import StepRecord
     from foretoken.request import Completion
 
 
@@ -184,30 +184,28 @@ class ModelCall(NamedTuple):
 def timeline(completion: Completion) -> list[ModelCall]:
     """The calls in order. A step's calls of the drafter share its time equally; the gaps are the
     verdict and the rest of a step."""
-    calls, now = _prefill(completion.stats), completion.stats.prefill_seconds
+    stats = completion.stats
+    now = stats.prefill_seconds
+    calls = _prefill("target encoder", "target prefill", 0.0, now, stats.encoder_seconds)
     for number, step in enumerate(completion.steps, 1):
         each = step.draft_seconds / max(1, step.draft_calls)
         calls += [ModelCall("draft", now + i * each, each, number) for i in range(step.draft_calls)]
         calls.append(ModelCall("target", now + step.draft_seconds, step.score_seconds, number))
         now += step.draft_seconds + step.score_seconds + step.verify_seconds
+        if number == 1 and stats.draft_calls:  # a drafter that made no call is left out
+            drafts = stats.draft_prefill_seconds
+            encoder = stats.draft_encoder_seconds
+            calls += _prefill("draft encoder", "draft prefill", now, drafts, encoder)
+            now += drafts
     return calls
 
 
-def _prefill(stats: Stats) -> list[ModelCall]:
-    """Each model's encoder, where one ran, then the rest of its reading. A drafter that made no
-    call is left out."""
-    drafts, target, draft = (
-        stats.draft_prefill_seconds,
-        stats.encoder_seconds,
-        stats.draft_encoder_seconds,
-    )
-    seconds = stats.prefill_seconds - drafts
-    calls = [ModelCall("target encoder", 0.0, target, 0)] if target else []
-    calls.append(ModelCall("target prefill", target, seconds - target, 0))
-    if stats.draft_calls:
-        calls += [ModelCall("draft encoder", seconds, draft, 0)] if draft else []
-        calls.append(ModelCall("draft prefill", seconds + draft, drafts - draft, 0))
-    return calls
+def _prefill(
+    encodes: Part, reads: Part, at: float, seconds: float, encoder: float
+) -> list[ModelCall]:
+    """A model's encoder, where one ran, then the rest of its reading."""
+    calls = [ModelCall(encodes, at, encoder, 0)] if encoder else []
+    return [*calls, ModelCall(reads, at + encoder, seconds - encoder, 0)]
 
 
 def chrome(completion: Completion) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Choices made at loading: the draft of a target that comes without one, and the precision of a
 draft for which none was asked.
 
-Which one pays is read from costs and acceptance measured on the pair. A choice is kept, whatever
-the machine did meanwhile, until weights, precision, versions or the machine change: the draft that
-a command runs with is the same every time. Does not know how a model is made.
+Which one pays is read from costs and acceptance measured on the pair, when `Speculator.prepared`
+asks: that converts drafts and takes up to minutes, for which no text waits. A choice is kept,
+whatever the machine did meanwhile, until weights, precision, versions or the machine change: from
+then on the draft that a command runs with is the same every time. Does not know how a model is
+made.
 """
 
 from __future__ import annotations
@@ -38,42 +40,55 @@ DEARER, BEST = 1.3, 0.99  # a draft in int8 against one in int4: its time at lea
 
 def chosen(looking: Speculator, target: LoadedTarget) -> Speculator:
     """Return `looking`, which looks up, or the same target drafting for itself, with look-up in
-    front where a text repeats. The choice is logged."""
+    front where a text repeats, as was chosen before: until it is, `looking`."""
     if looking.target.runtime not in ("onnx", "openvino"):  # no other shares its rows
         return looking
-    drafting = cache(partial(_drafting, target))
-    kind = _kept(looking, lambda: _fastest(looking, drafting))
-    best = (drafting(kind) if kind else None) or looking
-    log.info(
-        "no draft was given: %s guesses%s",
-        best.draft_name,
-        "" if best is looking else ", and look-up where the text repeats",
-    )
-    return best
+    drafting = cache(partial(_drafting, looking, target))
+
+    def best(kind: str) -> Speculator:
+        spec = (drafting(kind) if kind else None) or looking
+        front = "" if spec is looking else ", and look-up where the text repeats"
+        log.info("no draft was given: %s guesses%s", spec.draft_name, front)
+        return spec
+
+    return _decided(looking, lambda: _fastest(looking, drafting), best)
 
 
 def rounded(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> Speculator:
-    """Return `spec`, whose draft is in `dtype`, or the same with its draft in eight or four bits.
-    The choice is logged, where it is another."""
+    """Return `spec`, whose draft is in `dtype`, or the same with its draft in eight or four bits,
+    as was chosen before: until it is, `spec`."""
     made = cache(make)
-    kind = _kept(spec, lambda: _quickest(spec, dtype, made))
-    if not kind:
-        return spec
-    log.info("%s drafts in %s, which is faster; draft_dtype says otherwise", spec.draft_name, kind)
-    return replace(spec, drafter=made(kind))
+
+    def best(kind: str) -> Speculator:
+        if not kind:
+            return spec
+        log.info(
+            "%s drafts in %s, which is faster; draft_dtype says otherwise", spec.draft_name, kind
+        )
+        return replace(spec, drafter=made(kind))
+
+    return _decided(spec, lambda: _quickest(spec, dtype, made), best)
 
 
-def _kept(spec: Speculator, measure: Callable[[], str]) -> str:
-    """Return the rounding that was chosen for this pair, "" for none; `measure` it where there is
-    none yet, and keep it."""
+def _decided(
+    spec: Speculator, measure: Callable[[], str], best: Callable[[str], Speculator]
+) -> Speculator:
+    """Return the `best` for the rounding that was chosen for this pair, "" for none. Where there is
+    none yet, return the pair, which is to `choose`: to measure, and keep what is found."""
     name = stored.key(spec.target, spec.drafter, FILE)
     kind = remembered(FILE).get(name) if name else None
     if kind in (*ROUNDED, ""):
-        return cast(str, kind)
-    kind = measure()
-    if name:
-        remember(FILE, name, kind)
-    return kind
+        return best(cast(str, kind))
+
+    def choose(asked: Speculator) -> Speculator:
+        if asked.drafter is not spec.drafter:  # a user's own since
+            return asked
+        kind = measure()
+        if name:
+            remember(FILE, name, kind)
+        return best(kind)
+
+    return replace(spec, choose=choose)
 
 
 def _quickest(spec: Speculator, dtype: str, made: Callable[[str], LMDrafter]) -> str:
@@ -117,7 +132,7 @@ def _fastest(looking: Speculator, drafting: Callable[[str], Speculator | None]) 
     return best
 
 
-def _drafting(target: LoadedTarget, kind: str) -> Speculator | None:
+def _drafting(looking: Speculator, target: LoadedTarget, kind: str) -> Speculator | None:
     """Return the target with its copy; None where there can be none."""
     name = f"self:{kind}"
     try:
@@ -125,7 +140,7 @@ def _drafting(target: LoadedTarget, kind: str) -> Speculator | None:
     except ForetokenError as error:
         log.info("%s cannot draft: %s", name, error)
         return None
-    return target.speculator(drafter, name, Repeats)
+    return replace(looking, drafter=drafter, draft_name=name, predicted_output=Repeats)
 
 
 def _gain(measured: Costs) -> float:

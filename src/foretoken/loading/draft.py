@@ -174,6 +174,11 @@ NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter
 }
 
 
+def by_name(draft: object) -> bool:
+    """Tell whether this is the name of a draft that asks nothing of how its target runs."""
+    return isinstance(draft, str) and "".join(draft.partition(":")[:2]) in NAMES
+
+
 def draft_of(
     draft: str | Path | PreTrainedModel | Drafter | Speculator,
     target: KnownTarget,

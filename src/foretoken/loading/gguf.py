@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -101,17 +101,19 @@ def whole() -> dict[str, Any]:
     return {"quantization_config": config(dequantize=True)} if config else {}
 
 
-def tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a file, with its chat template. Raises InputError where it has none
-    that transformers can read."""
-    from transformers import AutoTokenizer  # late: takes seconds
-
+def tokenizer(
+    file: Path, read: Callable[[Path, dict[str, Any]], PreTrainedTokenizerBase]
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a file, with its chat template, by `read` from the folder where it is
+    kept. Raises InputError where it has none that transformers can read."""
     folder = _folder(file)
     if folder is not None and folder.exists():
         try:
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            return read(folder, {"trust_remote_code": False})
         except Exception:  # damaged: it is made again
             shutil.rmtree(folder, ignore_errors=True)
+    from transformers import AutoTokenizer  # late: takes seconds
+
     try:
         with parsed_once(file):
             loaded = AutoTokenizer.from_pretrained(

@@ -15,11 +15,11 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf
 from foretoken.loading.chosen import chosen, rounded
-from foretoken.loading.draft import draft_of, name_of
+from foretoken.loading.draft import by_name, draft_of, name_of
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
-from foretoken.loading.runtimes import Placement, place, place_exact
-from foretoken.loading.sources import read_of, source, unwrapped
+from foretoken.loading.runtimes import Early, Placement, place, place_exact
+from foretoken.loading.sources import Source, read_of, source, unwrapped
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
 from foretoken.sampling.options import with_args
@@ -58,8 +58,8 @@ def load(
             which share the target's keys and values and need OpenVINO; any Drafter; or a
             Speculator from `load`, a cascade: its target drafts here and is itself accelerated by
             its draft (docs/drafters.md). None is the shipped draft for the shipped target, else
-            the fastest of "lookup", "self:int4" and "self:int8" by costs measured here once
-            (logged at INFO).
+            the fastest of "lookup", "self:int4" and "self:int8", once `Speculator.prepared` has
+            measured which one that is here; before that, "lookup" (logged at INFO).
 
     Returns:
         The Speculator.
@@ -84,8 +84,12 @@ def load(
         target = asset("target")
         draft = asset("draft") if draft is None else draft
     placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
-    known = _known(target, asked, placement)
     given = "lookup" if draft is None else draft
+    read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
+    facts = ModelFacts(read, placement)
+    alone = by_name(given) and not asked.exact_shapes  # no draft says how the target is to run
+    early = Early(cast(Source, read), placement) if facts.kept and alone else None
+    known = _known(target, facts, asked)
     # The draft first: what does not fit is refused before the target is loaded or converted
     with log_if_slow(log, "loading %s", name_of(given)):
         drafts_in = Placement(asked.draft_dtype or asked.dtype, device, asked.runtime)
@@ -93,8 +97,9 @@ def load(
     with log_if_slow(log, "loading %s", known.name):
         runtime = pending.runtime or placement.runtime
         placement = replace(placement, taps=pending.taps, runtime=runtime)
-        running = (place_exact if asked.exact_shapes else place)(known.facts.read, placement).model
-    loaded = LoadedTarget(known, running)
+        exact = asked.exact_shapes
+        placed = place_exact(read, placement) if exact else place(read, placement, early)
+    loaded = LoadedTarget(known, placed.model)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))
     gguf.forget_file()  # which a draft may have had parsed again
     if draft is None:
@@ -118,11 +123,9 @@ def require_adapters(
 
 
 def _known(
-    target: str | Path | PreTrainedModel, asked: LoadOptions, placement: Placement
+    target: str | Path | PreTrainedModel, facts: ModelFacts, asked: LoadOptions
 ) -> KnownTarget:
     """Read all of a target that a draft must fit."""
-    read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
-    facts = ModelFacts(read, placement)
     settings = facts.settings
     if asked.generation_config == "ignore":
         settings = replace(settings, controls={}, suggested={})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,11 +64,28 @@ class Placement:
     taps: tuple[int, ...] = ()  # where it is to show its states
 
 
-def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
+class Early:
+    """A kept conversion of a folder, read by a thread while a tokenizer is read by Python."""
+
+    def __init__(self, source: Source, placement: Placement) -> None:
+        self.placement = placement
+        thread = ThreadPoolExecutor(1)
+        self._model = thread.submit(_kept, source, placement.dtype, placement)
+        thread.shutdown(wait=False)
+
+    def model(self) -> Model | None:
+        """Return the model; None where its conversion turned out to be damaged."""
+        return self._model.result()
+
+
+def place(
+    source: Source | PreTrainedModel, placement: Placement, early: Early | None = None
+) -> Placed:
     """Return the model behind the Model protocol, once its family has passed the self-check.
 
     A network in memory is used as it is, where it is, unless OpenVINO is asked for by name, which
-    takes a copy. Raises RefusedError for a placement that cannot be honoured.
+    takes a copy. Raises RefusedError for a placement that cannot be honoured. early: the model,
+    where it is being read already, in this placement.
     """
     loaded = isinstance(source, Source)
     device = placement.device if loaded else source.device
@@ -76,6 +94,8 @@ def place(source: Source | PreTrainedModel, placement: Placement) -> Placed:
         model, remarks = _torch(source, placement.dtype, device, placement.taps)
         return Placed(model, "; ".join(["it was in memory", *remarks]))
     dtype = dtype_of(source, placement)
+    if early is not None and early.placement == placement and (model := early.model()) is not None:
+        return Placed(model, "it passed the self-check")
     reason = "it was asked for"
     on_openvino = dtype in ROUNDED or placement.kv_dtype is not None
     fast = "graphs" if device.type == "cuda" and not on_openvino else "openvino"
@@ -292,10 +312,37 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement
     loaded = isinstance(source, Source)
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
+    kept = _kept(source, dtype, replace(placement, runtime="openvino")) if loaded else None
+    if kept is not None:
+        return kept
     conversion = _conversion(source, dtype if loaded else "float32", device)
     conversion = replace(conversion, taps=placement.taps)
-    kept = conversion.kept(cache) if loaded and is_folder(source.path) else None
-    return kept or conversion.model(_way(source.empty if loaded else source, placement.taps), cache)
+    return conversion.model(_way(source.empty if loaded else source, placement.taps), cache)
+
+
+def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
+    """Return a folder's model from its kept conversion; None where none is kept."""
+    if not is_folder(source.path):
+        return None
+    runtime = placement.runtime if placement.runtime in TITLES else _known_choice(source, dtype)
+    if runtime == "onnx" and placement.kv_dtype is None:
+        return replace(_onnx_conversion(source, dtype), taps=placement.taps).kept()
+    conversion = replace(_conversion(source, dtype, placement.device), taps=placement.taps)
+    return conversion.kept(placement.kv_dtype)
+
+
+def _choice_key(source: Source | PreTrainedModel, dtype: str) -> str | None:
+    """The key of a folder's choice; None for other models, whose choices are not kept."""
+    if not isinstance(source, Source) or not is_folder(source.path):
+        return None
+    return key_of(source, "runtime", dtype, *map(str, machine()))
+
+
+def _known_choice(source: Source | PreTrainedModel, dtype: str) -> str | None:
+    """The runtime that was chosen for a folder in this precision; None where none was."""
+    key = _choice_key(source, dtype)
+    known = remembered(CHOICES).get(key) if key else None
+    return known if known in TITLES else None
 
 
 def _fastest(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> str:
@@ -303,13 +350,9 @@ def _fastest(source: Source | PreTrainedModel, dtype: str, placement: Placement)
     family. The choice is kept for a folder, whose configuration need not be read then."""
     if dtype not in ("float32", *ROUNDED):
         return "openvino"
-    kept = None
+    if (known := _known_choice(source, dtype)) is not None:
+        return known
     try:
-        if isinstance(source, Source) and is_folder(source.path):
-            kept = key_of(source, "runtime", dtype, *map(str, machine()))
-        known = remembered(CHOICES).get(kept) if kept else None
-        if known in TITLES:
-            return known
         network = source.empty if isinstance(source, Source) else source
         _require_onnx(network)
     except RefusedError as error:
@@ -317,8 +360,8 @@ def _fastest(source: Source | PreTrainedModel, dtype: str, placement: Placement)
         return "openvino"
     runtimes = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}
     name = fastest(network, dtype, runtimes)
-    if kept:
-        remember(CHOICES, kept, name)
+    if key := _choice_key(source, dtype):
+        remember(CHOICES, key, name)
     return name
 
 
@@ -353,10 +396,10 @@ def _onnx(source: Source | PreTrainedModel, dtype: str, placement: Placement) ->
     conversion = replace(
         _onnx_conversion(source, dtype if loaded else "float32"), taps=placement.taps
     )
-    kept = conversion.kept() if loaded and is_folder(source.path) else None
-    if kept is None:
-        _require_onnx(source.empty if loaded else source)
-    return kept or conversion.model()
+    if loaded and is_folder(source.path) and (kept := conversion.kept()) is not None:
+        return kept
+    _require_onnx(source.empty if loaded else source)
+    return conversion.model()
 
 
 def _onnx_conversion(source: Source | PreTrainedModel, dtype: str) -> OnnxConversion:

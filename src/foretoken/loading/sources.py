@@ -305,7 +305,7 @@ def tokenizer(
         raise InputError(f"tokenizer is {model!r:.60}; give a folder, a hub id or a tokenizer")
     if file := hub.gguf(model, revision):
         gguf.require()
-        return gguf.tokenizer(file)
+        return gguf.tokenizer(file, _tokenizer)
     local = hub.is_folder(model)
     if local and not _holds(model, TOKENIZER_FILES):
         if required:

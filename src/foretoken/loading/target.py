@@ -31,6 +31,11 @@ class ModelFacts:
         self.read = read
         self._facts = kept_facts(read, placement) if isinstance(read, Source) else None
 
+    @property
+    def kept(self) -> bool:
+        """True where a conversion is kept."""
+        return self._facts is not None
+
     @cached_property
     def structure(self) -> PreTrainedModel:
         return self.read.empty if isinstance(self.read, Source) else self.read

@@ -168,7 +168,7 @@ def test_show_tokens(run, base):
     assert (
         "accepted draft token  ~rejected draft token~  [target's own]" in result.out
     )  # there is no colour
-    assert lines[-1] == "9 tokens in 3 target runs (3.00 a run), alpha 1.00"
+    assert lines[-1] == "9 tokens in 4 target runs (2.25 a run), alpha 1.00"
 
 
 def test_a_model_without_a_tokenizer_takes_and_prints_ids(run, base):

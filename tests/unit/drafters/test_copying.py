@@ -67,5 +67,5 @@ def test_a_target_that_copies_is_followed_in_few_calls():
 
     plain, fast = generate(NoDrafter()), generate(CopyDrafter())
     assert fast.tokens == plain.tokens == [1, 2, 3, 7, 5, 6, 1]
-    assert fast.stats.target_calls == 3
+    assert fast.stats.target_calls == 4  # nothing is drafted for the first token
     assert RowKey(*fast.seed) == RowKey(0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
 def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplog):
     measured |= {"self:int4": int4, "self:int8": int8}
     caplog.set_level(logging.INFO, "foretoken.loading.chosen")
-    spec = foretoken.load(target)
+    spec = foretoken.load(target).prepared()
     assert spec.draft_name == best
     assert f"no draft was given: {best} guesses" in caplog.text
     assert ("self:int8" in measured["asked"]) == (int8 is not None)
@@ -73,15 +74,36 @@ def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplo
 
 
 @pytest.mark.openvino
+def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, measured, monkeypatch):
+    made: list[str] = []
+    own_copy = chosen.own_copy
+    monkeypatch.setattr(
+        chosen, "own_copy", lambda name, *rest: [made.append(name), own_copy(name, *rest)][1]
+    )
+    measured |= {"self:int4": costs(0.2, 0.97)}
+    spec = foretoken.load(target)
+    assert spec.draft_name == "lookup" and not measured["asked"] and not made
+    best = spec.prepared()
+    assert best.draft_name == "self:int4" and set(made) == {"self:int4"}
+    assert best.prepared() is best
+
+
+@pytest.mark.openvino
+def test_a_drafter_that_took_the_place_of_the_loaded_one_stays(target, measured):
+    mine = replace(foretoken.load(target), drafter=LookupDrafter())
+    assert mine.prepared() is mine and not measured["asked"]
+
+
+@pytest.mark.openvino
 def test_a_quick_target_looks_up(target, measured, monkeypatch):
     monkeypatch.setattr(chosen, "QUICK", 2 * PASS)
-    assert isinstance(foretoken.load(target).drafter, LookupDrafter)
+    assert isinstance(foretoken.load(target).prepared().drafter, LookupDrafter)
     assert measured["asked"] == ["lookup"]
 
 
 def test_nothing_is_measured_where_no_copy_can_be(target, measured, caplog):
     caplog.set_level(logging.INFO, "foretoken.loading.chosen")
-    assert isinstance(foretoken.load(target).drafter, LookupDrafter)  # on torch
+    assert isinstance(foretoken.load(target).prepared().drafter, LookupDrafter)  # on torch
     assert not measured["asked"] and not caplog.text
 
 
@@ -114,14 +136,14 @@ def test_a_draft_is_rounded_where_that_is_faster(
     monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
     caplog.set_level(logging.INFO, "foretoken.loading.chosen")
     for _ in range(2):  # measured, then remembered
-        drafter = foretoken.load(target, draft).drafter
+        drafter = foretoken.load(target, draft).prepared().drafter
         assert isinstance(drafter, LMDrafter) and drafter.model.computed == best
         assert ("drafts in" in caplog.text) == (best != "float32")
         assert list(kept.values()) == ["" if best == "float32" else best]
     chosen_draft = foretoken.load(target, draft, draft_dtype="float32").drafter
     assert isinstance(chosen_draft, LMDrafter) and chosen_draft.model.computed == "float32"
     monkeypatch.setattr(drafts, "SMALL", 10**9)
-    small = foretoken.load(target, draft).drafter
+    small = foretoken.load(target, draft).prepared().drafter
     assert isinstance(small, LMDrafter) and small.model.computed == "float32"
 
 
@@ -132,10 +154,12 @@ def test_a_choice_stays(target, measured, monkeypatch):
     monkeypatch.setattr(chosen, "remembered", lambda file: kept)
     monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
     measured |= {"self:int4": costs(0.2, 0.97)}
-    assert foretoken.load(target).draft_name == "self:int4"
+    assert foretoken.load(target).prepared().draft_name == "self:int4"
     assert measured["asked"] == ["lookup", "self:int4"] and list(kept.values()) == ["int4"]
     measured |= {"self:int4": costs(0.9, 0.5), "self:int8": costs(0.1, 0.99)}
-    assert foretoken.load(target).draft_name == "self:int4" and len(measured["asked"]) == 2
+    assert (
+        foretoken.load(target).prepared().draft_name == "self:int4" and len(measured["asked"]) == 2
+    )
 
 
 @pytest.mark.openvino
@@ -148,5 +172,5 @@ def test_other_weights_are_chosen_for_anew(target, measured, monkeypatch, tmp_pa
     )
     measured |= {"self:int4": costs(0.2, 0.97)}
     for each in (target, other):
-        assert foretoken.load(each).draft_name == "self:int4"
+        assert foretoken.load(each).prepared().draft_name == "self:int4"
     assert list(kept.values()) == ["int4", "int4"]

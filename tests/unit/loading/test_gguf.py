@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import foretoken
 from console import Run
 from foretoken.errors import InputError
-from foretoken.loading import gguf, hub
+from foretoken.loading import gguf, hub, sources
 from foretoken.loading.ends import TargetEnds
 from foretoken.loading.sources import source
 from foretoken.storage.cache import forget
@@ -105,7 +105,7 @@ def test_a_changed_file_has_its_own_tokenizer(tmp_path: Path, cache: Path) -> No
     file = tmp_path / "tiny.gguf"
     for V in (320, 300):
         write_gguf(file, llama(V, hidden_size=64, intermediate_size=96), byte_level(V))
-        assert len(gguf.tokenizer(file)) == V
+        assert len(gguf.tokenizer(file, sources._tokenizer)) == V
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_a_file_of_the_hub_is_named_with_its_model() -> None:
 
 def test_a_damaged_tokenizer_in_the_cache_is_made_again(folder: Path, cache: Path) -> None:
     file = folder / "tiny.gguf"
-    words = len(gguf.tokenizer(file))
+    words = len(gguf.tokenizer(file, sources._tokenizer))
     (kept,) = (cache / "foretoken" / "gguf").iterdir()
     (kept / "tokenizer.json").write_text("{")
-    assert len(gguf.tokenizer(file)) == words
-    assert len(gguf.tokenizer(file)) == words
+    assert len(gguf.tokenizer(file, sources._tokenizer)) == words
+    assert len(gguf.tokenizer(file, sources._tokenizer)) == words

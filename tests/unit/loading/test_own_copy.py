@@ -186,3 +186,21 @@ def test_what_shares_no_rows(target, options, says):
 def test_roundings_that_are_smaller():
     assert smaller("bfloat16") == ("int8", "int4")
     assert smaller("int8") == ("int4",) and smaller("int4") == ()
+
+
+def test_a_prompt_is_read_once_by_the_target_alone(target, monkeypatch):
+    spec = foretoken.load(target, "self:int8")
+    counts: list[int] = []
+    score = Companion.score
+
+    def counted(self, blocks, need):
+        counts.append(sum(map(len, blocks)))
+        return score(self, blocks, need)
+
+    monkeypatch.setattr(Companion, "score", counted)
+    pieces = spec.stream([5, 6, 7] * 20, max_new_tokens=12, gamma=3)
+    next(pieces)
+    assert not counts
+    next(pieces)
+    assert counts[0] == 1 and sum(counts) == 3  # of the last token, and two draft tokens
+    pieces.close()

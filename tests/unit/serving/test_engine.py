@@ -79,7 +79,7 @@ def test_a_text_goes_on_in_another_engine_as_it_would_have_in_the_first(way: str
     with Engine(spec) as engine:
         engine.add(prompt, seed=5, **sampling)
         whole = drained(engine)
-    assert len(whole) > 3
+    assert len(whole) > 1
     for cut in range(1, len(whole), 3):
         parts = whole[:cut]
         with Engine(spec) as engine:
@@ -214,7 +214,7 @@ def test_a_drafter_that_cannot_start_a_row_fails_that_row_alone() -> None:
     spec = speculator()
     with Engine(spec) as engine:
         fine = engine.add([1], SAMPLING, gamma=2)
-        engine.step()
+        engine.step(), engine.step()  # it joins the drafter behind its first step
         start = spec.drafter.start
 
         def refused(*_: object) -> None:
@@ -222,7 +222,7 @@ def test_a_drafter_that_cannot_start_a_row_fails_that_row_alone() -> None:
 
         spec.drafter.start = refused
         bad = engine.add([2], SAMPLING, gamma=2)
-        events = engine.step()
+        events = [event for _ in range(2) for event in engine.step()]
         spec.drafter.start = start
         events += drained(engine)
     reasons = {event.id: event.finish_reason for event in events if event.finish_reason}
@@ -252,6 +252,7 @@ def test_an_invalid_draft_fails_what_runs_and_no_more() -> None:
     spec = speculator()
     with Engine(spec) as engine:
         engine.add([1], SAMPLING, gamma=2)
+        engine.step()  # which drafts nothing
         propose = spec.drafter.propose
         spec.drafter.propose = lambda gamma, draw: propose([g + 1 for g in gamma], draw)
         (event,) = engine.step()
@@ -567,7 +568,7 @@ def test_a_prediction_is_followed_by_a_row_that_waits_again() -> None:
     for id, own in zip(ids, plain, strict=True):
         assert (
             completions[id].tokens == own.tokens
-            and completions[id].stats.target_calls == LENGTH // 4
+            and completions[id].stats.target_calls == 1 + LENGTH // 4  # the first drafts nothing
         )
         assert completions[id].stats.accepted == completions[id].stats.drafted
 
@@ -575,10 +576,12 @@ def test_a_prediction_is_followed_by_a_row_that_waits_again() -> None:
 def test_predictions_as_text_and_such_as_are_none() -> None:
     _, engine = predicting("none")
     with engine:
-        id = engine.add("It", gamma=3, max_new_tokens=8, prediction="It was")
+        ids = byte_level()("It was").input_ids
+        begins = {"logit_bias": {ids[0]: 100.0}}  # nothing is drafted for the first token
+        id = engine.add("It", gamma=3, max_new_tokens=8, prediction="It was", **begins)
         completions = {event.id: event.completion for event in drained(engine) if event.completion}
         first = next(step for step in completions[id].steps if step.predicted)
-        assert list(first.guesses) == byte_level()("It was").input_ids[:3]
+        assert list(first.guesses) == ids[1:4]
         for prediction, said in (
             ([V], f"^prediction holds the id {V}; ids must be in 0..{V - 1}"),
             ([0.5], "^prediction"),

@@ -6,10 +6,12 @@ the states by block: sum(w x) = scale * sum(k x) + offset * sum(x).
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import openvino as ov
+import torch
 from openvino import opset13 as ops
 
 from foretoken.models.blocks import Blocks, Floats, found
@@ -19,15 +21,20 @@ from foretoken.models.openvino.weights import in_four_bits, is_weight
 def kept(graph: ov.Model, most: int = 8) -> ov.Model:
     """Keep weights of products and look-ups in their blocks, if these have at most so many bits, in
     place; returns the graph."""
-    weights: list[Any] = [node for node in graph.get_ordered_ops() if is_weight(node)]
-    for node in weights:
-        readers = [reader.get_node() for reader in node.output(0).get_target_inputs()]
-        parts = _parts(node.data, readers) if all(_reads_rows(x, node) for x in readers) else []
-        bits = [part.bits for part in parts if isinstance(part, Blocks)]
-        for reader in readers if bits and max(bits) <= most else ():
-            multiplies = reader.get_type_name() == "MatMul"
-            made = product(reader, parts) if multiplies else look_up(reader, parts[0])
-            reader.output(0).replace(made.output(0))
+    weights: list[tuple[Any, list[Any], list[int]]] = []
+    for node in graph.get_ordered_ops():
+        if is_weight(node):
+            readers: list[Any] = [x.get_node() for x in node.output(0).get_target_inputs()]
+            if all(_reads_rows(reader, node) for reader in readers):
+                weights.append((node, readers, _lengths(readers)))
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # NumPy's work is not Python's
+        found_in = threads.map(lambda one: _parts(one[0].data, one[2]), weights)
+        for (_, readers, _), parts in zip(weights, found_in, strict=True):
+            bits = [part.bits for part in parts if isinstance(part, Blocks)]
+            for reader in readers if bits and max(bits) <= most else ():
+                multiplies = reader.get_type_name() == "MatMul"
+                made = product(reader, parts) if multiplies else look_up(reader, parts[0])
+                reader.output(0).replace(made.output(0))
     graph.validate_nodes_and_infer_types()
     return graph
 
@@ -45,19 +52,21 @@ def _reads_rows(reader: Any, weight: Any) -> bool:
     )
 
 
-def _parts(weight: Floats, readers: list[Any]) -> list[Any]:
+def _parts(weight: Floats, lengths: list[int]) -> list[Any]:
     """A weight in blocks; or, where products of several kinds of blocks became one product, the
-    parts of it, each in blocks where it has any."""
+    parts of it of these lengths, each in blocks where it has any."""
     if blocks := found(weight):
         return [blocks]
-    alone = len(readers) == 1 and readers[0].get_type_name() == "MatMul"
-    lengths = _lengths(readers[0]) if alone else []
     parts = np.split(weight, np.cumsum(lengths[:-1])) if lengths else []
     return [found(part) or part for part in parts]
 
 
-def _lengths(node: Any) -> list[int]:
-    """Return the lengths that a product is split into, maybe after a sum; [] where it is not."""
+def _lengths(readers: list[Any]) -> list[int]:
+    """Return the lengths that the only reader, a product, is split into, maybe after a sum; [] for
+    others."""
+    if len(readers) != 1 or readers[0].get_type_name() != "MatMul":
+        return []
+    node = readers[0]
     for _ in range(2):
         (target, *others) = node.output(0).get_target_inputs()
         node = target.get_node()

@@ -97,7 +97,7 @@ def work(pipe: Connection, setup: Setup) -> None:
 
         transformers.disable_progress_bar()
         require_adapters(setup.target, setup.adapters, **setup.loading)
-        spec = load(setup.target, setup.draft, **setup.loading)
+        spec = load(setup.target, setup.draft, **setup.loading).prepared()
         if setup.costs is not None:
             spec.costing.freeze(pickle.loads(setup.costs))
         engine = Engine(spec, **setup.engine)

@@ -102,7 +102,7 @@ def test_predictions_follow_from_the_counts(found):
 
 def test_a_perfect_and_a_useless_draft():
     perfect = pair(LMDrafter(TableModel.markov(P.tolist()), V))
-    measurement = measure(perfect, PROMPTS[:3], options(max_new_tokens=9, gamma=2))
+    measurement = measure(perfect, PROMPTS[:3], options(max_new_tokens=10, gamma=2))
     assert measurement.alpha.value == pytest.approx(1) and measurement.tokens_per_call.value == 3
     assert [p.kept / p.judged for p in measurement.positions] == [1, 1]
     left, right = np.array([0.5, 0.5, 0, 0, 0]), np.array([0, 0, 0.5, 0.5, 0])

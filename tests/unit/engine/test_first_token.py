@@ -1,0 +1,149 @@
+"""The first token waits for the target alone: not for a draft's prefill, its draft tokens, nor for
+what steps cost to be measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from foretoken.costing import pair_costs
+from foretoken.costing.gamma import Fixed
+from foretoken.drafters.base import Drafter
+from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.copying import CopyDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.engine.scheduler import Scheduler
+from foretoken.models.table import TableModel
+from foretoken.request import Request, Row
+from foretoken.sampling.keys import RowKey
+from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.verifier import choose
+from foretoken.sampling.verify import block
+from foretoken.speculator import Speculator
+from oracle import random_model
+
+V = 6
+P, Q, R = (random_model(seed, V) for seed in (1, 2, 3))
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+class Counting(TableModel):
+    """Counts the tokens that it reads."""
+
+    def __init__(self, P: Any) -> None:
+        super().__init__(P, V)
+        self.tokens = 0
+
+    def start(self, prompts, sources=None):
+        self.tokens += sum(map(len, prompts))
+        super().start(prompts, sources)
+
+    def score(self, blocks, need):
+        self.tokens += sum(map(len, blocks))
+        return super().score(blocks, need)
+
+
+def drafters(model: TableModel) -> dict[str, Drafter]:
+    return {
+        "lm": LMDrafter(model, V),
+        "copy": CopyDrafter(),
+        "lookup": LookupDrafter(),
+        "cascade": CascadeDrafter(TableModel(R, V), LMDrafter(model, V), 2),
+        "mixture": MixtureDrafter([(LookupDrafter(), 2), (LMDrafter(model, V), None)]),
+    }
+
+
+NAMES = tuple(drafters(TableModel(Q, V)))
+
+
+def rows(*prompts: list[int], limit: int = 12) -> list[Row]:
+    keys = [RowKey(7, i) for i in range(len(prompts))]
+    return [
+        Row.of(Request(p, limit, k, params=SAMPLED)) for p, k in zip(prompts, keys, strict=True)
+    ]
+
+
+def told(row: Row) -> list[tuple[Any, ...]]:
+    return [(step.guesses, step.kept) for step in row.records]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_draft_reads_and_makes_nothing_before_it(name):
+    target, draft = Counting(P), Counting(Q)
+    row = rows([0, 1, 2, 0, 1, 2, 0, 1])[0]
+    steps = Scheduler(target, drafters(draft)[name], 3).run([row], choose(block), Fixed(3))
+    next(steps)
+    assert len(row.new_tokens) == 1 and draft.tokens == 0 and target.tokens == 8
+    assert row.records[0].gamma == row.records[0].drafted == 0
+    next(steps)
+    assert (row.records[1].drafted > 0 and draft.tokens > 0) == (name not in ("copy", "lookup"))
+    steps.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_that_join_others_are_drafted_for_as_if_alone(name):
+    """Also where one of them ends with its first token, before the drafter has it."""
+    prompts = [[0, 1, 2, 0, 1], [3, 4], [5, 1, 5], [2, 2]]
+    alone = []
+    for i, prompt in enumerate(prompts):
+        (row,) = rows(prompt)
+        row = Row.of(replace(row.request, key=RowKey(7, i), limit=1 if i == 1 else 12))
+        for _ in Scheduler(TableModel(P, V), drafters(TableModel(Q, V))[name], 3).run(
+            [row], choose(block), Fixed(3)
+        ):
+            pass
+        alone.append(row)
+    together = [Row.of(row.request) for row in alone]
+    shared = Scheduler(TableModel(P, V), drafters(TableModel(Q, V))[name], 4)
+    first = shared.run(together[:1], choose(block), Fixed(3))
+    next(first), next(first)
+    for _ in shared.run(together[1:], choose(block), Fixed(3)):
+        pass
+    for _ in first:
+        pass
+    assert [told(row) for row in together] == [told(row) for row in alone]
+
+
+def pair(name: str = "lm") -> Speculator:
+    return Speculator(TableModel(P, V), drafters(TableModel(Q, V))[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_costs_are_measured_once_it_has_been_shown(name, monkeypatch):
+    probed: list[int] = []
+    probe = pair_costs.probe
+
+    def noted(*args):
+        probed.append(len(shown))
+        return probe(*args)
+
+    monkeypatch.setattr(pair_costs, "probe", noted)
+    spec, shown = pair(name), list[int]()
+    asked = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    for piece in spec.stream([0, 1, 2, 0, 1], **asked):
+        shown += piece.tokens
+    assert probed == [1] and len(shown) == 12
+    (again,) = spec.generate([[0, 1, 2, 0, 1]], **asked)  # by the costs that it has now
+    assert again.tokens == shown and probed == [1]
+
+
+def test_a_text_is_the_same_whether_costs_are_known_or_not():
+    """Rows that begin beside those that wait for costs too."""
+    asked = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    prompts = [[0, 1, 2], [3], [4, 5, 4, 5]]
+    spec = pair()
+    unknown, known = spec.generate(prompts, **asked), spec.generate(prompts, **asked)
+    assert [each.tokens for each in unknown] == [each.tokens for each in known]
+    assert [[s.drafted for s in each.steps] for each in unknown] == [
+        [s.drafted for s in each.steps] for each in known
+    ]
+
+
+def test_a_text_of_one_token_measures_nothing(monkeypatch):
+    monkeypatch.setattr(pair_costs, "probe", lambda *args: pytest.fail("it was measured"))
+    (completion,) = pair().generate([[0, 1]], max_new_tokens=1)
+    assert len(completion.tokens) == 1
