@@ -12,10 +12,10 @@ import json
 import logging
 from collections.abc import Callable
 from math import prod
-from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from foretoken.costing import contention
 from foretoken.costing.stored import machine
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
@@ -29,11 +29,18 @@ log = logging.getLogger(__name__)
 FILE = "runtimes.json"
 TOKENS = (1, 4, 8, 64)  # of a pass: plain decoding, draft tokens scored, and a prompt
 PAST = 64  # tokens of the text before
-ROUNDS = 7  # of which the median counts
+FIRST, ROUNDS = 1, 7  # rounds that warm up, and those that count
 Make = Callable[["PreTrainedModel", str], Model]
 
 
-def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> str:
+class Fastest(NamedTuple):
+    """A runtime by name, and whether that was measured while little else ran."""
+
+    runtime: str
+    sure: bool
+
+
+def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> Fastest:
     """Return the runtime whose passes take the least time, by the geometric mean over `TOKENS`.
 
     Args:
@@ -43,30 +50,33 @@ def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> 
             it are left out; where no copy can be built, the first is taken.
 
     Returns:
-        The name of one of them.
+        One of them. What was measured beside other processes is measured again the next time.
     """
     from foretoken.models.stock.selfcheck import UNSEEN, shrunk  # late: takes seconds
 
     try:
         config = shrunk(network.config, None)
     except Exception:  # its code raises anything
-        return next(iter(runtimes))
+        return Fastest(next(iter(runtimes)), True)
     said = {k: v for k, v in config.to_dict().items() if k not in UNSEEN}
     parts = [type(network).__qualname__, said, dtype, list(runtimes), machine(), versions()]
-    name = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-    known = remembered(FILE).get(name)
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    known, others = remembered(FILE).get(key), None
     if not isinstance(known, dict) or not set(known) <= set(runtimes):
+        reading = contention.read()
         known = _measured(type(network), config, dtype, runtimes)
-        remember(FILE, name, known)
-    if not known:
-        return next(iter(runtimes))
-    return min(known, key=lambda name: prod(known[name]))
+        others = contention.share([contention.taken(reading)])
+    sure = others is None or others <= contention.MOST
+    if sure:
+        remember(FILE, key, known)
+    best = min(known, key=lambda name: prod(known[name]), default=next(iter(runtimes)))
+    return Fastest(best, sure)
 
 
 def _measured(
     kind: type[PreTrainedModel], config: Any, dtype: str, runtimes: dict[str, Make]
 ) -> dict[str, list[float]]:
-    """Seconds of each pass on each runtime, measured in turns."""
+    """Seconds of each pass on each runtime, the least of several in turns."""
     from foretoken.models.stock.selfcheck import stir  # late: as above
 
     make: Any = kind
@@ -82,7 +92,14 @@ def _measured(
             models[name].start([[1] * PAST])
         except RefusedError as error:
             log.debug("%s is not timed: %s", name, error)
-    times = {name: [_taken(models, name, n) for n in TOKENS] for name in models}
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for tokens in TOKENS:
+        rounds = [
+            {name: _taken(model, tokens) for name, model in models.items()}
+            for _ in range(FIRST + ROUNDS)
+        ]
+        for name in models:  # the least: others may only lengthen it
+            times[name].append(min(taken[name] for taken in rounds[FIRST:]))
     said = "; ".join(
         f"{name} {', '.join(f'{1e3 * t:.2f}' for t in each)}" for name, each in times.items()
     )
@@ -90,12 +107,12 @@ def _measured(
     return times
 
 
-def _taken(models: dict[str, Model], name: str, tokens: int) -> float:
-    """Median seconds of a pass; the first ones prepare it."""
-    model, times = models[name], list[float]()
-    for _ in range(2 + ROUNDS):
+def _taken(model: Model, tokens: int) -> float:
+    """Seconds of the second of two passes, of which the first may prepare it."""
+    seconds = 0.0
+    for _ in range(2):
         start = perf_counter()
         model.score([[1] * tokens], [1])
-        times.append(perf_counter() - start)
+        seconds = perf_counter() - start
         model.set_lengths([PAST])
-    return median(times[2:])
+    return seconds

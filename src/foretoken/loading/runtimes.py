@@ -359,10 +359,10 @@ def _fastest(source: Source | PreTrainedModel, dtype: str, placement: Placement)
         log.debug("not on ONNX Runtime: %s", error)
         return "openvino"
     runtimes = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}
-    name = fastest(network, dtype, runtimes)
-    if key := _choice_key(source, dtype):
-        remember(CHOICES, key, name)
-    return name
+    best = fastest(network, dtype, runtimes)
+    if best.sure and (key := _choice_key(source, dtype)):
+        remember(CHOICES, key, best.runtime)
+    return best.runtime
 
 
 def _require_onnx(network: PreTrainedModel) -> None:
