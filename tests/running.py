@@ -10,12 +10,14 @@ from foretoken.request import Row
 from foretoken.sampling.verifier import Verifier
 
 
-def running(engine: Batch, rows: list[Row], verifier: Verifier, gamma: Gamma) -> Generator[None]:
+def running(
+    engine: Batch, rows: list[Row], verifier: Verifier, gamma: Gamma, *, behind: bool = False
+) -> Generator[None]:
     """Advance fresh rows, and no others, until all are finished; yields after the prefill and
-    after every step."""
+    after every step. behind: as `Batch.join` takes it."""
     batch = Batch(engine.target, engine.drafter)  # which ends with this generator
     try:
-        batch.join(rows, drafts=gamma != Fixed(0))
+        batch.join(rows, drafts=gamma != Fixed(0), behind=behind)
         yield
         while batch.rows:
             batch.step(verifier, gamma.ask(batch.rows))

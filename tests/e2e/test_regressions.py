@@ -72,7 +72,10 @@ def test_invalid_logits_stop_the_call(what: str, temperature: float) -> None:
     on = {"runtime": "transformers"}  # recorded passes would stay as loaded, without the hook
     for whose, pair in ("target", load(sick, healthy, **on)), ("draft", load(healthy, sick, **on)):
         hook = sick.get_output_embeddings().register_forward_hook(spoil)
-        with pytest.raises(NumericsError, match=f"the {whose}'s logits hold {what} at position 3"):
+        place = 3 + (whose == "draft")  # nothing is drafted for the first token
+        with pytest.raises(
+            NumericsError, match=f"the {whose}'s logits hold {what} at position {place}"
+        ):
             pair.generate(PROMPTS[0], **how)
         hook.remove()
         (text,) = pair.generate(PROMPTS[0], **how)  # as good as new: the two are one again
@@ -87,7 +90,8 @@ def test_the_row_that_is_sick_is_named_and_fails_alone(whose: str) -> None:
     pair = load(sick, "lookup") if whose == "target" else load(healthy, sick)
     prompts = [[5, 17], [5, 33, 11, 60], [8]]
     well, ill, other = pair.generate(prompts, gamma=2, max_new_tokens=8)
-    assert f"the {whose}'s logits hold NaN at position 4 of row 1" in (ill.error or "")
+    place = 4 + (whose == "draft")  # nothing is drafted for the first token
+    assert f"the {whose}'s logits hold NaN at position {place} of row 1" in (ill.error or "")
     assert ill.finish_reason == "error" and well.finish_reason == other.finish_reason == "length"
     with pytest.raises(NumericsError, match=f"^row 0: the {whose}'s logits hold NaN"):
         pair.generate(prompts[1], gamma=2, max_new_tokens=8)
@@ -142,13 +146,13 @@ def test_a_draft_that_is_the_target_is_right_again_after_every_rejection(name, t
     """EAGLE ports kept rejected tokens in the draft's cache, or the replacement twice.
 
     alpha is then below 1 although both models are one. Here each draft token that was not misled
-    has overlap 1 and is kept, over 80 tokens of ragged rows and more than 20 rejections.
+    has overlap 1 and is kept, over 100 tokens of ragged rows and more than 20 rejections.
     """
     model = target(name)
     runner = (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
     moody = Moody(runner)
     pair = load(model, LMDrafter(moody, V))
-    texts = pair.generate(PROMPTS, max_new_tokens=80, temperature=temperature, gamma=4, seed=3)
+    texts = pair.generate(PROMPTS, max_new_tokens=100, temperature=temperature, gamma=4, seed=3)
     rejections = 0
     for text in texts:
         at = 0
@@ -167,11 +171,11 @@ def test_a_draft_that_is_the_target_is_right_again_after_every_rejection(name, t
 def test_alpha_is_one_where_the_draft_is_the_target(name: str) -> None:
     """The same without a rejection: everything is kept, gamma + 1 tokens a call."""
     for text in load(target(name), target(name)).generate(
-        PROMPTS, max_new_tokens=100, temperature=1.0, gamma=4
+        PROMPTS, max_new_tokens=101, temperature=1.0, gamma=4
     ):
         assert text.stats.alpha > 1 - 1e-6
         assert text.stats.accepted == text.stats.drafted == 80
-        assert text.stats.target_calls == 20
+        assert text.stats.target_calls == 21  # the first one drafts nothing
 
 
 @pytest.mark.parametrize("gamma", [0, 4])

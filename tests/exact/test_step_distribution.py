@@ -242,6 +242,14 @@ def test_proof_larger(V, gamma, steps, kind, rule, monkeypatch):
         assert bias(case, p, monkeypatch) < 1e-12
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", drafters(2))
+def test_a_drafter_that_joins_behind_the_first_token(kind, rule, monkeypatch):
+    p = target(2)
+    case = Case(lambda: Table(p, 2), drafters(2)[kind], RULES[rule], 2, steps=3, behind=True)
+    assert bias(case, p, monkeypatch) < 1e-12
+
+
 def test_block_keeps_more_than_speculative():
     """The example of arXiv 2403.10444: 10/9 draft tokens accepted by Algorithm 1, 11/9 by the
     block."""

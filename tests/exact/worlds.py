@@ -127,6 +127,7 @@ class Case:
     controls: Callable[[Any], Any] = lambda chain: chain  # what a row's controls become
     matcher: Callable[[], Matcher | None] = lambda: None
     lenience: float = 1.0
+    behind: bool = False  # whether the drafter joins behind the first step
 
 
 def distribution_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
@@ -156,7 +157,9 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     for row in rows:
         controls = chain(row.request, target.vocab_size, matcher=case.matcher())
         row.controls = case.controls(controls)
-    run = running(Batch(target, case.drafter()), rows, verifier, Fixed(case.gamma))
+    run = running(
+        Batch(target, case.drafter()), rows, verifier, Fixed(case.gamma), behind=case.behind
+    )
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)
     run.close()

@@ -66,12 +66,14 @@ class Batch:
         none = isinstance(self.drafter, NoDrafter)  # where there is nothing to be in
         return self._lease is not None and (none or self._lease.drafter is self.drafter)
 
-    def join(self, rows: list[Row], *, drafts: bool = True, read: bool = True) -> None:
+    def join(
+        self, rows: list[Row], *, drafts: bool = True, read: bool = True, behind: bool = False
+    ) -> None:
         """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
         read it. A row that is alone has as much of its end left as fits a pass, which the first
         step's is then. The first ones say whether there will be guesses: plain decoding costs no
-        drafter's work. The drafter reads fresh rows behind their first step, so that no first token
-        waits for it."""
+        drafter's work. behind: fresh rows join the drafter behind their first step, which then
+        drafts nothing for them: no first token waits for it."""
         if self._lease is None:
             self._lease = Lease(self.target, self.drafter if drafts else NoDrafter())
             self._lease.take()
@@ -84,7 +86,7 @@ class Batch:
                 self._start(some, read)
                 self.rows = [*self.rows, *some]
             seconds = perf_counter() - start
-            if self._reads_target or any(row.records for row in rows):
+            if not behind or self._reads_target or any(row.records for row in rows):
                 self.join_drafter()
                 self._join_drafter(self.rows[self._lease.drafted :], [])
         for row in rows:

@@ -378,7 +378,7 @@ class Scheduler:
         if not tasks:
             return
         self.suspects = [task.row for task in tasks]
-        self.batch.join(self.suspects, drafts=drafts, read=read)
+        self.batch.join(self.suspects, drafts=drafts, read=read, behind=True)
         waiting = deque(task for task in self.waiting if task not in tasks)
         self.waiting, self.running = waiting, [*self.running, *tasks]  # at once
 

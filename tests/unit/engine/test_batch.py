@@ -263,13 +263,14 @@ class Passes(TableModel):
         (PASS + 9, [PASS, 9]),
     ],
 )
-def test_the_end_of_a_prompt_and_the_first_token_are_one_pass(length, sizes):
+@pytest.mark.parametrize("behind", [True, False], ids=["alone", "with draft tokens"])
+def test_the_end_of_a_prompt_and_the_first_token_are_one_pass(length, sizes, behind):
     target = Passes()
     row = Row.of(Request([1] * length, 8, RowKey(4, 0), params=SAMPLED))
     batch = Batch(target, LMDrafter(TableModel(Q, V)))
-    steps = running(batch, [row], Sampled(speculative), Fixed(2))
+    steps = running(batch, [row], Sampled(speculative), Fixed(2), behind=behind)
     next(steps), next(steps)
-    assert [size for (size,) in target.sizes] == sizes
+    assert [size for (size,) in target.sizes] == [sizes[0], sizes[1] + 2 * (not behind)]
     assert row.first_seconds == row.seconds > row.prefill_seconds > 0
     steps.close()
 

@@ -58,7 +58,8 @@ def scheduler(drafter: Drafter | None = None, most: int = 3, target: Any = P) ->
 
 def alone(row: Row, gamma: int, drafter: str = "lm") -> list[int]:
     fresh = Row.of(row.request)
-    for _ in running(Batch(TableModel(P, V), drafters()[drafter]), [fresh], BLOCK, Fixed(gamma)):
+    batch = Batch(TableModel(P, V), drafters()[drafter])
+    for _ in running(batch, [fresh], BLOCK, Fixed(gamma), behind=True):
         pass
     return fresh.new_tokens
 
@@ -288,7 +289,8 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
     sampling = SamplingParams(1.0, prompt_logprobs=1, logprobs=0)
     request = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=sampling)
     long, whole = Row.of(request), Row.of(request)
-    for _ in running(Batch(TableModel(P, V), drafters()["lm"]), [whole], BLOCK, Fixed(2)):
+    told = Batch(TableModel(P, V), drafters()["lm"])
+    for _ in running(told, [whole], BLOCK, Fixed(2), behind=True):
         pass
     sched.submit([Task(long, BLOCK, Fixed(2))])
     parts: list[int] = []
