@@ -209,28 +209,38 @@ def _speeds() -> dict[str, Any]:
     from foretoken.loading.runtimes import require_openvino
 
     require_openvino()
-    from foretoken.lab.speed import LAYERS, STACKS, TOKENS, speeds
+    from foretoken.lab.speed import STACKS, TOKENS, WAYS, speeds
+    from foretoken.loading import fastest
 
-    timed = bar(speeds(STACKS), "timing", len(STACKS) * len(LAYERS))
+    timed = bar(speeds(STACKS), "timing", len(STACKS) * len(WAYS))
     rows = [asdict(each) for each in timed]
-    return {"processor": _processor(), "tokens": TOKENS, "speeds": rows}
+    choices = {"tokens": fastest.TOKENS, "models": fastest.measured()}
+    return {"processor": _processor(), "tokens": TOKENS, "speeds": rows, "runtimes": choices}
 
 
 def _show_speeds(console: Console, document: dict[str, Any]) -> None:
     """Mark the fastest precision of each row."""
     _show_processor(console, document["processor"])
     timed = document["speeds"]
-    dtypes = list(dict.fromkeys(each["dtype"] for each in timed))
-    view = table("weights", "tokens", *(f"{name} ms" for name in dtypes), "fastest")
+    ways = list(dict.fromkeys(f"{each['dtype']} {each['runtime']}" for each in timed))
+    view = table("weights", "tokens", *(f"{way} ms" for way in ways), "fastest")
     for parameters, same in groupby(timed, lambda each: each["parameters"]):
-        times = {each["dtype"]: each["seconds"] for each in same}
+        times = {f"{each['dtype']} {each['runtime']}": each["seconds"] for each in same}
         for i, tokens in enumerate(document["tokens"]):
             row = {name: seconds[i] for name, seconds in times.items() if seconds}
             best = min(row, key=lambda name: row[name], default="")
-            cells = [milliseconds(row[name]) if name in row else "-" for name in dtypes]
+            cells = [milliseconds(row[name]) if name in row else "-" for name in ways]
             view.add_row(f"{parameters / 1e6:.0f}M", str(tokens), *cells, best)
     console.print(view)
     console.print(SAYS)
+    for each in document["runtimes"]["models"]:
+        times = (
+            f"{runtime} {', '.join(milliseconds(t) for t in seconds)} ms"
+            for runtime, seconds in each["seconds"].items()
+        )
+        tokens = ", ".join(map(str, document["runtimes"]["tokens"]))
+        line = f"{each['label']}, some layers over {tokens} tokens: {'; '.join(times)}"
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _families(console: Console | None) -> dict[str, Any]:

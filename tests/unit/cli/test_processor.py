@@ -10,6 +10,7 @@ import pytest
 from console import Run, mistake
 from foretoken.lab import machine, speed
 from foretoken.lab.speed import LinearStack, PrecisionSpeed
+from foretoken.loading import fastest
 from foretoken.models import families
 
 
@@ -32,22 +33,26 @@ def test_what_the_processor_can_do_and_how_fast_it_reads(run: Run) -> None:
 @pytest.mark.openvino
 def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {
-        "int4": (0.001, 0.004),
-        "int8": (0.002, 0.003),
-        "bfloat16": None,
-        "float32": (0.2, 0.3),
+        ("int4", "onnx"): (0.001, 0.004),
+        ("int8", "openvino"): (0.002, 0.003),
+        ("bfloat16", "openvino"): None,
+        ("float32", "onnx"): (0.2, 0.3),
     }
-    rows = [PrecisionSpeed(10_000_000, dtype, seconds) for dtype, seconds in times.items()]
+    rows = [PrecisionSpeed(10_000_000, *way, seconds) for way, seconds in times.items()]
+    kept = {"label": "Llama, 64 wide, in int8", "seconds": {"onnx": [0.1], "openvino": [0.2]}}
+    monkeypatch.setattr(fastest, "measured", lambda: [kept])
     monkeypatch.setattr(speed, "speeds", lambda stacks: iter(rows))
     monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
     shown = run("doctor", "--speed")
     one, eight = (line for line in shown.out.splitlines() if "10M" in line)
-    assert "1.00" in one and "-" in one and one.split()[-1] == "int4"
-    assert "200" in one and eight.split()[-1] == "int8"
+    assert "1.00" in one and "-" in one and one.split()[-2:] == ["int4", "onnx"]
+    assert "200" in one and eight.split()[-2:] == ["int8", "openvino"]
+    assert "Llama, 64 wide, in int8" in shown.out and "openvino 200 ms" in shown.out
     assert shown.out.count("other processes took 23%") == 1
     document = json.loads(run("doctor", "--speed", "--json").out)
     assert document["tokens"] == [1, 8] and document["others"] == 0.23
-    assert document["speeds"][2] == {"parameters": 10**7, "dtype": "bfloat16", "seconds": None}
+    row = {"parameters": 10**7, "dtype": "bfloat16", "runtime": "openvino", "seconds": None}
+    assert document["speeds"][2] == row and document["runtimes"]["models"] == [kept]
 
 
 @pytest.mark.openvino
@@ -55,7 +60,7 @@ def test_it_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "STACKS", (LinearStack(64, 1),))
     monkeypatch.setattr(speed, "ENOUGH", 0.0)
     document = json.loads(run("doctor", "--speed", "--json").out)["speeds"]
-    assert len(document) == 4 and all(len(each["seconds"]) == 2 for each in document)
+    assert len(document) == len(speed.WAYS) and all(len(each["seconds"]) == 2 for each in document)
 
 
 def test_without_openvino_it_says_so(run: Run) -> None:

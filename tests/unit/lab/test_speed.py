@@ -8,7 +8,7 @@ import openvino as ov
 import pytest
 
 from foretoken.lab import speed
-from foretoken.lab.speed import LAYERS, TOKENS, LinearStack, PrecisionSpeed, graph, speeds
+from foretoken.lab.speed import TOKENS, WAYS, LinearStack, PrecisionSpeed, graph, speeds
 from foretoken.models.openvino.tracing import core
 from foretoken.models.openvino.weights import widened_in_products
 
@@ -54,8 +54,8 @@ def test_a_stack_is_the_same_layers_in_any_precision(
 
 def test_every_size_and_precision_is_timed() -> None:
     rows = list(speeds((LinearStack(64, 1), SMALL)))
-    assert [(each.parameters, each.dtype) for each in rows] == [
-        (size, dtype) for size in (64**2, 3 * 128**2) for dtype in LAYERS
+    assert [(each.parameters, each.dtype, each.runtime) for each in rows] == [
+        (size, *way) for size in (64**2, 3 * 128**2) for way in WAYS
     ]
     assert all(each.seconds and len(each.seconds) == len(TOKENS) for each in rows)
     assert all(min(each.seconds or (0,)) > 0 for each in rows)
@@ -65,7 +65,7 @@ def test_what_time_or_memory_do_not_suffice_for_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert list(speeds((SMALL,), seconds=-1)) == [
-        PrecisionSpeed(SMALL.parameters, dtype, None) for dtype in LAYERS
+        PrecisionSpeed(SMALL.parameters, *way, None) for way in WAYS
     ]
     monkeypatch.setattr(speed, "free_bytes", lambda device: 100_000)
     timed = {each.dtype: each.seconds is not None for each in speeds((SMALL,))}

@@ -76,9 +76,9 @@ def multiplied(
     kept = [precision.kept(linear.weight) for linear in linears]
     biases = [linear.bias for linear in linears]
     if len({_form(weight) for weight in kept}) == 1:
-        return _product(graph, name, states, _joined(kept), _joined_biases(linears), precision)
+        return product(graph, name, states, _joined(kept), _joined_biases(linears), precision)
     parts = [
-        _product(graph, f"{name}.{i}", states, weight, bias, precision)
+        product(graph, f"{name}.{i}", states, weight, bias, precision)
         for i, (weight, bias) in enumerate(zip(kept, biases, strict=True))
     ]
     return graph.add("Concat", parts, name, axis=-1)
@@ -111,15 +111,16 @@ def _joined_biases(linears: list[Linear]) -> Floats | None:
     return np.concatenate([zero if x.bias is None else x.bias for x, zero in pairs])
 
 
-def _product(
+def product(
     graph: Graph, name: str, states: str, weight: Weight, bias: Floats | None, precision: Precision
 ) -> str:
+    """The product of states and a weight as it is kept, and what is added."""
     if isinstance(weight, Blocks):
         return _in_blocks(graph, name, states, weight, bias, precision.level)
-    product = f"{name}.product" if bias is not None else name
-    graph.add("MatMul", [states, graph.constant(f"{name}.weight", weight.T)], product)
+    made = f"{name}.product" if bias is not None else name
+    graph.add("MatMul", [states, graph.constant(f"{name}.weight", weight.T)], made)
     if bias is not None:
-        graph.add("Add", [product, graph.constant(f"{name}.bias", bias)], name)
+        graph.add("Add", [made, graph.constant(f"{name}.bias", bias)], name)
     return name
 
 
@@ -142,13 +143,13 @@ def _in_blocks(
     while not inputs[-1]:
         inputs.pop()
     how = {"K": count * size, "N": out, "bits": bits, "block_size": size, "accuracy_level": level}
-    product = name if offsets is None else f"{name}.product"
-    graph.add("MatMulNBits", inputs, product, ours=True, **how)
+    made = name if offsets is None else f"{name}.product"
+    graph.add("MatMulNBits", inputs, made, ours=True, **how)
     if offsets is not None:
         sums = _sums(graph, states, count, size)
         graph.constant(f"{name}.offsets", offsets[..., 0].T)
         graph.add("MatMul", [sums, f"{name}.offsets"], f"{name}.moved")
-        graph.add("Add", [product, f"{name}.moved"], name)
+        graph.add("Add", [made, f"{name}.moved"], name)
     return name
 
 

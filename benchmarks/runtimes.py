@@ -1,0 +1,99 @@
+"""Milliseconds of a model's passes on each CPU runtime and precision: by the tokens of one row, the
+text before them, the rows of a batch, and for a prompt. Runtimes take turns; medians.
+
+Expected (two cores, 0.14B): ONNX Runtime first at one token, behind at many where the processor has
+matrix units (AMX), and no dearer where the size of a pass changes, which costs OpenVINO 11 ms.
+
+    python benchmarks/runtimes.py FILE.gguf onnx:int8 openvino:int8 openvino:bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import foretoken
+import machine
+
+TOKENS, PASTS, BATCHES = (1, 2, 3, 4, 6, 8, 16), (64, 512, 2048), (1, 2, 4, 8, 16, 32)
+ROUNDS = 7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("ways", nargs="+", help="RUNTIME:DTYPE")
+    asked = parser.parse_args()
+    models: dict[str, Any] = {}
+    for way in asked.ways:
+        runtime, dtype = way.split(":")
+        models[way] = foretoken.load(asked.target, "none", dtype=dtype, runtime=runtime).target
+    torch.set_num_threads(1)  # as in a run
+    rows: list[dict[str, Any]] = []
+
+    def note(kind: str, past: int, size: int, made: Callable[[Any], None]) -> None:
+        rows.append({"kind": kind, "past": past, "size": size, **timed(models, made)})
+        print(rows[-1], flush=True)
+
+    for past in PASTS:
+        started(models, [text(past)])
+        for n in TOKENS:
+            note("tokens", past, n, lambda model, n=n, past=past: block(model, [n], [past]))
+    started(models, [text(64)])
+    for model in models.values():
+        model.set_lengths([64])
+    note("alternating 1 and 4", 64, 4, lambda model: both(model, 64))
+    for B in BATCHES:
+        started(models, [text(64 + b) for b in range(B)])
+        pasts = [64 + b for b in range(B)]
+        note("rows", 64, B, lambda model, pasts=pasts: block(model, [1] * len(pasts), pasts))
+    started(models, [])
+    for n in (32, 200, 1000):
+        note("prompt", 0, n, lambda model, n=n: prompt(model, n))
+    print(machine.save("runtimes", {"target": asked.target, "milliseconds": rows}))
+
+
+def text(length: int) -> list[int]:
+    return [(7 * i) % 900 + 10 for i in range(length)]
+
+
+def started(models: dict[str, Any], prompts: list[list[int]]) -> None:
+    for model in models.values():
+        model.leave(list(range(len(model.lengths))))
+        model.start(prompts)
+
+
+def block(model: Any, counts: list[int], pasts: list[int]) -> None:
+    model.score([[11] * n for n in counts], counts)
+    model.set_lengths(pasts)
+
+
+def both(model: Any, past: int) -> None:
+    block(model, [1], [past])
+    block(model, [4], [past])
+
+
+def prompt(model: Any, length: int) -> None:
+    model.start([text(length)])
+    model.leave([0])
+
+
+def timed(models: dict[str, Any], made: Callable[[Any], None]) -> dict[str, float]:
+    """Milliseconds on each, the second of two at a time: the first finds its size anew."""
+    taken: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(ROUNDS):
+        for name, model in models.items():
+            made(model)
+            start = perf_counter()
+            made(model)
+            taken[name].append(perf_counter() - start)
+    return {name: round(1e3 * median(times), 2) for name, times in taken.items()}
+
+
+if __name__ == "__main__":
+    main()

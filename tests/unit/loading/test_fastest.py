@@ -1,0 +1,131 @@
+"""The faster runtime of a CPU: by what passes took, kept where little else ran, and followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foretoken
+import tiny
+from foretoken.costing import contention
+from foretoken.errors import RefusedError
+from foretoken.loading import fastest, runtimes
+from foretoken.loading.fastest import TOKENS, Fastest
+from foretoken.models import store
+from foretoken.models.families import build
+from foretoken.models.stock.selfcheck import small_copy
+from foretoken.storage.cache import remembered
+
+
+class Rows:
+    """A model that counts its passes."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.passes = name, 0
+
+    def start(self, prompts: list[list[int]]) -> None:
+        assert prompts == [[1] * fastest.PAST]
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[float]]:
+    """Seconds of a pass by runtime, and by the place of its size among `TOKENS`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made: dict[str, list[float]] = {"onnx": [1.0, 2.0, 4.0, 9.0], "openvino": [2.0, 2.0, 3.0, 5.0]}
+
+    def taken(model: Any, tokens: int) -> float:
+        model.passes += 1
+        return made[model.name][TOKENS.index(tokens)] + (model.passes % 3)
+
+    monkeypatch.setattr(fastest, "_taken", taken)
+    return made
+
+
+def chosen(*names: str, dtype: str = "int8") -> Fastest:
+    made: dict[str, Any] = {name: lambda network, dtype, name=name: Rows(name) for name in names}
+    return fastest.fastest(build("Llama"), dtype, made)
+
+
+def test_the_geometric_mean_of_the_least_times_decides(seconds: dict[str, list[float]]) -> None:
+    assert chosen("onnx", "openvino").runtime == "openvino"  # 72 and 60
+    (kept,) = fastest.measured()
+    assert kept["label"] == "LlamaForCausalLM, 32 wide, in int8" and kept["seconds"] == seconds
+    seconds["onnx"][0] = 0.5  # too late: it is measured once
+    assert chosen("onnx", "openvino").runtime == "openvino"
+    assert chosen("onnx", "openvino", dtype="int4").runtime == "onnx"  # another precision
+
+
+def test_a_time_beside_others_is_not_kept(
+    seconds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contention, "share", lambda spans: 0.4)
+    assert chosen("onnx", "openvino") == Fastest("openvino", False)
+    assert remembered(fastest.FILE) == {}
+    seconds["onnx"][0] = 0.5
+    monkeypatch.setattr(contention, "share", lambda spans: 0.01)
+    assert chosen("onnx", "openvino") == Fastest("onnx", True)
+
+
+def test_a_runtime_that_refuses_is_left_out(seconds: dict[str, list[float]]) -> None:
+    def refuse(network: Any, dtype: str) -> Any:
+        raise RefusedError("not this family")
+
+    makes: dict[str, Any] = {
+        "openvino": refuse,
+        "onnx": lambda network, dtype: Rows("onnx"),
+    }
+    assert fastest.fastest(build("Llama"), "int8", makes).runtime == "onnx"
+
+
+def test_without_a_copy_the_first_is_taken(
+    seconds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> None:
+        raise ValueError("no narrow configuration")
+
+    monkeypatch.setattr("foretoken.models.stock.selfcheck.shrunk", broken)
+    assert chosen("onnx", "openvino").runtime == "onnx"
+
+
+@pytest.mark.onnx
+@pytest.mark.openvino
+@pytest.mark.parametrize("best", ["onnx", "openvino"])
+def test_a_folder_runs_where_it_was_faster(
+    best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the next process, which reads no configuration for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny.llama(64, head_dim=16).save_pretrained(tmp_path / "model")
+    asked: list[str] = []
+
+    def measure(network: Any, dtype: str, makes: dict[str, Any]) -> Fastest:
+        asked.append(dtype)
+        small = small_copy(type(network), network.config)
+        assert {name: make(small, dtype).runtime for name, make in makes.items()} == {
+            "onnx": "onnx",
+            "openvino": "openvino",
+        }
+        return Fastest(best, True)
+
+    monkeypatch.setattr(runtimes, "fastest", measure)
+    for _ in range(2):
+        assert foretoken.load(tmp_path / "model", "none", dtype="int8").target.runtime == best
+    assert asked == ["int8"] and len(store.entries()) == 1
+
+
+@pytest.mark.onnx
+@pytest.mark.openvino
+def test_what_onnx_runtime_cannot_do_runs_on_openvino(tmp_path: Path) -> None:
+    """Another family, another precision, and a cache of integers, without a measurement."""
+    build("GPT-2").save_pretrained(tmp_path / "other")
+    tiny.llama(64, head_dim=16).save_pretrained(tmp_path / "model")
+    for path, options in (
+        ("other", {}),
+        ("model", {"dtype": "bfloat16"}),
+        ("model", {"kv_dtype": "int8"}),
+    ):
+        keywords: dict[str, Any] = options
+        spec = foretoken.load(tmp_path / path, "none", **keywords)
+        assert spec.target.runtime == "openvino"
