@@ -150,8 +150,8 @@ class KnownTokensDrafter(_ForOneStep):
 
 
 class FirstRowsDrafter(_ForOneStep):
-    """For one step: `drafter`, which has the first `count` rows alone. Those behind get no draft
-    tokens, and are not told to it."""
+    """For one step: `drafter`, which has the first `count` rows alone. It is told nothing of the
+    rows behind, which get no draft tokens."""
 
     def __init__(self, drafter: Drafter, count: int) -> None:
         super().__init__(drafter)

@@ -150,4 +150,6 @@ def test_a_step_takes_what_the_measurement_expects_of_it() -> None:
         assert spent == pytest.approx(_expected(step, serving))
 
     taken([0])
+    replica.step()  # in which the draft reads the first prompt
+    sizes.append(sum(1 + one.row.records[-1].drafted for one in replica.open))
     taken([1, 2])

@@ -161,8 +161,8 @@ class CertificatePlan:
 
     @property
     def length(self) -> int:
-        """New tokens of a sampled text: two steps at least."""
-        return 2 * (self.gamma + 1)
+        """New tokens of a sampled text: the first one, and two steps at least."""
+        return 1 + 2 * (self.gamma + 1)  # nothing is drafted for the first token
 
     def trial(self, params: SamplingParams) -> SampledTrial:
         """Return the sampled trial with these params."""

@@ -168,7 +168,7 @@ def _at_work(
                 last = 0  # of rows that are still being read nothing is told
                 continue
             work.steps.append(_Step(seconds, records, joined, last))
-            last = work.steps[-1].size
+            last = 0 if joined else work.steps[-1].size  # the draft reads prompts in the next step
     return work
 
 
@@ -208,13 +208,14 @@ def _joining(work: _Work, measured: Serving) -> float:
 
 
 def _expected(step: _Step, measured: Serving) -> float:
-    """Return the expected seconds of a step in which rows begin.
+    """Return the expected seconds of a step in which rows begin, whose prompts the draft reads
+    behind it.
 
     A single row is prefilled by its first forward, others by a forward before it.
     """
     rows, read = len(step.rows), sum(step.joined) - len(step.joined)
     judged = rows + sum(step.guesses)
-    seconds = at(measured.draft_reading, read) + measured.drafting(step.guesses)
+    seconds = measured.drafting(step.guesses)
     seconds += at(measured.costs.verify, judged) + at(measured.around, rows)
     if rows == 1:
         return float(seconds + measured.passing(step.size + read, read, 1, changed=True))

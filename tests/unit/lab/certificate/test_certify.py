@@ -85,7 +85,7 @@ def timed(
     greedy: float,
     plan: CertificatePlan,
 ) -> float:
-    """By a clock for which the parts take so long, of 8 texts a prompt or 4 greedy tokens."""
+    """By a clock for which the parts take so long, of 8 texts a prompt or 5 greedy tokens."""
     clock = accumulate([0.0, drafted, 0.0, plain, 0.0, greedy])
     monkeypatch.setattr(duration, "perf_counter", lambda: next(clock))
     return expected(pair(), PROMPTS, plan)
@@ -94,7 +94,7 @@ def timed(
 def test_every_part_counts_as_often_as_there_is_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timed(monkeypatch, 1, 0, 0, PLAN) == pytest.approx(20 * (1 + CONTROLS))
     assert timed(monkeypatch, 0, 1, 0, PLAN) == pytest.approx(20 * 2)
-    assert timed(monkeypatch, 0, 0, 4, PLAN) == pytest.approx(GREEDY * 2 * 10)
+    assert timed(monkeypatch, 0, 0, 5, PLAN) == pytest.approx(GREEDY * 2 * 10)
     distributions = replace(PLAN, distributions=PLAN.distributions * 2)
     assert timed(monkeypatch, 1, 1, 0, distributions) == pytest.approx(20 * (2 + CONTROLS + 4))
     thorough = replace(PLAN, texts=8 * 160)
