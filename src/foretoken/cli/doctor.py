@@ -31,11 +31,11 @@ EXACT = "float32"
 ROOM = 8_000_000_000  # bytes that a class may take to be tried
 OUTCOMES = ("equal", "refused", "differs", "failed", "not from ids", "not built")
 SAYS = (
-    "a pass of linear layers alone over so many tokens, on OpenVINO; -: time or memory did not "
+    "a pass of linear layers alone over so many tokens; -: time or memory did not "
     "suffice. Precisions below float32 make another model of a target; a draft's never changes the "
     "output's distribution"
 )
-PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
+PACKAGES = "foretoken torch transformers onnxruntime openvino tokenizers safetensors numpy".split()
 
 
 @command
@@ -222,15 +222,18 @@ def _show_speeds(console: Console, document: dict[str, Any]) -> None:
     """Mark the fastest precision of each row."""
     _show_processor(console, document["processor"])
     timed = document["speeds"]
-    ways = list(dict.fromkeys(f"{each['dtype']} {each['runtime']}" for each in timed))
-    view = table("weights", "tokens", *(f"{way} ms" for way in ways), "fastest")
+    dtypes = list(dict.fromkeys(each["dtype"] for each in timed))
+    view = table("weights", "tokens", "runtime", *(f"{name} ms" for name in dtypes), "fastest")
     for parameters, same in groupby(timed, lambda each: each["parameters"]):
-        times = {f"{each['dtype']} {each['runtime']}": each["seconds"] for each in same}
+        rows = list(same)
         for i, tokens in enumerate(document["tokens"]):
-            row = {name: seconds[i] for name, seconds in times.items() if seconds}
-            best = min(row, key=lambda name: row[name], default="")
-            cells = [milliseconds(row[name]) if name in row else "-" for name in ways]
-            view.add_row(f"{parameters / 1e6:.0f}M", str(tokens), *cells, best)
+            for runtime in dict.fromkeys(each["runtime"] for each in rows):
+                own = {x["dtype"]: x["seconds"] for x in rows if x["runtime"] == runtime}
+                row = {name: seconds[i] for name, seconds in own.items() if seconds}
+                best = min(row, key=lambda name: row[name], default="")
+                cells = [milliseconds(row[name]) if name in row else "-" for name in dtypes]
+                size = f"{parameters / 1e6:.0f}M"
+                view.add_row(size, str(tokens), runtime, *cells, best)
     console.print(view)
     console.print(SAYS)
     for each in document["runtimes"]["models"]:

@@ -44,9 +44,9 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr(speed, "speeds", lambda stacks: iter(rows))
     monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
     shown = run("doctor", "--speed")
-    one, eight = (line for line in shown.out.splitlines() if "10M" in line)
-    assert "1.00" in one and "-" in one and one.split()[-2:] == ["int4", "onnx"]
-    assert "200" in one and eight.split()[-2:] == ["int8", "openvino"]
+    one, other, eight, _ = (line for line in shown.out.splitlines() if "10M" in line)
+    assert "1.00" in one and "-" in one and one.split()[2::5] == ["onnx", "int4"]
+    assert "200" in one and "4.00" in eight and other.split()[2::5] == ["openvino", "int8"]
     assert "Llama, 64 wide, in int8" in shown.out and "openvino 200 ms" in shown.out
     assert shown.out.count("other processes took 23%") == 1
     document = json.loads(run("doctor", "--speed", "--json").out)
