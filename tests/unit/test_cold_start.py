@@ -15,7 +15,16 @@ import foretoken
 from tiny import byte_level, folder, llama
 
 LAB = "foretoken-lab"
-HEAVY = ("torch", "transformers", "openvino", "safetensors", "scipy", "matplotlib")
+HEAVY = (
+    "torch",
+    "transformers",
+    "openvino",
+    "onnx",
+    "onnxruntime",
+    "safetensors",
+    "scipy",
+    "matplotlib",
+)
 CALL = """
 import json, sys
 from importlib import import_module
@@ -100,7 +109,7 @@ MISTAKES = {
     ("generate", "hi", "--lenience", "2"): "lenience is 2.0",
     ("generate", "hi", "--dtype", "float31"): "dtype is 'float31'",
     ("generate", "hi", "--draft-dtype", "float31"): "dtype is 'float31'",
-    ("generate", "hi", "--runtime", "onnx"): "runtime is 'onnx'",
+    ("generate", "hi", "--runtime", "onyx"): "runtime is 'onyx'",
     ("generate", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
     ("generate", "hi", "--target", "./no-such-folder"): "'./no-such-folder' is no folder",
     ("generate", "--prompt-file", "no-such-file"): "no-such-file cannot be read",

@@ -50,7 +50,7 @@ def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> 
             it are left out; where no copy can be built, the first is taken.
 
     Returns:
-        One of them. What was measured beside other processes is measured again the next time.
+        One of them. Times beside other processes are not kept, but taken again the next time.
     """
     from foretoken.models.stock.selfcheck import UNSEEN, shrunk  # late: takes seconds
 
@@ -101,7 +101,7 @@ def _measured(
         except RefusedError as error:
             log.debug("%s is not timed: %s", name, error)
     times: dict[str, list[float]] = {name: [] for name in models}
-    for tokens in TOKENS:
+    for tokens in TOKENS if len(models) > 1 else ():
         rounds = [
             {name: _taken(model, tokens) for name, model in models.items()}
             for _ in range(FIRST + ROUNDS)
@@ -109,9 +109,10 @@ def _measured(
         for name in models:  # the least: others may only lengthen it
             times[name].append(min(taken[name] for taken in rounds[FIRST:]))
     said = "; ".join(
-        f"{name} {', '.join(f'{1e3 * t:.2f}' for t in each)}" for name, each in times.items()
+        f"{name} {', '.join(f'{1e3 * t:.2f}' for t in each)} ms" for name, each in times.items()
     )
-    log.info("milliseconds of a few layers over %s tokens in %s: %s", TOKENS, dtype, said)
+    if len(models) > 1:
+        log.info("measured a few layers over %s tokens in %s: %s", TOKENS, dtype, said)
     return times
 
 

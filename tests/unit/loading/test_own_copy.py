@@ -202,5 +202,5 @@ def test_a_prompt_is_read_once_by_the_target_alone(target, monkeypatch):
     next(pieces)
     assert not counts
     next(pieces)
-    assert counts[0] == 1 and sum(counts) == 3  # of the last token, and two draft tokens
+    assert counts == [1]  # the last token; behind it the copy goes on by itself
     pieces.close()

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError
 from foretoken.models.onnx.graph import EMBEDDINGS, JOIN, Graph
 from foretoken.models.onnx.products import PRECISIONS, Linear, Precision, multiplied
-from foretoken.models.onnx.reading import Attention, Decoder, Gated, NetworkReader, Norm, Pairs
+from foretoken.models.onnx.reading import Attention, Decoder, Gated, NetworkReader, Norm, PairReads
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.pairs import Join
 from foretoken.models.stock.sizes import context_limit, switch_of
@@ -137,7 +137,7 @@ class Writer:
         shown |= {len(decoder.layers): states, FINAL: read}
         self._outputs(read, [shown[tap] for tap in taps])
 
-    def _pairs(self, pairs: Pairs) -> tuple[str, str]:
+    def _pairs(self, pairs: PairReads) -> tuple[str, str]:
         """The states of pairs, to which the first layer adds, and what it reads."""
         graph = self.graph
         sizes = graph.constant("pairs", np.array([pairs.width, self.decoder.width]))

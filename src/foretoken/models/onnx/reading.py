@@ -87,7 +87,7 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairReads:
     """The beginning of a decoder that reads embeddings with states behind them
     (`models.stock.pairs`), whose first layer attends to both."""
 
@@ -106,7 +106,7 @@ class Decoder:
     norm: Norm | None  # of what is shown as hidden
     head: Linear
     head_norm: Norm | None  # of what the output layer reads alone
-    pairs: Pairs | None
+    pairs: PairReads | None
     cap: float  # of logits; 0: none
     scale: float  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
@@ -165,14 +165,14 @@ class NetworkReader:
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
-    def _pairs(self, layer: Any, width: int) -> Pairs:
+    def _pairs(self, layer: Any, width: int) -> PairReads:
         self._require(isinstance(layer, EagleLayer), f"a {type(layer).__name__}")
         norms = self.norm(layer.input_layernorm), self.norm(layer.hidden_norm)
-        return Pairs(width, *norms, layer.before)
+        return PairReads(width, *norms, layer.before)
 
     def _layer(self, layer: Any, window: int) -> DecoderLayer:
         norms = {name for name, part in layer.named_children() if "norm" in name}
-        if isinstance(layer, EagleLayer):  # its attention reads what `Pairs` say
+        if isinstance(layer, EagleLayer):  # its attention reads what `PairReads` says
             after = self.norm(layer.post_attention_layernorm)
             attention, gated = self._attention(layer.self_attn, window), self._gated(layer.mlp)
             return DecoderLayer(None, attention, None, after, gated, None, 1.0)
