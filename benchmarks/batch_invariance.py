@@ -40,7 +40,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for dtype in asked.dtypes.split(","):
         for runtime in ("onnx", "openvino"):
-            tokens = asked.tokens if runtime == "onnx" else asked.tokens // 5
+            tokens = asked.tokens if runtime == "onnx" else asked.tokens // 10
             spec = foretoken.load(asked.target, asked.draft, dtype=dtype, runtime=runtime)
             rows.append({"dtype": dtype, "runtime": runtime, "exact": spec.exact})
             rows[-1] |= compared(spec, tokens)

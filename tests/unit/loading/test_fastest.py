@@ -33,7 +33,7 @@ class Rows:
 def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[float]]:
     """Seconds of a pass by runtime, and by the place of its size among `TOKENS`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made: dict[str, list[float]] = {"onnx": [1.0, 2.0, 4.0, 9.0], "openvino": [2.0, 2.0, 3.0, 5.0]}
+    made: dict[str, list[float]] = {"onnx": [1.0, 3.0, 4.0, 9.0], "openvino": [2.0, 1.0, 3.0, 5.0]}
 
     def taken(model: Any, tokens: int) -> float:
         model.passes += 1
@@ -48,11 +48,11 @@ def chosen(*names: str, dtype: str = "int8") -> Fastest:
     return fastest.fastest(build("Llama"), dtype, made)
 
 
-def test_the_geometric_mean_of_the_least_times_decides(seconds: dict[str, list[float]]) -> None:
-    assert chosen("onnx", "openvino").runtime == "openvino"  # 72 and 60
+def test_the_least_times_of_a_usual_text_decide(seconds: dict[str, list[float]]) -> None:
+    assert chosen("onnx", "openvino").runtime == "openvino"  # 356 and 260
     (kept,) = fastest.measured()
     assert kept["label"] == "LlamaForCausalLM, 32 wide, in int8" and kept["seconds"] == seconds
-    seconds["onnx"][0] = 0.5  # too late: it is measured once
+    seconds["onnx"][1] = 0.5  # too late: it is measured once
     assert chosen("onnx", "openvino").runtime == "openvino"
     assert chosen("onnx", "openvino", dtype="int4").runtime == "onnx"  # another precision
 
@@ -63,7 +63,7 @@ def test_a_time_beside_others_is_not_kept(
     monkeypatch.setattr(contention, "share", lambda spans: 0.4)
     assert chosen("onnx", "openvino") == Fastest("openvino", False)
     assert remembered(fastest.FILE) == {}
-    seconds["onnx"][0] = 0.5
+    seconds["onnx"][1] = 0.5
     monkeypatch.setattr(contention, "share", lambda spans: 0.01)
     assert chosen("onnx", "openvino") == Fastest("onnx", True)
 
