@@ -54,7 +54,8 @@ def compared(spec: Speculator, tokens: int) -> dict[str, Any]:
     dice = random.Random(0)
     while sum(len(text) for *_, text in plain) < tokens:
         message = {"role": "user", "content": f"{dice.choice(TASKS)} ({dice.randrange(10**6)})"}
-        prompt = spec.inputs.ids([message])
+        told = spec.tokenizer.apply_chat_template([message], add_generation_prompt=True)
+        prompt = list(told["input_ids"])
         params = SamplingParams(0.0, max_new_tokens=dice.randrange(20, LENGTH), ignore_eos=True)
         (own,) = spec.generate([prompt], params, gamma=0)
         plain.append((prompt, params, own.tokens))
