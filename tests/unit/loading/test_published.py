@@ -235,6 +235,7 @@ def test_a_precision_that_openvino_lacks_is_refused(tmp_path: Path) -> None:
     assert spec.drafter.holds[0].computed == "int8"
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 def test_conversions_with_and_without_states_are_both_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -213,6 +213,7 @@ def test_a_ctrl_c_anywhere_leaves_no_wrong_state() -> None:
     assert nth > 500
 
 
+@pytest.mark.prove  # every day: tests/e2e/test_hybrids.py
 def test_texts_are_those_of_generate() -> None:
     network: Any = small("Qwen3_5ForCausalLM")
     spec = foretoken.load(network, "lookup", runtime="openvino")

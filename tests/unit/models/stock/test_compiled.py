@@ -37,6 +37,7 @@ def test_ragged_equals_alone(name: str) -> None:
     assert runner.layers is not None and not runner.layers.refused
 
 
+@pytest.mark.prove  # torch compiles for seconds
 def test_all_layers_share_few_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whether there is one row and one token; not by the layer, nor by lengths and slots."""
     forms: list[Any] = []
