@@ -14,6 +14,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import nn
+
 from foretoken.costing import contention
 from foretoken.costing.stored import machine
 from foretoken.errors import RefusedError
@@ -42,7 +44,9 @@ class Fastest(NamedTuple):
     sure: bool
 
 
-def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> Fastest:
+def fastest(
+    network: PreTrainedModel, dtype: str, runtimes: dict[str, Make], *, in_blocks: bool = False
+) -> Fastest:
     """Return the runtime on which the passes of a usual text, `PASSES`, take the least time.
 
     Args:
@@ -50,6 +54,8 @@ def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> 
         dtype: The precision of its weights.
         runtimes: By name, functions that run a network in memory in a precision. Any that refuse
             it are left out; where no copy can be built, the first is taken.
+        in_blocks: True for weights of a GGUF file, which are blocks of integers: the copy's
+            then are, too, of four bits with an offset, as most files have them.
 
     Returns:
         One of them. Times beside other processes are not kept, but taken again the next time.
@@ -62,17 +68,19 @@ def fastest(network: PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> 
         return Fastest(next(iter(runtimes)), True)
     said = {k: v for k, v in config.to_dict().items() if k not in UNSEEN}
     parts = [type(network).__qualname__, said, dtype, list(runtimes), machine(), versions()]
+    parts += ["in blocks"] if in_blocks else []
     key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
     kept, others = remembered(FILE).get(key, {}), None
     known = kept.get("seconds")
     if known is None or not set(known) <= set(runtimes):
         reading = contention.read()
-        known = _measured(type(network), config, dtype, runtimes)
+        known = _measured(type(network), config, dtype, runtimes, in_blocks)
         others = contention.share([contention.taken(reading)])
     sure = others is None or others <= contention.MOST
     if sure:
         width = getattr(config, "hidden_size", None)
         label = f"{type(network).__name__}, {width} wide, in {dtype}"
+        label += " over a GGUF file's blocks" if in_blocks else ""
         remember(FILE, key, {"label": label, "seconds": known})
     best = min(known, key=lambda name: _text(known[name]), default=next(iter(runtimes)))
     return Fastest(best, sure)
@@ -89,7 +97,11 @@ def measured() -> list[dict[str, Any]]:
 
 
 def _measured(
-    kind: type[PreTrainedModel], config: Any, dtype: str, runtimes: dict[str, Make]
+    kind: type[PreTrainedModel],
+    config: Any,
+    dtype: str,
+    runtimes: dict[str, Make],
+    in_blocks: bool,
 ) -> dict[str, list[float]]:
     """Seconds of each pass on each runtime, the least of several in turns."""
     from foretoken.models.stock.selfcheck import stir  # late: as above
@@ -98,6 +110,8 @@ def _measured(
     try:
         network = make(config).float().eval()
         stir(network)
+        if in_blocks:
+            _round_to_blocks(network)
     except Exception:  # as above
         return {}
     models: dict[str, Model] = {}
@@ -121,6 +135,18 @@ def _measured(
     if len(models) > 1:
         log.info("measured a few layers over %s tokens in %s: %s", TOKENS, dtype, said)
     return times
+
+
+def _round_to_blocks(network: PreTrainedModel) -> None:
+    """Round the weights of linear layers to blocks of 32 integers of four bits, with a scale and an
+    offset in float16 each, in place."""
+    for part in network.modules():
+        if isinstance(part, nn.Linear) and part.in_features % 32 == 0:
+            groups = part.weight.data.view(-1, 32)
+            low, high = groups.aminmax(dim=1, keepdim=True)
+            scale, offset = ((high - low) / 15).half().float(), low.half().float()
+            integers = ((groups - offset) / scale).round().clamp(0, 15)
+            part.weight.data = (integers * scale + offset).view_as(part.weight)
 
 
 def _taken(model: Model, tokens: int) -> float:

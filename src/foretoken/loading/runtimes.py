@@ -359,7 +359,8 @@ def _fastest(source: Source | PreTrainedModel, dtype: str, placement: Placement)
         log.debug("not on ONNX Runtime: %s", error)
         return "openvino"
     runtimes = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}
-    best = fastest(network, dtype, runtimes)
+    in_blocks = isinstance(source, Source) and source.gguf is not None
+    best = fastest(network, dtype, runtimes, in_blocks=in_blocks)
     if best.sure and (key := _choice_key(source, dtype)):
         remember(CHOICES, key, best.runtime)
     return best.runtime

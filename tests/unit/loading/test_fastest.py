@@ -14,6 +14,7 @@ from foretoken.errors import RefusedError
 from foretoken.loading import fastest, runtimes
 from foretoken.loading.fastest import TOKENS, Fastest
 from foretoken.models import store
+from foretoken.models.blocks import found
 from foretoken.models.families import build
 from foretoken.models.stock.selfcheck import small_copy
 from foretoken.storage.cache import remembered
@@ -79,6 +80,20 @@ def test_a_runtime_that_refuses_is_left_out(seconds: dict[str, list[float]]) -> 
     assert fastest.fastest(build("Llama"), "int8", makes).runtime == "onnx"
 
 
+def test_the_copy_of_a_gguf_file_has_blocks(seconds: dict[str, list[float]]) -> None:
+    """Weights of other files stay as they are drawn."""
+    seen: list[bool] = []
+
+    def make(network: Any, dtype: str) -> Any:
+        weight = network.model.layers[0].mlp.gate_proj.weight.detach().numpy()
+        seen.append(found(weight) is not None)
+        return Rows("onnx")
+
+    for in_blocks in (False, True):
+        fastest.fastest(build("Llama"), "int8", {"onnx": make}, in_blocks=in_blocks)
+    assert seen == [False, True]
+
+
 def test_without_a_copy_the_first_is_taken(
     seconds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +115,8 @@ def test_a_folder_runs_where_it_was_faster(
     tiny.llama(64, head_dim=16).save_pretrained(tmp_path / "model")
     asked: list[str] = []
 
-    def measure(network: Any, dtype: str, makes: dict[str, Any]) -> Fastest:
+    def measure(network: Any, dtype: str, makes: dict[str, Any], *, in_blocks: bool) -> Fastest:
+        assert not in_blocks
         asked.append(dtype)
         small = small_copy(type(network), network.config)
         assert {name: make(small, dtype).runtime for name, make in makes.items()} == {
