@@ -275,22 +275,16 @@ def test_eagle_loads_from_a_folder(folders: Path, draft: str, taps: str) -> None
     require_loaded(folders, draft, taps, "transformers")
 
 
-@pytest.mark.openvino
+@pytest.mark.parametrize(
+    "runtime",
+    [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("onnx", "openvino")],
+)
 @pytest.mark.parametrize(
     ("draft", "taps"),
     [("original", "outputs"), pytest.param("speculators", "inputs", marks=pytest.mark.prove)],
 )
-def test_eagle_loads_on_openvino(folders: Path, draft: str, taps: str) -> None:
-    require_loaded(folders, draft, taps, "openvino")
-
-
-@pytest.mark.onnx
-@pytest.mark.parametrize(
-    ("draft", "taps"),
-    [("original", "outputs"), pytest.param("speculators", "inputs", marks=pytest.mark.prove)],
-)
-def test_eagle_loads_on_onnx_runtime(folders: Path, draft: str, taps: str) -> None:
-    require_loaded(folders, draft, taps, "onnx")
+def test_eagle_loads_beside_its_target(folders: Path, draft: str, taps: str, runtime: str) -> None:
+    require_loaded(folders, draft, taps, runtime)
 
 
 def test_the_layers_are_measured_where_the_file_does_not_say(

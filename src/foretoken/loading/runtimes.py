@@ -83,7 +83,7 @@ def place(
 ) -> Placed:
     """Return the model behind the Model protocol, once its family has passed the self-check.
 
-    A network in memory is used as it is, where it is, unless OpenVINO is asked for by name, which
+    A network in memory is used as it is, where it is, unless a runtime is asked for by name, which
     takes a copy. Raises RefusedError for a placement that cannot be honoured. early: the model,
     where it is being read already, in this placement.
     """

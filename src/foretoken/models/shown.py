@@ -56,7 +56,7 @@ class Shown:
 
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was."""
-        self.rows = [list(self.rows[b]) for b in rows]
+        self.rows = self.selected(rows).rows
 
     def selected(self, rows: list[int]) -> Shown:
         """Others of which row b is row rows[b] of these."""

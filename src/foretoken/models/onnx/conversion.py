@@ -71,8 +71,7 @@ class OnnxConversion:
         found = self._kept_or_made()
         passes, facts = self._temporary() if found is None else self._read(found)
         passes.layers = list(self.some or passes.layers)
-        shapes = [list(x.shape[1::2]) for x in target.slots.arrays]
-        require_alike(facts["keys"], [shapes[layer] for layer in passes.layers])
+        require_alike(facts["keys"], [list(target.shapes[layer]) for layer in passes.layers])
         return Companion(target, passes, facts)
 
     def _read(self, found: KeptConversion) -> tuple[Passes, dict[str, Any]]:

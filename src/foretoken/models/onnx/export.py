@@ -16,7 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
-from foretoken.models.onnx.graph import EMBEDDINGS, JOIN, Graph
+from foretoken.models.onnx.graph import Graph
+from foretoken.models.onnx.passes import DECODER, EMBEDDINGS, JOIN
 from foretoken.models.onnx.products import PRECISIONS, Linear, Precision, multiplied
 from foretoken.models.onnx.reading import Attention, Decoder, Gated, NetworkReader, Norm, PairReads
 from foretoken.models.shown import FINAL
@@ -56,7 +57,7 @@ def export(
         if decoder.pairs is None:
             _keep_embeddings(reader.embeddings(), folder / EMBEDDINGS)
     decoder.layers = [decoder.layers[i] for i in some] if some else decoder.layers
-    Writer(Graph(folder), decoder, PRECISIONS[dtype]).write(taps)
+    Writer(Graph(folder, DECODER), decoder, PRECISIONS[dtype]).write(taps)
     join = getattr(network, "join", None)
     if join is not None:
         _write_join(join, reader, Graph(folder, JOIN))

@@ -11,8 +11,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-DECODER, JOIN = "decoder", "join"  # graphs
-EMBEDDINGS = "embeddings.npy"  # file
 OURS = "com.microsoft"  # ONNX Runtime's own operations
 OPSET, IR = 21, 10
 ALIGNED = 4096  # bytes at which a constant begins, so that it can be read in place
@@ -23,7 +21,7 @@ SMALL = 1024  # bytes of a constant that stays in the graph
 class Graph:
     """One in the making, in a folder."""
 
-    def __init__(self, folder: Path, name: str = DECODER) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}

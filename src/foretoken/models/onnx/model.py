@@ -53,8 +53,8 @@ class OnnxModel:
         self.context: int | None = facts["context"]
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")
-        shapes = [(heads, width) for heads, width in facts["keys"]]
-        self.slots = KeySlots(shapes)
+        self.shapes: list[Shape] = [(heads, width) for heads, width in facts["keys"]]
+        self.slots = KeySlots(self.shapes)
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
@@ -77,10 +77,7 @@ class OnnxModel:
 
     @cached_property
     def batch_invariant(self) -> bool:
-        shapes = [
-            (x.shape[1], x.shape[3]) for x in self.slots.arrays[: len(self.slots.arrays) // 2]
-        ]
-        return is_invariant(self.passes, shapes)
+        return is_invariant(self.passes, self.shapes)
 
     def made_invariant(self) -> OnnxModel:
         """Return this model, whose logits are a function of the text, to the bit, from now on: on

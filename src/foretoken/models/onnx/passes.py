@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from foretoken.models.blocks import Floats
-from foretoken.models.onnx.graph import DECODER, EMBEDDINGS, JOIN
 from foretoken.models.onnx.slots import KeySlots
 
-SIZES = 128  # of passes whose bindings are kept
+DECODER, JOIN = "decoder", "join"  # graphs
+EMBEDDINGS = "embeddings.npy"  # file
+SIZES = 32  # of passes whose bindings are kept, each with room for its logits
 TILE = 32  # tokens of a row whose attention is computed at once, or a multiple
 
 

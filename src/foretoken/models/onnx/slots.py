@@ -55,7 +55,7 @@ class KeptPrefix:
     """Keys and values of a text's first tokens."""
 
     salt: Hashable
-    tokens: tuple[int, ...]
+    tokens: list[int]
     arrays: list[Floats]  # [heads, tokens, width]
 
     @property
@@ -77,11 +77,11 @@ class KeptPrefixes:
         """Keep a text, in place of those that it begins with."""
         if not valid(arrays):
             return
-        new = KeptPrefix(salt, tuple(tokens), [x.copy() for x in arrays])
+        new = KeptPrefix(salt, list(tokens), [x.copy() for x in arrays])
         self.texts = [
             text
             for text in self.texts
-            if text.salt != salt or shared(list(text.tokens), tokens) < len(text.tokens)
+            if text.salt != salt or shared(text.tokens, tokens) < len(text.tokens)
         ]
         self.texts.append(new)
         total = sum(text.bytes for text in self.texts)
@@ -91,7 +91,7 @@ class KeptPrefixes:
     def find(self, salt: Hashable, tokens: list[int]) -> tuple[int, list[Floats]]:
         """Return how many first tokens a kept text shares with these at most, and its arrays."""
         own = [text for text in self.texts if text.salt == salt]
-        counts = [shared(list(text.tokens), tokens) for text in own]
+        counts = [shared(text.tokens, tokens) for text in own]
         best = max(counts, default=0)
         if best < LEAST:
             return 0, []
