@@ -130,7 +130,7 @@ def _everything() -> dict[str, Any]:
     import torch
 
     from foretoken.loading.memory import free_bytes
-    from foretoken.loading.runtimes import openvino
+    from foretoken.loading.runtimes import onnx_runtime, openvino
     from foretoken.models.families import FAMILIES, build
     from foretoken.storage.cache import versions
 
@@ -138,6 +138,7 @@ def _everything() -> dict[str, Any]:
     checked = bar(FAMILIES, "checking")
     return {
         "versions": {"python": platform.python_version()} | versions(*PACKAGES),
+        "onnx": onnx_runtime(),
         "openvino": openvino(),
         "machine": platform.platform(),
         "threads": torch.get_num_threads(),
@@ -168,6 +169,7 @@ def _family(network: Any) -> dict[str, Any]:
 def _show_everything(console: Console, document: dict[str, Any]) -> None:
     console.print("  ".join(f"{name} {number}" for name, number in document["versions"].items()))
     _show_processor(console, document["processor"])
+    console.print(f"ONNX Runtime: {document['onnx']}")
     console.print(f"OpenVINO: {document['openvino']}")
     for device in document["devices"]:
         free = device["free_bytes"]

@@ -558,6 +558,14 @@ def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
     return [*fast, *stock]
 
 
+def onnx_runtime() -> str:
+    """Return the precisions that ONNX Runtime has here, or why it cannot be used."""
+    try:
+        return f"runs, {', '.join(_onnx_library().DTYPES)}"
+    except RefusedError as error:
+        return str(error)
+
+
 def openvino() -> str:
     """Return the arithmetic that OpenVINO has here, or why it cannot be used."""
     try:
