@@ -1,8 +1,9 @@
 """Which runtime is the faster one on this CPU, for a model's shape and precision.
 
-A copy with a few layers of the model's own widths, random and without its vocabulary, runs on each:
-passes over one token, over a few, and over a prompt. Done once for a shape, a precision and a
-machine, and kept. It does not know the model's weights.
+A copy with some layers of the model's own widths, random and without its vocabulary, runs on each:
+passes over one token, over a few, and over a prompt. As much memory as all of the model's layers
+take is read in between, so that weights are as little in the caches as they will be. Done once for
+a shape, a precision and a machine, and kept. It does not know the model's weights.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from foretoken.costing import contention
@@ -30,10 +33,13 @@ log = logging.getLogger(__name__)
 FILE = "runtimes.json"
 # How many passes over so many tokens: plain decoding, draft tokens scored, some of several rows at
 # once, and a prompt
-PASSES = {1: 64, 4: 64, 8: 16, 64: 4}
+PASSES = {1: 96, 4: 64, 8: 8, 64: 4}
 TOKENS = tuple(PASSES)
 PAST = 64  # tokens of the text before
 FIRST, ROUNDS = 1, 7  # rounds that warm up, and those that count
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
+MOST = 2**27  # bytes that are read between passes: more than most caches hold
+WEIGHTS = 40_000_000  # of the copy's layers: in too few, what a pass takes besides them is most
 Make = Callable[["PreTrainedModel", str], Model]
 
 
@@ -63,7 +69,7 @@ def fastest(
     from foretoken.models.stock.selfcheck import UNSEEN, shrunk  # late: takes seconds
 
     try:
-        config = shrunk(network.config, None)
+        config = shrunk(network.config, None, each=_depth(network))
     except Exception:  # its code raises anything
         return Fastest(next(iter(runtimes)), True)
     said = {k: v for k, v in config.to_dict().items() if k not in UNSEEN}
@@ -74,7 +80,8 @@ def fastest(
     known = kept.get("seconds")
     if known is None or not set(known) <= set(runtimes):
         reading = contention.read()
-        known = _measured(type(network), config, dtype, runtimes, in_blocks)
+        rest = np.ones(min(MOST, _weights(network) * BITS[dtype] // 8), np.uint8)
+        known = _measured(type(network), config, dtype, runtimes, rest, in_blocks)
         others = contention.share([contention.taken(reading)])
     sure = others is None or others <= contention.MOST
     if sure:
@@ -101,9 +108,11 @@ def _measured(
     config: Any,
     dtype: str,
     runtimes: dict[str, Make],
+    rest: NDArray[np.uint8],
     in_blocks: bool,
 ) -> dict[str, list[float]]:
-    """Seconds of each pass on each runtime, the least of several in turns."""
+    """Seconds of each pass on each runtime, the least of several in turns. rest: in place of the
+    layers that the copy leaves out."""
     from foretoken.models.stock.selfcheck import stir  # late: as above
 
     make: Any = kind
@@ -124,7 +133,7 @@ def _measured(
     times: dict[str, list[float]] = {name: [] for name in models}
     for tokens in TOKENS if len(models) > 1 else ():
         rounds = [
-            {name: _taken(model, tokens) for name, model in models.items()}
+            {name: _taken(model, tokens, rest) for name, model in models.items()}
             for _ in range(FIRST + ROUNDS)
         ]
         for name in models:  # the least: others may only lengthen it
@@ -149,10 +158,25 @@ def _round_to_blocks(network: PreTrainedModel) -> None:
             part.weight.data = (integers * scale + offset).view_as(part.weight)
 
 
-def _taken(model: Model, tokens: int) -> float:
-    """Seconds of the second of two passes, of which the first may prepare it."""
+def _depth(network: PreTrainedModel) -> int:
+    """Return how many layers of each kind the copy has."""
+    count = getattr(network.config.get_text_config(decoder=True), "num_hidden_layers", None) or 1
+    return max(2, int(WEIGHTS * count / _weights(network)))
+
+
+def _weights(network: PreTrainedModel) -> int:
+    """Count the weights of a model's layers."""
+    shared = (network.get_input_embeddings(), network.get_output_embeddings())
+    left_out = {id(weight) for part in shared if part is not None for weight in part.parameters()}
+    return max(1, sum(w.numel() for w in network.parameters() if id(w) not in left_out))
+
+
+def _taken(model: Model, tokens: int, rest: NDArray[np.uint8]) -> float:
+    """Seconds of the second of two passes, of which the first may prepare it, behind a reading of
+    `rest`."""
     seconds = 0.0
     for _ in range(2):
+        rest.max()
         start = perf_counter()
         model.score([[1] * tokens], [1])
         seconds = perf_counter() - start
