@@ -16,6 +16,13 @@ from pathlib import Path
 PEERS = Path(__file__).resolve().parents[2] / ".peers"
 PINS = {
     "openvino-genai": ["openvino-genai==2026.4.1.0", "numpy==2.4.6"],
+    # onnx-ir is its model builder's, which the project's Python runs: torch is there
+    "onnxruntime-genai": [
+        "onnxruntime-genai==0.18.0",
+        "onnxruntime==1.32.0",
+        "onnx-ir==0.2.1",
+        "numpy==2.4.6",
+    ],
     "llama.cpp": [
         "llama-cpp-python==0.3.36",
         "gguf==0.19.0",

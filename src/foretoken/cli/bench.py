@@ -74,7 +74,10 @@ def bench(
     ] = None,
     vs: Annotated[
         list[str] | None,
-        Option(help="Race against transformers, openvino-genai or llama.cpp; may be repeated."),
+        Option(
+            help="Race against transformers, openvino-genai, onnxruntime-genai (plain only) or "
+            "llama.cpp; may be repeated."
+        ),
     ] = None,
     out: Annotated[
         Path | None,

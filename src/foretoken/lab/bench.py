@@ -337,9 +337,10 @@ REPOSITORY = Path(__file__).resolve().parents[3]  # where the package is not ins
 SCRIPTS = {
     "transformers": "peer_transformers.py",
     "openvino-genai": "peer_openvino_genai.py",
+    "onnxruntime-genai": "peer_onnxruntime_genai.py",
     "llama.cpp": "peer_llama_cpp.py",
 }
-ALONE = {"llama.cpp"}  # our loop there holds one text
+ALONE = {"onnxruntime-genai", "llama.cpp"}  # our loops there hold one text
 OWN_VENV = {"transformers"}  # run in the project's own venv
 
 

@@ -233,7 +233,7 @@ def test_a_peer_that_dies(stranger: Peer):
 
 
 def test_what_is_no_peer():
-    with pytest.raises(InputError, match="'vllm'; give one of transformers, openvino-genai, llama"):
+    with pytest.raises(InputError, match="'vllm'; give one of transformers, openvino-genai, onnx"):
         bench.command("vllm")
 
 
