@@ -480,4 +480,5 @@ def _record(
         biases=tuple(verified.bias[:judged]),
         padding=padding,
         predicted=predicted,
+        grade=drafted.rows[b].grade,
     )

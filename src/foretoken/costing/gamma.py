@@ -101,6 +101,7 @@ class Adaptive:
     costs: Costs
     alone: Costs | None = None  # of one row, for deterministic rows
     drafts: bool = True  # whether there is a drafter
+    priors: tuple[tuple[float, float], ...] = ()  # by grade, of a drafter that has `Grades`
     _pasts: list[tuple[Row, Pasts]] = field(default_factory=list[tuple[Row, "Pasts"]], init=False)
     _last: int = field(default=0, init=False)  # positions of the last pass that was asked for
     # by what they were asked for last
@@ -114,7 +115,7 @@ class Adaptive:
         if beside == NOTHING and self._learned_nothing(rows):
             return [min(row.records[-1].gamma, row.room - 1) for row in rows]
         self._observe(rows, beside)
-        sources = [self._source(row, *pasts) for row, pasts in self._pasts]
+        sources = [self._source(row, pasts) for row, pasts in self._pasts]
         gammas = self._allotted(rows, sources, beside)
         self._last = len(rows) + beside.positions + sum(gammas)
         return gammas
@@ -129,8 +130,9 @@ class Adaptive:
         pasts_of = {id(row): pasts for row, pasts in self._pasts}
         self._pasts = [(row, pasts_of.get(id(row)) or self._fresh(row)) for row in rows]
         for row, pasts in self._pasts:
-            for past in pasts:
-                past.follow(row.records)
+            for past in (*pasts.drafted, pasts.predicted):
+                if past is not None:
+                    past.follow(row.records)
 
     def _allotted(self, rows: list[Row], sources: list[Past], beside: Beside) -> list[int]:
         """Return gamma of every row, whose draft tokens come from `sources`.
@@ -172,20 +174,22 @@ class Adaptive:
             and not row.request.params.deterministic
             and len(row.records) % AGAIN > 0
             and not row.records[-1].drafted
+            and row.grade == row.records[-1].grade
             for row in rows
         )
 
     def _fresh(self, row: Row) -> Pasts:
-        drafted, predicted_output = Past(self.costs.prior), row.predicted_output
-        return (
-            (drafted,)
-            if predicted_output is None
-            else (drafted, Past(predicted_output.prior, predicted=True))
+        expected = row.predicted_output
+        priors = enumerate(self.priors or (self.costs.prior,))
+        return Pasts(
+            [Past(prior, grade) for grade, prior in priors],
+            None if expected is None else Past(expected.prior, None),
         )
 
-    def _source(self, row: Row, drafted: Past, predicted: Past | None = None) -> Past:
+    def _source(self, row: Row, pasts: Pasts) -> Past:
         """Return the source of a row's draft tokens, and note it in the row: the draft, or its
         predicted output where that says something and the row alone would gain more by it."""
+        drafted, predicted = pasts.drafted[row.grade], pasts.predicted
         row.trusts = predicted is not None and bool(row.predicted(1))
         if predicted is None or not row.trusts:
             return drafted
@@ -225,13 +229,13 @@ class Past:
 
     From beta = sum min(p, q) at each draft token judged, which is steadier than whether it was
     kept; draft tokens behind a rejection were not judged and do not count. `prior`: a number of
-    draft tokens to begin with, and their mean beta. `predicted`: of the request's own prediction
-    instead.
+    draft tokens to begin with, and their mean beta. `grade`: only steps in which the drafter had
+    this one; None: those with the request's own prediction.
     """
 
     __slots__ = (
         "steps",
-        "predicted",
+        "grade",
         "_hits",
         "_seen",
         "_asked",
@@ -241,8 +245,8 @@ class Past:
         "_least",
     )
 
-    def __init__(self, prior: tuple[float, float], *, predicted: bool = False) -> None:
-        self.steps, self.predicted = 0, predicted
+    def __init__(self, prior: tuple[float, float], grade: int | None = 0) -> None:
+        self.steps, self.grade = 0, grade
         self._hits: list[float] = []  # by place in the draft
         self._seen: list[float] = []
         self._asked = self._drafted = 0.0  # steps that asked for draft tokens, and got some
@@ -252,7 +256,7 @@ class Past:
     def see(self, step: StepRecord) -> None:
         """Another step of the row."""
         self.steps += 1
-        if step.predicted != self.predicted:
+        if self.grade != (None if step.predicted else step.grade):
             return
         fade = FADE if step.drafted else PLAIN_FADE
         self._hits = [hit * fade for hit in self._hits]
@@ -271,6 +275,11 @@ class Past:
         """The steps that are new of all these."""
         for step in records[self.steps :]:
             self.see(step)
+
+    @property
+    def predicted(self) -> bool:
+        """True for draft tokens of the request's own prediction."""
+        return self.grade is None
 
     @property
     def survival(self) -> list[float]:
@@ -293,7 +302,11 @@ class Past:
         return (1 + self._drafted) / (1 + self._asked)
 
 
-Pasts = tuple[Past, ...]  # of a row's draft, and of its prediction where it has one
+class Pasts(NamedTuple):
+    """Those of a row's draft, by its grades, and of its prediction where it has one."""
+
+    drafted: list[Past]
+    predicted: Past | None
 
 
 class Prices(NamedTuple):

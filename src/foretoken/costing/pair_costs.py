@@ -17,7 +17,7 @@ from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Adaptive, Fixed, Gamma, Unmeasured, by_length
 from foretoken.costing.probe import TOKENS, probe, probe_shared
 from foretoken.costing.stored import Kept, Watch, known, recalled
-from foretoken.drafters.base import Drafter, require_rewind
+from foretoken.drafters.base import Drafter, Grades, require_rewind
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler
@@ -117,7 +117,8 @@ class PairCosts:
         """
         alone, shared = self.step_costs(params), self.step_costs(params, rows)
         drafts = not isinstance(self.drafter, NoDrafter)
-        return self._policies.setdefault(id(shared), Adaptive(shared, alone, drafts))
+        priors = self.drafter.priors if isinstance(self.drafter, Grades) else ()
+        return self._policies.setdefault(id(shared), Adaptive(shared, alone, drafts, priors))
 
     def price(self, measured: Costs | None) -> None:
         """Let target and draft pad their passes where that is cheaper; None: not at all."""

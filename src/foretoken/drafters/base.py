@@ -306,6 +306,21 @@ class Holds(Protocol):
 
 
 @runtime_checkable
+class Grades(Protocol):
+    """A drafter that can tell before it drafts how far its draft tokens are to be trusted: their
+    acceptance is then learned grade by grade."""
+
+    @property
+    def priors(self) -> tuple[tuple[float, float], ...]:
+        """A prior for each grade, as `Costs.prior`."""
+        ...
+
+    def grades(self) -> list[int]:
+        """The grade of every row's next draft tokens."""
+        ...
+
+
+@runtime_checkable
 class ReadsTarget(Protocol):
     """A drafter, or its model, that may draft from the states of a target's forwards."""
 

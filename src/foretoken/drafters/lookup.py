@@ -16,6 +16,7 @@ from foretoken.models.rows import staying
 from foretoken.request import Request
 from foretoken.text.automaton import ROOT, Automaton, Earlier
 
+SHORT = 2  # tokens of a match behind which far fewer draft tokens are kept than behind longer ones
 SURE = 0.1  # estimated chance that all draft tokens up to one are kept, at least
 LEAST = 4  # tokens that must agree before a text's own past is preferred to a drafter
 WAYS = 128  # tokens that followed somewhere, of which one is chosen: those that came first
@@ -39,6 +40,9 @@ class LookupDrafter(DrafterBase):
         >>> out.stats.drafted > 0
         True
     """
+
+    # Where nothing repeats, behind a short match, and behind a longer one
+    priors = ((6.0, 0.0), (6.0, 0.3), (6.0, 0.6))
 
     def __init__(self) -> None:
         self.texts: list[_Text] = []
@@ -68,16 +72,25 @@ class LookupDrafter(DrafterBase):
             self.texts.append(_Text(prompt, sources[b] if sources else [], self._salt))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        others = [self._others(b, draw) if g else [] for b, g in enumerate(gamma)]
-        rows = zip(self.texts, gamma, others, strict=True)
-        return pack([text.propose(g, earlier) for text, g, earlier in rows])
+        for text, params in zip(self.texts, draw.params, strict=True):
+            text.shares = draw.coupled or (params.greedy and not draw.lenient)
+        pairs = zip(self.texts, gamma, strict=True)
+        return pack([text.propose(g, self._others(text) if g else []) for text, g in pairs])
 
-    def _others(self, b: int, draw: Draw) -> list[Automaton]:
-        """The earlier outputs that row b may copy from."""
-        single = draw.coupled or (draw.params[b].greedy and not draw.lenient)
-        if self._earlier is None or not single:
+    def grades(self) -> list[int]:
+        """Return how long the match is behind which each sequence's next draft tokens are copied.
+
+        Returns:
+            0 for none, 1 for `SHORT` tokens at most, 2 for more.
+        """
+        matched = [text.matched(self._others(text)) for text in self.texts]
+        return [(n > 0) + (n > SHORT) for n in matched]
+
+    def _others(self, text: _Text) -> list[Automaton]:
+        """The earlier outputs that a row may copy from."""
+        if self._earlier is None or not text.shares:
             return []
-        return self._earlier.of(self.texts[b].salt)
+        return self._earlier.of(text.salt)
 
     def commit(self, tokens: list[list[int]]) -> None:
         for text, kept in zip(self.texts, tokens, strict=True):
@@ -117,6 +130,7 @@ class _Text:
 
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
         self.salt, self.seen = salt, Automaton()
+        self.shares = False  # whether it may copy from other texts: known from its first step on
         if source:
             self.read(source)
             self.seen.bar()
@@ -141,12 +155,21 @@ class _Text:
         alike."""
         if not most:
             return []
-        places = [(self.seen, self.seen.match, self.seen.length[self.seen.match])]
-        last = self.seen.ids[-NEAR:].tolist()
-        places += [(other, *other.find(last)) for other in others]
+        places = self._places(others)
         continuations = [follow(*place, most) for place in places if place[2] >= least]
         nothing: tuple[list[int], float] = ([], 0.0)
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
+
+    def matched(self, others: Sequence[Automaton]) -> int:
+        """Count the last tokens that have occurred before, in this text or in one of `others`."""
+        return max(length for _, _, length in self._places(others))
+
+    def _places(self, others: Sequence[Automaton]) -> list[tuple[Automaton, int, int]]:
+        """In this text and in others, the state of its longest end that occurred there before, and
+        that end's length."""
+        places = [(self.seen, self.seen.match, self.seen.length[self.seen.match])]
+        last = self.seen.ids[-NEAR:].tolist() if others else []
+        return places + [(other, *other.find(last)) for other in others]
 
 
 def follow(automaton: Automaton, state: int, matched: int, most: int) -> tuple[list[int], float]:

@@ -14,7 +14,7 @@ from time import perf_counter
 
 import torch
 
-from foretoken.drafters.base import Drafter, ReadsTarget, held, require_apart
+from foretoken.drafters.base import Drafter, Grades, ReadsTarget, held, require_apart
 from foretoken.drafters.mixture import FirstRowsDrafter, KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.lease import Lease
@@ -118,6 +118,15 @@ class Batch:
                 row.first_seconds = row.seconds
         self._stepped = len(self.rows)
         self.leave([row for row in self.rows if row.finish_reason])
+
+    def grade(self) -> None:
+        """Note in each row how far its next draft tokens are to be trusted, before their number is
+        chosen."""
+        drafter = self._lease.drafter if self._lease else None
+        if isinstance(drafter, Grades):
+            # rows that have not joined it yet keep what they have
+            for row, grade in zip(self.rows, drafter.grades(), strict=False):
+                row.grade = grade
 
     @property
     def undrafted(self) -> list[Row]:

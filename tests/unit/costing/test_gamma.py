@@ -88,6 +88,24 @@ def seconds(policy, texts: list[Text], known: Costs) -> float:
 # The choice
 
 
+def test_acceptance_is_learned_grade_by_grade():
+    """A row whose short matches were wrong still copies behind long ones."""
+    wrong, right = record(4, [0.0]), replace(judged(1.0, 4), grade=1)
+    one = row([wrong, right] * 20)
+    policy = Adaptive(SMALL, priors=((6.0, 0.5), (6.0, 0.5)))
+    for grade, drafts in ((0, False), (1, True), (0, False)):
+        one.grade = grade
+        assert (policy.ask([one])[0] > 1) == drafts
+        one.records.append(replace(right if drafts else record(0), grade=grade))
+
+
+def test_priors_are_the_drafters_own_by_grade():
+    policy, fresh = Adaptive(SMALL, priors=((6.0, 0.0), (6.0, 0.9))), row([record(0)])
+    assert policy.ask([fresh])[0] <= 1
+    fresh.grade = 1
+    assert policy.ask([fresh])[0] > 1
+
+
 def test_fixed_is_fixed():
     assert Fixed(3).ask([row([]), row([judged(0.0, 3)] * 9)]) == [3, 3]
 

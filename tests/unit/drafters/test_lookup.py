@@ -153,6 +153,27 @@ def test_earlier_outputs_of_the_same_salt_are_searched():
     assert asked(drafter, "a", [9, 1, 2], temperature=0.0) == []
 
 
+def test_the_grade_says_how_long_the_match_is():
+    texts = {0: [1, 2, 3], 1: [8, 1, 2, 9, 1, 2], 2: [1, 2, 3, 9, 1, 2, 3]}
+    drafter = LookupDrafter()
+    drafter.start([*texts], [*texts.values()], None)
+    assert drafter.grades() == [*texts]
+    drafter.commit([[1], [7], []])
+    assert drafter.grades() == [1, 0, 2] and len(drafter.priors) == 3
+
+
+def test_only_rows_that_may_copy_from_earlier_outputs_are_graded_by_them():
+    drafter = LookupDrafter()
+    drafter.remember(True)
+    drafter.start([0], [[1]], None)
+    drafter.commit([[5, 6, 7, 8]])
+    drafter.leave([0])
+    drafter.start([0], [[4, 5, 6, 7]], None)
+    for temperature, grade in ((1.0, 0), (0.0, 2)):
+        propose(drafter, [0], temperature)
+        assert drafter.grades() == [grade]
+
+
 def test_a_lenient_greedy_text_depends_on_draft_tokens_so_nothing_earlier_is_searched():
     drafter = LookupDrafter()
     drafter.remember(True)
