@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,6 +72,15 @@ def health(url: str) -> dict[str, Any]:
         return {"engines": {}}
 
 
+async def lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """The lines of an answer; `aiter_lines` also ends one at some characters of a text."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield line
+
+
 async def stream(client: httpx2.AsyncClient, i: int) -> tuple[str, int]:
     """The text of request i as it was streamed, and its tokens as the steps tell of them."""
     body = BODY | {"prompt": f"number {i}", "seed": i, "stream": True}
@@ -79,8 +88,8 @@ async def stream(client: httpx2.AsyncClient, i: int) -> tuple[str, int]:
     text, tokens, ends = "", 0, 0
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
+        async for line in lines(answer):
+            if not line.startswith(b"data: {"):
                 continue
             chunk = json.loads(line[6:])
             assert "error" not in chunk, chunk

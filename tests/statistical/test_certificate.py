@@ -358,9 +358,9 @@ def test_a_certificate_that_finds_no_planted_bug_is_void():
 def test_an_encoder_decoder_pair_passes():
     model = target("T5")
     spec = load(model, relative(model))
-    certificate = certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=48))
+    certificate = certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=96))
     assert certificate.verdict == "lossless" and certificate.guesses > 400
-    assert certificate.tests[0].n == 2 * 48 * PLAN.length
+    assert certificate.tests[0].n == 2 * 96 * PLAN.length
 
 
 def test_heads_pass(tmp_path):

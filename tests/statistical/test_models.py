@@ -176,7 +176,7 @@ def test_a_text_does_not_depend_on_its_batch_others(name: str) -> None:
     model = pairs.target(name)
     pair: Speculator = pairs.speculator(model, pairs.relative(model))
     prompts = [*pairs.PROMPTS, pairs.PROMPTS[0]]
-    seeds = [(7, 0), (8, 1), (9, 5), (7, 1)]
+    seeds = [(7, 0), (8, 1), (9, 5), (7, 2)]
     for rule in RULES:
         how = {"temperature": 1.0, "top_p": 0.95, "gamma": 3, "max_new_tokens": 12, "rule": rule}
         together = pair.generate(prompts, seed=seeds, **how)

@@ -25,8 +25,8 @@ from foretoken.models.stock.rowwise import RowwiseModel
 from foretoken.models.stock.selfcheck import stir
 
 ALPHA = 1e-6
-V, LENGTH, N = 12, 2, 3000
-PROMPT, HOT = [3, 7, 1, 9], 2.0  # a temperature at which many texts are common
+V, LENGTH, N = 8, 3, 3000  # nothing is drafted for the first token, nor for the last
+PROMPT, HOT = [3, 7, 1, 5], 2.0  # a temperature at which many texts are common
 ENDS = {"eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1}
 SMALL = {"vocab_size": V, "hidden_size": 32, "num_hidden_layers": 2, **ENDS}
 KINDS: dict[str, Callable[[], tuple[Any, Any]]] = {
