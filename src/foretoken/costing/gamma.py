@@ -303,7 +303,7 @@ class Past:
 
 
 class Pasts(NamedTuple):
-    """Those of a row's draft, by its grades, and of its prediction where it has one."""
+    """The pasts of a row's draft, by its grades, and of its prediction where it has one."""
 
     drafted: list[Past]
     predicted: Past | None
