@@ -159,9 +159,10 @@ def _round_to_blocks(network: PreTrainedModel) -> None:
 
 
 def _depth(network: PreTrainedModel) -> int:
-    """Return how many layers of each kind the copy has."""
+    """Return how many layers of each kind the copy has: a third at most, as it has to be converted
+    twice."""
     count = getattr(network.config.get_text_config(decoder=True), "num_hidden_layers", None) or 1
-    return max(2, int(WEIGHTS * count / _weights(network)))
+    return max(2, min(count // 3, int(WEIGHTS * count / _weights(network))))
 
 
 def _weights(network: PreTrainedModel) -> int:
