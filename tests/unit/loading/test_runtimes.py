@@ -171,6 +171,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     assert spec.generate([5, 6], max_new_tokens=8)[0].tokens == stock(path, [5, 6], 8)
 
 
+@pytest.mark.prove
 def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> None:
     """Ends, refusals and suggestions, without a look at the model; other settings are another's."""
     for name in ("Llama", "T5"):

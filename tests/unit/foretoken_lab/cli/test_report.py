@@ -47,6 +47,7 @@ def recipe(tmp_path_factory):
     return place / "tiny.toml"
 
 
+@pytest.mark.prove
 def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "DPI", 20)  # the same, sooner
     monkeypatch.setattr(arithmetic, "MAX_GAMMA", 8)

@@ -263,6 +263,7 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:
 SLOW = {"structured": {"json_schema": {"type": "integer", "multipleOf": 99999989}}}
 
 
+@pytest.mark.prove
 def test_a_grammar_that_takes_long_holds_up_nobody(
     pipe: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
