@@ -29,9 +29,9 @@ class StepRecord:
         padding: Positions that the target's forward computed for no sequence, of the whole batch.
         predicted: True where the draft tokens come from the request's prediction or its own text,
             not from the drafter.
-        grade: How far the drafter trusted its draft tokens beforehand, for a
-            look-up 0 where nothing in the text repeats, 1 behind a short match, 2 behind a longer
-            one; 0 for a drafter that cannot tell.
+        grade: How far the drafter trusted its draft tokens beforehand. For a look-up, 0 where
+            nothing repeats, 1 behind a short match, 2 behind a longer one; 0 for drafters that
+            cannot tell, and where gamma is fixed.
 
     Examples:
         >>> import foretoken

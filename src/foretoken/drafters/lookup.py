@@ -131,6 +131,7 @@ class _Text:
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
         self.salt, self.seen = salt, Automaton()
         self.shares = False  # whether it may copy from other texts: known from its first step on
+        self._found: list[tuple[Automaton, int, int]] | None = None  # `_places`, until it goes on
         if source:
             self.read(source)
             self.seen.bar()
@@ -142,10 +143,12 @@ class _Text:
         return self.seen.ids[self.begun :].tolist()
 
     def read(self, tokens: list[int]) -> None:
+        self._found = None
         for token in tokens:
             self.seen.append(token)
 
     def unread(self, count: int) -> None:
+        self._found = None
         for _ in range(count):
             self.seen.pop()
 
@@ -155,14 +158,15 @@ class _Text:
         alike."""
         if not most:
             return []
-        places = self._places(others)
+        places = self._found or self._places(others)
         continuations = [follow(*place, most) for place in places if place[2] >= least]
         nothing: tuple[list[int], float] = ([], 0.0)
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
 
     def matched(self, others: Sequence[Automaton]) -> int:
         """Count the last tokens that have occurred before, in this text or in one of `others`."""
-        return max(length for _, _, length in self._places(others))
+        self._found = self._places(others)
+        return max(length for _, _, length in self._found)
 
     def _places(self, others: Sequence[Automaton]) -> list[tuple[Automaton, int, int]]:
         """In this text and in others, the state of its longest end that occurred there before, and

@@ -290,8 +290,9 @@ class Scheduler:
             if row.pending <= n and row.records and not row.plain
         }
         tasks = [task for task in self.running if id(task.row) in asking]
-        self.batch.grade()
         policies = {id(task.gamma): task.gamma for task in tasks}
+        if not all(isinstance(policy, Fixed) for policy in policies.values()):
+            self.batch.grade()
         gammas: dict[int, int] = {}  # by id of the row
         # Fixed numbers come first: those that are chosen depend on them
         for policy in sorted(policies.values(), key=lambda policy: not isinstance(policy, Fixed)):
