@@ -16,10 +16,19 @@ import torch
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
+from foretoken.models.onnx.experts import routed
 from foretoken.models.onnx.graph import Graph
 from foretoken.models.onnx.passes import DECODER, EMBEDDINGS, JOIN
 from foretoken.models.onnx.products import PRECISIONS, Linear, Precision, multiplied
-from foretoken.models.onnx.reading import Attention, Decoder, Gated, NetworkReader, Norm, PairReads
+from foretoken.models.onnx.reading import (
+    Attention,
+    Decoder,
+    Experts,
+    Gated,
+    NetworkReader,
+    Norm,
+    PairReads,
+)
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.pairs import Join
 from foretoken.models.stock.sizes import context_limit, switch_of
@@ -130,7 +139,7 @@ class Writer:
             made = self._attention(i, read, layer.attention)
             made = self._normed(f"{i}.made", made, layer.behind_attention)
             states, read = self._added(f"{i}.mid", states, made, layer.residual, layer.before_gated)
-            made = self._gated(i, read, layer.gated)
+            made = self._inner(f"{i}", read, layer.gated)
             made = self._normed(f"{i}.gave", made, layer.behind_gated)
             last = i + 1 == len(decoder.layers)
             norm = decoder.norm if last else decoder.layers[i + 1].before_attention
@@ -249,8 +258,24 @@ class Writer:
         heads = self._normed(f"{heads}.normed", heads, norm)
         return graph.add("Reshape", [heads, shapes[1]], f"{name}.normed")
 
-    def _gated(self, i: int, states: str, part: Gated) -> str:
-        graph, name = self.graph, f"{i}.gated"
+    def _inner(self, name: str, states: str, part: Gated | Experts) -> str:
+        if isinstance(part, Gated):
+            return self._gated(name, states, part)
+        graph = self.graph
+        made = routed(graph, f"{name}.experts", states, part, self.precision)
+        if part.shared is None:
+            return made
+        shared = self._gated(f"{name}.shared", states, part.shared)
+        if part.opening is not None:
+            opening = multiplied(
+                graph, f"{name}.opening", states, [part.opening], PRECISIONS["float32"]
+            )
+            opening = graph.add("Sigmoid", [opening], f"{name}.open")
+            shared = graph.add("Mul", [shared, opening], f"{name}.opened")
+        return graph.add("Add", [made, shared], f"{name}.inner")
+
+    def _gated(self, prefix: str, states: str, part: Gated) -> str:
+        graph, name = self.graph, f"{prefix}.gated"
         both = self._product(f"{name}.reads", states, [part.gate, part.up])
         graph.add("Split", [both], f"{name}.gate", f"{name}.up", axis=-1, num_outputs=2)
         gate = [f"{name}.gate"]
@@ -261,7 +286,7 @@ class Writer:
         else:
             graph.add("Gelu", gate, f"{name}.act", approximate=part.activation)
         graph.add("Mul", [f"{name}.act", f"{name}.up"], name)
-        return self._product(f"{i}.down", name, [part.down])
+        return self._product(f"{prefix}.down", name, [part.down])
 
     def _normed(self, name: str, states: str, norm: Norm | None) -> str:
         return normed(self.graph, name, states, norm)

@@ -1,5 +1,6 @@
 """A transformers decoder read from its modules: what each layer multiplies, normalises and attends
-to, for families that are built like Llama, with norms before their parts, behind them, or both.
+to, for families that are built like Llama, with norms before their parts, behind them, or both, and
+with experts.
 
 Modules are tried where their names do not tell. Every parameter must be read: one that is not
 belongs to something that is not understood here. The self-check decides if the reading is right.
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from foretoken.errors import RefusedError
@@ -74,6 +76,24 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Several gated parts, of which a token meets some: the sum of their down(act(gate) * (up +
+    shift)) by the shares that a router gives them, act(x) = x * sigmoid(slope * x)."""
+
+    router: Linear
+    met: int  # experts of a token
+    of_all: bool  # shares are those of a softmax over all experts, else over the ones that are met
+    gate_up: Floats  # [E, I, 2, H]: those of an inner number side by side
+    down: Floats  # [E, H, I]
+    biases: tuple[Floats, Floats] | None  # [E, I, 2], [E, H]
+    slope: float
+    shift: float
+    limit: float  # of gate (from above) and up (from both sides); 0: none
+    shared: Gated | None  # which every token meets
+    opening: Linear | None  # how much of the shared part: the sigmoid of this
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """The norms are absent (None) where a part reads, or gives, states as they are."""
 
@@ -81,7 +101,7 @@ class DecoderLayer:
     attention: Attention
     behind_attention: Norm | None
     before_gated: Norm | None
-    gated: Gated
+    gated: Gated | Experts
     behind_gated: Norm | None
     residual: float  # what a part gives is multiplied by this
 
@@ -189,14 +209,17 @@ class NetworkReader:
         else:
             raise self._refused(f"norms {', '.join(sorted(norms)) or 'of no known name'}")
         parts = {name for name, _ in layer.named_children()} - norms
+        inner = "mlp" if "mlp" in parts else "block_sparse_moe"
         self._require(
-            {"self_attn", "mlp"}
+            {"self_attn", inner}
             == {
                 name for name in parts if any(True for _ in layer.get_submodule(name).parameters())
             },
             f"layers of {', '.join(sorted(parts))}",
         )
-        attention, gated = self._attention(layer.self_attn, window), self._gated(layer.mlp)
+        part = getattr(layer, inner)
+        gated = self._experts(part) if hasattr(part, "experts") else self._gated(part)
+        attention = self._attention(layer.self_attn, window)
         residual = float(getattr(layer, "residual_multiplier", 1.0))
         return DecoderLayer(places[0], attention, places[1], places[2], gated, places[3], residual)
 
@@ -241,10 +264,72 @@ class NetworkReader:
             gate = self.linear(getattr(part, "gate_proj", None))
             up = self.linear(getattr(part, "up_proj", None))
         down = self.linear(getattr(part, "down_proj", None))
+        return Gated(gate, up, down, self._activation())
+
+    def _activation(self) -> str:
         names = ("hidden_activation", "hidden_act")
         said = next((v for name in names if (v := getattr(self.config, name, None))), None)
         self._require(said in ACTIVATIONS, f"activation {said}")
-        return Gated(gate, up, down, ACTIVATIONS[str(said)])
+        return ACTIVATIONS[str(said)]
+
+    def _experts(self, part: Any) -> Experts:
+        experts = part.experts
+        router, met, of_all = self._router(getattr(part, "gate", getattr(part, "router", None)))
+        weights, biases = ("gate_up_proj", "down_proj"), ("gate_up_proj_bias", "down_proj_bias")
+        named, biased = dict(experts.named_parameters()), getattr(experts, "has_bias", False)
+        self._require(set(named) == {*weights, *(biases if biased else ())}, "experts of this kind")
+        self.read |= {id(weight) for weight in named.values()}
+        both, down = (array(named[name]) for name in weights)
+        if experts.is_transposed:
+            both, down = both.swapaxes(1, 2), down.swapaxes(1, 2)
+        added = None
+        if biased:
+            first, second = (array(named[name]) for name in biases)
+            added = _side_by_side(first, experts.is_concatenated), second
+        clamped = hasattr(experts, "alpha")  # as in gpt-oss
+        act = (float(experts.alpha), 1.0, float(experts.limit)) if clamped else (1.0, 0.0, 0.0)
+        self._require_gates(experts, down.shape[2], *act)
+        both = _side_by_side(both, experts.is_concatenated)
+        shared, opening = (getattr(part, n, None) for n in ("shared_expert", "shared_expert_gate"))
+        shared, opening = shared and self._gated(shared), opening and self.linear(opening)
+        return Experts(router, met, of_all, both, down, added, *act, shared, opening)
+
+    def _require_gates(
+        self, experts: Any, inner: int, slope: float, shift: float, limit: float
+    ) -> None:
+        """RefusedError where experts' gates do not act as was read, tried on numbers large and
+        small."""
+        states = 8 * torch.randn(2, 2 * inner, generator=torch.Generator().manual_seed(0))
+        pairs = torch.from_numpy(_side_by_side(states.numpy(), experts.is_concatenated))
+        gate, up = pairs.unbind(-1)
+        if limit:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        with torch.no_grad():
+            made = experts._apply_gate(states)
+        read = gate * torch.sigmoid(slope * gate) * (up + shift)
+        same = torch.allclose(made, read, rtol=SAME, atol=SAME)
+        self._require(same, f"gates of {type(experts).__name__}")
+
+    def _router(self, part: Any) -> tuple[Linear, int, bool]:
+        """The product of a router, how many experts it takes, and whether the shares are those of a
+        softmax over all, tried."""
+        what = f"experts chosen by a {type(part).__name__}"
+        own = dict(part.named_parameters()) if isinstance(part, nn.Module) else {}
+        self._require("weight" in own and {"weight", "bias"} >= set(own), what)
+        weight, bias = own["weight"], own.get("bias")
+        states = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            _, shares, index = part(states)
+            logits = functional.linear(states, weight, bias)
+            best = logits.softmax(-1).topk(index.shape[-1])
+            among = logits.gather(1, best.indices).softmax(-1)
+        of_all, of_met = (
+            torch.allclose(read, shares, rtol=SAME, atol=SAME) for read in (best.values, among)
+        )
+        self._require(torch.equal(best.indices, index) and (of_all or of_met), what)
+        self.read |= {id(each) for each in own.values()}
+        linear = Linear(array(weight), None if bias is None else array(bias))
+        return linear, index.shape[-1], not of_met
 
     def linear(self, part: Any) -> Linear:
         if type(part) is not nn.Linear:
@@ -277,12 +362,14 @@ class NetworkReader:
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
         places = torch.tensor([[0, 1, 2, 3, 50, 100]])
         cosine, sine = (x[0].double() for x in turn(torch.zeros(1), places, **more))
+        prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
+        frequencies: Tensor = getattr(turn, f"{prefix}inv_freq")
+        if len(frequencies) == cosine.shape[1]:  # one for both numbers of a pair
+            cosine, sine = (torch.cat([x, x], -1) for x in (cosine, sine))
         half = cosine.shape[1] // 2
         interleaved = not torch.equal(cosine[:, :half], cosine[:, half:])
         cosine, sine = (x[:, ::2] if interleaved else x[:, :half] for x in (cosine, sine))
         scale = float(cosine[0, 0])
-        prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
-        frequencies: Tensor = getattr(turn, f"{prefix}inv_freq")
         angles = places[0, :, None].double() * frequencies.double()
         pair = torch.stack([angles.cos(), angles.sin()]) * scale
         same = pair.shape[1:] == cosine.shape and torch.allclose(
@@ -302,6 +389,14 @@ class NetworkReader:
         return RefusedError(
             f"{type(self.network).__name__} is not built as graphs for ONNX Runtime are ({what})"
         )
+
+
+def _side_by_side(both: Floats, behind: bool) -> Floats:
+    """Gates and ups `[E, 2 I, ...]`, the ones behind the others or in turns: `[E, I, 2, ...]`."""
+    count, inner, *rest = both.shape
+    if behind:
+        return both.reshape(count, 2, inner // 2, *rest).swapaxes(1, 2)
+    return both.reshape(count, inner // 2, 2, *rest)
 
 
 def _split(linear: Linear, sizes: list[int]) -> list[Linear]:
