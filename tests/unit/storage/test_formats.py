@@ -36,8 +36,8 @@ CHECK = (*STOCK, "models/graphs.py", "models/onnx/*.py", "models/openvino/*.py",
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
     f"CACHE_FORMAT={CACHE_FORMAT} (models/openvino/conversion.py)": (EXPORT, "05e651b5c72f3f80"),
-    f"GRAPH_FORMAT={GRAPH_FORMAT} (models/onnx/conversion.py)": (ONNX, "02c12a885a3bce26"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "21b28052aa375b6f"),
+    f"GRAPH_FORMAT={GRAPH_FORMAT} (models/onnx/conversion.py)": (ONNX, "a4f13b461d6ea451"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "93a695e8daf592cb"),
 }
 
 

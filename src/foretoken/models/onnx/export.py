@@ -116,7 +116,11 @@ def normed(graph: Graph, name: str, states: str, norm: Norm | None) -> str:
         return states
     weight = graph.constant(f"{name}.norm", norm.weight)
     how: Any = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
-    return graph.add("SimplifiedLayerNormalization", [states, weight], name, **how)
+    inputs = [states, weight]
+    if norm.bias is not None:
+        inputs.append(graph.constant(f"{name}.norm.bias", norm.bias))
+    kind = "LayerNormalization" if norm.centred else "SimplifiedLayerNormalization"
+    return graph.add(kind, inputs, name, **how)
 
 
 class Writer:
@@ -138,8 +142,15 @@ class Writer:
             shown[i] = states
             made = self._attention(i, read, layer.attention)
             made = self._normed(f"{i}.made", made, layer.behind_attention)
-            states, read = self._added(f"{i}.mid", states, made, layer.residual, layer.before_gated)
-            made = self._inner(f"{i}", read, layer.gated)
+            if layer.parallel:
+                if layer.before_gated is not None:
+                    read = self._normed(f"{i}.own", states, layer.before_gated)
+                inner = self._inner(f"{i}", read, layer.gated)
+                made = self.graph.add("Add", [made, inner], f"{i}.both")
+            else:
+                norm = layer.before_gated
+                states, read = self._added(f"{i}.mid", states, made, layer.residual, norm)
+                made = self._inner(f"{i}", read, layer.gated)
             made = self._normed(f"{i}.gave", made, layer.behind_gated)
             last = i + 1 == len(decoder.layers)
             norm = decoder.norm if last else decoder.layers[i + 1].before_attention
@@ -276,17 +287,22 @@ class Writer:
 
     def _gated(self, prefix: str, states: str, part: Gated) -> str:
         graph, name = self.graph, f"{prefix}.gated"
-        both = self._product(f"{name}.reads", states, [part.gate, part.up])
-        graph.add("Split", [both], f"{name}.gate", f"{name}.up", axis=-1, num_outputs=2)
-        gate = [f"{name}.gate"]
+        if part.up is None:
+            gate = [self._product(f"{name}.gate", states, [part.gate])]
+        else:
+            both = self._product(f"{name}.reads", states, [part.gate, part.up])
+            graph.add("Split", [both], f"{name}.gate", f"{name}.up", axis=-1, num_outputs=2)
+            gate = [f"{name}.gate"]
         if part.activation == "silu":  # x * sigmoid(alpha * x)
             graph.add("QuickGelu", gate, f"{name}.act", ours=True, alpha=1.0)
         elif part.activation == "relu":
             graph.add("Relu", gate, f"{name}.act")
         else:
             graph.add("Gelu", gate, f"{name}.act", approximate=part.activation)
-        graph.add("Mul", [f"{name}.act", f"{name}.up"], name)
-        return self._product(f"{prefix}.down", name, [part.down])
+        made = f"{name}.act"
+        if part.up is not None:
+            made = graph.add("Mul", [made, f"{name}.up"], name)
+        return self._product(f"{prefix}.down", made, [part.down])
 
     def _normed(self, name: str, states: str, norm: Norm | None) -> str:
         return normed(self.graph, name, states, norm)
@@ -304,7 +320,10 @@ class Writer:
         weight = self.graph.constant(f"{name}.norm", norm.weight)
         outputs = (f"{name}.normed", "", "", name)
         inputs, how = [states, made, weight], {"epsilon": norm.epsilon}
-        self.graph.add("SkipSimplifiedLayerNormalization", inputs, *outputs, ours=True, **how)
+        if norm.bias is not None:
+            inputs.append(self.graph.constant(f"{name}.norm.bias", norm.bias))
+        kind = "SkipLayerNormalization" if norm.centred else "SkipSimplifiedLayerNormalization"
+        self.graph.add(kind, inputs, *outputs, ours=True, **how)
         return name, f"{name}.normed"
 
     def _product(self, name: str, states: str, linears: list[Linear]) -> str:

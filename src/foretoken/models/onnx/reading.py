@@ -1,6 +1,6 @@
 """A transformers decoder read from its modules: what each layer multiplies, normalises and attends
-to, for families that are built like Llama, with norms before their parts, behind them, or both, and
-with experts.
+to, for families that are built like Llama: with norms before their parts, behind them, or both,
+with parts side by side, and with experts.
 
 Modules are tried where their names do not tell. Every parameter must be read: one that is not
 belongs to something that is not understood here. The self-check decides if the reading is right.
@@ -12,6 +12,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -27,16 +28,20 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "none", "gelu_new": "tan
 ACTIVATIONS |= {"gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 FIRST, SECOND = "input_layernorm", "post_attention_layernorm"
 THIRD, FOURTH = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+LAST = ("norm", "final_layernorm", "final_layer_norm")
+PLAIN = ("fc1", "fc2"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")  # no gate
 HEADS = 16  # a multiple of which a head has
 SAME = 1e-5  # relative: a norm does what was read
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x / rms(x) * weight."""
+    """x / rms(x) * weight + bias, of x less its mean where that is centred."""
 
     weight: Floats
     epsilon: float
+    bias: Floats | None = None
+    centred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """down(act(gate) * up)."""
+    """down(act(gate) * up), or down(act(gate)) without an up."""
 
     gate: Linear
-    up: Linear
+    up: Linear | None
     down: Linear
     activation: str
 
@@ -104,6 +109,7 @@ class DecoderLayer:
     gated: Gated | Experts
     behind_gated: Norm | None
     residual: float  # what a part gives is multiplied by this
+    parallel: bool = False  # whether both parts read what the layer reads, or else its first norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +166,14 @@ class NetworkReader:
             layers = list(layers_of(network))
             self.read.add(id(network.get_input_embeddings().weight))
         self._require(head is not None and len(stock) == len(layers), "its layers or its head")
+        ends = [getattr(self.base, name) for name in LAST if hasattr(self.base, name)]
+        self._require(bool(ends), "no last norm of a known name")
+        last = ends[0]
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
         made = Decoder(
             self.config.hidden_size,
             [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
-            None if self.base.norm is None else self.norm(self.base.norm),
+            None if last is None else self.norm(last),
             self.linear(head),
             head_norm,
             pairs,
@@ -206,12 +215,15 @@ class NetworkReader:
             places = first, second, third, fourth
         elif norms == {SECOND, FOURTH}:
             places = None, second, None, fourth
+        elif norms == {FIRST}:
+            places = first, None, None, None
         else:
             raise self._refused(f"norms {', '.join(sorted(norms)) or 'of no known name'}")
         parts = {name for name, _ in layer.named_children()} - norms
         inner = "mlp" if "mlp" in parts else "block_sparse_moe"
+        outer = "self_attn" if "self_attn" in parts else "attention"
         self._require(
-            {"self_attn", inner}
+            {outer, inner}
             == {
                 name for name in parts if any(True for _ in layer.get_submodule(name).parameters())
             },
@@ -219,19 +231,28 @@ class NetworkReader:
         )
         part = getattr(layer, inner)
         gated = self._experts(part) if hasattr(part, "experts") else self._gated(part)
-        attention = self._attention(layer.self_attn, window)
+        attention = self._attention(getattr(layer, outer), window)
+        parallel = norms == {FIRST} or getattr(layer, "use_parallel_residual", False)
         residual = float(getattr(layer, "residual_multiplier", 1.0))
-        return DecoderLayer(places[0], attention, places[1], places[2], gated, places[3], residual)
+        return DecoderLayer(
+            places[0], attention, places[1], places[2], gated, places[3], residual, parallel
+        )
 
     def _attention(self, part: Any, window: int) -> Attention:
-        width = int(part.head_dim)
+        width = int(part.head_dim if hasattr(part, "head_dim") else part.head_size)
         self._require(width % HEADS == 0, f"heads of {width} numbers, {HEADS} have a graph")
-        out = self.linear(getattr(part, "o_proj", None))
+        out = self.linear(getattr(part, "o_proj", getattr(part, "dense", None)))
         heads = out.weight.shape[1] // width
         if hasattr(part, "qkv_proj"):
             one = self.linear(part.qkv_proj)
             key_heads = (len(one.weight) // width - heads) // 2
             reads = _split(one, [heads * width, key_heads * width, key_heads * width])
+        elif hasattr(part, "query_key_value"):  # head by head
+            one, key_heads = self.linear(part.query_key_value), heads
+            self._require(len(one.weight) == 3 * heads * width, "queries that share keys")
+            turned = np.arange(3 * heads * width).reshape(heads, 3, width).swapaxes(0, 1).ravel()
+            bias = None if one.bias is None else one.bias[turned]
+            reads = _split(Linear(one.weight[turned], bias), [heads * width] * 3)
         else:
             names = ("q_proj", "k_proj", "v_proj")
             reads = [self.linear(getattr(part, name, None)) for name in names]
@@ -239,6 +260,12 @@ class NetworkReader:
         norms = None
         if getattr(part, "q_norm", None) is not None:
             norms = self.norm(part.q_norm), self.norm(part.k_norm)
+        rope = None
+        if getattr(part, "use_rope", True):
+            rope, turned = self._rope(part, width)
+            if turned < width // 2 and not self.ropes[rope].interleaved:
+                self._require(norms is None, "norms of heads that are turned in part")
+                reads[:2] = (_apart(linear, width, turned) for linear in reads[:2])
         sinks = getattr(part, "sinks", None)
         if sinks is not None:
             self.read.add(id(sinks))
@@ -253,10 +280,14 @@ class NetworkReader:
             float(getattr(part, "attn_logit_softcapping", None) or 0),
             norms,
             None if sinks is None else array(sinks),
-            self._rope(part) if getattr(part, "use_rope", True) else None,
+            rope,
         )
 
     def _gated(self, part: Any) -> Gated:
+        plain = next((names for names in PLAIN if hasattr(part, names[0])), None)
+        if plain:
+            gate, down = (self.linear(getattr(part, name, None)) for name in plain)
+            return Gated(gate, None, down, self._activation())
         if hasattr(part, "gate_up_proj"):
             both = self.linear(part.gate_up_proj)
             gate, up = _split(both, [len(both.weight) // 2] * 2)
@@ -347,14 +378,21 @@ class NetworkReader:
         with torch.no_grad():
             made = part(states)
         plain = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + epsilon)
-        weight = made[0] / plain[0]
-        same = torch.allclose(made[1], plain[1] * weight, rtol=SAME, atol=SAME)
-        self._require(same, f"a {type(part).__name__}")
         self.read |= {id(weight) for weight in part.parameters()}
-        return Norm(array(weight), float(epsilon))
+        weight = made[0] / plain[0]
+        if torch.allclose(made[1], plain[1] * weight, rtol=SAME, atol=SAME):
+            return Norm(array(weight), float(epsilon))
+        own, bias = getattr(part, "weight", None), getattr(part, "bias", None)
+        self._require(own is not None and own.shape == (width,), f"a {type(part).__name__}")
+        with torch.no_grad():
+            centred = functional.layer_norm(states, (width,), own, bias, epsilon)
+        same = torch.allclose(made, centred, rtol=SAME, atol=SAME)
+        self._require(same, f"a {type(part).__name__}")
+        return Norm(array(own), float(epsilon), None if bias is None else array(bias), True)
 
-    def _rope(self, part: Any) -> int:
-        """The number of a layer's rotary positions, tried on a few."""
+    def _rope(self, part: Any, width: int) -> tuple[int, int]:
+        """The number of a layer's rotary positions, tried on a few, and how many pairs of a head
+        they turn; the others are turned by nothing."""
         turn = self.rotary
         self._require(turn is not None, "positions that are not rotary")
         kinds: list[str] = getattr(self.config, "layer_types", None) or []
@@ -376,10 +414,13 @@ class NetworkReader:
             pair, torch.stack([cosine, sine]), atol=SAME, rtol=0
         )
         self._require(same, "rotary positions of another kind")
-        rope = Rope(tuple(frequencies.double().tolist()), scale, interleaved)
+        turned = len(frequencies)
+        still = [0.0] * (width // 2 - turned)
+        self._require(not still or scale == 1, "rotary positions of a part, scaled")
+        rope = Rope((*frequencies.double().tolist(), *still), scale, interleaved)
         if rope not in self.ropes:
             self.ropes.append(rope)
-        return self.ropes.index(rope)
+        return self.ropes.index(rope), turned
 
     def _require(self, known: bool, what: str) -> None:
         if not known:
@@ -397,6 +438,16 @@ def _side_by_side(both: Floats, behind: bool) -> Floats:
     if behind:
         return both.reshape(count, 2, inner // 2, *rest).swapaxes(1, 2)
     return both.reshape(count, inner // 2, 2, *rest)
+
+
+def _apart(linear: Linear, width: int, turned: int) -> Linear:
+    """Queries or keys of heads whose first numbers are turned, in an order in which the two of a
+    pair stand half a head apart: attention is the same in any."""
+    first, second, rest = np.split(np.arange(width), [turned, 2 * turned])
+    one, other = np.split(rest, 2)
+    order = np.concatenate([first, one, second, other])
+    rows = np.arange(len(linear.weight)).reshape(-1, width)[:, order].ravel()
+    return Linear(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 
 def _split(linear: Linear, sizes: list[int]) -> list[Linear]:

@@ -34,7 +34,10 @@ WIDTHS |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_siz
 WIDTHS |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 LIKE_LLAMA = ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma 2", "Gemma 3", "Phi-3"]
 MORE = ["Cwm", "Exaone4", "Gemma", "Granite", "Olmo2", "Olmo3", "SeedOss", "SmolLM3"]
-OTHERS = ["GPT-2", "GPT-NeoX", "OPT", "T5"]
+OTHERS = ["GPT-2", "OPT", "T5"]
+LAYER_NORMS: list[tuple[str, dict[str, Any]]] = [("Phi", {}), ("Cohere", {}), ("Starcoder2", {})]
+LAYER_NORMS += [("StableLm", {"use_parallel_residual": flag}) for flag in (True, False)]
+LAYER_NORMS += [("GPTNeoX", {"use_parallel_residual": flag}) for flag in (True, False)]
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "num_local_experts": 8}
 EXPERTS |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 WITH_EXPERTS = ["Qwen3Moe", "Qwen2Moe", "Mixtral", "Olmoe", "GraniteMoe", "GptOss"]
@@ -84,6 +87,22 @@ def test_more_families_are_exact(name: str) -> None:
     config = getattr(library, f"{name}Config")(**WIDTHS)
     small = small_copy(getattr(library, f"{name}ForCausalLM"), config)
     assert deviation(small, converted(small)) < TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "settings"), LAYER_NORMS)
+def test_families_with_layer_norms_are_exact(name: str, settings: dict[str, Any]) -> None:
+    """Heads that are turned in part, parts that read the same states, and MLPs without gates."""
+    library: Any = transformers
+    small = small_copy(
+        getattr(library, f"{name}ForCausalLM"),
+        getattr(library, f"{name}Config")(**WIDTHS | settings),
+    )
+    with torch.no_grad():
+        for weight in small.parameters():
+            if weight.ndim == 1:
+                weight.normal_(1)
+    assert deviation(small, converted(small)) < TOLERANCE
+    assert deviation(small, converted(small, "int8")) < 0.2
 
 
 @pytest.mark.parametrize("name", OTHERS)
