@@ -16,10 +16,19 @@ import torch
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
+from foretoken.models.onnx.experts import routed
 from foretoken.models.onnx.graph import Graph
 from foretoken.models.onnx.passes import DECODER, EMBEDDINGS, JOIN
 from foretoken.models.onnx.products import PRECISIONS, Linear, Precision, multiplied
-from foretoken.models.onnx.reading import Attention, Decoder, Gated, NetworkReader, Norm, PairReads
+from foretoken.models.onnx.reading import (
+    Attention,
+    Decoder,
+    Experts,
+    Gated,
+    NetworkReader,
+    Norm,
+    PairReads,
+)
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.pairs import Join
 from foretoken.models.stock.sizes import context_limit, switch_of
@@ -107,7 +116,11 @@ def normed(graph: Graph, name: str, states: str, norm: Norm | None) -> str:
         return states
     weight = graph.constant(f"{name}.norm", norm.weight)
     how: Any = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
-    return graph.add("SimplifiedLayerNormalization", [states, weight], name, **how)
+    inputs = [states, weight]
+    if norm.bias is not None:
+        inputs.append(graph.constant(f"{name}.norm.bias", norm.bias))
+    kind = "LayerNormalization" if norm.centred else "SimplifiedLayerNormalization"
+    return graph.add(kind, inputs, name, **how)
 
 
 class Writer:
@@ -129,8 +142,15 @@ class Writer:
             shown[i] = states
             made = self._attention(i, read, layer.attention)
             made = self._normed(f"{i}.made", made, layer.behind_attention)
-            states, read = self._added(f"{i}.mid", states, made, layer.residual, layer.before_gated)
-            made = self._gated(i, read, layer.gated)
+            if layer.parallel:
+                if layer.before_gated is not None:
+                    read = self._normed(f"{i}.own", states, layer.before_gated)
+                inner = self._inner(f"{i}", read, layer.gated)
+                made = self.graph.add("Add", [made, inner], f"{i}.both")
+            else:
+                norm = layer.before_gated
+                states, read = self._added(f"{i}.mid", states, made, layer.residual, norm)
+                made = self._inner(f"{i}", read, layer.gated)
             made = self._normed(f"{i}.gave", made, layer.behind_gated)
             last = i + 1 == len(decoder.layers)
             norm = decoder.norm if last else decoder.layers[i + 1].before_attention
@@ -249,19 +269,40 @@ class Writer:
         heads = self._normed(f"{heads}.normed", heads, norm)
         return graph.add("Reshape", [heads, shapes[1]], f"{name}.normed")
 
-    def _gated(self, i: int, states: str, part: Gated) -> str:
-        graph, name = self.graph, f"{i}.gated"
-        both = self._product(f"{name}.reads", states, [part.gate, part.up])
-        graph.add("Split", [both], f"{name}.gate", f"{name}.up", axis=-1, num_outputs=2)
-        gate = [f"{name}.gate"]
+    def _inner(self, name: str, states: str, part: Gated | Experts) -> str:
+        if isinstance(part, Gated):
+            return self._gated(name, states, part)
+        graph = self.graph
+        made = routed(graph, f"{name}.experts", states, part, self.precision)
+        if part.shared is None:
+            return made
+        shared = self._gated(f"{name}.shared", states, part.shared)
+        if part.opening is not None:
+            opening = multiplied(
+                graph, f"{name}.opening", states, [part.opening], PRECISIONS["float32"]
+            )
+            opening = graph.add("Sigmoid", [opening], f"{name}.open")
+            shared = graph.add("Mul", [shared, opening], f"{name}.opened")
+        return graph.add("Add", [made, shared], f"{name}.inner")
+
+    def _gated(self, prefix: str, states: str, part: Gated) -> str:
+        graph, name = self.graph, f"{prefix}.gated"
+        if part.up is None:
+            gate = [self._product(f"{name}.gate", states, [part.gate])]
+        else:
+            both = self._product(f"{name}.reads", states, [part.gate, part.up])
+            graph.add("Split", [both], f"{name}.gate", f"{name}.up", axis=-1, num_outputs=2)
+            gate = [f"{name}.gate"]
         if part.activation == "silu":  # x * sigmoid(alpha * x)
             graph.add("QuickGelu", gate, f"{name}.act", ours=True, alpha=1.0)
         elif part.activation == "relu":
             graph.add("Relu", gate, f"{name}.act")
         else:
             graph.add("Gelu", gate, f"{name}.act", approximate=part.activation)
-        graph.add("Mul", [f"{name}.act", f"{name}.up"], name)
-        return self._product(f"{i}.down", name, [part.down])
+        made = f"{name}.act"
+        if part.up is not None:
+            made = graph.add("Mul", [made, f"{name}.up"], name)
+        return self._product(f"{prefix}.down", made, [part.down])
 
     def _normed(self, name: str, states: str, norm: Norm | None) -> str:
         return normed(self.graph, name, states, norm)
@@ -279,7 +320,10 @@ class Writer:
         weight = self.graph.constant(f"{name}.norm", norm.weight)
         outputs = (f"{name}.normed", "", "", name)
         inputs, how = [states, made, weight], {"epsilon": norm.epsilon}
-        self.graph.add("SkipSimplifiedLayerNormalization", inputs, *outputs, ours=True, **how)
+        if norm.bias is not None:
+            inputs.append(self.graph.constant(f"{name}.norm.bias", norm.bias))
+        kind = "SkipLayerNormalization" if norm.centred else "SkipSimplifiedLayerNormalization"
+        self.graph.add(kind, inputs, *outputs, ours=True, **how)
         return name, f"{name}.normed"
 
     def _product(self, name: str, states: str, linears: list[Linear]) -> str:

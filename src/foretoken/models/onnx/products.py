@@ -130,11 +130,9 @@ def _in_blocks(
     out, count, size = weight.integers.shape
     bits, offsets = weight.bits, weight.offsets
     zero = 0 if bits == 4 and weight.integers.max() > 7 else 2 ** (bits - 1)
-    integers = (weight.integers.astype(np.int16) + zero).astype(np.uint8)
-    packed = integers[..., ::2] | integers[..., 1::2] << 4 if bits == 4 else integers
     inputs = [
         states,
-        graph.constant(f"{name}.integers", packed),
+        graph.constant(f"{name}.integers", packed(weight.integers, bits, zero)),
         graph.constant(f"{name}.scales", weight.scales[..., 0]),
         "" if zero else graph.constant(f"{name}.zeros", np.zeros((out, -(-count // 2)), np.uint8)),
         "",
@@ -151,6 +149,12 @@ def _in_blocks(
         graph.add("MatMul", [sums, f"{name}.offsets"], f"{name}.moved")
         graph.add("Add", [made, f"{name}.moved"], name)
     return name
+
+
+def packed(integers: NDArray[np.int8], bits: int, zero: int) -> NDArray[Any]:
+    """Integers as bytes, `zero` higher, two of four bits in one."""
+    moved = (integers.astype(np.int16) + zero).astype(np.uint8)
+    return moved[..., ::2] | moved[..., 1::2] << 4 if bits == 4 else moved
 
 
 def _sums(graph: Graph, states: str, count: int, size: int) -> str:

@@ -1,5 +1,6 @@
 """A transformers decoder read from its modules: what each layer multiplies, normalises and attends
-to, for families that are built like Llama, with norms before their parts, behind them, or both.
+to, for families that are built like Llama: with norms before their parts, behind them, or both,
+with parts side by side, and with experts.
 
 Modules are tried where their names do not tell. Every parameter must be read: one that is not
 belongs to something that is not understood here. The self-check decides if the reading is right.
@@ -11,8 +12,10 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from foretoken.errors import RefusedError
@@ -25,16 +28,20 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "none", "gelu_new": "tan
 ACTIVATIONS |= {"gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 FIRST, SECOND = "input_layernorm", "post_attention_layernorm"
 THIRD, FOURTH = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+LAST = ("norm", "final_layernorm", "final_layer_norm")
+PLAIN = ("fc1", "fc2"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")  # no gate
 HEADS = 16  # a multiple of which a head has
 SAME = 1e-5  # relative: a norm does what was read
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x / rms(x) * weight."""
+    """x / rms(x) * weight + bias, of x less its mean where that is centred."""
 
     weight: Floats
     epsilon: float
+    bias: Floats | None = None
+    centred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +72,30 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """down(act(gate) * up)."""
+    """down(act(gate) * up), or down(act(gate)) without an up."""
 
     gate: Linear
-    up: Linear
+    up: Linear | None
     down: Linear
     activation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Several gated parts, of which a token meets some: the sum of their down(act(gate) * (up +
+    shift)) by the shares that a router gives them, act(x) = x * sigmoid(slope * x)."""
+
+    router: Linear
+    met: int  # experts of a token
+    of_all: bool  # shares are those of a softmax over all experts, else over the ones that are met
+    gate_up: Floats  # [E, I, 2, H]: those of an inner number side by side
+    down: Floats  # [E, H, I]
+    biases: tuple[Floats, Floats] | None  # [E, I, 2], [E, H]
+    slope: float
+    shift: float
+    limit: float  # of gate (from above) and up (from both sides); 0: none
+    shared: Gated | None  # which every token meets
+    opening: Linear | None  # how much of the shared part: the sigmoid of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +106,10 @@ class DecoderLayer:
     attention: Attention
     behind_attention: Norm | None
     before_gated: Norm | None
-    gated: Gated
+    gated: Gated | Experts
     behind_gated: Norm | None
     residual: float  # what a part gives is multiplied by this
+    parallel: bool = False  # whether both parts read what the layer reads, or else its first norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +166,14 @@ class NetworkReader:
             layers = list(layers_of(network))
             self.read.add(id(network.get_input_embeddings().weight))
         self._require(head is not None and len(stock) == len(layers), "its layers or its head")
+        ends = [getattr(self.base, name) for name in LAST if hasattr(self.base, name)]
+        self._require(bool(ends), "no last norm of a known name")
+        last = ends[0]
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
         made = Decoder(
             self.config.hidden_size,
             [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
-            None if self.base.norm is None else self.norm(self.base.norm),
+            None if last is None else self.norm(last),
             self.linear(head),
             head_norm,
             pairs,
@@ -186,29 +215,44 @@ class NetworkReader:
             places = first, second, third, fourth
         elif norms == {SECOND, FOURTH}:
             places = None, second, None, fourth
+        elif norms == {FIRST}:
+            places = first, None, None, None
         else:
             raise self._refused(f"norms {', '.join(sorted(norms)) or 'of no known name'}")
         parts = {name for name, _ in layer.named_children()} - norms
+        inner = "mlp" if "mlp" in parts else "block_sparse_moe"
+        outer = "self_attn" if "self_attn" in parts else "attention"
         self._require(
-            {"self_attn", "mlp"}
+            {outer, inner}
             == {
                 name for name in parts if any(True for _ in layer.get_submodule(name).parameters())
             },
             f"layers of {', '.join(sorted(parts))}",
         )
-        attention, gated = self._attention(layer.self_attn, window), self._gated(layer.mlp)
+        part = getattr(layer, inner)
+        gated = self._experts(part) if hasattr(part, "experts") else self._gated(part)
+        attention = self._attention(getattr(layer, outer), window)
+        parallel = norms == {FIRST} or getattr(layer, "use_parallel_residual", False)
         residual = float(getattr(layer, "residual_multiplier", 1.0))
-        return DecoderLayer(places[0], attention, places[1], places[2], gated, places[3], residual)
+        return DecoderLayer(
+            places[0], attention, places[1], places[2], gated, places[3], residual, parallel
+        )
 
     def _attention(self, part: Any, window: int) -> Attention:
-        width = int(part.head_dim)
+        width = int(part.head_dim if hasattr(part, "head_dim") else part.head_size)
         self._require(width % HEADS == 0, f"heads of {width} numbers, {HEADS} have a graph")
-        out = self.linear(getattr(part, "o_proj", None))
+        out = self.linear(getattr(part, "o_proj", getattr(part, "dense", None)))
         heads = out.weight.shape[1] // width
         if hasattr(part, "qkv_proj"):
             one = self.linear(part.qkv_proj)
             key_heads = (len(one.weight) // width - heads) // 2
             reads = _split(one, [heads * width, key_heads * width, key_heads * width])
+        elif hasattr(part, "query_key_value"):  # head by head
+            one, key_heads = self.linear(part.query_key_value), heads
+            self._require(len(one.weight) == 3 * heads * width, "queries that share keys")
+            turned = np.arange(3 * heads * width).reshape(heads, 3, width).swapaxes(0, 1).ravel()
+            bias = None if one.bias is None else one.bias[turned]
+            reads = _split(Linear(one.weight[turned], bias), [heads * width] * 3)
         else:
             names = ("q_proj", "k_proj", "v_proj")
             reads = [self.linear(getattr(part, name, None)) for name in names]
@@ -216,6 +260,12 @@ class NetworkReader:
         norms = None
         if getattr(part, "q_norm", None) is not None:
             norms = self.norm(part.q_norm), self.norm(part.k_norm)
+        rope = None
+        if getattr(part, "use_rope", True):
+            rope, turned = self._rope(part, width)
+            if turned < width // 2 and not self.ropes[rope].interleaved:
+                self._require(norms is None, "norms of heads that are turned in part")
+                reads[:2] = (_apart(linear, width, turned) for linear in reads[:2])
         sinks = getattr(part, "sinks", None)
         if sinks is not None:
             self.read.add(id(sinks))
@@ -230,10 +280,14 @@ class NetworkReader:
             float(getattr(part, "attn_logit_softcapping", None) or 0),
             norms,
             None if sinks is None else array(sinks),
-            self._rope(part) if getattr(part, "use_rope", True) else None,
+            rope,
         )
 
     def _gated(self, part: Any) -> Gated:
+        plain = next((names for names in PLAIN if hasattr(part, names[0])), None)
+        if plain:
+            gate, down = (self.linear(getattr(part, name, None)) for name in plain)
+            return Gated(gate, None, down, self._activation())
         if hasattr(part, "gate_up_proj"):
             both = self.linear(part.gate_up_proj)
             gate, up = _split(both, [len(both.weight) // 2] * 2)
@@ -241,10 +295,72 @@ class NetworkReader:
             gate = self.linear(getattr(part, "gate_proj", None))
             up = self.linear(getattr(part, "up_proj", None))
         down = self.linear(getattr(part, "down_proj", None))
+        return Gated(gate, up, down, self._activation())
+
+    def _activation(self) -> str:
         names = ("hidden_activation", "hidden_act")
         said = next((v for name in names if (v := getattr(self.config, name, None))), None)
         self._require(said in ACTIVATIONS, f"activation {said}")
-        return Gated(gate, up, down, ACTIVATIONS[str(said)])
+        return ACTIVATIONS[str(said)]
+
+    def _experts(self, part: Any) -> Experts:
+        experts = part.experts
+        router, met, of_all = self._router(getattr(part, "gate", getattr(part, "router", None)))
+        weights, biases = ("gate_up_proj", "down_proj"), ("gate_up_proj_bias", "down_proj_bias")
+        named, biased = dict(experts.named_parameters()), getattr(experts, "has_bias", False)
+        self._require(set(named) == {*weights, *(biases if biased else ())}, "experts of this kind")
+        self.read |= {id(weight) for weight in named.values()}
+        both, down = (array(named[name]) for name in weights)
+        if experts.is_transposed:
+            both, down = both.swapaxes(1, 2), down.swapaxes(1, 2)
+        added = None
+        if biased:
+            first, second = (array(named[name]) for name in biases)
+            added = _side_by_side(first, experts.is_concatenated), second
+        clamped = hasattr(experts, "alpha")  # as in gpt-oss
+        act = (float(experts.alpha), 1.0, float(experts.limit)) if clamped else (1.0, 0.0, 0.0)
+        self._require_gates(experts, down.shape[2], *act)
+        both = _side_by_side(both, experts.is_concatenated)
+        shared, opening = (getattr(part, n, None) for n in ("shared_expert", "shared_expert_gate"))
+        shared, opening = shared and self._gated(shared), opening and self.linear(opening)
+        return Experts(router, met, of_all, both, down, added, *act, shared, opening)
+
+    def _require_gates(
+        self, experts: Any, inner: int, slope: float, shift: float, limit: float
+    ) -> None:
+        """RefusedError where experts' gates do not act as was read, tried on numbers large and
+        small."""
+        states = 8 * torch.randn(2, 2 * inner, generator=torch.Generator().manual_seed(0))
+        pairs = torch.from_numpy(_side_by_side(states.numpy(), experts.is_concatenated))
+        gate, up = pairs.unbind(-1)
+        if limit:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        with torch.no_grad():
+            made = experts._apply_gate(states)
+        read = gate * torch.sigmoid(slope * gate) * (up + shift)
+        same = torch.allclose(made, read, rtol=SAME, atol=SAME)
+        self._require(same, f"gates of {type(experts).__name__}")
+
+    def _router(self, part: Any) -> tuple[Linear, int, bool]:
+        """The product of a router, how many experts it takes, and whether the shares are those of a
+        softmax over all, tried."""
+        what = f"experts chosen by a {type(part).__name__}"
+        own = dict(part.named_parameters()) if isinstance(part, nn.Module) else {}
+        self._require("weight" in own and {"weight", "bias"} >= set(own), what)
+        weight, bias = own["weight"], own.get("bias")
+        states = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            _, shares, index = part(states)
+            logits = functional.linear(states, weight, bias)
+            best = logits.softmax(-1).topk(index.shape[-1])
+            among = logits.gather(1, best.indices).softmax(-1)
+        of_all, of_met = (
+            torch.allclose(read, shares, rtol=SAME, atol=SAME) for read in (best.values, among)
+        )
+        self._require(torch.equal(best.indices, index) and (of_all or of_met), what)
+        self.read |= {id(each) for each in own.values()}
+        linear = Linear(array(weight), None if bias is None else array(bias))
+        return linear, index.shape[-1], not of_met
 
     def linear(self, part: Any) -> Linear:
         if type(part) is not nn.Linear:
@@ -262,14 +378,21 @@ class NetworkReader:
         with torch.no_grad():
             made = part(states)
         plain = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + epsilon)
-        weight = made[0] / plain[0]
-        same = torch.allclose(made[1], plain[1] * weight, rtol=SAME, atol=SAME)
-        self._require(same, f"a {type(part).__name__}")
         self.read |= {id(weight) for weight in part.parameters()}
-        return Norm(array(weight), float(epsilon))
+        weight = made[0] / plain[0]
+        if torch.allclose(made[1], plain[1] * weight, rtol=SAME, atol=SAME):
+            return Norm(array(weight), float(epsilon))
+        own, bias = getattr(part, "weight", None), getattr(part, "bias", None)
+        self._require(own is not None and own.shape == (width,), f"a {type(part).__name__}")
+        with torch.no_grad():
+            centred = functional.layer_norm(states, (width,), own, bias, epsilon)
+        same = torch.allclose(made, centred, rtol=SAME, atol=SAME)
+        self._require(same, f"a {type(part).__name__}")
+        return Norm(array(own), float(epsilon), None if bias is None else array(bias), True)
 
-    def _rope(self, part: Any) -> int:
-        """The number of a layer's rotary positions, tried on a few."""
+    def _rope(self, part: Any, width: int) -> tuple[int, int]:
+        """The number of a layer's rotary positions, tried on a few, and how many pairs of a head
+        they turn; the others are turned by nothing."""
         turn = self.rotary
         self._require(turn is not None, "positions that are not rotary")
         kinds: list[str] = getattr(self.config, "layer_types", None) or []
@@ -277,22 +400,27 @@ class NetworkReader:
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
         places = torch.tensor([[0, 1, 2, 3, 50, 100]])
         cosine, sine = (x[0].double() for x in turn(torch.zeros(1), places, **more))
+        prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
+        frequencies: Tensor = getattr(turn, f"{prefix}inv_freq")
+        if len(frequencies) == cosine.shape[1]:  # one for both numbers of a pair
+            cosine, sine = (torch.cat([x, x], -1) for x in (cosine, sine))
         half = cosine.shape[1] // 2
         interleaved = not torch.equal(cosine[:, :half], cosine[:, half:])
         cosine, sine = (x[:, ::2] if interleaved else x[:, :half] for x in (cosine, sine))
         scale = float(cosine[0, 0])
-        prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
-        frequencies: Tensor = getattr(turn, f"{prefix}inv_freq")
         angles = places[0, :, None].double() * frequencies.double()
         pair = torch.stack([angles.cos(), angles.sin()]) * scale
         same = pair.shape[1:] == cosine.shape and torch.allclose(
             pair, torch.stack([cosine, sine]), atol=SAME, rtol=0
         )
         self._require(same, "rotary positions of another kind")
-        rope = Rope(tuple(frequencies.double().tolist()), scale, interleaved)
+        turned = len(frequencies)
+        still = [0.0] * (width // 2 - turned)
+        self._require(not still or scale == 1, "rotary positions of a part, scaled")
+        rope = Rope((*frequencies.double().tolist(), *still), scale, interleaved)
         if rope not in self.ropes:
             self.ropes.append(rope)
-        return self.ropes.index(rope)
+        return self.ropes.index(rope), turned
 
     def _require(self, known: bool, what: str) -> None:
         if not known:
@@ -302,6 +430,24 @@ class NetworkReader:
         return RefusedError(
             f"{type(self.network).__name__} is not built as graphs for ONNX Runtime are ({what})"
         )
+
+
+def _side_by_side(both: Floats, behind: bool) -> Floats:
+    """Gates and ups `[E, 2 I, ...]`, the ones behind the others or in turns: `[E, I, 2, ...]`."""
+    count, inner, *rest = both.shape
+    if behind:
+        return both.reshape(count, 2, inner // 2, *rest).swapaxes(1, 2)
+    return both.reshape(count, inner // 2, 2, *rest)
+
+
+def _apart(linear: Linear, width: int, turned: int) -> Linear:
+    """Queries or keys of heads whose first numbers are turned, in an order in which the two of a
+    pair stand half a head apart: attention is the same in any."""
+    first, second, rest = np.split(np.arange(width), [turned, 2 * turned])
+    one, other = np.split(rest, 2)
+    order = np.concatenate([first, one, second, other])
+    rows = np.arange(len(linear.weight)).reshape(-1, width)[:, order].ravel()
+    return Linear(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 
 def _split(linear: Linear, sizes: list[int]) -> list[Linear]:

@@ -46,7 +46,7 @@ from foretoken.models.stock.sizes import context_limit, switch_of
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
-CHECK_FORMAT = 6
+CHECK_FORMAT = 7
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 NO_TOKEN = 2**30  # ends no text

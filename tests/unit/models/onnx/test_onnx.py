@@ -34,7 +34,13 @@ WIDTHS |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_siz
 WIDTHS |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 LIKE_LLAMA = ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma 2", "Gemma 3", "Phi-3"]
 MORE = ["Cwm", "Exaone4", "Gemma", "Granite", "Olmo2", "Olmo3", "SeedOss", "SmolLM3"]
-OTHERS = ["GPT-2", "GPT-NeoX", "OPT", "Mixtral", "T5"]
+OTHERS = ["GPT-2", "OPT", "T5"]
+LAYER_NORMS: list[tuple[str, dict[str, Any]]] = [("Phi", {}), ("Cohere", {}), ("Starcoder2", {})]
+LAYER_NORMS += [("StableLm", {"use_parallel_residual": flag}) for flag in (True, False)]
+LAYER_NORMS += [("GPTNeoX", {"use_parallel_residual": flag}) for flag in (True, False)]
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "num_local_experts": 8}
+EXPERTS |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+WITH_EXPERTS = ["Qwen3Moe", "Qwen2Moe", "Mixtral", "Olmoe", "GraniteMoe", "GptOss"]
 
 
 def converted(network: PreTrainedModel, dtype: str = "float32", **how: Any) -> OnnxModel:
@@ -44,6 +50,19 @@ def converted(network: PreTrainedModel, dtype: str = "float32", **how: Any) -> O
 @cache
 def network() -> PreTrainedModel:
     return tiny.llama(64, head_dim=16, intermediate_size=64)
+
+
+@cache
+def with_experts(name: str = "Qwen2Moe", **settings: Any) -> PreTrainedModel:
+    library: Any = transformers
+    config = getattr(library, f"{name}Config")(**WIDTHS | EXPERTS | {"head_dim": 16} | settings)
+    torch.manual_seed(0)
+    made = getattr(library, f"{name}ForCausalLM")(config).eval()
+    stir(made)
+    return made
+
+
+NETWORKS = {"dense": network, "experts": with_experts}
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +89,59 @@ def test_more_families_are_exact(name: str) -> None:
     assert deviation(small, converted(small)) < TOLERANCE
 
 
+@pytest.mark.parametrize(("name", "settings"), LAYER_NORMS)
+def test_families_with_layer_norms_are_exact(name: str, settings: dict[str, Any]) -> None:
+    """Heads that are turned in part, parts that read the same states, and MLPs without gates."""
+    library: Any = transformers
+    small = small_copy(
+        getattr(library, f"{name}ForCausalLM"),
+        getattr(library, f"{name}Config")(**WIDTHS | settings),
+    )
+    with torch.no_grad():
+        for weight in small.parameters():
+            if weight.ndim == 1:
+                weight.normal_(1)
+    assert deviation(small, converted(small)) < TOLERANCE
+    assert deviation(small, converted(small, "int8")) < 0.2
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_families_are_refused(name: str) -> None:
     with pytest.raises(RefusedError, match="ONNX Runtime"):
         converted(build(name))
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_families_with_experts_are_exact(name: str) -> None:
+    assert deviation(with_experts(name), converted(with_experts(name))) < TOLERANCE
+
+
+def test_layers_without_experts_stand_among_those_with_some() -> None:
+    own: Any = with_experts()
+    config = copy.deepcopy(own.config)
+    config.mlp_only_layers, config.norm_topk_prob = [0], not config.norm_topk_prob
+    other = type(own)(config).eval()
+    stir(other)
+    assert deviation(other, converted(other)) < TOLERANCE
+
+
+def test_experts_that_are_chosen_in_another_way_are_refused() -> None:
+    odd: Any = copy.deepcopy(with_experts())
+    gate = odd.model.layers[1].mlp.gate
+    stock = gate.forward
+    gate.forward = lambda states: (*stock(states)[:1], stock(states)[1] * 2, stock(states)[2])
+    with pytest.raises(RefusedError, match="experts chosen by a Qwen2MoeTopKRouter"):
+        converted(odd)
+
+
+def test_gates_of_experts_that_have_a_limit_are_refused() -> None:
+    """Only large numbers show it."""
+    odd: Any = copy.deepcopy(with_experts())
+    experts = odd.model.layers[1].mlp.experts
+    stock = experts._apply_gate
+    experts._apply_gate = lambda both: stock(both.clamp(max=10))
+    with pytest.raises(RefusedError, match="gates of Qwen2MoeExperts"):
+        converted(odd)
 
 
 def test_a_parameter_that_is_not_read_is_refused() -> None:
@@ -83,11 +151,15 @@ def test_a_parameter_that_is_not_read_is_refused() -> None:
         converted(odd)
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
-def test_a_tokens_logits_do_not_depend_on_its_company(dtype: str) -> None:
+def test_a_tokens_logits_do_not_depend_on_its_company(dtype: str, kind: str) -> None:
     """To the bit: in blocks of any size, beside other rows, behind a rollback, read from a kept
     text, or alone where this processor's products allow it."""
-    model, text = converted(network(), dtype), [(7 * i * i + 3 * i) % 61 + 2 for i in range(90)]
+    model, text = (
+        converted(NETWORKS[kind](), dtype),
+        [(7 * i * i + 3 * i) % 61 + 2 for i in range(90)],
+    )
     model.start([[]])
     expected = model.score([text], [len(text)])[0].clone()
     model.leave([0])
@@ -123,9 +195,27 @@ def test_a_lone_token_attends_behind_itself_without_a_trace(model: OnnxModel) ->
     assert model.lengths == [5]
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize(("dtype", "within"), [("int8", 0.05), ("int4", 0.5)])
-def test_rounding_is_near(dtype: str, within: float) -> None:
-    assert deviation(network(), converted(network(), dtype)) < within
+def test_rounding_is_near(dtype: str, within: float, kind: str) -> None:
+    # all experts: rounding may make a token choose others
+    own = network() if kind == "dense" else with_experts(num_experts_per_tok=8)
+    assert deviation(own, converted(own, dtype)) < within
+
+
+def test_experts_in_blocks_are_kept_as_they_are() -> None:
+    """Weights of four bits are rounded again in no precision."""
+    own: Any = copy.deepcopy(with_experts())
+    for weight in own.model.layers.parameters():
+        if weight.ndim > 1:
+            blocks = rounded(weight.detach().reshape(-1, weight.shape[-1]).numpy(), 4)
+            weight.data = torch.tensor(blocks.integers * blocks.scales).reshape(weight.shape)
+    logits = list[torch.Tensor]()
+    for dtype in ("int4", "int8"):
+        made = converted(own, dtype)
+        made.start([[]])
+        logits.append(made.score([[5, 6, 7, 8]], [4]).clone())
+    assert torch.allclose(*logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -293,10 +383,11 @@ def test_what_onnx_runtime_has_not_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.onnx
+@pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_exact_shapes_run_there(tmp_path: Path, dtype: str) -> None:
+def test_exact_shapes_run_there(tmp_path: Path, dtype: str, kind: str) -> None:
     """Greedy text is that of plain decoding, whatever is guessed and whoever is beside."""
-    network().save_pretrained(tmp_path)
+    NETWORKS[kind]().save_pretrained(tmp_path)
     spec = foretoken.load(tmp_path, "lookup", dtype=dtype, exact_shapes=True)
     assert spec.target.runtime == "onnx" and spec.exact == "bitwise"
     prompts = [[5, 6, 7] * 6, [8, 9], [3] * 40]
