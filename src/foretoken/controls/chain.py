@@ -189,6 +189,8 @@ def _ends(params: SamplingParams, row: _Setting) -> Named:
         begin = int(len(row.request.prompt) == 1 and params.forced_bos_token_id is not None)
         suppressed = penalties.Suppressed(list(params.begin_suppress_tokens), begin, begin + 1)
         yield "begin_suppress_tokens", suppressed
+    if params.thinking_budget:
+        yield "thinking_budget", penalties.BoundedThoughts(params.thinking_budget)
 
 
 def _own_controls(params: SamplingParams, row: _Setting) -> Named:

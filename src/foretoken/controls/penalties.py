@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.sampling.checks import Ids, ThinkingBudget
+
 
 class Rewindable(Protocol):
     """A follower of the text, token by token, that can go back."""
@@ -129,6 +131,47 @@ class Forced:
             scores.fill_(-torch.inf)
             scores[token] = 0.0
         return scores
+
+
+class BoundedThoughts:
+    """Behind so many tokens of thoughts only those that close them are possible."""
+
+    def __init__(self, budget: ThinkingBudget) -> None:
+        self.budget = budget
+        self._tokens: list[int] = []
+        self._begun: int | None = None if budget.opening else 0  # new tokens before them
+        self._closed: int | None = None
+
+    def push(self, token: int) -> None:
+        self._tokens.append(token)
+        size, opening, closing = len(self._tokens), self.budget.opening, self.budget.closing
+        if self._begun is None:
+            self._begun = size if self._ends(opening) else None
+        elif self._closed is None and size - self._begun >= len(closing) and self._ends(closing):
+            self._closed = size
+
+    def pop(self) -> None:
+        size = len(self._tokens)
+        self._tokens.pop()
+        if self._closed == size:
+            self._closed = None
+        elif self._begun == size and self.budget.opening:
+            self._begun = None
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        if self._begun is None or self._closed is not None:
+            return scores
+        if len(self._tokens) - self._begun < self.budget.tokens:
+            return scores
+        closing = self.budget.closing
+        sizes = range(len(closing) - 1, 0, -1)
+        there = next((size for size in sizes if self._ends(closing[:size])), 0)
+        scores.fill_(-torch.inf)
+        scores[closing[there]] = 0.0
+        return scores
+
+    def _ends(self, ids: Ids) -> bool:
+        return tuple(self._tokens[-len(ids) :]) == ids
 
 
 class Biased:

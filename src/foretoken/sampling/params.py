@@ -22,6 +22,7 @@ from foretoken.sampling.checks import (
     Number,
     Sequences,
     Structured,
+    ThinkingBudget,
     as_biases,
     as_callables,
     as_decay,
@@ -32,6 +33,7 @@ from foretoken.sampling.checks import (
     as_sequences,
     as_strings,
     as_structured,
+    as_thinking_budget,
 )
 from foretoken.sampling.options import ApiField, check, declared, option, with_args
 
@@ -269,6 +271,15 @@ class SamplingParams:
     ignore_eos: bool = option(
         False, as_flag, "Go on after an end of sequence.", "Stop conditions", api="ignore_eos"
     )
+    skip_special_tokens: bool = option(
+        True, as_flag, "Leave special tokens out of the text.", None, api="skip_special_tokens"
+    )
+    thinking_budget: ThinkingBudget | None = option(
+        None,
+        as_thinking_budget,
+        "Tokens of thoughts at most, and the ids that open and close them: (n, [...], [...]).",
+        None,
+    )
     num_return_sequences: int = option(
         1,
         COUNT,
@@ -403,6 +414,8 @@ class BeamControls(TypedDict, total=False):
 class Controls(BeamControls, total=False):
     """Fields of `SamplingParams` as keywords, with the types that each takes."""
 
+    skip_special_tokens: bool
+    thinking_budget: tuple[int, Iterable[int], Iterable[int]] | None
     temperature: float
     top_k: int
     top_p: float
