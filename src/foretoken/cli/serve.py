@@ -163,6 +163,8 @@ def serve(
         loading.arguments,
         keywords | {"rule": rule},
         Logs(options.log_format, options.log_level),
+        chat_template=options.chat_template,
+        tool_parser=options.tool_parser,
     )
     setups = loading.setups(setup, options.name, cluster)
     if not cluster.used:

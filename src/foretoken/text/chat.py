@@ -157,15 +157,12 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _plain_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(arguments, str):
-        return call
     try:
-        read = json.loads(arguments)
-    except ValueError:  # as a model may have written it
+        read = json.loads(call["function"]["arguments"])
+        assert isinstance(read, dict)
+        return {**call, "function": {**call["function"], "arguments": read}}
+    except (TypeError, LookupError, ValueError, AssertionError):  # as a model may have written it
         return call
-    return {**call, "function": {**function, "arguments": read}} if isinstance(read, dict) else call
 
 
 def _calls(message: Message) -> bool:

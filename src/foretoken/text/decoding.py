@@ -110,7 +110,8 @@ class Transcript:
         special: bool = False,
     ) -> None:
         """`include`: whether the stop string is part of the text, which otherwise ends before it;
-        `special`: whether special tokens are. With stop strings every token is decoded as it is read, else when the text is asked for."""
+        `special`: whether special tokens are. With stop strings every token is decoded as it is
+        read, else when the text is asked for."""
         assert all(stop_strings), "an empty string ends every text"
         self._stream = Stream(tokenizer, prompt, special=special)
         self._stops = tuple(stop_strings)

@@ -41,6 +41,11 @@ class GenerateRequest:
     thinking_budget: int | None = None
     tell_ids: bool = False  # of the prompt
 
+    @property
+    def constrained(self) -> bool:
+        """True where its text may have to follow a grammar."""
+        return bool(self.controls.get("structured") or (self.wish and self.wish.functions))
+
 
 @dataclass(frozen=True, slots=True)
 class Add:

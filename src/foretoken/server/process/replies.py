@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from foretoken.controls.grammar import symbol
 from foretoken.errors import InputError, about
@@ -29,21 +29,22 @@ OFFER = """You can call functions. To call one, write <tool_call>
 class Replies:
     """The replies of one model."""
 
-    def __init__(self, tokenizer: Any, template: str | None, parser: str) -> None:
-        """`template`: that of the server; `parser`: a format's name, "auto" or "none"."""
+    def __init__(self, tokenizer: Any, template: str | None = None, parser: str = "auto") -> None:
+        """`template`: that of the server; `parser`: a format's name, or "auto"."""
         own = getattr(tokenizer, "chat_template", None)
-        named = "\n".join(map(str, own.values())) if isinstance(own, Mapping) else own
-        self.template = template or named or ""
+        several = cast(Mapping[str, Any], own).values() if isinstance(own, Mapping) else [own or ""]
+        named = "\n".join(map(str, several))
+        self.template = template or named
         self._tokenizer = tokenizer
         by_template = formats.of_template(self.template) if parser == "auto" else None
         chosen = formats.named(parser) if parser in formats.NAMES else by_template
         self.format = chosen or formats.HERMES
-        response = getattr(tokenizer, "response_template", None) if parser == "auto" else None
+        response: Any = getattr(tokenizer, "response_template", None) if parser == "auto" else None
         self.facts = ReplyFacts(
             self.format.name,
             known=chosen is not None,
-            thinks=parser != "none" and self.format.think[0] in self.template,
-            template=response if isinstance(response, dict) else None,
+            thinks=self.format.think[0] in self.template,
+            template=cast(dict[str, Any], response) if isinstance(response, dict) else None,
         )
         self.specials = _specials(tokenizer, self.format.literals)
 
@@ -100,7 +101,9 @@ class Replies:
 
     def _budget(self, tokens: int, thinking: Thinking) -> tuple[int, list[int], list[int]]:
         if not self.facts.thinks:
-            problem = f"thinking_token_budget is {tokens}, and this model's template has no thoughts"
+            problem = (
+                f"thinking_token_budget is {tokens}, and this model's template has no thoughts"
+            )
             raise InputError(f"{problem}; leave it out").about("thinking_token_budget")
         opening, closing = (
             self._tokenizer.encode(mark, add_special_tokens=False) for mark in self.format.think

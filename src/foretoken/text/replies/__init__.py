@@ -1,1 +1,1 @@
-"""Replies of chat models: where they think, where they call functions, and what is for the reader."""
+"""Replies of chat models: thoughts, calls of functions, and what is for the reader."""

@@ -1,5 +1,5 @@
-"""Calls of functions, in the forms in which chat models write them: read from text, and as rules of
-a Lark grammar that a forced call follows. Knows neither where in a reply calls stand, nor models."""
+"""Calls of functions, in the forms in which chat models write them: read from text, and as rules
+of a Lark grammar that a forced call follows. Knows neither where calls stand, nor models."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CallForm(Protocol):
         ...
 
     def progress(self) -> Progress | None:
-        """Return a reader of a call that is still being written; None where its text is not JSON."""
+        """Return a reader of a call that is being written; None where its text is not JSON."""
         ...
 
 
@@ -223,7 +223,9 @@ class BareForm:
             return literal("{}")
         required = set(schema.get("required", ()))
         rules = [f"{literal(f'{n}:')} {self._value(part, literal)}" for n, part in names.items()]
-        return f"{literal('{')} {some_of(rules, [n in required for n in names], ',')} {literal('}')}"
+        return (
+            f"{literal('{')} {some_of(rules, [n in required for n in names], ',')} {literal('}')}"
+        )
 
     def _value(self, schema: Any, literal: Literal) -> str:
         kind = schema.get("type") if isinstance(schema, dict) else None

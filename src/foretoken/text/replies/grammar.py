@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -128,4 +128,3 @@ class GrammarWriter:
         except (ValueError, TypeError) as error:
             problem = f"the function {function.name!r} cannot be called in the form of this model"
             raise InputError(f"{problem}: {error}").about("tools") from None
-

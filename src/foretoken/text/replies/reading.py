@@ -37,6 +37,12 @@ class ReplyReader:
         self._trim = within is not None  # lines between thoughts and text are empty
         self.calls = 0
 
+    @property
+    def thinks(self) -> bool:
+        """True where the next text is thought, as far as is known."""
+        region = self._regions.region
+        return region is not None and region.kind == "thought"
+
     def feed(self, text: str, *, last: bool = False) -> list[Told]:
         """Return what is new; with `last` the reply is over."""
         told: list[Told] = []

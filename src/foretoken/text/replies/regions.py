@@ -41,7 +41,7 @@ class Regions:
     """Cuts one reply, in the midst of which it may begin (`within`)."""
 
     def __init__(self, regions: Sequence[Region], within: Region | None = None) -> None:
-        self._regions, self._region = regions, within
+        self._regions, self.region = regions, within
         self._buffer, self._past = "", ""
         self._captures: dict[str, str] = {}
 
@@ -52,33 +52,33 @@ class Regions:
             mark, settled = self._mark(last)
             if mark is None:
                 yield from self._piece(settled)
-                if last and self._region is not None:
-                    yield Piece(self._region, "", "", self._captures, closed=True)
-                    self._region = None
+                if last and self.region is not None:
+                    yield Piece(self.region, "", "", self._captures, closed=True)
+                    self.region = None
                 return
             region, start, end, captures = mark
             yield from self._piece(start)
             raw, self._buffer = self._buffer[: end - start], self._buffer[end - start :]
             self._past = "begun"
             if region is None:
-                yield Piece(self._region, raw, "", self._captures, closed=True)
-                self._region = None
+                yield Piece(self.region, raw, "", self._captures, closed=True)
+                self.region = None
             elif region.kind == "dropped":
                 yield Piece(region, raw, "", captures, closed=True)
             else:
-                self._region, self._captures = region, captures
+                self.region, self._captures = region, captures
                 yield Piece(region, raw, "", captures)
 
     def _piece(self, size: int) -> Iterator[Piece]:
         text, self._buffer = self._buffer[:size], self._buffer[size:]
         if text:
             self._past = "begun"
-            yield Piece(self._region, text, text, self._captures)
+            yield Piece(self.region, text, text, self._captures)
 
     def _mark(self, last: bool) -> tuple[Any, int]:
         """Return the first mark: its region, or None for the close, and place; and up to where the
         text before any mark is settled."""
-        inside = self._region
+        inside = self.region
         watched: list[tuple[Region | None, Any]] = [(each, each.open) for each in self._regions]
         if inside is not None:
             watched = [] if inside.close is None else [(None, inside.close)]
