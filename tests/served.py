@@ -50,9 +50,7 @@ def serving(
     settings = settings or ServerOptions("tiny", drain=1.0)
     keywords: Any = {"max_rows": 4, **engine}
     template, parser = settings.chat_template, settings.tool_parser
-    setup = Setup(
-        target, draft, LOADING, keywords, chat_template=template, tool_parser=parser
-    )
+    setup = Setup(target, draft, LOADING, keywords, chat_template=template, tool_parser=parser)
     with serving_all({settings.name: setup}, settings, begin) as (url, links):
         yield url, links[settings.name]
 

@@ -89,9 +89,7 @@ def test_some_function_is_called(served: openai.OpenAI) -> None:
 
 def test_the_loop_of_an_agent(served: openai.OpenAI) -> None:
     """A call, what it gave, and an answer; in chats and in responses."""
-    done = served.chat.completions.create(
-        messages=ASK, tools=TOOLS, tool_choice=NAMED, **SAMPLING
-    )
+    done = served.chat.completions.create(messages=ASK, tools=TOOLS, tool_choice=NAMED, **SAMPLING)
     message = done.choices[0].message
     assert message.tool_calls
     told: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}

@@ -55,7 +55,7 @@ class ToolCall:
         return {"index": self.index, "id": self.id, "type": "function", "function": function}
 
 
-class Reply:
+class ReplyText:
     """A reply as it is read: its text, thoughts and calls."""
 
     thought_tokens = 0
@@ -106,18 +106,18 @@ class Answer(Generic[Asked]):
     ) -> None:
         """`facts`: how the model's replies are read."""
         self.asked, self.model, self.generation, self.facts = asked, model, generation, facts
-        self._replies: dict[int, Reply] = {}
+        self._replies: dict[int, ReplyText] = {}
 
     def usage(self) -> dict[str, Any]:
         """Return the numbers of tokens."""
         thoughts = sum(reply.thought_tokens for reply in self._replies.values())
         return usage(self.generation, thoughts)
 
-    def reply(self, i: int) -> Reply:
+    def reply(self, i: int) -> ReplyText:
         """Return the reply that text i is, as far as it has been read."""
         if i not in self._replies:
             wish = self.asked.wish(self.facts)
-            self._replies[i] = Reply(self.facts, wish, self.texts[i].tail)
+            self._replies[i] = ReplyText(self.facts, wish, self.texts[i].tail)
         return self._replies[i]
 
     def finish(self, i: int, done: Done) -> str:

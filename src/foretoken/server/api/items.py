@@ -17,7 +17,7 @@ from foretoken.text.replies.reading import Told
 KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 
-class Message(Wire):
+class MessageItem(Wire):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
@@ -28,7 +28,7 @@ class Message(Wire):
     phase: None = None  # which clients send of an answer that they had
 
 
-class FunctionCall(Wire):
+class CallItem(Wire):
     """A call that the model made."""
 
     type: Literal["function_call"]
@@ -39,7 +39,7 @@ class FunctionCall(Wire):
     status: str | None = None
 
 
-class FunctionOutput(Wire):
+class CallOutputItem(Wire):
     """What a call gave."""
 
     type: Literal["function_call_output"]
@@ -49,23 +49,23 @@ class FunctionOutput(Wire):
     status: str | None = None
 
 
-class ReasoningText(Wire):
+class ThoughtPart(Wire):
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class Reasoning(Wire):
+class ThoughtItem(Wire):
     """Thoughts before a message or a call."""
 
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[ReasoningText] = Field(default_factory=list[ReasoningText])
-    content: list[ReasoningText] | None = None
+    summary: list[ThoughtPart] = Field(default_factory=list[ThoughtPart])
+    content: list[ThoughtPart] | None = None
     encrypted_content: None = None
     status: str | None = None
 
 
-class Unknown(Wire):
+class OtherItem(Wire):
     """An item of another type, refused by it and not by what only such an item holds."""
 
     @model_validator(mode="before")
@@ -76,18 +76,17 @@ class Unknown(Wire):
 
 
 def _kind(item: Any) -> str:
-    if not isinstance(item, dict):
-        return "message"
-    kind = item.get("type", "message")
-    return kind if kind in KINDS else "unknown"
+    """The tag of an item's type, whose colon tells it from a field in the place of an error."""
+    kind = item.get("type", "message") if isinstance(item, dict) else "message"
+    return f"item:{kind if kind in KINDS else 'unknown'}"
 
 
 Item = Annotated[
-    Annotated[Message, Tag("message")]
-    | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[FunctionOutput, Tag("function_call_output")]
-    | Annotated[Reasoning, Tag("reasoning")]
-    | Annotated[Unknown, Tag("unknown")],
+    Annotated[MessageItem, Tag("item:message")]
+    | Annotated[CallItem, Tag("item:function_call")]
+    | Annotated[CallOutputItem, Tag("item:function_call_output")]
+    | Annotated[ThoughtItem, Tag("item:reasoning")]
+    | Annotated[OtherItem, Tag("item:unknown")],
     Discriminator(_kind),
 ]
 
@@ -98,19 +97,19 @@ def messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     thoughts = ""
     for item in items:
         match item:
-            case Reasoning():
+            case ThoughtItem():
                 thoughts += "".join(part.text for part in item.content or ())
                 continue
-            case Message():
+            case MessageItem():
                 turns.append(item.model_dump(include={"role", "content"}))
-            case FunctionCall():
+            case CallItem():
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 if turns and turns[-1]["role"] == "assistant" and not thoughts:
                     turns[-1].setdefault("tool_calls", []).append(call)
                     continue
                 turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            case FunctionOutput():
+            case CallOutputItem():
                 told = {"tool_call_id": item.call_id, "content": item.output}
                 turns.append({"role": "tool", **told})
             case _:

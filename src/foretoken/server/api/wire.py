@@ -18,7 +18,7 @@ from foretoken.sampling.params import OPTIONS, Controls, SamplingParams
 from foretoken.server.api import unsupported
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import GenerateRequest, Prompt, ReplyFacts
-from foretoken.text.replies.calls import Function as Signature
+from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import Wish
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -300,7 +300,11 @@ class ApiRequest(Sampled):
             "prompt_logprobs": self.reported_of_prompt,
             "structured": self._structured(),
         }
-        controls: Any = {n: v for n, v in options.items() if v is not None and v is not DEFAULTS[n]}
+        controls: Any = {
+            n: v
+            for n, v in options.items()
+            if v is not None and (v is not DEFAULTS[n] or not isinstance(v, bool))
+        }
         return controls
 
     def _structured(self) -> dict[str, Any] | None:

@@ -78,8 +78,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ReplyFacts:
-    """How a model's replies are read: by the tokenizer's own response template, or in a format of
-    `text.replies`. `format` is also that of forced calls."""
+    """The way in which a model's replies are read: by the tokenizer's own response template, or in
+    a format of `text.replies`, which is also that of forced calls."""
 
     format: str
     known: bool = False  # whether the chat template writes it

@@ -15,7 +15,7 @@ from foretoken.sampling.params import Controls
 from foretoken.server.process.messages import GenerateRequest, ReplyFacts
 from foretoken.text.decoding import decode
 from foretoken.text.replies import formats
-from foretoken.text.replies.calls import Function
+from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import GrammarWriter, Thinking
 from foretoken.text.replies.reading import format_regions, within
 
@@ -67,8 +67,8 @@ class Replies:
         return decode(self._tokenizer, list(ids[-TAIL:]), special=True)
 
     def controls(self, request: GenerateRequest, tail: str) -> Controls:
-        """What a request's controls become: the grammar of its calls, its thoughts' budget, and the
-        special tokens of the marks in the text. InputError where a function cannot be held to."""
+        """Return changes of a request's controls: the grammar of its calls, its thoughts' budget,
+        and special tokens in the text. InputError where a function cannot be held to."""
         assert request.wish is not None
         changes: Controls = {}
         if self.specials or self.facts.template:
@@ -117,5 +117,5 @@ def _specials(tokenizer: Any, text: str) -> dict[str, int]:
     return {token.content: id for id, token in added if token.special and token.content in text}
 
 
-def _shown(function: Function) -> dict[str, Any]:
+def _shown(function: Signature) -> dict[str, Any]:
     return {name: value for name, value in asdict(function).items() if value is not None}

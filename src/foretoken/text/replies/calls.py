@@ -14,14 +14,14 @@ from typing import Any, Protocol
 SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+    r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
 )
 
 Literal = Callable[[str], str]  # a text as a grammar's symbols, in which special tokens are tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class Signature:
     """A function that a model may call."""
 
     name: str
@@ -46,17 +46,17 @@ class Call:
     arguments: str
 
 
-Functions = Mapping[str, Function]
+Signatures = Mapping[str, Signature]
 
 
 class CallForm(Protocol):
     """A way to write calls."""
 
-    def read(self, text: str, functions: Functions) -> list[Call]:
+    def read(self, text: str, functions: Signatures) -> list[Call]:
         """Return the calls in a text. ValueError where it holds something else."""
         ...
 
-    def rule(self, function: Function, literal: Literal) -> str:
+    def rule(self, function: Signature, literal: Literal) -> str:
         """Return the right side of the rule for a call of a function. ValueError where its schema
         says what this form cannot hold to."""
         ...
@@ -109,7 +109,7 @@ class JsonForm:
     key: str = "arguments"  # as models write it; both names are read
     between: str = ""  # of several
 
-    def read(self, text: str, functions: Functions) -> list[Call]:
+    def read(self, text: str, functions: Signatures) -> list[Call]:
         calls, rest = list[Call](), text.strip()
         while rest:
             value, end = json.JSONDecoder().raw_decode(rest)
@@ -117,7 +117,7 @@ class JsonForm:
             rest = rest[end:].removeprefix(self.between).strip()
         return calls or _none(text)
 
-    def rule(self, function: Function, literal: Literal) -> str:
+    def rule(self, function: Signature, literal: Literal) -> str:
         head = f'{{"name": {json.dumps(function.name)}, "{self.key}": '
         return f"{literal(head)} {json_rule(function.schema)} {literal('}')}"
 
@@ -137,9 +137,9 @@ class NamedForm:
     @property
     def head(self) -> re.Pattern[str]:
         before, between = map(re.escape, (self.before, self.between))
-        return re.compile(self.pattern or rf"\s*{before}([\w.:-]+){between}\s*", re.DOTALL)
+        return re.compile(self.pattern or rf"\s*{before}([\w.:-]+){between}\s*(?=\S)", re.DOTALL)
 
-    def read(self, text: str, functions: Functions) -> list[Call]:
+    def read(self, text: str, functions: Signatures) -> list[Call]:
         match = self.head.match(text)
         if match is None:
             return _none(text)
@@ -148,7 +148,7 @@ class NamedForm:
             return _none(text)
         return [Call(match[1], json.dumps(value, ensure_ascii=False))]
 
-    def rule(self, function: Function, literal: Literal) -> str:
+    def rule(self, function: Signature, literal: Literal) -> str:
         head = literal(f"{self.before}{function.name}{self.between}")
         after = f" {literal(self.after)}" if self.after else ""
         return f"{head} {json_rule(function.schema)}{after}"
@@ -161,7 +161,7 @@ class NamedForm:
 class PythonForm:
     """`[f(a=1, b="x"), g()]`, as Python writes it; JSON's names of constants are read too."""
 
-    def read(self, text: str, functions: Functions) -> list[Call]:
+    def read(self, text: str, functions: Signatures) -> list[Call]:
         try:
             body = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, RecursionError, MemoryError) as error:
@@ -175,7 +175,7 @@ class PythonForm:
         given = {each.arg: _python(each.value) for each in part.keywords if each.arg is not None}
         return Call(ast.unparse(part.func), json.dumps(given, ensure_ascii=False))
 
-    def rule(self, function: Function, literal: Literal) -> str:
+    def rule(self, function: Signature, literal: Literal) -> str:
         names = _held(function, "a call in Python's form")
         required = set(function.schema.get("required", ()))
         rules = [f"{literal(f'{name}=')} {self._value(part)}" for name, part in names.items()]
@@ -200,7 +200,7 @@ class BareForm:
     quote: str = '<|"|>'
     before: str = "call:"
 
-    def read(self, text: str, functions: Functions) -> list[Call]:
+    def read(self, text: str, functions: Signatures) -> list[Call]:
         match = re.match(rf"\s*{self.before}([\w.-]+)(?=\{{)", text)
         if match is None:
             return _none(text)
@@ -213,12 +213,12 @@ class BareForm:
         given = json.loads(whole)
         return [Call(match[1], json.dumps(given, ensure_ascii=False))]
 
-    def rule(self, function: Function, literal: Literal) -> str:
+    def rule(self, function: Signature, literal: Literal) -> str:
         head = literal(f"{self.before}{function.name}")
         return f"{head} {self._object(function.schema, literal)}"
 
     def _object(self, schema: dict[str, Any], literal: Literal) -> str:
-        names = _held(Function("an object", schema), "a call with bare keys")
+        names = _held(Signature("an object", schema), "a call with bare keys")
         if not names:
             return literal("{}")
         required = set(schema.get("required", ()))
@@ -261,12 +261,12 @@ class TaggedForm:
     end: str  # of a value
     after: str = ""
 
-    def read(self, text: str, functions: Functions) -> list[Call]:
+    def read(self, text: str, functions: Signatures) -> list[Call]:
         before, behind = (re.escape(mark.strip()) for mark in self.head)
         name = re.match(rf"\s*{before}\s*([^\s<>=]+)\s*{behind}", text)
         if name is None:
             return _none(text)
-        function = functions.get(name[1], Function(name[1]))
+        function = functions.get(name[1], Signature(name[1]))
         opening, closing = (re.escape(mark.strip()) for mark in self.key)
         each = rf"\s*{opening}(.+?){closing}\n?(.*?)\n?{re.escape(self.end.strip())}"
         given, rest = {}, text[name.end() :]
@@ -278,7 +278,7 @@ class TaggedForm:
             return _none(text)
         return [Call(name[1], json.dumps(given, ensure_ascii=False))]
 
-    def rule(self, function: Function, literal: Literal) -> str:
+    def rule(self, function: Signature, literal: Literal) -> str:
         required = set(function.schema.get("required", ()))
         parts = [literal(f"{self.head[0]}{function.name}{self.head[1]}")]
         for name, schema in _held(function, "a call whose arguments stand between marks").items():
@@ -349,7 +349,7 @@ def _python(value: ast.expr) -> Any:
             return ast.literal_eval(value)
 
 
-def _held(function: Function, form: str) -> dict[str, Any]:
+def _held(function: Signature, form: str) -> dict[str, Any]:
     """The arguments of a function whose schema is an object of named properties. ValueError where
     it says more, which such a form cannot hold to."""
     said = function.schema.keys() - {"type", "properties", "required", "additionalProperties"}

@@ -18,8 +18,8 @@ THINK = ("<think>", "</think>")
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a model writes what is not for the reader. Texts of a call's surroundings are what a
-    forced call has; `opens` and `closes` are read, where models vary them."""
+    """Marks around what is not for the reader. Texts of a call's surroundings are those of a
+    forced call; `opens` and `closes` are read, where models vary them."""
 
     name: str
     form: CallForm
@@ -64,7 +64,7 @@ HERMES = ReplyFormat(
 FORMATS = (
     ReplyFormat(
         "harmony",
-        NamedForm(" <|constrain|>json<|message|>", pattern=r"\s*([\w.-]+).*?<\|message\|>\s*"),
+        NamedForm(" <|constrain|>json<|message|>", pattern=r"\s*([\w.-]+).*?<\|message\|>\s*(?=\S)"),
         "<|channel|>commentary to=functions.",
         "<|call|>",
         r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))? ?to=functions\.",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretoken.errors import InputError
-from foretoken.text.replies.calls import Function, text_until
+from foretoken.text.replies.calls import Signature, text_until
 from foretoken.text.replies.formats import ReplyFormat
 
 ANYTHING = r"/(.|\n)*/"
@@ -21,7 +21,7 @@ Thinking = Literal["no", "may", "begun"]  # in a reply; "begun": in the prompt
 class Wish:
     """The reply that a request asks for."""
 
-    functions: tuple[Function, ...] = ()
+    functions: tuple[Signature, ...] = ()
     required: bool = False  # whether functions must be called
     parallel: bool = True  # whether several calls may be made
 
@@ -122,7 +122,7 @@ class GrammarWriter:
             return f"({' | '.join(firsts)}) {behind}"
         return f"{self.literal(opening + begun)} call {behind}"
 
-    def _call(self, function: Function) -> str:
+    def _call(self, function: Signature) -> str:
         try:
             return self.format.form.rule(function, self.literal)
         except (ValueError, TypeError) as error:

@@ -10,9 +10,9 @@ from typing import Any
 import regex
 
 from foretoken.errors import InputError, one_line
-from foretoken.text.replies.calls import Call, Functions, Progress
+from foretoken.text.replies.calls import Call, Progress, Signatures
 from foretoken.text.replies.formats import ReplyFormat
-from foretoken.text.replies.regions import Piece, Region, Regions, literal
+from foretoken.text.replies.regions import Cut, Region, Regions, literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Told:
 class ReplyReader:
     """Reads one reply. A call that is broken is text, with its marks."""
 
-    def __init__(self, regions: list[Region], functions: Functions, within: Region | None) -> None:
+    def __init__(self, regions: list[Region], functions: Signatures, within: Region | None) -> None:
         self._regions, self._functions = Regions(regions, within), functions
         self._raw = self._body = ""  # of the calls that are being written
         self._progress: Progress | None = None
@@ -50,7 +50,7 @@ class ReplyReader:
             told += self._told(piece)
         return told
 
-    def _told(self, piece: Piece) -> Iterator[Told]:
+    def _told(self, piece: Cut) -> Iterator[Told]:
         region = piece.region
         if region is None:
             text = piece.text.lstrip("\n") if self._trim else piece.text
@@ -64,7 +64,7 @@ class ReplyReader:
         elif region.kind == "calls":
             yield from self._calls(region, piece)
 
-    def _calls(self, region: Region, piece: Piece) -> Iterator[Told]:
+    def _calls(self, region: Region, piece: Cut) -> Iterator[Told]:
         if not self._raw:
             self._progress = region.key.progress() if region.key else None
         self._raw += piece.raw
@@ -87,7 +87,7 @@ class ReplyReader:
             self._streamed = True
             yield Told(call=self.calls, name=name, arguments=arguments)
 
-    def _read(self, region: Region, piece: Piece) -> Iterator[Told]:
+    def _read(self, region: Region, piece: Cut) -> Iterator[Told]:
         try:
             calls = region.key.read(self._body, self._functions, piece.captures)
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -104,7 +104,7 @@ class FormReading:
     def __init__(self, format: ReplyFormat) -> None:
         self.format = format
 
-    def read(self, body: str, functions: Functions, captures: dict[str, str]) -> list[Call]:
+    def read(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
         return self.format.form.read(body, functions)
 
     def progress(self) -> Progress | None:
@@ -118,7 +118,7 @@ class FieldReading:
     def __init__(self, field: Any) -> None:
         self.field = field
 
-    def read(self, body: str, functions: Functions, captures: dict[str, str]) -> list[Call]:
+    def read(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
         from transformers.utils.chat_parsing.content_parsers import process_field
 
         value = process_field(body, self.field, captures)

@@ -27,7 +27,7 @@ def literal(*texts: str) -> regex.Pattern[str]:
     return regex.compile("|".join(map(regex.escape, texts)))
 
 
-class Piece(NamedTuple):
+class Cut(NamedTuple):
     """What is new of a region. All `raw` texts, one behind another, are the reply."""
 
     region: Region | None  # None: text
@@ -45,7 +45,7 @@ class Regions:
         self._buffer, self._past = "", ""
         self._captures: dict[str, str] = {}
 
-    def feed(self, text: str, *, last: bool = False) -> Iterator[Piece]:
+    def feed(self, text: str, *, last: bool = False) -> Iterator[Cut]:
         """Yield what is settled; with `last`, all the rest."""
         self._buffer += text
         while True:
@@ -53,7 +53,7 @@ class Regions:
             if mark is None:
                 yield from self._piece(settled)
                 if last and self.region is not None:
-                    yield Piece(self.region, "", "", self._captures, closed=True)
+                    yield Cut(self.region, "", "", self._captures, closed=True)
                     self.region = None
                 return
             region, start, end, captures = mark
@@ -61,19 +61,19 @@ class Regions:
             raw, self._buffer = self._buffer[: end - start], self._buffer[end - start :]
             self._past = "begun"
             if region is None:
-                yield Piece(self.region, raw, "", self._captures, closed=True)
+                yield Cut(self.region, raw, "", self._captures, closed=True)
                 self.region = None
             elif region.kind == "dropped":
-                yield Piece(region, raw, "", captures, closed=True)
+                yield Cut(region, raw, "", captures, closed=True)
             else:
                 self.region, self._captures = region, captures
-                yield Piece(region, raw, "", captures)
+                yield Cut(region, raw, "", captures)
 
-    def _piece(self, size: int) -> Iterator[Piece]:
+    def _piece(self, size: int) -> Iterator[Cut]:
         text, self._buffer = self._buffer[:size], self._buffer[size:]
         if text:
             self._past = "begun"
-            yield Piece(self.region, text, text, self._captures)
+            yield Cut(self.region, text, text, self._captures)
 
     def _mark(self, last: bool) -> tuple[Any, int]:
         """Return the first mark: its region, or None for the close, and place; and up to where the
