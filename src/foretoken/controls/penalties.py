@@ -119,6 +119,17 @@ class Suppressed:
         return scores.index_fill_(0, self.ids.to(scores.device), -torch.inf)
 
 
+class Allowed:
+    """No other ids than these occur."""
+
+    def __init__(self, ids: Ids, V: int) -> None:
+        self.others = torch.ones(V, dtype=torch.bool)
+        self.others[list(ids)] = False
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return scores.masked_fill_(self.others.to(scores.device), -torch.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class Forced:
     """At some places among the new tokens only one id is possible."""

@@ -195,6 +195,13 @@ class SamplingParams:
         "Penalties and bans",
         off=(0,),
     )
+    allowed_token_ids: Ids | None = option(
+        None,
+        as_ids,
+        "Draw no other ids than these.",
+        "Penalties and bans",
+        api="allowed_token_ids",
+    )
     bad_words_ids: Sequences | None = option(
         None,
         as_sequences,
@@ -396,6 +403,7 @@ class BeamControls(TypedDict, total=False):
     frequency_penalty: float
     no_repeat_ngram_size: int | None
     encoder_no_repeat_ngram_size: int | None
+    allowed_token_ids: Iterable[int] | None
     bad_words_ids: Iterable[Iterable[int]] | None
     sequence_bias: Mapping[tuple[int, ...], float] | Iterable[tuple[Iterable[int], float]] | None
     logit_bias: Mapping[int, float]
@@ -503,6 +511,7 @@ ELSEWHERE = {alias: name for name, each in OPTIONS.items() for alias in each.ali
 IDS_IN: dict[Check, Callable[[Any], list[int]]] = {
     as_id: lambda value: [value],
     as_ids: list,
+    as_thinking_budget: lambda value: [*value.opening, *value.closing],
     as_sequences: lambda value: [token for ids in value for token in ids],
     as_biases: lambda value: [token for ids, _ in value for token in ids],
     as_logit_bias: lambda value: [token for ids, _ in value for token in ids],

@@ -186,6 +186,9 @@ class ApiRequest(Sampled):
     seed: Whole | None = None
     return_token_ids: Flag = False
     structured_outputs: StructuredOutputs | None = None
+    bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None, max_length=MOST_CHOICES, description="texts that are not written"
+    )
     cache_salt: str = ""
     priority: Whole = 0
     speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
@@ -282,6 +285,7 @@ class ApiRequest(Sampled):
             show_steps=self.speculation.steps,
             echo=self.echoes,
             tell_ids=self.return_token_ids,
+            bad_words=tuple(self.bad_words or ()),
             wish=self.wish(facts),
             thinking_budget=self.thinking_token_budget if self.templated else None,
         )

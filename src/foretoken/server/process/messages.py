@@ -40,6 +40,7 @@ class GenerateRequest:
     wish: Wish | None = None  # of a reply that is read for thoughts and calls
     thinking_budget: int | None = None
     tell_ids: bool = False  # of the prompt
+    bad_words: tuple[str, ...] = ()  # texts that are not written
 
     @property
     def constrained(self) -> bool:

@@ -279,10 +279,20 @@ class Worker:
         controls = request.controls
         if request.wish is not None:
             controls = controls | self.replies.controls(request, tail)
+        if request.bad_words:
+            with about("bad_words"):
+                controls = controls | self._banned(request.bad_words)
         if structure := controls.get("structured"):
             with about("structured"):
                 self.sandbox.require(as_structured("structured", structure))
         return controls
+
+    def _banned(self, texts: tuple[str, ...]) -> Controls:
+        """The ids of texts, as they begin a text and as they stand behind a space."""
+        if self.spec.tokenizer is None:
+            raise InputError("bad_words needs a tokenizer, and the model has none; leave it out")
+        spelled = [self.spec.inputs.prediction(lead + text) for text in texts for lead in ("", " ")]
+        return {"bad_words_ids": [ids for ids in dict.fromkeys(spelled) if ids]}
 
     def _accepted(self, id: int, request: GenerateRequest, ids: list[int]) -> Accepted:
         tail = "" if request.wish is None else self.replies.tail(ids)

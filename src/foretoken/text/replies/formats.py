@@ -64,7 +64,9 @@ HERMES = ReplyFormat(
 FORMATS = (
     ReplyFormat(
         "harmony",
-        NamedForm(" <|constrain|>json<|message|>", pattern=r"\s*([\w.-]+).*?<\|message\|>\s*(?=\S)"),
+        NamedForm(
+            " <|constrain|>json<|message|>", pattern=r"\s*([\w.-]+).*?<\|message\|>\s*(?=\S)"
+        ),
         "<|channel|>commentary to=functions.",
         "<|call|>",
         r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))? ?to=functions\.",
