@@ -1,4 +1,4 @@
-"""Forced tool calls of a server: are they valid by 200 schemas, whole and streamed, eight at a time,
+"""Forced tool calls of a server: are they valid by 200 schemas, whole and streamed, eight at once,
 with draft tokens and without, and what does the grammar cost?
 
 Every schema is asked for twice whole, at gamma 0 and 3 with one seed and the coupled rule, and once
