@@ -191,8 +191,6 @@ def _ends(params: SamplingParams, row: _Setting) -> Named:
         begin = int(len(row.request.prompt) == 1 and params.forced_bos_token_id is not None)
         suppressed = penalties.Suppressed(list(params.begin_suppress_tokens), begin, begin + 1)
         yield "begin_suppress_tokens", suppressed
-    if params.thinking_budget:
-        yield "thinking_budget", penalties.BoundedThoughts(params.thinking_budget)
 
 
 def _own_controls(params: SamplingParams, row: _Setting) -> Named:
@@ -200,3 +198,5 @@ def _own_controls(params: SamplingParams, row: _Setting) -> Named:
         yield f"processor {type(each.processor).__name__}", each
     if (matcher := row.matcher) is not None:
         yield "structured", lambda scores, history: matcher(scores)
+    if params.thinking_budget:  # last: it sees where a grammar does not let thoughts end yet
+        yield "thinking_budget", penalties.BoundedThoughts(params.thinking_budget)

@@ -145,7 +145,8 @@ class Forced:
 
 
 class BoundedThoughts:
-    """Behind so many tokens of thoughts only those that close them are possible."""
+    """Behind so many tokens of thoughts only those that close them are possible, or where a grammar
+    forbids them, as within a character, soon after."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self.budget = budget
@@ -177,8 +178,9 @@ class BoundedThoughts:
         closing = self.budget.closing
         sizes = range(len(closing) - 1, 0, -1)
         there = next((size for size in sizes if self._ends(closing[:size])), 0)
-        scores.fill_(-torch.inf)
-        scores[closing[there]] = 0.0
+        if scores[closing[there]] > -torch.inf:
+            scores.fill_(-torch.inf)
+            scores[closing[there]] = 0.0
         return scores
 
     def _ends(self, ids: Ids) -> bool:

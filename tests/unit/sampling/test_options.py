@@ -30,7 +30,7 @@ from foretoken.serving.options import AllEngineKeywords, EngineOptions
 SERVING = SERVER | ENGINE
 DOCS = Path(__file__).parents[3] / "docs"
 # One valid value for each kind of field in a request
-VALUES = {"logit_bias": {"5": 1.0}, "stop": "a", "stop_token_ids": [5]}
+VALUES = {"logit_bias": {"5": 1.0}, "stop": "a", "stop_token_ids": [5], "allowed_token_ids": [5]}
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -125,3 +125,88 @@ def test_the_loop_of_an_agent(served: openai.OpenAI) -> None:
     assert json.loads("".join(pieces)) == json.loads(call.arguments)
     (last,) = [e.response for e in events if e.type == "response.completed"]
     assert last.output[0].arguments == "".join(pieces)
+
+
+THINKS = TEMPLATE + "{% if add_generation_prompt and not quick %}<think>\n{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """A model that thinks: its template begins every answer with thoughts."""
+    folders = pair(tmp_path_factory.mktemp("thinking"), THINKS)
+    with (
+        serving(*folders, ServerOptions("tiny", drain=1.0)) as (url, _),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def ask(client: openai.OpenAI, **more: Any) -> Any:
+    return client.chat.completions.create(messages=ASK, **SAMPLING, **more).choices[0]
+
+
+def test_thoughts_are_a_field_of_their_own(thinking: openai.OpenAI) -> None:
+    done = ask(thinking)
+    assert done.message.content == "" and len(done.message.reasoning_content) > 50
+    answered = ask(thinking, extra_body={"chat_template_kwargs": {"quick": True}})
+    assert not hasattr(answered.message, "reasoning_content") and answered.message.content
+    chunks = list(thinking.chat.completions.create(messages=ASK, stream=True, **SAMPLING))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    thoughts = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert thoughts == done.message.reasoning_content
+    response = thinking.responses.create(
+        input="Hello", model="tiny", max_output_tokens=160, extra_body={"seed": 7}
+    )
+    (item,) = response.output
+    assert item.type == "reasoning" and item.content and item.content[0].text == thoughts
+    assert response.usage and response.usage.output_tokens_details.reasoning_tokens == 160
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+def test_thoughts_end_with_their_budget(thinking: openai.OpenAI, gamma: int) -> None:
+    body = {"thinking_token_budget": 20, "speculation": {"gamma": gamma, "rule": "coupled"}}
+    done = thinking.chat.completions.create(messages=ASK, **SAMPLING, extra_body=body)
+    message, usage = done.choices[0].message, done.usage
+    assert message.content and len(message.reasoning_content.encode()) >= 10  # pyright: ignore
+    closing = len("</think>")  # of a tokenizer of bytes
+    assert usage and usage.completion_tokens_details
+    assert 20 <= usage.completion_tokens_details.reasoning_tokens <= 20 + closing + gamma
+
+
+def test_a_grammar_holds_behind_thoughts(thinking: openai.OpenAI) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": WEATHER}}
+    done = ask(thinking, response_format=schema, extra_body={"thinking_token_budget": 9})
+    jsonschema.validate(json.loads(done.message.content), WEATHER)
+    called = ask(thinking, tools=TOOLS, tool_choice=NAMED, extra_body={"thinking_token_budget": 9})
+    assert called.message.reasoning_content and len(called.message.tool_calls) == 1
+    assert called.finish_reason == "tool_calls"
+
+
+def test_ids_of_prompts_and_bans_of_tokens_and_words(thinking: openai.OpenAI) -> None:
+    more = {"return_token_ids": True, "allowed_token_ids": [70, 71, 72], "bad_words": ["g"]}
+    sampling = {"model": "tiny", "max_tokens": 30, "temperature": 1.0}
+    done = thinking.completions.create(prompt="Hello", **sampling, extra_body=more)
+    choice: Any = done.choices[0]
+    assert len(choice.prompt_token_ids) == done.usage.prompt_tokens  # pyright: ignore
+    assert set(choice.token_ids) <= {70, 71, 72} and "g" not in choice.text
+    assert len(set(choice.token_ids)) == 2
+    chat = thinking.chat.completions.create(messages=ASK, **SAMPLING, extra_body=more)
+    assert len(chat.prompt_token_ids) == chat.usage.prompt_tokens  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+         "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}}}],
+          "tool_choice": "required"}, "tools"),
+    ],
+)  # fmt: skip
+def test_wishes_for_tools_that_cannot_be_are_named(
+    thinking: openai.OpenAI, more: Any, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(thinking, **more)
+    assert refused.value.param == param

@@ -71,6 +71,7 @@ class ReplyText:
 
     def feed(self, part: StepOutput) -> list[Told]:
         """Return what is new."""
+        thought = self._reader is not None and self._reader.thinks
         if self._reader is None:
             told = [Told(part.text)] if part.text else []
         else:
@@ -83,7 +84,7 @@ class ReplyText:
                     self.calls.append(ToolCall(fresh("call"), each.call))
                 self.calls[each.call].name += each.name
                 self.calls[each.call].arguments += each.arguments
-        if self._reader is not None and self._reader.thinks:
+        if thought or (self._reader is not None and self._reader.thinks):
             self.thought_tokens += len(part.tokens)
         return told
 

@@ -63,7 +63,7 @@ class Chat(Predicting, Templated):
         **ApiRequest.sets,
         "prompt": ("messages",),
         "max_new_tokens": ("max_completion_tokens", "max_tokens"),
-        "structured": ("response_format", "structured_outputs"),
+        "structured": ("response_format", "structured_outputs", "tools"),
         "chat_template_kwargs": ("tools", "chat_template_kwargs", "reasoning_effort"),
     }
 

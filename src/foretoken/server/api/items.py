@@ -40,7 +40,7 @@ class CallItem(Wire):
 
 
 class CallOutputItem(Wire):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str

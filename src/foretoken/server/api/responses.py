@@ -71,7 +71,7 @@ class Responses(Templated):
         "prompt": ("input",),
         "max_new_tokens": ("max_output_tokens",),
         "logprobs": ("top_logprobs",),
-        "structured": ("text.format", "structured_outputs"),
+        "structured": ("text.format", "structured_outputs", "tools"),
         "chat_template_kwargs": ("tools", "chat_template_kwargs", "reasoning"),
     }
 

@@ -17,7 +17,7 @@ from foretoken.text.replies.regions import Cut, Region, Regions, literal
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is new: text for the reader, thoughts, or a call's name, once, and arguments."""
+    """News of a reply: text, thoughts, or a call's name, once, and arguments."""
 
     text: str = ""
     thought: str = ""

@@ -28,7 +28,7 @@ def literal(*texts: str) -> regex.Pattern[str]:
 
 
 class Cut(NamedTuple):
-    """What is new of a region. All `raw` texts, one behind another, are the reply."""
+    """New text of a region. All `raw` texts, one behind another, are the reply."""
 
     region: Region | None  # None: text
     raw: str
