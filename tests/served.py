@@ -49,7 +49,8 @@ def serving(
     in a thread, or `spawned` in a process of its own."""
     settings = settings or ServerOptions("tiny", drain=1.0)
     keywords: Any = {"max_rows": 4, **engine}
-    setup = Setup(target, draft, LOADING, keywords)
+    template, parser = settings.chat_template, settings.tool_parser
+    setup = Setup(target, draft, LOADING, keywords, chat_template=template, tool_parser=parser)
     with serving_all({settings.name: setup}, settings, begin) as (url, links):
         yield url, links[settings.name]
 

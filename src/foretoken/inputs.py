@@ -169,8 +169,14 @@ class InputProcessor:
 
 def transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Transcript:
     """Return the reader of a request's new text, up to its stop strings."""
-    strings, include = request.params.stop_strings or (), request.params.include_stop_string
-    return Transcript(tokenizer, request.prompt, strings, include=include)
+    params, strings = request.params, request.params.stop_strings or ()
+    return Transcript(
+        tokenizer,
+        request.prompt,
+        strings,
+        include=params.include_stop_string,
+        special=not params.skip_special_tokens,
+    )
 
 
 def _within(ids: Iterable[int], V: int, name: str) -> list[int]:

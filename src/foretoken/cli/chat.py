@@ -46,6 +46,7 @@ def chat(
     rendering: Rendering,
     server: ServerAddress,
     loading: option.PairLoading,
+    place: option.Place = None,
     quick: Annotated[
         str | None, Option("--quick", "-q", help="Answer this prompt only, then exit.")
     ] = None,
@@ -77,6 +78,7 @@ def chat(
     from foretoken.options import as_seed, require  # late: NumPy, which `--help` does without
 
     # Mistakes are told before models load, which takes seconds
+    target = option.target(place, target)
     options = sampling.given
     SamplingParams(**options)
     require(gamma, rule, lenience)

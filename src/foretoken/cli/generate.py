@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from foretoken.cli import answer, batch, option, prompts
 from foretoken.cli.command import command, quiet
@@ -33,14 +33,7 @@ def generate(
     messages: Messages,
     loading: option.PairLoading,
     cluster: option.Cluster,
-    words: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[TARGET] PROMPT",
-            help="Continue this prompt. A word before it is the target, as with --target. Default: "
-            "standard input.",
-        ),
-    ] = None,
+    words: option.Words = None,
     prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
     target: option.Target = None,
     draft: option.Draft = None,
@@ -72,11 +65,7 @@ def generate(
     from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
 
     # Mistakes are told before torch is imported, which takes seconds, and before models load
-    words = words or []
-    if len(words) > 2:
-        raise InputError(f"{len(words)} texts are given; put the prompt in quotes")
-    target = option.target(words[0] if len(words) == 2 else None, target)
-    prompt = words[-1] if words else None  # a word alone is the prompt
+    target, prompt = option.target_and_prompt(words, target)
     options, template = sampling.given, messages.template
     require(gamma, rule, lenience)
     keys_of(seed, [1])

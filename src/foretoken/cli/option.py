@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from typer import Option
+from typer import Argument, Option
 
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import adapters, hub
@@ -284,6 +284,26 @@ def target(positional: str | None, named: str | None) -> str | None:
     if positional is not None and named is not None and positional != named:
         raise InputError(f"the target is {positional!r} and --target {named!r}; give one of them")
     return positional if named is None else named
+
+
+Place = Annotated[str | None, Argument(metavar="TARGET", help="Target model, as with --target.")]
+Words = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[TARGET] PROMPT",
+        help="Continue this prompt. A word before it is the target, as with --target. Default: "
+        "standard input.",
+    ),
+]
+
+
+def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str | None, str | None]:
+    """Return the target, by position or by --target, and the prompt, which a word alone is.
+    InputError for more words."""
+    words = words or []
+    if len(words) > 2:
+        raise InputError(f"{len(words)} texts are given; put the prompt in quotes")
+    return target(words[0] if len(words) == 2 else None, named), words[-1] if words else None
 
 
 PROMPTS = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli.command import Config, command
@@ -122,9 +122,7 @@ def serve(
     server: ServerFlags,
     engine: EngineFlags,
     cluster: option.Cluster,
-    model: Annotated[
-        str | None, Argument(metavar="TARGET", help="Target model, as with --target.")
-    ] = None,
+    place: option.Place = None,
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
@@ -145,7 +143,7 @@ def serve(
     draft, gamma, rule = speculative(speculative_config, draft, gamma, rule)
     require(gamma, rule, 1.0)
     cluster.require()
-    target = option.target(model, target)
+    target = option.target(place, target)
     loading.require(target)
     if server.chat_template is not None:
         given["chat_template"] = read_text(server.chat_template, "a Jinja template")
@@ -163,6 +161,8 @@ def serve(
         loading.arguments,
         keywords | {"rule": rule},
         Logs(options.log_format, options.log_level),
+        chat_template=options.chat_template,
+        tool_parser=options.tool_parser,
     )
     setups = loading.setups(setup, options.name, cluster)
     if not cluster.used:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
-from typer import Argument, Option
+from typer import Option
 
 from foretoken.cli import answer, option, prompts, render
 from foretoken.cli.answer import TaskAnswer
@@ -37,9 +37,7 @@ FEW = 4  # tokens of the text that warms up
 def trace(
     sampling: option.OneText,
     loading: option.PairLoading,
-    prompt: Annotated[
-        str | None, Argument(help="Continue this prompt. Default: standard input.")
-    ] = None,
+    words: option.Words = None,
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
@@ -69,6 +67,7 @@ def trace(
 
     if table and as_json:
         raise InputError("--json has all that --table prints; leave one of them out")
+    target, prompt = option.target_and_prompt(words, target)
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     (one,) = prompts.tasks(prompts.read(prompt, None), sampling.given)

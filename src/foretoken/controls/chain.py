@@ -163,6 +163,8 @@ def _banned(params: SamplingParams, row: _Setting) -> Named:
     if params.encoder_no_repeat_ngram_size:
         none = penalties.NoneOfSource(params.encoder_no_repeat_ngram_size, row.read, row.V)
         yield "encoder_no_repeat_ngram_size", none
+    if params.allowed_token_ids is not None:
+        yield "allowed_token_ids", penalties.Allowed(params.allowed_token_ids, row.V)
     # as transformers has it, an end is no bad word
     bad = [
         ids
@@ -196,3 +198,5 @@ def _own_controls(params: SamplingParams, row: _Setting) -> Named:
         yield f"processor {type(each.processor).__name__}", each
     if (matcher := row.matcher) is not None:
         yield "structured", lambda scores, history: matcher(scores)
+    if params.thinking_budget:  # last: it sees where a grammar does not let thoughts end yet
+        yield "thinking_budget", penalties.BoundedThoughts(params.thinking_budget)

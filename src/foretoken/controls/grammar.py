@@ -295,6 +295,19 @@ def _grammars(kind: str, text: str) -> list[dict[str, Any]]:
     return [_lark(f"start: {' | '.join(map(json.dumps, choice))}")]
 
 
+def symbol(structured: Structured) -> str:
+    """A grammar as a symbol of another one, in Lark. InputError where it is not what its kind
+    says."""
+    kind, text = structured
+    try:
+        grammars = _grammars(kind, text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(kind, one_line(error)) from None
+    if kind == "json_schema":
+        return f"%json {json.dumps(grammars[1]['json_schema'])}"
+    return f"%lark {{\n{grammars[0]['lark_grammar'].removesuffix(SETTING)}}}"
+
+
 def _lark(text: str) -> dict[str, Any]:
     """A Lark grammar whose masks hold every token that goes on. Where only one text can follow,
     they would hold one token otherwise: what the tokenizer makes of that text, which may even spell

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.sampling.checks import Ids, ThinkingBudget
+
 
 class Rewindable(Protocol):
     """A follower of the text, token by token, that can go back."""
@@ -117,6 +119,17 @@ class Suppressed:
         return scores.index_fill_(0, self.ids.to(scores.device), -torch.inf)
 
 
+class Allowed:
+    """No other ids than these occur."""
+
+    def __init__(self, ids: Ids, V: int) -> None:
+        self.others = torch.ones(V, dtype=torch.bool)
+        self.others[list(ids)] = False
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return scores.masked_fill_(self.others.to(scores.device), -torch.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class Forced:
     """At some places among the new tokens only one id is possible."""
@@ -129,6 +142,49 @@ class Forced:
             scores.fill_(-torch.inf)
             scores[token] = 0.0
         return scores
+
+
+class BoundedThoughts:
+    """Behind so many tokens of thoughts only those that close them are possible, or where a grammar
+    forbids them, as within a character, soon after."""
+
+    def __init__(self, budget: ThinkingBudget) -> None:
+        self.budget = budget
+        self._tokens: list[int] = []
+        self._begun: int | None = None if budget.opening else 0  # new tokens before them
+        self._closed: int | None = None
+
+    def push(self, token: int) -> None:
+        self._tokens.append(token)
+        size, opening, closing = len(self._tokens), self.budget.opening, self.budget.closing
+        if self._begun is None:
+            self._begun = size if self._ends(opening) else None
+        elif self._closed is None and size - self._begun >= len(closing) and self._ends(closing):
+            self._closed = size
+
+    def pop(self) -> None:
+        size = len(self._tokens)
+        self._tokens.pop()
+        if self._closed == size:
+            self._closed = None
+        elif self._begun == size and self.budget.opening:
+            self._begun = None
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        if self._begun is None or self._closed is not None:
+            return scores
+        if len(self._tokens) - self._begun < self.budget.tokens:
+            return scores
+        closing = self.budget.closing
+        sizes = range(len(closing) - 1, 0, -1)
+        there = next((size for size in sizes if self._ends(closing[:size])), 0)
+        if scores[closing[there]] > -torch.inf:
+            scores.fill_(-torch.inf)
+            scores[closing[there]] = 0.0
+        return scores
+
+    def _ends(self, ids: Ids) -> bool:
+        return tuple(self._tokens[-len(ids) :]) == ids
 
 
 class Biased:

@@ -217,4 +217,23 @@ def as_structured(name: str, value: Any) -> Structured:
     return Structured(kind, grammar)
 
 
+class ThinkingBudget(NamedTuple):
+    """Tokens of thoughts at most, behind `opening`, or behind the prompt where that is empty; then
+    `closing` follows."""
+
+    tokens: int
+    opening: Ids
+    closing: Ids
+
+
+def as_thinking_budget(name: str, value: Any) -> ThinkingBudget:
+    parts = _listed(name, value, "a number of tokens and two lists of ids")
+    if len(parts) != 3 or not whole(parts[0]) or parts[0] < 0:
+        raise InputError(f"{name} is {shown(value)}; give (tokens, ids that open, ids that close)")
+    opening, closing = (as_ids(name, ids) for ids in parts[1:])
+    if not closing:
+        raise InputError(f"{name} closes with no id; give one or more")
+    return ThinkingBudget(int(parts[0]), opening, closing)
+
+
 GRAMMARS = ("json_schema", "regex", "lark", "choice")

@@ -45,8 +45,8 @@ class DeclaredOption:
     Attributes:
         check: Makes a caller's value the field's, or raises InputError.
         help: One sentence, for `--help`, the server's schema and the docs.
-        panel: Its group in `--help`; None for code, which no text can hold: such an option is
-            Python's alone, and no command line, JSONL line or request has it.
+        panel: Its group in `--help`; None for one that no command line or JSONL line has, as for
+            code, which no text can hold.
         flag: Its flag on the command line, where that is not the field's name.
         api: Its field in a request to the server; None where it has none, or where endpoints
             differ in more than a name.

@@ -22,6 +22,7 @@ from foretoken.sampling.checks import (
     Number,
     Sequences,
     Structured,
+    ThinkingBudget,
     as_biases,
     as_callables,
     as_decay,
@@ -32,6 +33,7 @@ from foretoken.sampling.checks import (
     as_sequences,
     as_strings,
     as_structured,
+    as_thinking_budget,
 )
 from foretoken.sampling.options import ApiField, check, declared, option, with_args
 
@@ -193,6 +195,13 @@ class SamplingParams:
         "Penalties and bans",
         off=(0,),
     )
+    allowed_token_ids: Ids | None = option(
+        None,
+        as_ids,
+        "Draw no other ids than these.",
+        "Penalties and bans",
+        api="allowed_token_ids",
+    )
     bad_words_ids: Sequences | None = option(
         None,
         as_sequences,
@@ -268,6 +277,15 @@ class SamplingParams:
     )
     ignore_eos: bool = option(
         False, as_flag, "Go on after an end of sequence.", "Stop conditions", api="ignore_eos"
+    )
+    skip_special_tokens: bool = option(
+        True, as_flag, "Leave special tokens out of the text.", None, api="skip_special_tokens"
+    )
+    thinking_budget: ThinkingBudget | None = option(
+        None,
+        as_thinking_budget,
+        "Tokens of thoughts at most, and the ids that open and close them: (n, [...], [...]).",
+        None,
     )
     num_return_sequences: int = option(
         1,
@@ -385,6 +403,7 @@ class BeamControls(TypedDict, total=False):
     frequency_penalty: float
     no_repeat_ngram_size: int | None
     encoder_no_repeat_ngram_size: int | None
+    allowed_token_ids: Iterable[int] | None
     bad_words_ids: Iterable[Iterable[int]] | None
     sequence_bias: Mapping[tuple[int, ...], float] | Iterable[tuple[Iterable[int], float]] | None
     logit_bias: Mapping[int, float]
@@ -403,6 +422,8 @@ class BeamControls(TypedDict, total=False):
 class Controls(BeamControls, total=False):
     """Fields of `SamplingParams` as keywords, with the types that each takes."""
 
+    skip_special_tokens: bool
+    thinking_budget: tuple[int, Iterable[int], Iterable[int]] | None
     temperature: float
     top_k: int
     top_p: float
@@ -490,6 +511,7 @@ ELSEWHERE = {alias: name for name, each in OPTIONS.items() for alias in each.ali
 IDS_IN: dict[Check, Callable[[Any], list[int]]] = {
     as_id: lambda value: [value],
     as_ids: list,
+    as_thinking_budget: lambda value: [*value.opening, *value.closing],
     as_sequences: lambda value: [token for ids in value for token in ids],
     as_biases: lambda value: [token for ids, _ in value for token in ids],
     as_logit_bias: lambda value: [token for ids, _ in value for token in ids],

@@ -42,6 +42,7 @@ from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation, several
+from foretoken.server.process.messages import ReplyFacts
 from foretoken.server.process.models import ServedModels
 
 VERSION = version("foretoken")
@@ -121,11 +122,17 @@ class Routes:
 
     async def chat(self, request: Request, asked: Chat) -> Response:
         generation = self._generation(request, asked)
-        return await self._answer(request, ChatAnswer(asked, request.state.model, generation))
+        facts = self._facts(request)
+        return await self._answer(
+            request, ChatAnswer(asked, request.state.model, generation, facts)
+        )
 
     async def responses(self, request: Request, asked: Responses) -> Response:
         generation = self._generation(request, asked)
-        return await self._answer(request, ResponseAnswer(asked, request.state.model, generation))
+        facts = self._facts(request)
+        return await self._answer(
+            request, ResponseAnswer(asked, request.state.model, generation, facts)
+        )
 
     async def completions(self, request: Request, asked: Text) -> Response:
         generation = self._generation(request, asked)
@@ -232,6 +239,11 @@ class Routes:
         request.state.model = name
         return engine
 
+    def _facts(self, request: Request) -> ReplyFacts | None:
+        """Return how the replies of a request's model are read."""
+        info = self._engine(request.state.model).info
+        return None if info is None else info.replies
+
     def _model(self, name: str) -> dict[str, Any]:
         base = self.served.base
         return {
@@ -258,7 +270,9 @@ class Routes:
             name = asked.param("max_new_tokens")
             message = f"{name} is {asked.max_new_tokens}, this server writes at most "
             raise BadRequestError(f"{message}{options.max_tokens}", name)
-        first = asked.to_engine(prompts[0], info.suggested if info else {})
+        first = asked.to_engine(
+            prompts[0], info.suggested if info else {}, info.replies if info else None
+        )
         first = replace(
             first,
             chat_template=options.chat_template if asked.templated else None,

@@ -16,6 +16,7 @@ from typing import Any
 from foretoken.errors import InputError, shown
 from foretoken.sampling.checks import Choice, Count, Number, as_strings
 from foretoken.sampling.options import check, declared, option
+from foretoken.text.replies.formats import NAMES as FORMAT_NAMES
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -50,6 +51,13 @@ class ServerOptions:
     )
     chat_template: str | None = option(
         None, as_text, "File with a Jinja template. Default: the tokenizer's own.", "Serving"
+    )
+    tool_parser: str = option(
+        "auto",
+        Choice(("auto", *FORMAT_NAMES), f"one of auto, {', '.join(FORMAT_NAMES)}"),
+        "Format of tool calls and reasoning: auto (the chat template's), "
+        f"{', '.join(FORMAT_NAMES)}.",
+        "Serving",
     )
     max_tokens: int | None = option(None, COUNT, "New tokens per text, at most.", "Serving")
     max_texts: int = option(16, COUNT, "Texts per request, at most.", "Serving")

@@ -5,6 +5,7 @@ Knows no models. The template writes the whole prompt: no special tokens are add
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -145,9 +146,23 @@ def _require_role(i: int, role: str, source: str) -> None:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates read it: one that calls tools instead has an empty content. Fields
-    that are null, as clients send them, transformers leaves out."""
-    return dict(message) if message.get("content") is not None else {**message, "content": ""}
+    """A message as templates read it: one that calls tools instead has an empty content, and
+    arguments of calls, which clients send as JSON, are what it says. Fields that are null, as
+    clients send them, transformers leaves out."""
+    plain = {**message, "content": ""} if message.get("content") is None else dict(message)
+    calls = message.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        plain["tool_calls"] = [_plain_call(call) for call in cast(list[Any], calls)]
+    return plain
+
+
+def _plain_call(call: Any) -> Any:
+    try:
+        read = json.loads(call["function"]["arguments"])
+        assert isinstance(read, dict)
+        return {**call, "function": {**call["function"], "arguments": read}}
+    except (TypeError, LookupError, ValueError, AssertionError):  # as a model may have written it
+        return call
 
 
 def _calls(message: Message) -> bool:

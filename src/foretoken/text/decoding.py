@@ -22,9 +22,11 @@ REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
-    """The text of `tokens` without special tokens, spaces as they are."""
-    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, special: bool = False) -> str:
+    """The text of `tokens`, with special tokens or without, spaces as they are."""
+    text = tokenizer.decode(
+        tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False
+    )
     assert isinstance(text, str)
     return text
 
@@ -44,10 +46,18 @@ class Stream:
     what is held back, as it reads if nothing follows.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: Sequence[int] = (),
+        *,
+        special: bool = False,
+    ) -> None:
+        """`special`: whether special tokens are part of the text."""
+        self.tokenizer, self._special = tokenizer, special
         added = tokenizer.added_tokens_decoder.items()
-        self._silent = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+        specials = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+        self._silent: set[int] = set() if special else specials
         self._tokens = list(prompt)  # the last piece's, at first the prompt, and those held back
         self._seen = len(self._tokens)  # how many of them are the last piece's
         self.held = ""
@@ -55,8 +65,10 @@ class Stream:
     def add(self, tokens: list[int], *, last: bool = False) -> str:
         """The text that is final once `tokens` are known; with `last`, all the rest."""
         self._tokens += tokens
-        before = decode(self.tokenizer, self._tokens[: self._seen])
-        now = decode(self.tokenizer, self._tokens)
+        before, now = (
+            decode(self.tokenizer, tokens, special=self._special)
+            for tokens in (self._tokens[: self._seen], self._tokens)
+        )
         new = now[len(commonprefix([before, now])) :]  # it may complete the prompt's character
         if not new or (not last and self._open(now)):
             self.held = new
@@ -95,11 +107,13 @@ class Transcript:
         stop_strings: Sequence[str] = (),
         *,
         include: bool = False,
+        special: bool = False,
     ) -> None:
-        """`include`: whether the stop string is part of the text, which otherwise ends before it.
-        With stop strings every token is decoded as it is read, else when the text is asked for."""
+        """`include`: whether the stop string is part of the text, which otherwise ends before it;
+        `special`: whether special tokens are. With stop strings every token is decoded as it is
+        read, else when the text is asked for."""
         assert all(stop_strings), "an empty string ends every text"
-        self._stream = Stream(tokenizer, prompt)
+        self._stream = Stream(tokenizer, prompt, special=special)
         self._stops = tuple(stop_strings)
         self._include = include
         self._reach = max(map(len, stop_strings), default=1) - 1

@@ -21,7 +21,7 @@ from foretoken.sampling.params import ELSEWHERE, FIELDS, OPTIONS, WRITABLE, Cont
 from foretoken.server.api.chat import Chat
 from foretoken.server.api.completions import Text
 from foretoken.server.api.responses import Responses
-from foretoken.server.api.wire import SHARED
+from foretoken.server.api.wire import DEFAULTS, SHARED
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
 from foretoken.serving.options import OPTIONS as ENGINE
@@ -30,7 +30,7 @@ from foretoken.serving.options import AllEngineKeywords, EngineOptions
 SERVING = SERVER | ENGINE
 DOCS = Path(__file__).parents[3] / "docs"
 # One valid value for each kind of field in a request
-VALUES = {"logit_bias": {"5": 1.0}, "stop": "a", "stop_token_ids": [5]}
+VALUES = {"logit_bias": {"5": 1.0}, "stop": "a", "stop_token_ids": [5], "allowed_token_ids": [5]}
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -61,7 +61,7 @@ def test_a_field_of_a_request_is_its_option(kind: Any, least: dict[str, Any], na
     field = SHARED[name]
     if kind is Responses and name == "prompt_logprobs":
         return  # a response has no place for them
-    value = VALUES.get(field, True if OPTIONS[name].check is as_flag else 1)
+    value = VALUES.get(field, not DEFAULTS[name] if OPTIONS[name].check is as_flag else 1)
     parsed: Any = kind.model_validate(least | {field: value})
     assert NAMES[name] == field and parsed.param(name) == field
     if name != "num_return_sequences":  # a request of its own for each text

@@ -500,7 +500,7 @@ def test_bad_requests_are_named(
          "input[0].role"),
         ("responses", {"input": [{"role": "user", "content": None}], "instructions": "b"},
          "input[0].content"),
-        ("responses", {"input": [{"type": "reasoning"}]}, "input[0].type"),
+        ("responses", {"input": [{"type": "compaction"}]}, "input[0].type"),
         ("responses", {"input": [HELLO[0] | {"name": "x"}]}, "input[0].name"),
         ("responses", {"input": "a", "max_output_tokens": 1024}, "max_output_tokens"),
         ("responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema":

@@ -62,7 +62,7 @@ def test_every_form_that_is_taken_is_in_the_document(document: dict[str, Any]) -
         return kinds(schemas[name]["properties"][field])
 
     assert forms("Responses", "input") == {"string", "array"}
-    assert forms("Item", "content") == {"string", "array"}
+    assert forms("MessageItem", "content") == {"string", "array"}
     assert {"string", "array"} <= forms("Message", "content")
     assert {"string", "array"} <= forms("Text", "stop")
     assert schemas["Tool"]["required"] == ["type"]  # a response's is its function itself

@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from time import time
 from typing import Any, ClassVar, Generic, TypeVar
-from uuid import uuid4
 
 from foretoken.records import StepRecord
+from foretoken.server.api.ids import fresh
 from foretoken.server.api.wire import ApiRequest
 from foretoken.server.process.generation import GeneratedText, Generation
-from foretoken.server.process.messages import Done, StepOutput, TokenLogprob
+from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, TokenLogprob
+from foretoken.text.replies.formats import named
+from foretoken.text.replies.grammar import Wish
+from foretoken.text.replies.reading import (
+    ReplyReader,
+    Told,
+    format_regions,
+    template_regions,
+    within,
+)
 
 Asked = TypeVar("Asked", bound=ApiRequest)
 DONE = "data: [DONE]\n\n"
-
-
-def fresh(prefix: str) -> str:
-    """A new id."""
-    return f"{prefix}-{uuid4().hex}"
 
 
 def event(data: Any, name: str | None = None) -> str:
@@ -29,11 +34,97 @@ def event(data: Any, name: str | None = None) -> str:
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
+@dataclass(slots=True)
+class ToolCall:
+    """A call as far as it is written."""
+
+    id: str
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+    def shown(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+    def delta(self, told: Told) -> dict[str, Any]:
+        """Return what is new of it: its id and name once."""
+        if not told.name:
+            return {"index": self.index, "function": {"arguments": told.arguments}}
+        function = {"name": told.name, "arguments": told.arguments}
+        return {"index": self.index, "id": self.id, "type": "function", "function": function}
+
+
+class ReplyText:
+    """A reply as it is read: its text, thoughts and calls."""
+
+    thought_tokens = 0
+
+    def __init__(self, facts: ReplyFacts | None, wish: Wish | None, tail: str) -> None:
+        self.text = self.thoughts = ""
+        self.calls: list[ToolCall] = []
+        self._reader = None if facts is None or wish is None else _reader(facts, wish, tail)
+
+    def read(self, text: GeneratedText) -> list[Told]:
+        """Read a whole text."""
+        return [told for part in text.parts for told in self.feed(part)]
+
+    def feed(self, part: StepOutput) -> list[Told]:
+        """Return what is new."""
+        thought = self._reader is not None and self._reader.thinks
+        if self._reader is None:
+            told = [Told(part.text)] if part.text else []
+        else:
+            told = self._reader.feed(part.text, last=part.done is not None)
+        for each in told:
+            self.text += each.text
+            self.thoughts += each.thought
+            if each.call is not None:
+                if each.call == len(self.calls):
+                    self.calls.append(ToolCall(fresh("call"), each.call))
+                self.calls[each.call].name += each.name
+                self.calls[each.call].arguments += each.arguments
+        if thought or (self._reader is not None and self._reader.thinks):
+            self.thought_tokens += len(part.tokens)
+        return told
+
+
+def _reader(facts: ReplyFacts, wish: Wish, tail: str) -> ReplyReader:
+    calls = bool(wish.functions)
+    if facts.template is not None:
+        regions = template_regions(facts.template, calls=calls)
+    else:
+        regions = format_regions(named(facts.format), calls=calls, thoughts=facts.thinks)
+    functions = {each.name: each for each in wish.functions}
+    return ReplyReader(regions, functions, within(regions, tail))
+
+
 class Answer(Generic[Asked]):
     """Answer of an endpoint: a whole body once all is written, or events while it is."""
 
-    def __init__(self, asked: Asked, model: str, generation: Generation) -> None:
-        self.asked, self.model, self.generation = asked, model, generation
+    def __init__(
+        self, asked: Asked, model: str, generation: Generation, facts: ReplyFacts | None = None
+    ) -> None:
+        """`facts`: how the model's replies are read."""
+        self.asked, self.model, self.generation, self.facts = asked, model, generation, facts
+        self._replies: dict[int, ReplyText] = {}
+
+    def usage(self) -> dict[str, Any]:
+        """Return the numbers of tokens."""
+        thoughts = sum(reply.thought_tokens for reply in self._replies.values())
+        return usage(self.generation, thoughts)
+
+    def reply(self, i: int) -> ReplyText:
+        """Return the reply that text i is, as far as it has been read."""
+        if i not in self._replies:
+            wish = self.asked.wish(self.facts)
+            self._replies[i] = ReplyText(self.facts, wish, self.texts[i].tail)
+        return self._replies[i]
+
+    def finish(self, i: int, done: Done) -> str:
+        """Return why text i ended."""
+        called = i in self._replies and self._replies[i].calls
+        return "tool_calls" if called and done.reason == "stop" else done.reason
 
     def body(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -92,8 +183,8 @@ class ChoicesAnswer(Answer[Asked]):
     prefix: ClassVar[str]  # of its id
     kinds: ClassVar[tuple[str, str]]  # what it is called, and what a chunk of it
 
-    def choice(self, text: GeneratedText) -> dict[str, Any]:
-        """Return the fields of a whole text."""
+    def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
+        """Return the fields of a whole text, the i-th."""
         raise NotImplementedError
 
     def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
@@ -111,10 +202,10 @@ class ChoicesAnswer(Answer[Asked]):
 
     def body(self) -> dict[str, Any]:
         choices = [
-            self._choice(i, self.choice(text), text.tokens, text.done)
+            self._choice(i, self.choice(i, text), text.tokens, text.done)
             for i, text in enumerate(self.kept)
         ]
-        answer = self._head(self.kinds[0]) | {"choices": choices, "usage": usage(self.generation)}
+        answer = self._head(self.kinds[0]) | {"choices": choices, "usage": self.usage()}
         return answer | self.metrics() | self.speculation(whole=True)
 
     async def events(self) -> AsyncGenerator[str]:
@@ -131,10 +222,10 @@ class ChoicesAnswer(Answer[Asked]):
                     steps = [shown_step(step, part.words) for step in part.steps]
                     chunk["speculation"] = {"steps": steps}
                 if options is not None and options.continuous_usage_stats:
-                    chunk["usage"] = usage(self.generation)
+                    chunk["usage"] = self.usage()
                 yield event(head | chunk)
         if options is not None and options.include_usage:
-            last: dict[str, Any] = {"choices": [], "usage": usage(self.generation)}
+            last: dict[str, Any] = {"choices": [], "usage": self.usage()}
             yield event(head | last | self.metrics() | self.speculation())
         yield DONE
 
@@ -150,7 +241,7 @@ class ChoicesAnswer(Answer[Asked]):
         done: Done | None = None,
     ) -> dict[str, Any]:
         choice = {"index": i, "logprobs": None, **content}
-        choice["finish_reason"] = None if done is None else done.reason
+        choice["finish_reason"] = None if done is None else self.finish(i, done)
         if done is not None:
             choice["stop_reason"] = done.stop
         if self.asked.return_token_ids and tokens is not None:
@@ -158,8 +249,9 @@ class ChoicesAnswer(Answer[Asked]):
         return choice
 
 
-def usage(generation: Generation) -> dict[str, Any]:
-    """Return the numbers of tokens, the prompt's once however many texts continue it."""
+def usage(generation: Generation, thoughts: int = 0) -> dict[str, Any]:
+    """Return the numbers of tokens, the prompt's once however many texts continue it; `thoughts`:
+    those of reasoning."""
     texts = generation.texts
     read = sum(text.prompt_tokens for text in texts[:: generation.n])
     written = sum(len(text.tokens) for text in texts)
@@ -174,7 +266,7 @@ def usage(generation: Generation) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": sum(step.accepted for step in predicted),
             "rejected_prediction_tokens": sum(step.drafted - step.accepted for step in predicted),
-            "reasoning_tokens": 0,
+            "reasoning_tokens": thoughts,
         },
     }
 

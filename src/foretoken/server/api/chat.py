@@ -14,7 +14,7 @@ from foretoken.server.api.wire import (
     Content,
     Flag,
     Predicting,
-    Tool,
+    Templated,
     Whole,
     Wire,
     small,
@@ -33,6 +33,9 @@ class JsonSchema(Wire):
 class ResponseFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    object_schema: dict[str, Any] | None = Field(
+        None, alias="schema", description="of a json_object, as older clients send it"
+    )
 
 
 class Message(BaseModel, extra="allow"):
@@ -42,7 +45,7 @@ class Message(BaseModel, extra="allow"):
     content: Content | None = None
 
 
-class Chat(Predicting):
+class Chat(Predicting, Templated):
     """Request to complete a chat."""
 
     messages: list[Message] = Field(min_length=1)
@@ -51,20 +54,17 @@ class Chat(Predicting):
     top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
     logprobs: Flag | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: Flag | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    metadata: dict[str, str] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
 
-    templated: ClassVar[bool] = True
     sets: ClassVar[dict[str, tuple[str, ...]]] = {
         **ApiRequest.sets,
         "prompt": ("messages",),
         "max_new_tokens": ("max_completion_tokens", "max_tokens"),
-        "structured": ("response_format", "structured_outputs"),
-        "chat_template_kwargs": ("tools", "chat_template_kwargs"),
+        "structured": ("response_format", "structured_outputs", "tools"),
+        "chat_template_kwargs": ("tools", "chat_template_kwargs", "reasoning_effort"),
     }
 
     @property
@@ -80,10 +80,12 @@ class Chat(Predicting):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort
+
+    @property
     def variables(self) -> dict[str, Any] | None:
-        variables = dict(self.chat_template_kwargs or {})
-        if self.tools and self.tool_choice != "none":
-            variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        variables = super().variables or {}
         if self.continue_final_message:
             variables["continue_final_message"] = True
         elif not self.add_generation_prompt:
@@ -93,8 +95,6 @@ class Chat(Predicting):
     def require(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
-        if self.tool_choice == "auto" and not self.tools:
-            raise BadRequestError("tool_choice goes with tools", "tool_choice")
         if len({self.max_completion_tokens, self.max_tokens} - {None}) > 1:
             raise BadRequestError(
                 f"max_completion_tokens is {self.max_completion_tokens} and max_tokens "
@@ -112,7 +112,7 @@ class Chat(Predicting):
                 "response_format and structured_outputs are both given; give one", "response_format"
             )
         if response_format.type == "json_object":
-            return {"json_schema": {"type": "object"}}
+            return {"json_schema": response_format.object_schema or {"type": "object"}}
         if response_format.json_schema is None or response_format.json_schema.json_schema is None:
             raise BadRequestError("response_format needs json_schema.schema", "response_format")
         return {"json_schema": small(response_format.json_schema.json_schema, "response_format")}
@@ -128,17 +128,39 @@ class ChatAnswer(answers.ChoicesAnswer[Chat]):
         answer, done = super().body(), self.texts[0].done
         if self.asked.prompt_logprobs is not None and done is not None:
             answer["prompt_logprobs"] = answers.by_id(done.prompt_logprobs or [])
+        if self.asked.metadata:
+            answer["metadata"] = self.asked.metadata
+        if self.asked.return_token_ids:
+            answer["prompt_token_ids"] = self.texts[0].prompt_ids
         return answer
 
-    def choice(self, text: GeneratedText) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text.text, "refusal": None}
+    def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
+        reply = self.reply(i)
+        reply.read(text)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+        if reply.thoughts:
+            message["reasoning_content"] = reply.thoughts
+        if reply.calls:
+            message["content"] = reply.text or None
+            message["tool_calls"] = [call.shown() for call in reply.calls]
         return {"message": message} | self._logprobs(text.logprobs)
 
-    def beginning(self, text: GeneratedText) -> dict[str, Any]:
+    def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
-        return {"delta": {"content": part.text}} | self._logprobs(part.logprobs or [])
+        delta: dict[str, Any] = {}
+        reply = self.reply(i)
+        for told in reply.feed(part):
+            if told.thought:
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + told.thought
+            elif told.call is None:
+                delta["content"] = delta.get("content", "") + told.text
+            else:
+                delta.setdefault("tool_calls", []).append(reply.calls[told.call].delta(told))
+        if not delta:
+            delta["content"] = ""
+        return {"delta": delta} | self._logprobs(part.logprobs or [])
 
     def _logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
         if not self.asked.logprobs:

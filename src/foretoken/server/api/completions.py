@@ -107,10 +107,12 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
         ranked = (sorted(texts, key=_likelihood, reverse=True) for texts in groups)
         return [text for texts in ranked for text in texts[:n]]
 
-    def choice(self, text: GeneratedText) -> dict[str, Any]:
+    def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
         whole, asked = text.echo + text.text, self.asked
         prompt = (text.done and text.done.prompt_logprobs) or []
         choice: dict[str, Any] = {"text": whole}
+        if asked.return_token_ids:
+            choice["prompt_token_ids"] = text.prompt_ids
         if asked.prompt_logprobs is not None:
             choice["prompt_logprobs"] = answers.by_id(prompt)
         if asked.logprobs is None:

@@ -125,4 +125,4 @@ def unreadable(error: Exception) -> str:
 
 def _kind(part: int | str) -> bool:
     """Tell whether a part of a place is pydantic's name for one kind of several."""
-    return isinstance(part, str) and ("[" in part or part in ("str", "int", "bool"))
+    return isinstance(part, str) and ("[" in part or ":" in part or part in ("str", "int", "bool"))

@@ -7,43 +7,23 @@ from itertools import count
 from time import time
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from foretoken.errors import shown
-from foretoken.server.api import answers
+from foretoken.server.api import answers, items
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import (
     MOST_LOGPROBS,
     ApiRequest,
-    Content,
     Flag,
-    Tool,
+    NamedTool,
+    Templated,
     Whole,
     Wire,
-    refused,
     small,
 )
+from foretoken.server.process.messages import TokenLogprob
 
 LOGPROBS = "message.output_text.logprobs"
-
-
-class Item(Wire):
-    """A message of the conversation."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    id: str | None = None
-    status: str | None = None
-    phase: None = None  # which clients send of an answer that they had
-
-    @model_validator(mode="before")
-    @classmethod
-    def message(cls, item: Any) -> Any:
-        """Refuse an item of another type by its type, and not by what only such an item holds."""
-        if isinstance(item, dict) and (kind := item.get("type", "message")) != "message":
-            raise refused("type", f"it is {shown(kind)}; give messages")
-        return item
 
 
 def _items(content: Any) -> Any:
@@ -63,39 +43,42 @@ class TextOptions(Wire):
     verbosity: Literal["medium"] | None = None
 
 
-class Responses(ApiRequest):
+class ReasoningOptions(Wire):
+    effort: str | None = None
+    summary: Literal["auto"] | None = None  # thoughts are told whole
+    generate_summary: None = None
+
+
+class Responses(Templated):
     """Request for a response."""
 
     input: Annotated[
-        Annotated[list[Item], Field(min_length=1)],
-        BeforeValidator(_items, json_schema_input_type=str | list[Item]),
+        Annotated[list[items.Item], Field(min_length=1)],
+        BeforeValidator(_items, json_schema_input_type=str | list[items.Item]),
     ]
     instructions: str | None = None
     max_output_tokens: Whole | None = Field(None, ge=1)
     text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: Flag | None = None
     truncation: Literal["disabled"] | None = None
     background: Flag | None = None
+    metadata: dict[str, str] | None = None
+    reasoning: ReasoningOptions | None = None
 
-    templated: ClassVar[bool] = True
     sets: ClassVar[dict[str, tuple[str, ...]]] = {
         **ApiRequest.sets,
         "prompt": ("input",),
         "max_new_tokens": ("max_output_tokens",),
         "logprobs": ("top_logprobs",),
-        "structured": ("text.format", "structured_outputs"),
-        "chat_template_kwargs": ("tools",),
+        "structured": ("text.format", "structured_outputs", "tools"),
+        "chat_template_kwargs": ("tools", "chat_template_kwargs", "reasoning"),
     }
 
     @property
     def prompts(self) -> list[list[dict[str, Any]]]:
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        turns = [item.model_dump(include={"role", "content"}) for item in self.input]
-        return [[*system, *turns]]
+        return [[*system, *items.messages(self.input)]]
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -107,10 +90,8 @@ class Responses(ApiRequest):
         return (self.top_logprobs or 0) if told else None
 
     @property
-    def variables(self) -> dict[str, Any] | None:
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return {"tools": [tool.model_dump(exclude_unset=True) for tool in self.tools]}
+    def effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning else None
 
     def require(self) -> None:
         """Refuse, too, what the other endpoints take and a response has no place for."""
@@ -142,34 +123,41 @@ class ResponseAnswer(answers.Answer[Responses]):
     """Answer to a request for a response."""
 
     def body(self) -> dict[str, Any]:
-        return self._finished(self._head(), answers.fresh("msg"))
+        (text,) = self.texts
+        told = items.OutputItems(lambda *_, **__: "")
+        for _ in told.told(self.reply(0).read(text), self._logprobs(text.logprobs)):
+            pass
+        for _ in told.end(self._status):
+            pass
+        return self._finished(self._head(), told.items)
 
     async def events(self) -> AsyncGenerator[str]:
         """Yield typed server-sent events, numbered."""
-        numbers, item = count(), answers.fresh("msg")
-        head = self._head()
-        place = {"item_id": item, "output_index": 0, "content_index": 0}
+        numbers, head = count(), self._head()
 
         def event(kind: str, **data: Any) -> str:
             return answers.event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
         yield event("response.created", response=head)
         yield event("response.in_progress", response=head)
-        started = _item(item, [], "in_progress")
-        yield event("response.output_item.added", output_index=0, item=started)
-        yield event("response.content_part.added", **place, part=_part("", []))
-        async for _, part in self.generation.parts():
-            if part.text or part.logprobs:
-                told = [answers.known(each) for each in part.logprobs or []]
-                yield event("response.output_text.delta", **place, delta=part.text, logprobs=told)
-        response = self._finished(head, item)
-        (message,) = response["output"]
-        (content,) = message["content"]
-        told = content["logprobs"]
-        yield event("response.output_text.done", **place, text=content["text"], logprobs=told)
-        yield event("response.content_part.done", **place, part=content)
-        yield event("response.output_item.done", output_index=0, item=message)
+        told = items.OutputItems(event)
+        async for i, part in self.generation.parts():
+            new = self.reply(i).feed(part)
+            for each in told.told(new, self._logprobs(part.logprobs or [])):
+                yield each
+        for each in told.end(self._status):
+            yield each
+        response = self._finished(head, told.items)
         yield event(f"response.{response['status']}", response=response)
+
+    def _logprobs(self, tokens: list[TokenLogprob]) -> list[dict[str, Any]]:
+        return [answers.known(each) for each in tokens] if self.asked.reported is not None else []
+
+    @property
+    def _status(self) -> str:
+        (text,) = self.texts
+        assert text.done is not None
+        return "incomplete" if text.done.reason == "length" else "completed"
 
     def _head(self) -> dict[str, Any]:
         asked = self.asked
@@ -184,45 +172,47 @@ class ResponseAnswer(answers.Answer[Responses]):
             "incomplete_details": None,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
-            "metadata": {},
-            "parallel_tool_calls": bool(asked.parallel_tool_calls),
+            "metadata": asked.metadata or {},
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "temperature": asked.temperature,
             "top_p": asked.top_p,
-            "tool_choice": asked.tool_choice or "auto",
+            "reasoning": {"effort": asked.effort, "summary": None},
+            "tool_choice": _shown(asked.tool_choice),
             "tools": [
-                {"type": "function", **tool.function.model_dump()} for tool in asked.tools or ()
+                {"type": "function", **tool.function.model_dump(exclude_unset=True)}
+                for tool in asked.tools or ()
             ],
             "text": {"format": {"type": asked.text.format.type if asked.text else "text"}},
             "truncation": "disabled",
             "usage": None,
         }
 
-    def _finished(self, head: dict[str, Any], item: str) -> dict[str, Any]:
-        (text,) = self.texts
-        assert text.done is not None
-        cut = text.done.reason == "length"
-        status = "incomplete" if cut else "completed"
-        told = self.asked.reported is not None
-        logprobs = [answers.known(each) for each in text.logprobs] if told else []
-        usage = answers.usage(self.generation)
+    def _finished(self, head: dict[str, Any], output: list[items.OutputItem]) -> dict[str, Any]:
+        status, last = self._status, len(output) - 1
+        usage = self.usage()
         response = head | {
             "status": status,
-            "output": [_item(item, [_part(text.text, logprobs)], status)],
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [
+                item.shown(status if i == last else "completed") for i, item in enumerate(output)
+            ],
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {
+                    "reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]
+                },
                 "total_tokens": usage["total_tokens"],
             },
         }
         return response | self.metrics() | self.speculation(whole=True)
 
 
-def _item(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def _shown(choice: str | NamedTool | None) -> Any:
+    """A choice of tools as a response holds it."""
+    if isinstance(choice, NamedTool):
+        return {"type": "function", "name": choice.function.name}
+    return choice or "auto"

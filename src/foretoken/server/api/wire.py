@@ -7,16 +7,19 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from foretoken.sampling import checks
-from foretoken.sampling.params import OPTIONS, Controls
+from foretoken.sampling.params import OPTIONS, Controls, SamplingParams
 from foretoken.server.api import unsupported
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.process.messages import GenerateRequest, Prompt
+from foretoken.server.process.messages import GenerateRequest, Prompt, ReplyFacts
+from foretoken.text.replies.calls import Signature
+from foretoken.text.replies.grammar import Wish
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Whole = Annotated[int, Field(strict=True)]
@@ -24,6 +27,7 @@ Flag = Annotated[bool, Field(strict=True)]
 MOST_N, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 MOST_GAMMA = 32  # others wait for its drafts
 MOST_GRAMMAR, MOST_CHOICES = 50_000, 1000  # compiling more stalls those who wait
+MOST_TOOLS = 128
 
 
 class Wire(BaseModel):
@@ -149,6 +153,7 @@ KINDS: dict[Any, Any] = {
     checks.as_logit_bias: dict[str, Number],
 }
 # Options that all endpoints name alike; how long a text may be has a name and default for each
+DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 SHARED = {
     name: each.api.name for name, each in OPTIONS.items() if each.api and name != "max_new_tokens"
 }
@@ -161,7 +166,7 @@ def _field(name: str) -> Any:
     if kind is None:
         raise TypeError(f"{name} has a check of a new kind: give its type a line in KINDS")
     if kind is Flag:
-        return Flag, Field(False, description=option.help)
+        return Flag, Field(DEFAULTS[name], description=option.help)
     assert option.api
     bounds: dict[str, Any] = {**getattr(option.check, "bounds", {}), **option.api.bounds}
     return kind | None, Field(None, description=option.help, **bounds)
@@ -181,6 +186,9 @@ class ApiRequest(Sampled):
     seed: Whole | None = None
     return_token_ids: Flag = False
     structured_outputs: StructuredOutputs | None = None
+    bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None, max_length=MOST_CHOICES, description="texts that are not written"
+    )
     cache_salt: str = ""
     priority: Whole = 0
     speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
@@ -252,9 +260,17 @@ class ApiRequest(Sampled):
             message = f"min_tokens is {least}, above the {limit} new tokens asked for; lower it"
             raise BadRequestError(message, "min_tokens")
 
-    def to_engine(self, prompt: Prompt, suggested: Mapping[str, Any]) -> GenerateRequest:
+    def wish(self, facts: ReplyFacts | None) -> Wish | None:
+        """Return the reply that is asked for, where it is to be read for thoughts and calls;
+        `facts`: how the model writes them."""
+        return None
+
+    def to_engine(
+        self, prompt: Prompt, suggested: Mapping[str, Any], facts: ReplyFacts | None = None
+    ) -> GenerateRequest:
         """Return the engine's request for a text of this prompt. `suggested`: values of the
-        generation config for what is left out. Raises BadRequestError."""
+        generation config for what is left out; `facts`: of the model's replies. Raises
+        BadRequestError."""
         return GenerateRequest(
             prompt,
             self._controls(suggested),
@@ -268,6 +284,10 @@ class ApiRequest(Sampled):
             chat_template_kwargs=self.variables,
             show_steps=self.speculation.steps,
             echo=self.echoes,
+            tell_ids=self.return_token_ids,
+            bad_words=tuple(self.bad_words or ()),
+            wish=self.wish(facts),
+            thinking_budget=self.thinking_token_budget if self.templated else None,
         )
 
     def _controls(self, suggested: Mapping[str, Any]) -> Controls:
@@ -284,7 +304,11 @@ class ApiRequest(Sampled):
             "prompt_logprobs": self.reported_of_prompt,
             "structured": self._structured(),
         }
-        controls: Any = {n: v for n, v in options.items() if v is not None and v is not False}
+        controls: Any = {
+            n: v
+            for n, v in options.items()
+            if v is not None and (v is not DEFAULTS[n] or not isinstance(v, bool))
+        }
         return controls
 
     def _structured(self) -> dict[str, Any] | None:
@@ -351,6 +375,9 @@ class Function(BaseModel, extra="allow"):
     """A function that a model may call."""
 
     name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Flag | None = None
 
 
 class Tool(BaseModel, extra="allow", json_schema_extra={"required": ["type"]}):
@@ -366,3 +393,81 @@ class Tool(BaseModel, extra="allow", json_schema_extra={"required": ["type"]}):
             return tool
         function = {name: value for name, value in tool.items() if name != "type"}
         return {name: tool[name] for name in ("type",) if name in tool} | {"function": function}
+
+
+class FunctionName(Wire):
+    name: str
+
+
+class NamedTool(Wire):
+    """A function that must be called. A response names it itself."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+    @model_validator(mode="before")
+    @classmethod
+    def nested(cls, choice: Any) -> Any:
+        if isinstance(choice, dict) and "name" in choice and "function" not in choice:
+            return {k: v for k, v in choice.items() if k != "name"} | {
+                "function": {"name": choice["name"]}
+            }
+        return choice
+
+
+class Templated(ApiRequest):
+    """Fields of the endpoints whose prompt a chat template writes."""
+
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: Flag | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: Whole | None = Field(
+        None, ge=0, description="tokens of reasoning at most"
+    )
+
+    templated: ClassVar[bool] = True
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that may be called."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def effort(self) -> str | None:
+        """The effort of reasoning, as templates read it."""
+        return None
+
+    @property
+    def variables(self) -> dict[str, Any] | None:
+        variables = dict(self.chat_template_kwargs or {})
+        if self.offered:
+            variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in self.offered]
+        if self.effort is not None:
+            variables.setdefault("reasoning_effort", self.effort)
+        return variables or None
+
+    def require(self) -> None:
+        choice, names = self.tool_choice, [tool.function.name for tool in self.tools or ()]
+        if choice not in (None, "none") and not names:
+            raise BadRequestError("tool_choice goes with tools", "tool_choice")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            known = ", ".join(map(repr, names))
+            problem = f"tool_choice names {choice.function.name!r}; tools are {known}"
+            raise BadRequestError(problem[:300], "tool_choice")
+        for i, tool in enumerate(self.tools or ()):
+            small(tool.function.parameters, f"tools[{i}].function.parameters")
+        super().require()
+
+    def wish(self, facts: ReplyFacts | None) -> Wish | None:
+        choice, functions = self.tool_choice, [tool.function for tool in self.offered]
+        if isinstance(choice, NamedTool):
+            functions = [each for each in functions if each.name == choice.function.name]
+        forced = choice == "required" or isinstance(choice, NamedTool)
+        if facts is None or not (functions or facts.thinks or facts.template):
+            return None
+        return Wish(
+            tuple(Signature(f.name, f.parameters, f.description) for f in functions),
+            required=forced,
+            parallel=self.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
+        )

@@ -27,6 +27,7 @@ class GeneratedText:
     """A text as far as it is written."""
 
     prompt_tokens: int = 0  # 0 until the engine has accepted its request
+    parts: list[StepOutput] = field(default_factory=list[StepOutput])
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
@@ -35,8 +36,11 @@ class GeneratedText:
     done: Done | None = None
     echo: str = ""  # the prompt's text, where it is told again
     first: tuple[TokenLogprob, ...] = ()  # and its first token
+    tail: str = ""  # the prompt's end, where the reply is read
+    prompt_ids: list[int] | None = None  # where they are told
 
     def add(self, part: StepOutput) -> None:
+        self.parts.append(part)
         self.text += part.text
         self.tokens += part.tokens
         self.logprobs += part.logprobs or []
@@ -98,9 +102,10 @@ class Generation:
 
     def _hear(self, i: int, message: Told) -> None:
         match message:
-            case Accepted(_, prompt_tokens, echo, first):
+            case Accepted(_, prompt_tokens, echo, first, tail, ids):
                 text = self.texts[i]
                 text.prompt_tokens, text.echo, text.first = prompt_tokens, echo, first
+                text.tail, text.prompt_ids = tail, ids
             case StepOutput():
                 self._outputs.put_nowait((i, message))
             case RefusedRequest() | UnavailableError():

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
+from foretoken.text.replies.grammar import Wish
 
 Prompt = str | list[int] | list[dict[str, Any]]  # a text, ids, or messages
 Kind = Literal["input", "length", "busy", "refused", "failed", "dead"]
@@ -36,6 +37,15 @@ class GenerateRequest:
     begun: Begun | None = None  # what an engine that died has written
     show_steps: bool = False  # whether texts of the steps' tokens are told
     echo: bool = False  # whether the prompt is told again
+    wish: Wish | None = None  # of a reply that is read for thoughts and calls
+    thinking_budget: int | None = None
+    tell_ids: bool = False  # of the prompt
+    bad_words: tuple[str, ...] = ()  # texts that are not written
+
+    @property
+    def constrained(self) -> bool:
+        """True where its text may have to follow a grammar."""
+        return bool(self.controls.get("structured") or (self.wish and self.wish.functions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,17 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyFacts:
+    """The way in which a model's replies are read: by the tokenizer's own response template, or in
+    a format of `text.replies`, which is also that of forced calls."""
+
+    format: str
+    known: bool = False  # whether the chat template writes it
+    thinks: bool = False
+    template: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts of the models that an engine has loaded."""
 
@@ -80,6 +101,7 @@ class ModelInfo:
     runtime: str
     draft_runtime: str | None
     dtype: str
+    replies: ReplyFacts
     suggested: dict[str, Any]  # temperature, top_p, top_k of the generation config, or None
     max_rows: int
     pid: int
@@ -134,12 +156,15 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """Word that the engine has a request: comes before anything else about it. `echo`: the prompt's
-    text, and `first` its first token, where it is told again."""
+    text, and `first` its first token, where it is told again; `tail`: its end, special tokens
+    included, where the reply is read; `ids`: its ids, where they are told."""
 
     id: int
     prompt_tokens: int
     echo: str = ""
     first: tuple[TokenLogprob, ...] = ()
+    tail: str = ""
+    ids: list[int] | None = None
 
 
 class Pace(NamedTuple):

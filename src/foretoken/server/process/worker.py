@@ -29,6 +29,7 @@ from foretoken.errors import (
     one_line,
 )
 from foretoken.sampling.checks import as_structured
+from foretoken.sampling.params import Controls
 from foretoken.server.options import Logs
 from foretoken.server.process.messages import (
     Abort,
@@ -59,6 +60,7 @@ from foretoken.theory import steps_factor
 if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.sampling.logprobs import Logprobs
+    from foretoken.server.process.replies import Replies
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
 
@@ -81,6 +83,8 @@ class Setup:
     logs: Logs = Logs()
     costs: bytes | None = None  # what steps cost, where that was measured elsewhere
     adapters: tuple[str, ...] = ()  # of engines that start later: to be checked before it loads
+    chat_template: str | None = None  # None: the model's own
+    tool_parser: str = "auto"
 
 
 def work(pipe: Connection, setup: Setup) -> None:
@@ -93,6 +97,7 @@ def work(pipe: Connection, setup: Setup) -> None:
         from transformers.utils import logging as transformers
 
         from foretoken.loading.load import load, require_adapters
+        from foretoken.server.process.replies import Replies
         from foretoken.serving.engine import Engine
 
         transformers.disable_progress_bar()
@@ -106,7 +111,8 @@ def work(pipe: Connection, setup: Setup) -> None:
         pipe.send(Failed(one_line(error)))
         return
     with engine:
-        Worker(pipe, spec, engine).run()
+        replies = Replies(spec.tokenizer, setup.chat_template, setup.tool_parser)
+        Worker(pipe, spec, engine, replies).run()
 
 
 def end_with(parent: BaseProcess | None) -> None:
@@ -140,10 +146,14 @@ class EngineRequest:
 class Worker:
     """An engine between two ends of a pipe."""
 
-    def __init__(self, pipe: Connection, spec: Speculator, engine: Engine) -> None:
+    def __init__(
+        self, pipe: Connection, spec: Speculator, engine: Engine, replies: Replies | None = None
+    ) -> None:
+        from foretoken.server.process.replies import Replies
         from foretoken.server.process.sandbox import GrammarSandbox
 
         self.pipe, self.spec, self.engine = pipe, spec, engine
+        self.replies = replies or Replies(spec.tokenizer)
         self.spelling = Spelling(spec.tokenizer)
         # By the pipe's ids, which are the engine's too; None while a request is checked
         self.requests: dict[int, EngineRequest | None] = {}
@@ -186,7 +196,7 @@ class Worker:
                 case Add(id, request):
                     with self.awake:
                         self.requests[id] = None
-                    if request.controls.get("structured"):  # may take long; others do not wait
+                    if request.constrained:  # may take long; others do not wait
                         self.compiling.submit(self._add, id, request)
                     else:
                         self._add(id, request)
@@ -207,8 +217,10 @@ class Worker:
     def _add(self, id: int, request: GenerateRequest) -> None:
         try:
             ids, limit, prediction = self._checked(request)
+            accepted = self._accepted(id, request, ids)
+            controls = self._controls(request, accepted.tail)
             added = EngineRequest(
-                self._accepted(id, request, ids),
+                accepted,
                 request.show_steps,
                 length=len(ids) + limit,
                 plain=request.gamma == 0,
@@ -229,7 +241,7 @@ class Worker:
                 priority=request.priority,
                 prediction=prediction,
                 begun=request.begun,
-                **{**request.controls, "max_new_tokens": limit},
+                **{**controls, "max_new_tokens": limit},
             )
         except Exception as error:
             with self.awake:
@@ -247,7 +259,8 @@ class Worker:
         """The prompt's ids, how many new tokens may follow, and the prediction's ids."""
         controls, prediction = request.controls, None
         with about("prompt"):
-            ids = self._ids(request.prompt, request.chat_template, request.chat_template_kwargs)
+            prompt = self.replies.messages(request)
+            ids = self._ids(prompt, request.chat_template, request.chat_template_kwargs)
         limit = self._limit(len(ids), controls.get("max_new_tokens"), request.most_tokens)
         if request.prediction is not None:
             with about("prediction"):
@@ -259,21 +272,40 @@ class Worker:
                         f"the prediction has {len(prediction)} tokens, the context is {context}; "
                         "shorten it"
                     )
+        return ids, limit, prediction
+
+    def _controls(self, request: GenerateRequest, tail: str) -> Controls:
+        """The request's controls, with those of its reply; its grammar compiles."""
+        controls = request.controls
+        if request.wish is not None:
+            controls = controls | self.replies.controls(request, tail)
+        if request.bad_words:
+            with about("bad_words"):
+                controls = controls | self._banned(request.bad_words)
         if structure := controls.get("structured"):
             with about("structured"):
                 self.sandbox.require(as_structured("structured", structure))
-        return ids, limit, prediction
+        return controls
+
+    def _banned(self, texts: tuple[str, ...]) -> Controls:
+        """The ids of texts, as they begin a text and as they stand behind a space."""
+        if self.spec.tokenizer is None:
+            raise InputError("bad_words needs a tokenizer, and the model has none; leave it out")
+        spelled = [self.spec.inputs.prediction(lead + text) for text in texts for lead in ("", " ")]
+        return {"bad_words_ids": [ids for ids in dict.fromkeys(spelled) if ids]}
 
     def _accepted(self, id: int, request: GenerateRequest, ids: list[int]) -> Accepted:
+        tail = "" if request.wish is None else self.replies.tail(ids)
+        told = ids if request.tell_ids else None
         if not request.echo:
-            return Accepted(id, len(ids))
+            return Accepted(id, len(ids), tail=tail, ids=told)
         prompt, tokenizer = request.prompt, self.spec.tokenizer
         if not isinstance(prompt, str):
             if tokenizer is None:
                 raise InputError("echo needs a tokenizer, and the model has none; leave it out")
             prompt = decode(tokenizer, ids)
         first = TokenLogprob(*self.spelling.word(ids[0]), 0.0, [], ids[0], 1)
-        return Accepted(id, len(ids), prompt, (first,))
+        return Accepted(id, len(ids), prompt, (first,), tail, told)
 
     def _accept(self, request: EngineRequest) -> None:
         if not request.told:
@@ -381,6 +413,7 @@ class Worker:
             runtime=spec.target.runtime,
             draft_runtime=spec.drafter.runtime if drafts else None,
             dtype=spec.target.computed,
+            replies=self.replies.facts,
             suggested=suggested,
             max_rows=self.engine.max_rows,
             pid=os.getpid(),

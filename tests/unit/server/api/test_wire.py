@@ -128,9 +128,8 @@ def test_what_is_called_otherwise_elsewhere(kind: type[Wire], name: str, here: s
 
 
 def test_items_of_other_types_are_refused_by_their_type() -> None:
-    called = {"type": "function_call_output", "call_id": "a", "output": "sea"}
-    with pytest.raises(BadRequestError, match="it is 'function_call_output'; give messages") as e:
-        read(Responses, {"input": [called]})
+    with pytest.raises(BadRequestError, match="it is 'web_search_call'; give one of mess") as e:
+        read(Responses, {"input": [{"type": "web_search_call", "id": "a"}]})
     assert e.value.param == "input[0].type"
     part = {"type": "output_text", "text": "b", "annotations": [], "logprobs": None}
     answer = {"type": "message", "id": "m", "status": "completed", "phase": None}

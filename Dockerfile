@@ -1,0 +1,15 @@
+# A server of exact speculative decoding on CPUs (docs/deploy.md):
+#     docker build -t foretoken . && docker run -p 127.0.0.1:8000:8000 -v foretoken:/cache foretoken
+FROM python:3.11-slim
+COPY constraints.txt pyproject.toml README.md LICENSE /src/
+COPY src /src/src
+# torch from its own index, where Linux wheels without CUDA are
+RUN pip install --no-cache-dir --constraint /src/constraints.txt torch --index-url https://download.pytorch.org/whl/cpu \
+ && pip install --no-cache-dir --constraint /src/constraints.txt "/src[serve,grammar]" \
+ && useradd --create-home foretoken && mkdir /cache && chown foretoken /cache
+USER foretoken
+ENV XDG_CACHE_HOME=/cache
+VOLUME /cache
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["foretoken", "serve", "--host", "0.0.0.0"]

@@ -1,0 +1,225 @@
+"""Items of a response: those of a conversation, as messages; and those that a reply is made of, as
+they are written, with the events that tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from foretoken.errors import shown
+from foretoken.server.api.ids import fresh
+from foretoken.server.api.wire import Content, Wire, refused
+from foretoken.text.replies.reading import Told
+
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+class MessageItem(Wire):
+    """A message of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    id: str | None = None
+    status: str | None = None
+    phase: None = None  # which clients send of an answer that they had
+
+
+class CallItem(Wire):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class CallOutputItem(Wire):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    id: str | None = None
+    status: str | None = None
+
+
+class ThoughtPart(Wire):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ThoughtItem(Wire):
+    """Thoughts before a message or a call."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[ThoughtPart] = Field(default_factory=list[ThoughtPart])
+    content: list[ThoughtPart] | None = None
+    encrypted_content: None = None
+    status: str | None = None
+
+
+class OtherItem(Wire):
+    """An item of another type, refused by it and not by what only such an item holds."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse(cls, item: Any) -> Any:
+        kind = item.get("type") if isinstance(item, dict) else None
+        raise refused("type", f"it is {shown(kind)}; give one of {', '.join(KINDS)}")
+
+
+def _kind(item: Any) -> str:
+    """The tag of an item's type, whose colon tells it from a field in the place of an error."""
+    kind = item.get("type", "message") if isinstance(item, dict) else "message"
+    return f"item:{kind if kind in KINDS else 'unknown'}"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("item:message")]
+    | Annotated[CallItem, Tag("item:function_call")]
+    | Annotated[CallOutputItem, Tag("item:function_call_output")]
+    | Annotated[ThoughtItem, Tag("item:reasoning")]
+    | Annotated[OtherItem, Tag("item:unknown")],
+    Discriminator(_kind),
+]
+
+
+def messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The items as a chat's messages: calls in a row are one message's, and so are thoughts."""
+    turns: list[dict[str, Any]] = []
+    thoughts = ""
+    for item in items:
+        match item:
+            case ThoughtItem():
+                thoughts += "".join(part.text for part in item.content or ())
+                continue
+            case MessageItem():
+                turns.append(item.model_dump(include={"role", "content"}))
+            case CallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                if turns and turns[-1]["role"] == "assistant" and not thoughts:
+                    turns[-1].setdefault("tool_calls", []).append(call)
+                    continue
+                turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            case CallOutputItem():
+                told = {"tool_call_id": item.call_id, "content": item.output}
+                turns.append({"role": "tool", **told})
+            case _:
+                raise AssertionError(item)
+        if thoughts and turns[-1]["role"] == "assistant":
+            turns[-1]["reasoning_content"] = thoughts
+        thoughts = ""
+    return turns
+
+
+Event = Callable[..., str]  # of a type, with its data, as it is sent
+
+
+@dataclass(slots=True)
+class OutputItem:
+    """An item of a reply: a message, thoughts or a call."""
+
+    kind: Literal["message", "reasoning", "function_call"]
+    index: int
+    name: str = ""
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    id: str = ""
+    call_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.id = fresh({"message": "msg", "reasoning": "rs", "function_call": "fc"}[self.kind])
+        self.call_id = fresh("call") if self.kind == "function_call" else ""
+
+    @property
+    def place(self) -> dict[str, Any]:
+        place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
+        return place if self.kind == "function_call" else place | {"content_index": 0}
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The one part of its content."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        told = {"annotations": [], "logprobs": self.logprobs}
+        return {"type": "output_text", "text": self.text, **told}
+
+    def shown(self, status: str, *, empty: bool = False) -> dict[str, Any]:
+        """Return it as a response holds it; `empty`: before it has a part."""
+        item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
+        if self.kind == "function_call":
+            return item | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+        content: list[dict[str, Any]] = [] if empty else [self.part]
+        more = {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
+        return item | more | {"content": content}
+
+    def begin(self, event: Event) -> Iterator[str]:
+        item = self.shown("in_progress", empty=True)
+        yield event("response.output_item.added", output_index=self.index, item=item)
+        if self.kind != "function_call":
+            yield event("response.content_part.added", **self.place, part=self.part)
+
+    def add(self, event: Event, text: str, logprobs: list[dict[str, Any]]) -> Iterator[str]:
+        self.text += text
+        self.logprobs += logprobs
+        names = {"message": "output_text", "reasoning": "reasoning_text"}
+        name = names.get(self.kind, "function_call_arguments")
+        more = {"logprobs": logprobs} if self.kind == "message" else {}
+        if text or logprobs:
+            yield event(f"response.{name}.delta", **self.place, delta=text, **more)
+
+    def end(self, event: Event, status: str) -> Iterator[str]:
+        if self.kind == "function_call":
+            told = {"name": self.name, "arguments": self.text}
+            yield event("response.function_call_arguments.done", **self.place, **told)
+        else:
+            name = "output_text" if self.kind == "message" else "reasoning_text"
+            more = {"logprobs": self.logprobs} if self.kind == "message" else {}
+            yield event(f"response.{name}.done", **self.place, text=self.text, **more)
+            yield event("response.content_part.done", **self.place, part=self.part)
+        item = self.shown(status)
+        yield event("response.output_item.done", output_index=self.index, item=item)
+
+
+class OutputItems:
+    """The items of one reply, as it is written."""
+
+    def __init__(self, event: Event) -> None:
+        self.items: list[OutputItem] = []
+        self._event = event
+        self._call: int | None = None
+
+    def told(self, pieces: list[Told], logprobs: list[dict[str, Any]]) -> Iterator[str]:
+        """Yield the events of what is new; the logprobs go with its text."""
+        for piece in pieces:
+            kind = "message" if piece.call is None else "function_call"
+            kind = "reasoning" if piece.thought else kind
+            if not self.items or self.items[-1].kind != kind or piece.call != self._call:
+                yield from self._begin(kind, piece)
+            text = piece.thought or piece.text or piece.arguments
+            told = logprobs if kind == "message" else []
+            logprobs = [] if told else logprobs
+            yield from self.items[-1].add(self._event, text, told)
+        if logprobs and self.items and self.items[-1].kind == "message":
+            yield from self.items[-1].add(self._event, "", logprobs)
+
+    def end(self, status: str) -> Iterator[str]:
+        """Yield the events of the end; a reply of nothing is an empty message."""
+        if not self.items:
+            yield from self._begin("message", Told())
+        yield from self.items[-1].end(self._event, status)
+
+    def _begin(self, kind: Any, piece: Told) -> Iterator[str]:
+        if self.items:
+            yield from self.items[-1].end(self._event, "completed")
+        self._call = piece.call
+        self.items.append(OutputItem(kind, len(self.items), piece.name))
+        yield from self.items[-1].begin(self._event)

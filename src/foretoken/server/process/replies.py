@@ -1,0 +1,121 @@
+"""Replies of a chat model, in the engine's process: the format of its chat template, the tools that
+a prompt offers, and the grammar of calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+from foretoken.controls.grammar import symbol
+from foretoken.errors import InputError, about
+from foretoken.sampling.checks import Structured, as_structured
+from foretoken.sampling.params import Controls
+from foretoken.server.process.messages import GenerateRequest, ReplyFacts
+from foretoken.text.decoding import decode
+from foretoken.text.replies import formats
+from foretoken.text.replies.calls import Signature
+from foretoken.text.replies.grammar import GrammarWriter, Thinking
+from foretoken.text.replies.reading import format_regions, within
+
+TAIL = 256  # tokens of a prompt that say whether its end is within thoughts
+OFFER = """You can call functions. To call one, write <tool_call>
+{"name": <its name>, "arguments": <an object>}
+</tool_call>, and nothing else. The functions:
+"""
+
+
+class Replies:
+    """The replies of one model."""
+
+    def __init__(self, tokenizer: Any, template: str | None = None, parser: str = "auto") -> None:
+        """`template`: that of the server; `parser`: a format's name, or "auto"."""
+        own = getattr(tokenizer, "chat_template", None)
+        several = cast(Mapping[str, Any], own).values() if isinstance(own, Mapping) else [own or ""]
+        named = "\n".join(map(str, several))
+        self.template = template or named
+        self._tokenizer = tokenizer
+        by_template = formats.of_template(self.template) if parser == "auto" else None
+        chosen = formats.named(parser) if parser in formats.NAMES else by_template
+        self.format = chosen or formats.HERMES
+        response: Any = getattr(tokenizer, "response_template", None) if parser == "auto" else None
+        self.facts = ReplyFacts(
+            self.format.name,
+            known=chosen is not None,
+            thinks=self.format.think[0] in self.template,
+            template=cast(dict[str, Any], response) if isinstance(response, dict) else None,
+        )
+        self.specials = _specials(tokenizer, self.format.literals)
+
+    @property
+    def offers(self) -> bool:
+        """True where the template itself offers tools."""
+        return "tools" in self.template
+
+    def messages(self, request: GenerateRequest) -> Any:
+        """The prompt of a request, with the tools that its template does not offer."""
+        if request.wish is None or not request.wish.functions or self.offers:
+            return request.prompt
+        offered = [json.dumps(_shown(each)) for each in request.wish.functions]
+        turns: list[dict[str, Any]] = [*request.prompt]  # pyright: ignore[reportAssignmentType]
+        said = turns.pop(0)["content"] if turns[0]["role"] == "system" else None
+        parts = [part for part in (said, OFFER + "\n".join(offered)) if part]
+        return [{"role": "system", "content": "\n\n".join(parts)}, *turns]
+
+    def tail(self, ids: Sequence[int]) -> str:
+        return decode(self._tokenizer, list(ids[-TAIL:]), special=True)
+
+    def controls(self, request: GenerateRequest, tail: str) -> Controls:
+        """Return changes of a request's controls: the grammar of its calls, its thoughts' budget,
+        and special tokens in the text. InputError where a function cannot be held to."""
+        assert request.wish is not None
+        changes: Controls = {}
+        if self.specials or self.facts.template:
+            changes["skip_special_tokens"] = False
+        thinking = self._thinking(tail)
+        if request.thinking_budget is not None:
+            changes["thinking_budget"] = self._budget(request.thinking_budget, thinking)
+        given = request.controls.get("structured")
+        held = as_structured("structured", given) if given else None
+        if request.wish.functions or (held and thinking != "no"):
+            with about("tools"):
+                changes["structured"] = self._grammar(request, held, thinking)  # pyright: ignore
+        return changes
+
+    def _grammar(
+        self, request: GenerateRequest, held: Structured | None, thinking: Thinking
+    ) -> Structured:
+        assert request.wish is not None
+        text = None if held is None else symbol(held)
+        writer = GrammarWriter(self.format, request.wish, self.specials, text)
+        return Structured("lark", writer.written(thinking))
+
+    def _thinking(self, tail: str) -> Thinking:
+        if not self.facts.thinks:
+            return "no"
+        regions = format_regions(self.format, calls=False, thoughts=True)
+        if within(regions, tail):
+            return "begun"
+        return "no" if tail.rstrip().endswith(self.format.think[1]) else "may"
+
+    def _budget(self, tokens: int, thinking: Thinking) -> tuple[int, list[int], list[int]]:
+        if not self.facts.thinks:
+            problem = (
+                f"thinking_token_budget is {tokens}, and this model's template has no thoughts"
+            )
+            raise InputError(f"{problem}; leave it out").about("thinking_token_budget")
+        opening, closing = (
+            self._tokenizer.encode(mark, add_special_tokens=False) for mark in self.format.think
+        )
+        return tokens, [] if thinking == "begun" else opening, closing
+
+
+def _specials(tokenizer: Any, text: str) -> dict[str, int]:
+    """The special tokens that stand in a text, by their own."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    return {token.content: id for id, token in added if token.special and token.content in text}
+
+
+def _shown(function: Signature) -> dict[str, Any]:
+    return {name: value for name, value in asdict(function).items() if value is not None}

@@ -1,0 +1,388 @@
+"""Calls of functions, in the forms in which chat models write them: read from text, and as rules
+of a Lark grammar that a forced call follows. Knows neither where calls stand, nor models."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+# Between JSON's tokens, as models are trained: blanks cost tokens, and weak models never end them
+SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
+)
+
+Literal = Callable[[str], str]  # a text as a grammar's symbols, in which special tokens are tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A function that a model may call."""
+
+    name: str
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    description: str | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return NOTHING if self.parameters is None else self.parameters
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        said = self.schema.get("properties")
+        return said if isinstance(said, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call: its arguments are JSON."""
+
+    name: str
+    arguments: str
+
+
+Signatures = Mapping[str, Signature]
+
+
+class CallForm(Protocol):
+    """A way to write calls."""
+
+    def read(self, text: str, functions: Signatures) -> list[Call]:
+        """Return the calls in a text. ValueError where it holds something else."""
+        ...
+
+    def rule(self, function: Signature, literal: Literal) -> str:
+        """Return the right side of the rule for a call of a function. ValueError where its schema
+        says what this form cannot hold to."""
+        ...
+
+    def progress(self) -> Progress | None:
+        """Return a reader of a call that is being written; None where its text is not JSON."""
+        ...
+
+
+class Progress:
+    """Reads a call as it is written: its name first, then the pieces of its arguments."""
+
+    def __init__(self, head: re.Pattern[str]) -> None:
+        self._head, self._waiting = head, ""
+        self.name: str | None = None
+        self._depth, self._quoted, self._escaped, self._over = 0, False, False, False
+
+    def feed(self, text: str) -> str:
+        """Return what is new of the arguments."""
+        if self.name is None:
+            self._waiting += text
+            match = self._head.match(self._waiting)
+            if match is None:
+                return ""
+            self.name, text = match[1], self._waiting[match.end() :]
+        return "" if self._over else text[: self._end(text)]
+
+    def _end(self, text: str) -> int:
+        """Return where the arguments, an object, end."""
+        for i, letter in enumerate(text):
+            if self._quoted:
+                self._quoted = letter != '"' or self._escaped
+                self._escaped = letter == "\\" and not self._escaped
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "]}":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self._over = True
+                    return i + (self._depth == 0)
+        return len(text)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonForm:
+    """`{"name": "f", "arguments": {...}}`, one or a list of them, or several with marks between."""
+
+    key: str = "arguments"  # as models write it; both names are read
+    between: str = ""  # of several
+
+    def read(self, text: str, functions: Signatures) -> list[Call]:
+        calls, rest = list[Call](), text.strip()
+        while rest:
+            value, end = json.JSONDecoder().raw_decode(rest)
+            calls += map(_object_call, value if isinstance(value, list) else [value])
+            rest = rest[end:].removeprefix(self.between).strip()
+        return calls or _none(text)
+
+    def rule(self, function: Signature, literal: Literal) -> str:
+        head = f'{{"name": {json.dumps(function.name)}, "{self.key}": '
+        return f"{literal(head)} {json_rule(function.schema)} {literal('}')}"
+
+    def progress(self) -> Progress | None:
+        return Progress(HEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedForm:
+    """A name, a mark, and arguments in JSON."""
+
+    between: str
+    before: str = ""
+    after: str = ""
+    pattern: str | None = None  # of all before the arguments, where models vary it; group 1: name
+
+    @property
+    def head(self) -> re.Pattern[str]:
+        before, between = map(re.escape, (self.before, self.between))
+        return re.compile(self.pattern or rf"\s*{before}([\w.:-]+){between}\s*(?=\S)", re.DOTALL)
+
+    def read(self, text: str, functions: Signatures) -> list[Call]:
+        match = self.head.match(text)
+        if match is None:
+            return _none(text)
+        value, end = json.JSONDecoder().raw_decode(text, match.end())
+        if text[end:].strip() not in ("", self.after.strip()) or not isinstance(value, dict):
+            return _none(text)
+        return [Call(match[1], json.dumps(value, ensure_ascii=False))]
+
+    def rule(self, function: Signature, literal: Literal) -> str:
+        head = literal(f"{self.before}{function.name}{self.between}")
+        after = f" {literal(self.after)}" if self.after else ""
+        return f"{head} {json_rule(function.schema)}{after}"
+
+    def progress(self) -> Progress | None:
+        return Progress(self.head)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonForm:
+    """`[f(a=1, b="x"), g()]`, as Python writes it; JSON's names of constants are read too."""
+
+    def read(self, text: str, functions: Signatures) -> list[Call]:
+        try:
+            body = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            raise ValueError(str(error)) from None
+        parts = body.elts if isinstance(body, ast.List | ast.Tuple) else [body]
+        return [self._call(part) for part in parts] or _none(text)
+
+    def _call(self, part: ast.expr) -> Call:
+        if not isinstance(part, ast.Call) or part.args:
+            raise ValueError("it holds no call with named arguments")
+        given = {each.arg: _python(each.value) for each in part.keywords if each.arg is not None}
+        return Call(ast.unparse(part.func), json.dumps(given, ensure_ascii=False))
+
+    def rule(self, function: Signature, literal: Literal) -> str:
+        names = _held(function, "a call in Python's form")
+        required = set(function.schema.get("required", ()))
+        rules = [f"{literal(f'{name}=')} {self._value(part)}" for name, part in names.items()]
+        inner = some_of(rules, [name in required for name in names], ", ") if rules else ""
+        return f"{literal(f'{function.name}(')} {inner} {literal(')')}"
+
+    def _value(self, schema: Any) -> str:
+        kind = schema.get("type") if isinstance(schema, dict) else None
+        if kind == "boolean" and "enum" not in schema and "const" not in schema:
+            return '("True" | "False")'
+        return '"None"' if kind == "null" else json_rule(schema)
+
+    def progress(self) -> Progress | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class BareForm:
+    """`call:f{key:<|"|>text<|"|>,other:[1,true]}`, as Gemma 4 writes it: JSON with bare keys and
+    other quotes."""
+
+    quote: str = '<|"|>'
+    before: str = "call:"
+
+    def read(self, text: str, functions: Signatures) -> list[Call]:
+        match = re.match(rf"\s*{self.before}([\w.-]+)(?=\{{)", text)
+        if match is None:
+            return _none(text)
+        parts = text[match.end() :].split(self.quote)
+        if len(parts) % 2 == 0:
+            raise ValueError("a string has no end")
+        keyed = (re.sub(r"(?<=[{,])\s*([\w.-]+)\s*:", r'"\1":', part) for part in parts[::2])
+        quoted = (json.dumps(part, ensure_ascii=False) for part in parts[1::2])
+        whole = "".join(f"{part}{next(quoted, '')}" for part in keyed)
+        given = json.loads(whole)
+        return [Call(match[1], json.dumps(given, ensure_ascii=False))]
+
+    def rule(self, function: Signature, literal: Literal) -> str:
+        head = literal(f"{self.before}{function.name}")
+        return f"{head} {self._object(function.schema, literal)}"
+
+    def _object(self, schema: dict[str, Any], literal: Literal) -> str:
+        names = _held(Signature("an object", schema), "a call with bare keys")
+        if not names:
+            return literal("{}")
+        required = set(schema.get("required", ()))
+        rules = [f"{literal(f'{n}:')} {self._value(part, literal)}" for n, part in names.items()]
+        return (
+            f"{literal('{')} {some_of(rules, [n in required for n in names], ',')} {literal('}')}"
+        )
+
+    def _value(self, schema: Any, literal: Literal) -> str:
+        kind = schema.get("type") if isinstance(schema, dict) else None
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else []) if kind else []
+        if choices:
+            return f"({' | '.join(literal(self._spelled(each)) for each in choices)})"
+        if kind == "string":
+            _require_plain(schema)
+            return f"{literal(self.quote)} {text_until(literal(self.quote))}"
+        if kind == "object":
+            return self._object(schema, literal)
+        if kind == "array" and isinstance(schema.get("items"), dict):
+            each, comma = self._value(schema["items"], literal), literal(",")
+            return f"{literal('[')} ({each} ({comma} {each})*)? {literal(']')}"
+        if kind in ("integer", "number", "boolean", "null"):
+            return json_rule(schema)
+        raise ValueError(f"a call with bare keys takes values of one known type, not {schema}")
+
+    def _spelled(self, value: Any) -> str:
+        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value)
+
+    def progress(self) -> Progress | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedForm:
+    """A name, then every argument between marks of its own. A string stands as it is; all else is
+    JSON."""
+
+    head: tuple[str, str]  # around the name
+    key: tuple[str, str]  # around an argument's name, and before its value
+    end: str  # of a value
+    after: str = ""
+
+    def read(self, text: str, functions: Signatures) -> list[Call]:
+        before, behind = (re.escape(mark.strip()) for mark in self.head)
+        name = re.match(rf"\s*{before}\s*([^\s<>=]+)\s*{behind}", text)
+        if name is None:
+            return _none(text)
+        function = functions.get(name[1], Signature(name[1]))
+        opening, closing = (re.escape(mark.strip()) for mark in self.key)
+        each = rf"\s*{opening}(.+?){closing}\n?(.*?)\n?{re.escape(self.end.strip())}"
+        given, rest = {}, text[name.end() :]
+        while match := re.match(each, rest, re.DOTALL):
+            key = match[1].strip()
+            given[key] = _typed(match[2], function.properties.get(key))
+            rest = rest[match.end() :]
+        if rest.strip() != self.after.strip():
+            return _none(text)
+        return [Call(name[1], json.dumps(given, ensure_ascii=False))]
+
+    def rule(self, function: Signature, literal: Literal) -> str:
+        required = set(function.schema.get("required", ()))
+        parts = [literal(f"{self.head[0]}{function.name}{self.head[1]}")]
+        for name, schema in _held(function, "a call whose arguments stand between marks").items():
+            value = self._value(schema, literal)
+            part = f"{literal(f'{self.key[0]}{name}{self.key[1]}')} {value}"
+            parts.append(part if name in required else f"({part})?")
+        return " ".join([*parts, literal(self.after)] if self.after else parts)
+
+    def _value(self, schema: Any, literal: Literal) -> str:
+        end = literal(self.end)
+        if not _is_text(schema):
+            return f"{json_rule(schema)} {end}"
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        if choices:
+            return f"({' | '.join(map(literal, choices))}) {end}"
+        _require_plain(schema)
+        return text_until(end)
+
+    def progress(self) -> Progress | None:
+        return None
+
+
+def some_of(rules: list[str], required: list[bool], comma: str) -> str:
+    """Return a rule for these in their order, with commas between; of those that are not required
+    any may be left out."""
+    mark, first = json.dumps(comma), next((i for i, must in enumerate(required) if must), None)
+    if first is None:  # any of them comes first, or none
+        starts = range(len(rules))
+        tails = (" ".join([rules[i], *(f"({mark} {r})?" for r in rules[i + 1 :])]) for i in starts)
+        return f"({' | '.join(tails)})?"
+    leading = [f"({rule} {mark})?" for rule in rules[:first]]
+    behind = zip(rules[first + 1 :], required[first + 1 :], strict=True)
+    more = [f"({mark} {rule}){'' if must else '?'}" for rule, must in behind]
+    return " ".join([*leading, rules[first], *more])
+
+
+def json_rule(schema: Any) -> str:
+    """A JSON value as a grammar's symbol."""
+    spaced = {"x-guidance": SPACES} | schema if isinstance(schema, dict) else schema
+    return f"%json {json.dumps(spaced)}"
+
+
+def _object_call(value: Any) -> Call:
+    name = value.get("name") if isinstance(value, dict) else None
+    given = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+    if isinstance(given, str):  # JSON within JSON
+        given = json.loads(given)
+    if not isinstance(name, str) or not isinstance(given, dict):
+        raise ValueError("it is no object with a name and arguments")
+    return Call(name, json.dumps(given, ensure_ascii=False))
+
+
+def _none(text: str) -> list[Call]:
+    raise ValueError(f"there is no call in {text[:40]!r}")
+
+
+def _python(value: ast.expr) -> Any:
+    """A literal of Python, or of JSON, in which constants have other names."""
+    constants = {"true": True, "false": False, "null": None}
+    match value:
+        case ast.Name(id=name) if name in constants:
+            return constants[name]
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [_python(part) for part in parts]
+        case ast.Dict(keys=keys, values=values):
+            return {str(_python(k)): _python(v) for k, v in zip(keys, values, strict=True) if k}
+        case _:
+            return ast.literal_eval(value)
+
+
+def _held(function: Signature, form: str) -> dict[str, Any]:
+    """The arguments of a function whose schema is an object of named properties. ValueError where
+    it says more, which such a form cannot hold to."""
+    said = function.schema.keys() - {"type", "properties", "required", "additionalProperties"}
+    said -= {"title", "description", "$schema", "strict", "examples", "default"}
+    if said:
+        raise ValueError(f"{form} has properties alone, and {function.name} has {min(said)}")
+    return function.properties
+
+
+def _is_text(schema: Any) -> bool:
+    """Tell whether values stand as they are, as those of no known type do."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    return kind == "string"
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """The value of an argument: a string where the schema says so, else JSON, or else a string."""
+    if _is_text(schema):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def text_until(end: str) -> str:
+    """Any text up to the first of a literal, with it, as a grammar's symbol. Special tokens are no
+    part of a text."""
+    if end.startswith('"') and end.count('" ') == 0:
+        return f"%lark {{\nstart[suffix={end}]: /(.|\\n)*/\n}}"
+    return f"/(.|\\n)*/ {end}"
+
+
+def _require_plain(schema: dict[str, Any]) -> None:
+    if foreign := {"pattern", "format", "minLength", "maxLength"} & schema.keys():
+        raise ValueError(f"a string that stands as it is can have no {min(foreign)}")

@@ -1,0 +1,183 @@
+"""The reader of one reply: what a client is told of it, piece by piece."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import regex
+
+from foretoken.errors import InputError, one_line
+from foretoken.text.replies.calls import Call, Progress, Signatures
+from foretoken.text.replies.formats import ReplyFormat
+from foretoken.text.replies.regions import Cut, Region, Regions, literal
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """News of a reply: text, thoughts, or a call's name, once, and arguments."""
+
+    text: str = ""
+    thought: str = ""
+    call: int | None = None  # its number
+    name: str = ""
+    arguments: str = ""
+
+
+class ReplyReader:
+    """Reads one reply. A call that is broken is text, with its marks."""
+
+    def __init__(self, regions: list[Region], functions: Signatures, within: Region | None) -> None:
+        self._regions, self._functions = Regions(regions, within), functions
+        self._raw = self._body = ""  # of the calls that are being written
+        self._progress: Progress | None = None
+        self._streamed = False
+        self._trim = within is not None  # lines between thoughts and text are empty
+        self.calls = 0
+
+    @property
+    def thinks(self) -> bool:
+        """True where the next text is thought, as far as is known."""
+        region = self._regions.region
+        return region is not None and region.kind == "thought"
+
+    def feed(self, text: str, *, last: bool = False) -> list[Told]:
+        """Return what is new; with `last` the reply is over."""
+        told: list[Told] = []
+        for piece in self._regions.feed(text, last=last):
+            told += self._told(piece)
+        return told
+
+    def _told(self, piece: Cut) -> Iterator[Told]:
+        region = piece.region
+        if region is None:
+            text = piece.text.lstrip("\n") if self._trim else piece.text
+            self._trim = self._trim and not text
+            if text:
+                yield Told(text=text)
+        elif region.kind == "thought":
+            if piece.text:
+                yield Told(thought=piece.text)
+            self._trim = piece.closed
+        elif region.kind == "calls":
+            yield from self._calls(region, piece)
+
+    def _calls(self, region: Region, piece: Cut) -> Iterator[Told]:
+        if not self._raw:
+            self._progress = region.key.progress() if region.key else None
+        self._raw += piece.raw
+        self._body += piece.text
+        if self._progress is not None and piece.text:
+            yield from self._streaming(self._progress, piece.text)
+        if not piece.closed:
+            return
+        if self._streamed:
+            self.calls += 1
+        else:
+            yield from self._read(region, piece)
+        self._raw = self._body = ""
+        self._streamed, self._trim = False, True
+
+    def _streaming(self, progress: Progress, text: str) -> Iterator[Told]:
+        arguments = progress.feed(text)
+        if progress.name is not None and (arguments or not self._streamed):
+            name = "" if self._streamed else progress.name
+            self._streamed = True
+            yield Told(call=self.calls, name=name, arguments=arguments)
+
+    def _read(self, region: Region, piece: Cut) -> Iterator[Told]:
+        try:
+            calls = region.key.read(self._body, self._functions, piece.captures)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            yield Told(text=self._raw)
+            return
+        for call in calls:
+            yield Told(call=self.calls, name=call.name, arguments=call.arguments)
+            self.calls += 1
+
+
+class FormReading:
+    """Reads the calls of a format that is known here."""
+
+    def __init__(self, format: ReplyFormat) -> None:
+        self.format = format
+
+    def read(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
+        return self.format.form.read(body, functions)
+
+    def progress(self) -> Progress | None:
+        alone = self.format.inside is None
+        return self.format.form.progress() if alone else None
+
+
+class FieldReading:
+    """Reads the calls of a tokenizer's own response template, by transformers' parsers."""
+
+    def __init__(self, field: Any) -> None:
+        self.field = field
+
+    def read(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
+        from transformers.utils.chat_parsing.content_parsers import process_field
+
+        value = process_field(body, self.field, captures)
+        return [_field_call(each) for each in (value if isinstance(value, list) else [value])]
+
+    def progress(self) -> Progress | None:
+        return None
+
+
+def _field_call(value: Any) -> Call:
+    function = value.get("function", value)
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return Call(str(function["name"]), arguments)
+
+
+def format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) -> list[Region]:
+    """The regions of a format, of those that a reply may have."""
+    regions: list[Region] = []
+    if thoughts:
+        regions.append(Region("thought", *map(literal, format.think)))
+    if calls:
+        opens = regex.compile(format.opens or regex.escape(format.open), regex.DOTALL)
+        closing = format.closes or regex.escape(format.close)
+        closes = regex.compile(closing, regex.DOTALL) if closing else None
+        regions.append(Region("calls", opens, closes, key=FormReading(format)))
+    drops = (*format.drops, *(mark for mark in (format.before, format.after) if mark and calls))
+    if drops:
+        regions.append(Region("dropped", literal(*drops), None))
+    return regions
+
+
+def template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
+    """The regions of a tokenizer's own response template. InputError where it cannot be read."""
+    try:
+        from transformers.utils.chat_parsing import response_templates
+
+        loaded = response_templates.load_response_template(template)
+    except (ImportError, ValueError) as error:
+        problem = f"the tokenizer's response_template cannot be read: {one_line(error)}"
+        raise InputError(f"{problem}; name a --tool-parser") from None
+    regions: list[Region] = []
+    for name, field in loaded.fields.items():
+        if field.open_re is None:
+            if field.close_re is not None:  # what ends the text
+                regions.append(Region("dropped", field.close_re, None))
+        elif name in ("reasoning_content", "thinking", "reasoning"):
+            regions.append(Region("thought", field.open_re, field.close_re))
+        elif name == "tool_calls" and calls:
+            regions.append(Region("calls", field.open_re, field.close_re, key=FieldReading(field)))
+    return regions
+
+
+def within(regions: list[Region], prompt: str) -> Region | None:
+    """The region in whose midst a prompt ends: thoughts that the template has begun."""
+    for region in regions:
+        if region.kind == "thought" and region.close is not None:
+            openings = list(region.open.finditer(prompt))
+            if openings and not region.close.search(prompt, openings[-1].end()):
+                return region
+    return None

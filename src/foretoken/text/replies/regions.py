@@ -1,0 +1,107 @@
+"""A reply cut into regions as its text comes, wherever it is cut into pieces: what is thought, what
+is called, and what is for the reader, with no character lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import regex
+
+Kind = Literal["text", "thought", "calls", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A kind of region, and what opens and closes it: `close` None, the end of the reply."""
+
+    kind: Kind
+    open: regex.Pattern[str]
+    close: regex.Pattern[str] | None
+    key: Any = None  # for who made it
+
+
+def literal(*texts: str) -> regex.Pattern[str]:
+    """A pattern of any of these texts, which must not begin with one another."""
+    return regex.compile("|".join(map(regex.escape, texts)))
+
+
+class Cut(NamedTuple):
+    """New text of a region. All `raw` texts, one behind another, are the reply."""
+
+    region: Region | None  # None: text
+    raw: str
+    text: str  # without marks
+    captures: dict[str, str]  # named ones of its opening
+    closed: bool = False  # whether the region ends with it
+
+
+class Regions:
+    """Cuts one reply, in the midst of which it may begin (`within`)."""
+
+    def __init__(self, regions: Sequence[Region], within: Region | None = None) -> None:
+        self._regions, self.region = regions, within
+        self._buffer, self._past = "", ""
+        self._captures: dict[str, str] = {}
+
+    def feed(self, text: str, *, last: bool = False) -> Iterator[Cut]:
+        """Yield what is settled; with `last`, all the rest."""
+        self._buffer += text
+        while True:
+            mark, settled = self._mark(last)
+            if mark is None:
+                yield from self._piece(settled)
+                if last and self.region is not None:
+                    yield Cut(self.region, "", "", self._captures, closed=True)
+                    self.region = None
+                return
+            region, start, end, captures = mark
+            yield from self._piece(start)
+            raw, self._buffer = self._buffer[: end - start], self._buffer[end - start :]
+            self._past = "begun"
+            if region is None:
+                yield Cut(self.region, raw, "", self._captures, closed=True)
+                self.region = None
+            elif region.kind == "dropped":
+                yield Cut(region, raw, "", captures, closed=True)
+            else:
+                self.region, self._captures = region, captures
+                yield Cut(region, raw, "", captures)
+
+    def _piece(self, size: int) -> Iterator[Cut]:
+        text, self._buffer = self._buffer[:size], self._buffer[size:]
+        if text:
+            self._past = "begun"
+            yield Cut(self.region, text, text, self._captures)
+
+    def _mark(self, last: bool) -> tuple[Any, int]:
+        """Return the first mark: its region, or None for the close, and place; and up to where the
+        text before any mark is settled."""
+        inside = self.region
+        watched: list[tuple[Region | None, Any]] = [(each, each.open) for each in self._regions]
+        if inside is not None:
+            watched = [] if inside.close is None else [(None, inside.close)]
+        best, settled = None, len(self._buffer)
+        for region, pattern in watched:
+            if self._past and pattern.pattern.startswith(r"\A"):
+                continue
+            match = pattern.search(self._buffer, partial=not last)
+            if match is None:
+                continue
+            edge = match.end() == len(self._buffer)
+            if not last and (match.partial or (edge and _grows(pattern, match))):
+                settled = min(settled, match.start())
+                continue
+            found = (match.start(), -match.end(), region, match.groupdict())
+            best = found if best is None or found[:2] < best[:2] else best
+        if best is None or best[0] >= settled and settled < len(self._buffer):
+            return None, settled
+        start, end, region, captures = best[0], -best[1], best[2], best[3]
+        named = {key: value for key, value in captures.items() if value is not None}
+        return (region, start, end, named), settled
+
+
+def _grows(pattern: regex.Pattern[str], match: Any) -> bool:
+    """Tell whether a match at the edge may become another one: not that of a literal."""
+    return regex.escape(match[0]) != pattern.pattern

@@ -1,0 +1,212 @@
+"""Tools, thoughts and ids as clients of a server meet them: the official openai package. A tiny
+random model writes nothing of use by itself; what it is forced to write is what is tested."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from foretoken.server.options import ServerOptions
+from served import TEMPLATE, pair, serving
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ASK: Any = [{"role": "user", "content": "Hello"}]
+SAMPLING: Any = {"model": "tiny", "max_tokens": 160, "seed": 7, "temperature": 1.0}
+FORMS = ["hermes", "qwen3-coder", "glm", "mistral-list", "lfm2", "llama-json", "llama-pythonic"]
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[openai.OpenAI]:
+    folders = pair(tmp_path_factory.mktemp("tools"), TEMPLATE)
+    settings = ServerOptions("tiny", drain=1.0, tool_parser=request.param)
+    with (
+        serving(*folders, settings) as (url, _),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def streamed(chunks: Any) -> tuple[str, dict[int, list[str]], str]:
+    """A stream's text, calls (id, name, arguments) by index, and why it ended."""
+    text, calls, reason = "", dict[int, list[str]](), ""
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        text += choice.delta.content or ""
+        for call in choice.delta.tool_calls or ():
+            if call.index not in calls:
+                assert call.id and call.function.name
+                calls[call.index] = [call.id, call.function.name, ""]
+            else:
+                assert call.id is None and call.function.name is None
+            calls[call.index][2] += call.function.arguments or ""
+        reason = choice.finish_reason or reason
+    return text, calls, reason
+
+
+@pytest.mark.parametrize("guesses", [0, 3])
+def test_a_named_function_is_called(served: openai.OpenAI, guesses: int) -> None:
+    """The same call whole and in pieces, and with draft tokens or without."""
+    asked: Any = {"messages": ASK, "tools": TOOLS, "tool_choice": NAMED, **SAMPLING}
+    asked["extra_body"] = {"speculation": {"gamma": guesses, "rule": "coupled"}}
+    done = served.chat.completions.create(**asked).choices[0]
+    (call,) = done.message.tool_calls or ()
+    assert done.finish_reason == "tool_calls" and done.message.content is None
+    assert call.type == "function" and call.function.name == "weather"
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+    text, calls, reason = streamed(served.chat.completions.create(stream=True, **asked))
+    assert (text, reason) == ("", "tool_calls")
+    ((_, name, arguments),) = calls.values()
+    assert (name, json.loads(arguments)) == ("weather", json.loads(call.function.arguments))
+    plain = {**asked, "extra_body": {"speculation": {"gamma": 0, "rule": "coupled"}}}
+    other = served.chat.completions.create(**plain).choices[0].message.tool_calls
+    assert other and other[0].function == call.function
+
+
+def test_some_function_is_called(served: openai.OpenAI) -> None:
+    done = served.chat.completions.create(
+        messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **SAMPLING
+    )
+    (call,) = done.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.name in ("weather", "now")
+
+
+def test_the_loop_of_an_agent(served: openai.OpenAI) -> None:
+    """A call, what it gave, and an answer; in chats and in responses."""
+    done = served.chat.completions.create(messages=ASK, tools=TOOLS, tool_choice=NAMED, **SAMPLING)
+    message = done.choices[0].message
+    assert message.tool_calls
+    told: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+    again = served.chat.completions.create(
+        messages=[*ASK, message.model_dump(exclude_none=True), told], tools=TOOLS, **SAMPLING
+    )
+    assert again.choices[0].finish_reason in ("stop", "length")
+
+    sampling: Any = {"model": "tiny", "temperature": 1.0, "extra_body": {"seed": 7}}
+    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    choice: Any = {"type": "function", "name": "weather"}
+    response = served.responses.create(
+        input="Hello", tools=tools, tool_choice=choice, max_output_tokens=160, **sampling
+    )
+    (call,) = response.output
+    assert call.type == "function_call" and call.name == "weather"
+    jsonschema.validate(json.loads(call.arguments), WEATHER)
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    items: Any = [*ASK, call.model_dump(exclude_none=True), output]
+    answer = served.responses.create(input=items, tools=tools, max_output_tokens=9, **sampling)
+    assert answer.output[0].type == "message"
+    events = list(
+        served.responses.create(
+            input="Hello",
+            tools=tools,
+            tool_choice=choice,
+            max_output_tokens=160,
+            stream=True,
+            **sampling,
+        )
+    )
+    pieces = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert json.loads("".join(pieces)) == json.loads(call.arguments)
+    (last,) = [e.response for e in events if e.type == "response.completed"]
+    assert last.output[0].arguments == "".join(pieces)
+
+
+THINKS = TEMPLATE + "{% if add_generation_prompt and not quick %}<think>\n{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """A model that thinks: its template begins every answer with thoughts."""
+    folders = pair(tmp_path_factory.mktemp("thinking"), THINKS)
+    with (
+        serving(*folders, ServerOptions("tiny", drain=1.0)) as (url, _),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def ask(client: openai.OpenAI, **more: Any) -> Any:
+    return client.chat.completions.create(messages=ASK, **SAMPLING, **more).choices[0]
+
+
+def test_thoughts_are_a_field_of_their_own(thinking: openai.OpenAI) -> None:
+    done = ask(thinking)
+    assert done.message.content == "" and len(done.message.reasoning_content) > 50
+    answered = ask(thinking, extra_body={"chat_template_kwargs": {"quick": True}})
+    assert not hasattr(answered.message, "reasoning_content") and answered.message.content
+    chunks = list(thinking.chat.completions.create(messages=ASK, stream=True, **SAMPLING))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    thoughts = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert thoughts == done.message.reasoning_content
+    response = thinking.responses.create(
+        input="Hello", model="tiny", max_output_tokens=160, extra_body={"seed": 7}
+    )
+    (item,) = response.output
+    assert item.type == "reasoning" and item.content and item.content[0].text == thoughts
+    assert response.usage and response.usage.output_tokens_details.reasoning_tokens == 160
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+def test_thoughts_end_with_their_budget(thinking: openai.OpenAI, gamma: int) -> None:
+    body = {"thinking_token_budget": 20, "speculation": {"gamma": gamma, "rule": "coupled"}}
+    done = thinking.chat.completions.create(messages=ASK, **SAMPLING, extra_body=body)
+    message, usage = done.choices[0].message, done.usage
+    assert message.content and len(message.reasoning_content.encode()) >= 10  # pyright: ignore
+    closing = len("</think>")  # of a tokenizer of bytes
+    assert usage and usage.completion_tokens_details
+    assert 20 <= usage.completion_tokens_details.reasoning_tokens <= 20 + closing + gamma
+
+
+def test_a_grammar_holds_behind_thoughts(thinking: openai.OpenAI) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": WEATHER}}
+    done = ask(thinking, response_format=schema, extra_body={"thinking_token_budget": 9})
+    jsonschema.validate(json.loads(done.message.content), WEATHER)
+    called = ask(thinking, tools=TOOLS, tool_choice=NAMED, extra_body={"thinking_token_budget": 9})
+    assert called.message.reasoning_content and len(called.message.tool_calls) == 1
+    assert called.finish_reason == "tool_calls"
+
+
+def test_ids_of_prompts_and_bans_of_tokens_and_words(thinking: openai.OpenAI) -> None:
+    more = {"return_token_ids": True, "allowed_token_ids": [70, 71, 72], "bad_words": ["g"]}
+    sampling = {"model": "tiny", "max_tokens": 30, "temperature": 1.0}
+    done = thinking.completions.create(prompt="Hello", **sampling, extra_body=more)
+    choice: Any = done.choices[0]
+    assert len(choice.prompt_token_ids) == done.usage.prompt_tokens  # pyright: ignore
+    assert set(choice.token_ids) <= {70, 71, 72} and "g" not in choice.text
+    assert len(set(choice.token_ids)) == 2
+    chat = thinking.chat.completions.create(messages=ASK, **SAMPLING, extra_body=more)
+    assert len(chat.prompt_token_ids) == chat.usage.prompt_tokens  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+         "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}}}],
+          "tool_choice": "required"}, "tools"),
+    ],
+)  # fmt: skip
+def test_wishes_for_tools_that_cannot_be_are_named(
+    thinking: openai.OpenAI, more: Any, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(thinking, **more)
+    assert refused.value.param == param

@@ -1,0 +1,262 @@
+"""Formats of replies: replies in each model's form, made by hand, are read back however they are
+cut, follow the grammar that forces them, and nothing of a broken one is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from foretoken.errors import InputError
+from foretoken.text.replies.calls import Signature, json_rule
+from foretoken.text.replies.formats import FORMATS, HERMES, named, of_template
+from foretoken.text.replies.grammar import GrammarWriter, Thinking, Wish
+from foretoken.text.replies.reading import ReplyReader, Told, format_regions, within
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "warm": {"type": "boolean"},
+    },
+    "required": ["city"],
+}
+FUNCTIONS = (Signature("weather", SCHEMA), Signature("now"))
+DEEP = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+ROME = {"city": "Rome"}
+REPLIES: dict[str, tuple[str, list[tuple[str, Any]]]] = {
+    "hermes": (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Ro\\"}me", "days": 3}}\n'
+        '</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        [("weather", {"city": 'Ro"}me', "days": 3}), ("now", {})],
+    ),
+    "harmony": (
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Rome"}<|call|>',
+        [("weather", ROME)],
+    ),
+    "qwen3-coder": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nRo\nme\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        [("weather", {"city": "Ro\nme", "days": 3})],
+    ),
+    "glm": (
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
+        "<arg_key>warm</arg_key>\n<arg_value>true</arg_value>\n</tool_call>",
+        [("weather", ROME | {"warm": True})],
+    ),
+    "mistral": (
+        '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]now[ARGS]{}',
+        [("weather", ROME), ("now", {})],
+    ),
+    "mistral-list": (
+        '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}, '
+        '{"name": "now", "arguments": {}}]',
+        [("weather", ROME), ("now", {})],
+    ),
+    "deepseek-v3": (
+        f'{DEEP}function<｜tool▁sep｜>weather\n```json\n{{"city": "Rome"}}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [("weather", ROME)],
+    ),
+    "deepseek": (
+        f'{DEEP}weather<｜tool▁sep｜>{{"city": "Rome"}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        [("weather", ROME)],
+    ),
+    "gemma": (
+        '<|tool_call>call:weather{city:<|"|>Ro:me, {x}<|"|>,days:3}<tool_call|>',
+        [("weather", {"city": "Ro:me, {x}", "days": 3})],
+    ),
+    "lfm2": (
+        '<|tool_call_start|>[weather(city="Rome", warm=True), now()]<|tool_call_end|>',
+        [("weather", ROME | {"warm": True}), ("now", {})],
+    ),
+    "llama-json": (
+        '{"name": "weather", "parameters": {"city": "Rome"}}; {"name": "now", "parameters": {}}',
+        [("weather", ROME), ("now", {})],
+    ),
+    "llama-pythonic": (
+        '[weather(city="Rome", days=2), now()]',
+        [("weather", ROME | {"days": 2}), ("now", {})],
+    ),
+}
+SPECIALS = [
+    *("<eos>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|end|>", "<|start|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call>"),
+    *("<tool_call|>", '<|"|>', "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<|return|>", "[THINK]", "[/THINK]"),
+]
+NAMES = [each.name for each in FORMATS]
+
+
+@lru_cache
+def tokenizer() -> Tokenizer:
+    """Bytes, and the special tokens of the models that write these formats."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(letters)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    return made
+
+
+@lru_cache
+def lexicon() -> LLTokenizer:
+    return LLTokenizer(tokenizer().to_str(), eos_token=tokenizer().token_to_id("<eos>"))
+
+
+def follows(
+    name: str, wish: Wish, text: str, thinking: Thinking = "no", plain: str | None = None
+) -> bool:
+    """Tell whether a reply follows the grammar of a wish, to an end."""
+    format = named(name)
+    ids = {each: tokenizer().token_to_id(each) for each in SPECIALS if each in format.literals}
+    grammar = GrammarWriter(format, wish, ids, plain).written(thinking)
+    matcher = LLMatcher(lexicon(), LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), f"{grammar}\n{matcher.get_error()}"
+    tokens = tokenizer().encode(text).ids
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def read(
+    name: str, pieces: list[str], functions: tuple[Signature, ...] = FUNCTIONS, prompt: str = ""
+) -> tuple[str, str, list[tuple[str, str]]]:
+    """A reply's text, thoughts and calls."""
+    regions = format_regions(named(name), calls=bool(functions), thoughts=True)
+    reader = ReplyReader(regions, {each.name: each for each in functions}, within(regions, prompt))
+    told: list[Told] = [new for piece in pieces for new in reader.feed(piece)]
+    told += reader.feed("", last=True)
+    calls: dict[int, list[str]] = {}
+    for each in (each for each in told if each.call is not None):
+        assert each.call is not None and bool(each.name) == (each.call not in calls)
+        calls.setdefault(each.call, [each.name, ""])[1] += each.arguments
+    text, thoughts = ("".join(getattr(each, part) for each in told) for part in ("text", "thought"))
+    return text, thoughts, [(name, arguments) for name, arguments in calls.values()]
+
+
+def parsed(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reply_is_read_however_it_is_cut(name: str) -> None:
+    reply, calls = REPLIES[name]
+    around = "" if named(name).bare else "Well, <b> {x}"
+    whole = around + reply
+    for cut in range(len(whole) + 1):
+        text, thoughts, made = read(name, [whole[:cut], whole[cut:]])
+        assert (text, thoughts, parsed(made)) == (around, "", calls)
+    assert parsed(read(name, list(whole))[2]) == calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_reply_follows_the_grammar(name: str) -> None:
+    format, (reply, calls) = named(name), REPLIES[name]
+    text = f"{format.wraps}Plain [words] {{only}}."
+    every, forced = Wish(FUNCTIONS), Wish(FUNCTIONS, required=True)
+    assert follows(name, forced, reply) and follows(name, every, reply)
+    assert follows(name, every, text) and not follows(name, forced, text)
+    if not (format.bare or format.wraps):
+        assert follows(name, every, f"Well. {reply}")
+    one = Wish(FUNCTIONS, required=True, parallel=False)
+    assert follows(name, one, reply) == (len(calls) == 1)
+    # the mark of a call, and then none: only text that begins no call is free
+    begun = reply[: reply.index("weather")] + "wea_" + reply[reply.index("weather") + 4 :]
+    assert not follows(name, every, begun)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_a_broken_reply_is_lost(name: str) -> None:
+    """10,000 replies are cut, doubled or stirred: no exception, and all of them is told: text
+    letter by letter, and calls as JSON, or as the pieces that were streamed."""
+    rng = random.Random(name)
+    reply = REPLIES[name][0]
+    for _ in range(10_000 // len(NAMES)):
+        letters = list(reply)
+        for _ in range(rng.randrange(3)):
+            at = rng.randrange(len(letters))
+            letters[at : at + rng.randrange(4)] = rng.choice(
+                ['"', "{", "}", "<", "\n", "[", "", "é"]
+            )
+        broken = "".join(letters)[: rng.randrange(len(letters) + 2)]
+        at = rng.randrange(len(broken) + 1)
+        whole = read(name, [broken])
+        assert read(name, [broken[:at], broken[at:]]) == whole
+        text, _, made = whole
+        if not made:
+            dropped = [x for x in (*named(name).drops, named(name).before, named(name).after) if x]
+            left, kept = broken, text
+            for mark in dropped:
+                left, kept = left.replace(mark, ""), kept.replace(mark, "")
+            assert kept.replace("\n", "") == left.replace("\n", "")
+
+
+def test_thoughts_are_told_apart() -> None:
+    reply = "<think>\nA <tool_call>?</think>\n\nYes."
+    for cut in range(len(reply)):
+        assert read("hermes", [reply[:cut], reply[cut:]]) == ("Yes.", "\nA <tool_call>?", [])
+    begun = "A</think>\n\nYes."
+    assert read("hermes", [begun], prompt="<|im_start|>assistant\n<think>\n") == ("Yes.", "A", [])
+    assert read("hermes", [begun], prompt="<think>x</think> again")[:2] == (begun, "")
+    reply = "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>Yes"
+    assert read("harmony", [reply]) == ("Yes", "A", [])
+    assert parsed(
+        read("harmony", [reply[: reply.index("<|channel|>final")] + REPLIES["harmony"][0]])[2]
+    )
+
+
+def test_a_grammar_holds_behind_thoughts() -> None:
+    reply = REPLIES["hermes"][0]
+    forced, json_only = Wish(FUNCTIONS, required=True), json_rule({"type": "object"})
+    assert follows("hermes", forced, f"<think>hm</think>\n\n{reply}", "may")
+    assert follows("hermes", forced, reply, "may")
+    assert follows("hermes", forced, f"hm</think>\n\n{reply}", "begun")
+    assert not follows("hermes", forced, f"<think>hm</think>{reply}", "no")
+    assert follows("hermes", Wish(), 'hm</think>\n\n{"a": 1}', "begun", json_only)
+    assert not follows("hermes", Wish(), "hm</think>\n\nhm", "begun", json_only)
+    assert follows("hermes", Wish(FUNCTIONS), '{"a": 1}', "no", json_only)
+
+
+def test_templates_tell_their_formats() -> None:
+    marks = {each.name: " ".join(each.marks) for each in FORMATS}
+    assert {name: of_template(text) and of_template(text).name for name, text in marks.items()} == {
+        name: name for name in marks
+    }  # pyright: ignore
+    assert of_template("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}") is None
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "gemma", "lfm2"])
+def test_a_schema_that_a_form_cannot_hold_to_is_named(name: str) -> None:
+    several = Signature("f", {"type": "object", "anyOf": [{"required": ["a"]}]})
+    with pytest.raises(
+        InputError, match="the function 'f' cannot be called .* has properties alone"
+    ):
+        GrammarWriter(named(name), Wish((several,)), {}).written("no")
+    if name != "lfm2":  # whose strings are JSON
+        short = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
+        with pytest.raises(InputError, match="can have no maxLength"):
+            GrammarWriter(named(name), Wish((Signature("f", short),)), {}).written("no")
+
+
+def test_some_arguments_may_be_left_out() -> None:
+    for reply, good in (
+        ('[weather(city="Rome")]', True),
+        ('[weather(city="Rome", warm=False)]', True),
+        ("[weather(days=1)]", False),
+        ('[weather(city="Rome", days=1, warm=True)]', True),
+        ('[weather(city="Rome" days=1)]', False),
+        ("[now()]", True),
+    ):
+        assert follows("llama-pythonic", Wish(FUNCTIONS, required=True), reply) == good
+    free = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    wish = Wish((Signature("f", free),), required=True)
+    for inner in ("", "a=1", "b=1", "a=1, b=2"):
+        assert follows("llama-pythonic", wish, f"[f({inner})]")
+    assert not follows("llama-pythonic", wish, "[f(a=1, )]")
+    assert HERMES.name == "hermes"
