@@ -5,7 +5,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE /src/
 COPY src /src/src
 # torch from its own index, where Linux wheels without CUDA are
 RUN pip install --no-cache-dir --constraint /src/constraints.txt torch --index-url https://download.pytorch.org/whl/cpu \
- && pip install --no-cache-dir --constraint /src/constraints.txt "/src[serve,grammar]" \
+ && pip install --no-cache-dir --constraint /src/constraints.txt "/src[serve]" \
  && useradd --create-home foretoken && mkdir /cache && chown foretoken /cache
 USER foretoken
 ENV XDG_CACHE_HOME=/cache

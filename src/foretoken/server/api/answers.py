@@ -195,6 +195,10 @@ class ChoicesAnswer(Answer[Asked]):
         """Return the fields of what a step adds to text i."""
         raise NotImplementedError
 
+    def first(self, text: GeneratedText) -> dict[str, Any]:
+        """Return the fields of a text's first chunk beside its choice."""
+        return {}
+
     @property
     def kept(self) -> list[GeneratedText]:
         """The texts that are told."""
@@ -212,7 +216,8 @@ class ChoicesAnswer(Answer[Asked]):
         head, options = self._head(self.kinds[1]), self.asked.stream_options
         for i, text in enumerate(self.texts):
             if (beginning := self.beginning(text)) is not None:
-                yield event(head | {"choices": [self._choice(i, beginning)]})
+                choices = {"choices": [self._choice(i, beginning)]}
+                yield event(head | choices | self.first(text))
         async for i, part in self.generation.parts():
             if part.text or part.tokens or part.done is not None:
                 chunk: dict[str, Any] = {

@@ -130,9 +130,10 @@ class ChatAnswer(answers.ChoicesAnswer[Chat]):
             answer["prompt_logprobs"] = answers.by_id(done.prompt_logprobs or [])
         if self.asked.metadata:
             answer["metadata"] = self.asked.metadata
-        if self.asked.return_token_ids:
-            answer["prompt_token_ids"] = self.texts[0].prompt_ids
-        return answer
+        return answer | self.first(self.texts[0])
+
+    def first(self, text: GeneratedText) -> dict[str, Any]:
+        return {"prompt_token_ids": text.prompt_ids} if self.asked.return_token_ids else {}
 
     def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
         reply = self.reply(i)

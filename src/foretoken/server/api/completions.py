@@ -125,6 +125,8 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
         return choice | {"logprobs": logprobs}
 
     def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
+        if self.asked.return_token_ids:
+            return {"text": text.echo, "prompt_token_ids": text.prompt_ids}
         return {"text": text.echo} if text.echo else None
 
     def delta(self, i: int, part: StepOutput) -> dict[str, Any]:

@@ -49,6 +49,17 @@ class Replies:
         self.specials = _specials(tokenizer, self.format.literals)
 
     @property
+    def described(self) -> str:
+        """The way in which replies are read, in a line."""
+        if self.facts.template is not None:
+            return "tool calls and reasoning are read by the tokenizer's response template"
+        if self.facts.known:
+            return f"tool calls and reasoning are read in the format {self.format.name}"
+        unknown = "the chat template writes tool calls in no format that is known here"
+        offered = "" if self.offers else " and offers no tools"
+        return f"{unknown}{offered}: they are in that of {self.format.name}; see --tool-parser"
+
+    @property
     def offers(self) -> bool:
         """True where the template itself offers tools."""
         return "tools" in self.template

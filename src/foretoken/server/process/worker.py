@@ -112,6 +112,7 @@ def work(pipe: Connection, setup: Setup) -> None:
         return
     with engine:
         replies = Replies(spec.tokenizer, setup.chat_template, setup.tool_parser)
+        log.info(replies.described)
         Worker(pipe, spec, engine, replies).run()
 
 
