@@ -1,5 +1,6 @@
 """Bad requests, thousands of them: bodies that are cut, mutated and of wrong types, lengths that do
-not hold, connections that break off before, within and behind a request, readers that are slow.
+not hold, connections that break off before, within and behind a request, readers that are slow,
+functions whose schemas are deep, huge, refer to themselves or cannot be satisfied.
 
 Expected: no status 500 and no request without an answer that waits for one; the engine is the same
 throughout; behind it no row is left and no file stays open (but those of the process that tries
@@ -38,6 +39,8 @@ HELLO = [{"role": "user", "content": "Hello"}]
 SMALL = {"max_tokens": 6, "temperature": 1.0}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+CALLS = {"messages": HELLO, **SMALL, "max_tokens": 60, "tools": [TOOL], "tool_choice": "required"}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "It was", **SMALL, "logprobs": 2, "seed": 3}),
     ("/v1/completions", {"prompt": ["It", "She"], "n": 2, **SMALL, "stream": True}),
@@ -46,6 +49,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HELLO, **SMALL, "top_logprobs": 2, "logprobs": True}),
     ("/v1/chat/completions", {"messages": HELLO, **SMALL, "stream": True, "top_p": 0.5}),
     ("/v1/chat/completions", {"messages": HELLO, **SMALL, "response_format": FORMAT}),
+    ("/v1/chat/completions", {**CALLS, "stream": True, "parallel_tool_calls": False}),
+    ("/v1/chat/completions", {**CALLS, "tool_choice": "auto", "max_tokens": 6}),
     ("/v1/responses", {"input": "Hello", "max_output_tokens": 6, "stream": True}),
     ("/tokenize", {"prompt": "It was", "return_token_strs": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
@@ -194,6 +199,34 @@ async def mutated(port: int, rng: Random) -> str:
     return await sent(port, head(path, len(raw)) + bytes(raw))
 
 
+async def schemas(port: int, rng: Random) -> str:
+    """Functions that are hard to hold to, or cannot be."""
+    deep: Any = {"type": "string"}
+    for _ in range(rng.choice([20, 200, 900])):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    names = [f"name{i}" for i in range(rng.choice([300, 3000]))]
+    hard: list[Any] = [
+        deep,
+        {"enum": names},
+        {"type": "object", "properties": {name: {"type": "integer"} for name in names}},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/x.json"}}},
+        {"allOf": [{"anyOf": [{"required": [n]}, {"type": "object"}]} for n in names[:40]]},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a|a)*{999}b"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "minLength": 10**9}}},
+        {"type": "object", "properties": {"a": {"type": "array", "minItems": 10**6}}},
+        {"type": "object", "properties": {"a": {"type": "integer", "minimum": 9, "maximum": 1}}},
+        {"type": "string"},
+        False,
+    ]
+    function = {"name": rng.choice(["f", "", "a b", "é" * 99]), "parameters": rng.choice(hard)}
+    choice = rng.choice(["required", "auto", {"type": "function", "function": {"name": "f"}}])
+    changed = {"tools": [{"type": "function", "function": function}], "tool_choice": choice}
+    raw = json.dumps(CALLS | changed | {"stream": rng.random() < 0.5}).encode()
+    return await sent(port, head("/v1/chat/completions", len(raw)) + raw)
+
+
 async def longer(port: int, rng: Random) -> str:
     """More is promised than comes; then the connection ends."""
     path, body = valid(rng)
@@ -281,6 +314,7 @@ KINDS = {
     "cut": (cut, 15),
     "typed": (typed, 25),
     "mutated": (mutated, 25),
+    "schemas": (schemas, 4),
     "longer": (longer, 5),
     "shorter": (shorter, 5),
     "headers": (headers, 5),
