@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
+from foretoken.errors import shown
 from foretoken.sampling import checks
 from foretoken.sampling.params import OPTIONS, Controls, SamplingParams
 from foretoken.server.api import unsupported
@@ -374,7 +375,7 @@ Content = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | lis
 class Function(BaseModel, extra="allow"):
     """A function that a model may call."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: Flag | None = None
@@ -456,7 +457,10 @@ class Templated(ApiRequest):
             problem = f"tool_choice names {choice.function.name!r}; tools are {known}"
             raise BadRequestError(problem[:300], "tool_choice")
         for i, tool in enumerate(self.tools or ()):
-            small(tool.function.parameters, f"tools[{i}].function.parameters")
+            place, parameters = f"tools[{i}].function.parameters", tool.function.parameters
+            small(parameters, place)
+            if (kind := (parameters or {}).get("type", "object")) != "object":
+                raise BadRequestError(f"{place} has the type {shown(kind)}; give an object", place)
         super().require()
 
     def wish(self, facts: ReplyFacts | None) -> Wish | None:

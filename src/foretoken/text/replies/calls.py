@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any, Protocol
 
 # Between JSON's tokens, as models are trained: blanks cost tokens, and weak models never end them
@@ -30,7 +31,7 @@ class Signature:
 
     @property
     def schema(self) -> dict[str, Any]:
-        return NOTHING if self.parameters is None else self.parameters
+        return NOTHING if self.parameters is None else {"type": "object"} | self.parameters
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -177,6 +178,9 @@ class PythonForm:
 
     def rule(self, function: Signature, literal: Literal) -> str:
         names = _held(function, "a call in Python's form")
+        for name in (*function.name.split("."), *names):
+            if not name.isidentifier() or iskeyword(name):
+                raise ValueError(f"{name!r} is no name in Python")
         required = set(function.schema.get("required", ()))
         rules = [f"{literal(f'{name}=')} {self._value(part)}" for name, part in names.items()]
         inner = some_of(rules, [name in required for name in names], ", ") if rules else ""

@@ -225,6 +225,11 @@ def test_templates_get_tools_in_one_form(kind: type[Wire]) -> None:
         ({"type": "function"}, "tools[1].function.name"),
         ({"type": "function", "function": "weather"}, "tools[1].function"),
         ({"type": "function", "function": {"name": 3}}, "tools[1].function.name"),
+        ({"type": "function", "function": {"name": "a b"}}, "tools[1].function.name"),
+        (
+            {"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}},
+            "tools[1].function.parameters",
+        ),
     ],
 )
 def test_tools_that_are_no_functions_are_named(kind: type[Wire], tool: Any, param: str) -> None:
