@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from pathlib import Path
 from random import Random
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -26,8 +28,11 @@ import openai
 import machine
 from server_process import foretoken, started
 
-SCHEMAS, AT_ONCE, MOST, ROUNDS = 200, 8, 400, 5
+SCHEMAS, AT_ONCE, MOST, ROUNDS = 200, 8, 200, 5
+LETTERS = 1.0  # of a prompt's schema for a token of the context, which is 512 of the small pair
 WORDS = "name city day unit price color note list of and size count kind when where who".split()
+# of the pair that ships, which is no chat model
+TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 ASK: Any = [{"role": "user", "content": "Call the function for a house by the sea."}]
 
 
@@ -93,12 +98,16 @@ async def streamed(client: openai.AsyncOpenAI, model: str, body: dict[str, Any])
     return arguments, reason
 
 
-async def validity(client: openai.AsyncOpenAI, model: str) -> dict[str, int]:
-    counts = {"schemas": SCHEMAS, "cut": 0, "invalid": 0, "differ": 0}
+async def validity(client: openai.AsyncOpenAI, model: str, context: int | None) -> dict[str, int]:
+    counts = {"schemas": SCHEMAS, "too_long": 0, "cut": 0, "invalid": 0, "differ": 0}
     dice, slots = Random(0), asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int, parameters: dict[str, Any]) -> None:
         async with slots:
+            prompt = len(str(asked(parameters, number, 0)["tools"]))
+            if context is not None and prompt > LETTERS * (context - MOST):
+                counts["too_long"] += 1
+                return
             plain = await whole(client, model, asked(parameters, number, 0))
             guessed = await whole(client, model, asked(parameters, number, 3))
             pieces = await streamed(client, model, asked(parameters, number, 3))
@@ -159,8 +168,10 @@ async def speed(client: openai.AsyncOpenAI, model: str) -> dict[str, float]:
 
 async def measured(url: str) -> dict[str, Any]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600) as client:
-        model = (await client.models.list()).data[0].id
-        return {"validity": await validity(client, model), "speed": await speed(client, model)}
+        served: Any = (await client.models.list()).data[0]
+        model = served.id
+        valid = await validity(client, model, served.max_model_len)
+        return {"validity": valid, "speed": await speed(client, model)}
 
 
 def main() -> None:
@@ -169,9 +180,13 @@ def main() -> None:
     parser.add_argument("--draft")
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
-    command = foretoken(given.target, given.draft, given.dtype, "--max-rows", str(AT_ONCE))
-    with started(command) as server:
-        result = asyncio.run(measured(server.url))
+    with TemporaryDirectory() as folder:
+        template = Path(folder) / "chat.jinja"
+        template.write_text(TEMPLATE)
+        own = [] if given.target else ["--chat-template", str(template)]
+        more = ["--max-rows", str(AT_ONCE), *own]
+        with started(foretoken(given.target, given.draft, given.dtype, *more)) as server:
+            result = asyncio.run(measured(server.url))
     print(json.dumps(result, indent=2))
     name = "tool-calls-default-pair" if given.target is None else "tool-calls-smollm2"
     print(machine.save(name, {"dtype": given.dtype, **result}))

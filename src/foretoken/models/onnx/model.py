@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
-from foretoken.models.onnx.passes import Part, Passes
+from foretoken.models.onnx.passes import Part, Passes, attending
 from foretoken.models.onnx.slots import LEAST, KeptPrefixes, KeySlots, Shape, shared, valid
 from foretoken.models.rows import (
     CHUNK,
@@ -179,8 +179,11 @@ class OnnxModel:
         """The logits as `score` returns them, by any graph over these slots, of which row b has
         past[b] tokens in place; no row moves on."""
         slots, most = self.slots, max(need, default=0)
-        ends = [n + len(block) for n, block in zip(past, blocks, strict=True)]
-        slots.reserve(len(blocks), 1 + max(ends, default=0))  # of a lone token, which attends twice
+        # a pass's padded block begins behind the last token of each of its rows
+        widths = [attending(len(block)) for block in blocks]
+        shared = max((width for width in widths if width < WIDE), default=0)
+        ends = [n + max(width, shared) for n, width in zip(past, widths, strict=True)]
+        slots.reserve(len(blocks), max(ends, default=0))
         slots.close(past)
         logits = hidden = None
         states: dict[int, Tensor] = {}

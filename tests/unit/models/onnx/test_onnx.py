@@ -323,6 +323,19 @@ def test_rows_that_are_there_twice_part(model: OnnxModel) -> None:
     assert torch.equal(model.score([[3], [4]], [1, 1]), expected)
 
 
+@pytest.mark.parametrize("length", [252, 253, 254, 255])
+def test_a_long_row_beside_a_wide_block(length: int) -> None:
+    """The padded block of a pass reaches beyond the last tokens of its longest row."""
+    model = converted(tiny.llama(64, 600, head_dim=16, intermediate_size=64))
+    long, short = [2 + i % 9 for i in range(length)], [5, 6, 7]
+    assert model.slots.unit == 256
+    model.start([long, short])
+    together = model.score([[3], [4] * 20], [1, 20])[0, 0].clone()
+    model.leave([0, 1])
+    model.start([long])
+    assert torch.allclose(model.score([[3]], [1])[0, 0], together, atol=1e-4)
+
+
 @pytest.mark.prove
 def test_a_ctrl_c_anywhere_leaves_rows_that_can_go() -> None:
     came, nth = True, 0
