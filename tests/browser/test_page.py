@@ -23,6 +23,10 @@ if CHROMIUM is None:
 
 SAMPLING = {"temperature": "1", "seed": "7", "gamma": "3", "max_tokens": "48"}
 LONG = SAMPLING | {"max_tokens": "900"}
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+WEATHER |= {"additionalProperties": False}
+TOOLS = json.dumps([{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}])
+CALLING = SAMPLING | {"tools": TOOLS, "tool_choice": "required", "max_tokens": "160"}
 Opened = Callable[..., Any]
 
 
@@ -78,7 +82,8 @@ def send(
         page.click("#settings summary")
     for name, value in (sampling | more).items():
         field = page.locator(f"[name={name}]")
-        field.select_option(value) if name == "gamma" else field.fill(value)
+        chosen = name in ("gamma", "tool_choice")
+        field.select_option(value) if chosen else field.fill(value)
     page.fill("#prompt", prompt)
     page.press("#prompt", "Enter")
 
@@ -253,12 +258,110 @@ def test_an_error_within_a_stream_is_shown_below_the_text(opened: Opened) -> Non
 
 def answered(page: Any, text: str) -> None:
     """Send a prompt that is answered by this text, in one step."""
-    step = {"tokens": [{"id": 1, "text": text, "source": "plain"}], "rejected": [], "gamma": 0}
-    step |= {"draft_seconds": 0, "target_seconds": 0.01, "verify_seconds": 0.001, "rows": 1}
-    chunk = {"choices": [{"delta": {"content": text}}], "speculation": {"steps": [step]}}
-    stream = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
-    send(page)
+    replied(page, (text, {"content": text}))
+
+
+def replied(page: Any, *parts: tuple[str, dict[str, Any]], prompt: str = "Hello") -> None:
+    """Send a prompt that is answered in these steps: what a token spells, and the delta of it."""
+    stream = ""
+    for spelled, delta in parts:
+        token = {"id": 1, "text": spelled, "source": "plain"}
+        step = {"tokens": [token], "rejected": [], "gamma": 0, "rows": 1}
+        step |= {"draft_seconds": 0, "target_seconds": 0.01, "verify_seconds": 0.001}
+        chunk = {"choices": [{"delta": delta}], "speculation": {"steps": [step]}}
+        stream += f"data: {json.dumps(chunk)}\n\n"
+    body = f"{stream}data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body))
+    send(page, prompt)
+    page.wait_for_selector(f".asked:text-is('{prompt}')")
+    finished(page)
+
+
+def test_a_call_is_shown_and_answered_from_the_keyboard(opened: Opened) -> None:
+    page = opened()
+    bodies: list[Any] = []
+    page.on("request", lambda each: bodies.append(each.post_data_json) if each.post_data else None)
+    send(page, sampling=CALLING)
+    answer = finished(page)
+    call = page.get_by_role("region", name="Call of weather").first
+    assert json.loads(call.locator("pre").inner_text()) == {"city": "Rome"}
+    assert call.locator("pre").inner_text() == '{\n  "city": "Rome"\n}'
+    assert "ended with a call" in answer.locator(".facts").inner_text()
+    assert "tool_call" not in answer.inner_text()  # its marks; runs show them
+    page.wait_for_selector("#announcer:has-text('Call of weather: {')", state="attached")
+    page.check("[name=view][value=runs]")
+    assert page.locator("[data-kind=call]").first.is_visible()
+    assert "weather" in made(answer)
+    page.check("[name=view][value=text]")
+
+    page.select_option("[name=tool_choice]", "none")
+    call.locator("pre").focus()
+    for _ in range(8):  # as many calls as there are, each with two places
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('.call textarea')"):
+            break
+    page.keyboard.type("sunny")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn >> nth=1")
+    finished(page)
+    asked, said, *results = bodies[-1]["messages"]
+    assert asked == {"role": "user", "content": "Hello"}
+    assert said["role"] == "assistant" and said["content"] is None
+    ids = [each["id"] for each in said["tool_calls"]]
+    assert [each["function"]["name"] for each in said["tool_calls"]] == ["weather"] * len(ids)
+    told = {"role": "tool", "tool_call_id": ids[0], "content": "sunny"}
+    assert results[0] == told and [each["tool_call_id"] for each in results] == ids
+    assert page.locator(".asked").count() == 1
+
+
+def test_reasoning_stands_above_the_text_open_while_it_is_alone(opened: Opened) -> None:
+    page = opened()
+    thought = [("<think>", {"content": ""}), ("Hm", {"reasoning_content": "Hm <b>"})]
+    replied(page, *thought)
+    assert page.locator("details.reasoning[open]").inner_text() == "Reasoning\n\nHm <b>"
+    assert page.locator(".turn .text").inner_text() == ""
+    replied(page, *thought, ("</think>", {"content": ""}), ("Yes", {"content": "Yes"}), prompt="B")
+    last = page.locator(".turn:last-child")
+    assert last.locator(".text").inner_text() == "Yes"
+    assert last.locator("details.reasoning:not([open])").count() == 1
+    summary = last.locator(".reasoning summary")
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert last.locator(".reasoning p").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_call_that_is_cut_off_is_readable_on_a_phone(opened: Opened, scheme: str) -> None:
+    page = opened(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    head = {"index": 0, "id": "a", "function": {"name": "f" * 60, "arguments": ""}}
+    pieces = ['{"a": [1, 12345678901234567890], "b": {}, "c": "', "x" * 90]
+    rest = [{"index": 0, "function": {"arguments": piece}} for piece in pieces]
+    thoughts = ("", {"reasoning_content": "y" * 90})
+    replied(page, thoughts, *[("", {"tool_calls": [each]}) for each in (head, *rest)])
+    shown = page.locator(".call pre").inner_text()
+    assert shown.split("\n")[:4] == ["{", '  "a": [', "    1,", "    12345678901234567890"]
+    assert shown.endswith('  "b": {},\n  "c": "' + "x" * 90)
+    page.click(".reasoning summary")
+    page.fill(".call textarea", "z" * 90)
+    for element in ("document.documentElement", "document.getElementById('thread')"):
+        assert page.evaluate(f"{element}.scrollWidth <= {element}.clientWidth"), element
+
+
+def test_tools_that_are_no_list_are_refused_beside_the_field(opened: Opened) -> None:
+    page = opened()
+    page.wait_for_selector("#send:enabled")
+    if not page.is_visible("[name=seed]"):
+        page.click("#settings summary")
+    page.fill("[name=tools]", '{"type": "function"')
+    assert page.inner_text("#tools-problem").startswith("Tools are a list in JSON")
+    page.click("#settings summary")
+    page.fill("#prompt", "Hello")
+    page.press("#prompt", "Enter")
+    assert page.locator(".turn").count() == 0
+    assert page.evaluate("document.activeElement.name") == "tools"
+    page.fill("[name=tools]", "")
+    assert page.text_content("#tools-problem") == ""
+    page.press("#prompt", "Enter")
     finished(page)
 
 

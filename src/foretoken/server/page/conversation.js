@@ -40,16 +40,14 @@ export class Conversation {
     return this.runs.some((run) => run.open);
   }
 
-  /** What a chat model is to read: all that was said and answered, then the prompt. */
+  /** What a chat model is to read: all that was said and answered, then the prompt, if there is
+   * one: what calls gave is answered without. */
   messages(system, prompt) {
+    const message = (role, content) => (content ? [{ role, content }] : []);
     const said = this.turns
-      .filter((turn) => turn.run.text)
-      .flatMap(({ asked, run }) => [
-        { role: "user", content: asked },
-        { role: "assistant", content: run.text },
-      ]);
-    const before = system ? [{ role: "system", content: system }] : [];
-    return [...before, ...said, { role: "user", content: prompt }];
+      .filter(({ run }) => run.said)
+      .flatMap(({ asked, run }) => [...message("user", asked), ...run.messages]);
+    return [...message("system", system), ...said, ...message("user", prompt)];
   }
 
   /** Sends a request, as a new turn; `compare`: and then the same one without a draft. */

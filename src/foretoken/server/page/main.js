@@ -71,7 +71,7 @@ function changed(conversation) {
 /** Says a finished text to screen readers: once, not token by token. A failure is an alert. */
 function ended(run) {
   const outcome = {
-    done: run.plain ? "Plain decoding is done." : run.text,
+    done: run.plain ? "Plain decoding is done." : run.said,
     stopped: "Stopped.",
     failed: "",
   };
@@ -145,7 +145,8 @@ $("door").addEventListener("submit", (event) => {
 // The prompt
 
 function ask(prompt) {
-  if (!ready || current.open || !prompt.trim()) return;
+  const answers = current.last?.run.calls.length > 0; // what calls gave needs no prompt
+  if (!ready || current.open || !(prompt.trim() || answers) || !settings.valid()) return;
   const { chat } = server.info;
   const asked = chat ? { messages: current.messages(settings.system, prompt) } : { prompt };
   const stream = { stream: true, stream_options: { include_usage: true } };
@@ -167,11 +168,15 @@ $("composer").addEventListener("submit", (event) => {
   else ask($("prompt").value);
 });
 $("prompt").addEventListener("input", grow);
-$("prompt").addEventListener("keydown", (event) => {
+/** Of the prompt, and of the fields for what calls gave. */
+function entered(event) {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (!event.target.matches("textarea")) return;
   event.preventDefault();
   ask($("prompt").value);
-});
+}
+$("prompt").addEventListener("keydown", entered);
+$("turns").addEventListener("keydown", entered);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !closeDrawer(true)) current.stop();
 });

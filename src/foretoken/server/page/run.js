@@ -6,12 +6,16 @@ import { chunks } from "./server.js";
 
 export class Run {
   text = "";
-  steps = [];
+  thoughts = "";
+  calls = []; // of tools: id, name and arguments, and the result that a reader types
+  steps = []; // each with the kind of what it wrote: "text", "thought" or "call"
   totals = null; // the server's sums, with the last chunk
-  finish = null; // "stop", "length": why the text ended
+  finish = null; // "stop", "length", "tool_calls": why the text ended
   error = null;
   state = "waiting"; // then "writing", then "done", "stopped" or "failed"
   #abort = new AbortController();
+  #kind = "text";
+  #told = 0; // steps of which it is known what they wrote
 
   /** path, body: the request; plain: whether it makes no draft tokens. */
   constructor(path, body, plain) {
@@ -20,6 +24,28 @@ export class Run {
 
   get open() {
     return this.state === "waiting" || this.state === "writing";
+  }
+
+  /** All that is meant for others: the text, and a line for each call. */
+  get said() {
+    const calls = this.calls.map((call) => `Call of ${call.name}: ${call.arguments}`);
+    return [this.text, ...calls].filter(Boolean).join("\n");
+  }
+
+  /** The messages of a conversation that came of it: the assistant's, and what its calls gave. */
+  get messages() {
+    if (!this.calls.length) return [{ role: "assistant", content: this.text }];
+    const tool_calls = this.calls.map(({ id, name, arguments: given }) => ({
+      id,
+      type: "function",
+      function: { name, arguments: given },
+    }));
+    const results = this.calls.map(({ id, result }) => ({
+      role: "tool",
+      tool_call_id: id,
+      content: result,
+    }));
+    return [{ role: "assistant", content: this.text || null, tool_calls }, ...results];
   }
 
   /** Reads the stream to its end; `changed` is called with every chunk, and at the end. */
@@ -43,13 +69,34 @@ export class Run {
 
   #take({ choices, speculation }) {
     const choice = choices?.[0];
-    if (choice) {
-      this.text += choice.delta?.content ?? choice.text ?? "";
-      this.finish = choice.finish_reason ?? this.finish;
-    }
-    this.steps.push(...(speculation?.steps ?? []));
+    const kind = choice ? this.#write(choice.delta ?? { content: choice.text }) : null;
+    this.finish = choice?.finish_reason ?? this.finish;
+    this.#sort(speculation?.steps ?? [], kind);
     if (speculation?.target_calls !== undefined) this.totals = speculation;
-    if (this.text || this.steps.length) this.state = "writing";
+    if (kind || this.steps.length) this.state = "writing";
+  }
+
+  /** Takes what is new; returns its kind, if there is anything. */
+  #write({ content, reasoning_content: thought, tool_calls: calls = [] }) {
+    this.text += content ?? "";
+    this.thoughts += thought ?? "";
+    for (const { index, id, function: { name, arguments: more = "" } } of calls) {
+      this.calls[index] ??= { id, name, arguments: "", result: "" };
+      this.calls[index].arguments += more;
+    }
+    if (content) return "text";
+    if (calls.length) return "call";
+    return thought ? "thought" : null;
+  }
+
+  /** Steps whose text the server holds back are of the kind that it turns out to be. Marks go with
+   * the thoughts or calls beside them. */
+  #sort(steps, kind) {
+    this.#kind = kind ?? this.#kind;
+    this.steps.push(...steps.map((step) => ({ ...step, kind: this.#kind })));
+    if (!kind) return;
+    for (const step of this.steps.slice(this.#told)) if (step.kind === "text") step.kind = kind;
+    this.#told = this.steps.length;
   }
 }
 

@@ -2,6 +2,7 @@
 // server's to say: its answer is shown.
 
 import { el } from "./dom.js";
+import { count } from "./run.js";
 
 const MOST = 16; // draft tokens to choose from
 const OPEN = "foretoken-settings";
@@ -30,7 +31,8 @@ export class Settings {
 
   /** Follows what the server serves: a chat model or not, and the temperature it was made for. */
   follow({ chat, temperature }) {
-    this.inputs.system.closest("label").hidden = !chat;
+    this.chat = chat;
+    for (const label of this.details.querySelectorAll("[data-chat]")) label.hidden = !chat;
     if (temperature !== null && temperature !== undefined && !this.followed) {
       this.inputs.temperature.value = temperature;
     }
@@ -55,6 +57,31 @@ export class Settings {
     return this.inputs.system.value.trim();
   }
 
+  /** Whether a request can be made of it all; goes to the field of which none can. */
+  valid() {
+    if (this.#tools()) return true;
+    this.details.open = true;
+    this.inputs.tools.focus();
+    return false;
+  }
+
+  /** The tools that are offered to a chat model; null for what is no list, which is said. */
+  #tools() {
+    if (!this.chat) return [];
+    const { tools } = this.inputs;
+    let list = null;
+    let problem = "Tools are a list in JSON: [{…}, {…}].";
+    try {
+      list = JSON.parse(tools.value.trim() || "[]");
+    } catch (error) {
+      problem = `${problem} ${error.message}`;
+    }
+    const good = Array.isArray(list);
+    this.details.querySelector("#tools-problem").textContent = good ? "" : problem;
+    tools.setAttribute("aria-invalid", !good);
+    return good ? list : null;
+  }
+
   /** The fields of a request. The seed is always given, so that the text can be made again. */
   fields() {
     const fields = { seed: Math.floor(Math.random() * SEEDS) };
@@ -63,17 +90,21 @@ export class Settings {
     }
     const { value } = this.inputs.gamma;
     fields.speculation = { gamma: value === "" ? null : Number(value), steps: true };
+    const tools = this.#tools();
+    if (tools.length) Object.assign(fields, { tools, tool_choice: this.inputs.tool_choice.value });
     return fields;
   }
 
   #summarize() {
     const { temperature, top_p, max_tokens, seed, gamma } = this.inputs;
+    const tools = this.#tools();
     const parts = [
       `temperature ${temperature.value || "the model's"}`,
       top_p.value && top_p.value !== "1" ? `top-p ${top_p.value}` : "",
       max_tokens.value ? `${max_tokens.value} tokens at most` : "",
       seed.value ? `seed ${seed.value}` : "",
       `γ ${gamma.selectedOptions[0].textContent}`,
+      tools?.length ? count(tools.length, "tool") : "",
     ];
     const summary = this.details.open ? "Settings" : parts.filter(Boolean).join(" · ");
     this.details.querySelector("#summary").textContent = summary;

@@ -18,13 +18,17 @@ export class TokenText {
     const fresh = run.steps.slice(this.#steps);
     this.element.append(...fresh.map((step, i) => stepSpan(step, this.#steps + i)));
     this.#steps = run.steps.length;
+    run.steps.forEach(({ kind }, i) => {
+      const { dataset } = this.element.children[i];
+      if (dataset.kind !== kind) dataset.kind = kind;
+    });
     if (!this.#steps) this.element.textContent = run.text;
     else if (run.state === "done") this.#settle(run);
   }
 
   /** Tokens may spell what is not in the text: half a character, what lies behind a stop string. */
   #settle(run) {
-    const spans = [...this.element.querySelectorAll("[data-source]")];
+    const spans = [...this.element.querySelectorAll("[data-kind=text] [data-source]")];
     const spellings = spans.map((span) => span.textContent);
     if (spellings.join("") === run.text) return;
     const parts = cut(run.text, spellings);

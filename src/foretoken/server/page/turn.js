@@ -2,11 +2,16 @@
 
 import { el, paced } from "./dom.js";
 import { markdown } from "./markdown.js";
+import { Calls, Reasoning } from "./reply.js";
 import { count, duration, measures, rate, shown } from "./run.js";
 import { Timeline } from "./timeline.js";
 import { TokenText } from "./tokens.js";
 
-const FINISHES = { stop: "ended by itself", length: "ended by the limit" };
+const FINISHES = {
+  stop: "ended by itself",
+  length: "ended by the limit",
+  tool_calls: "ended with a call",
+};
 
 class Answer {
   #tokens;
@@ -18,6 +23,8 @@ class Answer {
     this.body = el("span", { class: "made" });
     this.prose = el("div", { class: "prose" }); // an answer as it is meant to be read
     this.#tokens = new TokenText(this.body);
+    this.reasoning = new Reasoning();
+    this.calls = new Calls();
     this.wait = el("p", { class: "wait" }, "Waiting for the first token");
     this.facts = el("p", { class: "facts" });
     this.error = el("div", { class: "error", role: "alert" });
@@ -32,7 +39,9 @@ class Answer {
       "section",
       { class: run.plain ? "answer plain" : "answer", "aria-label": name },
       el("h2", {}, name),
+      this.reasoning.element,
       text,
+      this.calls.element,
       this.wait,
       this.facts,
       this.error,
@@ -43,10 +52,12 @@ class Answer {
     const { run } = this;
     this.#tokens.update(run);
     if (!this.inline && document.body.dataset.view === "text") this.#write(run.text);
+    this.reasoning.update(run);
+    this.calls.update(run);
     this.element.dataset.state = run.state;
     this.wait.hidden = run.state !== "waiting";
     this.facts.textContent = run.steps.length ? facts(run) : "";
-    if (run.state === "done" && !run.text) this.facts.textContent = "The text ended at once.";
+    if (run.state === "done" && !run.said && !run.thoughts) this.facts.textContent = "The text ended at once.";
     if (run.state === "stopped") this.facts.prepend("Stopped. ");
     if (run.error && !this.error.hasChildNodes()) {
       const again = el("button", { type: "button", onclick: this.retry }, "Try again");
@@ -92,7 +103,8 @@ export class TurnView {
     this.timeline = new Timeline((number) => this.mark(number));
     this.verdict = el("p", { class: "verdict", role: "status" });
     this.buttons = el("div", { class: "actions" });
-    const prompt = inline
+    const bare = inline || !asked; // it goes on, or has only what calls gave to go by
+    const prompt = bare
       ? []
       : [el("h2", { class: "hidden" }, "You"), el("p", { class: "asked" }, asked)];
     const parts = [...prompt, this.columns, this.verdict, this.timeline.element, this.buttons];
@@ -141,7 +153,7 @@ export class TurnView {
     const open = this.run.open || this.plain?.run.open;
     const offers = [];
     const offer = (name, act) => offers.push(el("button", { type: "button", onclick: act }, name));
-    if (!this.run.open && this.run.text) {
+    if (!this.run.open && this.run.said) {
       const lacksPlain = !this.run.plain && this.plain?.run.state !== "done";
       if (!open && lacksPlain) offer("Decode plainly", this.act.compare);
       if (!open && this.inline && this.run.finish === "length") offer("Go on", this.act.goOn);
@@ -156,7 +168,7 @@ export class TurnView {
   }
 
   async #copy(button) {
-    await navigator.clipboard.writeText((this.inline ? this.asked : "") + this.run.text);
+    await navigator.clipboard.writeText((this.inline ? this.asked : "") + this.run.said);
     button.textContent = "Copied";
   }
 }
@@ -171,10 +183,11 @@ function verdict(run, plain) {
 }
 
 function likeness(run, plain) {
-  if (run.text === plain.text) return "The texts are identical.";
+  const [text, other] = [run, plain].map(({ thoughts, said }) => thoughts + said);
+  if (text === other) return "The texts are identical.";
   if (run.body.temperature !== 0) return "The texts are two draws from one distribution.";
   let same = 0;
-  while (run.text[same] === plain.text[same]) same++;
+  while (text[same] === other[same]) same++;
   const where = `The texts part after ${count(same, "character")}`;
   return `${where}, as rounding can make them where two tokens are nearly tied.`;
 }
