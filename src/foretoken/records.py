@@ -27,8 +27,8 @@ class StepRecord:
         rows: How many sequences shared the step.
         biases: Total variation from the target's distribution at each token; () where exact.
         padding: Positions that the target's forward computed for no sequence, of the whole batch.
-        predicted: True where the draft tokens come from the request's prediction or its own text,
-            not from the drafter.
+        predicted: True where the draft tokens come from the request's prediction, its own text or
+            its grammar, not from the drafter.
         grade: How far the drafter trusted its draft tokens beforehand. For a look-up, 0 where
             nothing repeats, 1 behind a short match, 2 behind a longer one; 0 for drafters that
             cannot tell, and where gamma is fixed.

@@ -35,6 +35,9 @@ SPAN = 256  # tokens of a text by which its length is rounded: costs grow with i
 BACK = 0.5  # the same where the draft is mostly silent: there, and back with the next step
 
 
+RECENT, SPELLED = 32, 4  # steps, and forced tokens that are taken for spelled alike beforehand
+
+
 @dataclass(frozen=True, slots=True)
 class Beside:
     """Content of a forward besides one position of each row that a policy is asked for."""
@@ -72,6 +75,18 @@ class Fixed:
 
     def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
         return [self.gamma] * len(rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FreeOnly:
+    """None but those that the engine adds by itself, which a row's grammar forces."""
+
+    @property
+    def most(self) -> int:
+        return MAX_GAMMA
+
+    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+        return [0] * len(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -355,6 +370,16 @@ def by_length(costs: Costs, rows: list[Row], more: int = 0) -> Costs:
 def spans(rows: list[Row]) -> int:
     """Return how many spans long the rows' texts are."""
     return sum(len(row.tokens) for row in rows) // len(rows) // SPAN
+
+
+def free(row: Row) -> int:
+    """Return how many tokens of a row its grammar forces, which cost no draft; 0 where the target
+    lately spelled most of such texts by other tokens."""
+    judged = [step for step in row.records[-RECENT:] if step.predicted]
+    drafted, accepted = sum(step.drafted for step in judged), sum(step.accepted for step in judged)
+    if SPELLED + accepted < (SPELLED + drafted) / 2:
+        return 0
+    return len(row.forced(min(MAX_GAMMA, row.room - 1)))
 
 
 def _before(row: Row) -> int:

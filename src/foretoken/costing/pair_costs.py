@@ -14,7 +14,7 @@ from operator import mul
 
 from foretoken.costing import costs, stored
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Adaptive, Fixed, Gamma, Unmeasured, by_length
+from foretoken.costing.gamma import Adaptive, Fixed, FreeOnly, Gamma, Unmeasured, by_length
 from foretoken.costing.probe import TOKENS, probe, probe_shared
 from foretoken.costing.stored import Kept, Watch, known, recalled
 from foretoken.drafters.base import Drafter, Grades, require_rewind
@@ -95,7 +95,8 @@ class PairCosts:
         if gamma is None:
             predicted = any(request.prediction for request in requests)
             if isinstance(self.drafter, NoDrafter) and not predicted:
-                return Fixed(0)
+                forced = any(request.params.structured for request in requests)
+                return FreeOnly() if forced else Fixed(0)
             params = costs.dearest([request.params for request in requests])
             known = self.known_for(params, rows)
             measured = partial(self.adaptive, params, rows)

@@ -126,7 +126,7 @@ class _ForOneStep(DrafterBase):
 class KnownTokensDrafter(_ForOneStep):
     """For one step: `given[b]` for row b, which its request predicts or its grammar forces, or
     where that is empty what `drafter` guesses. They are certain, cost nothing, and are judged like
-    all others. predicted: the rows whose draft tokens are of their own prediction."""
+    all others. predicted: those rows, whose draft tokens say nothing of the drafter."""
 
     def __init__(
         self, drafter: Drafter, given: list[list[int]], predicted: frozenset[int] = frozenset()

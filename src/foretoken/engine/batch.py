@@ -175,7 +175,7 @@ class Batch:
         draft_tokens = [x or row.forced(g) for x, row, g in every]
         if not any(draft_tokens):
             return drafter
-        places = frozenset(b for b, x in enumerate(predicted) if x)
+        places = frozenset(b for b, x in enumerate(draft_tokens) if x)
         return KnownTokensDrafter(drafter, draft_tokens, places)
 
     def _alike(self, rows: list[Row]) -> list[list[Row]]:

@@ -17,7 +17,7 @@ from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import WeakValueDictionary, ref
 
-from foretoken.costing.gamma import Beside, Fixed, Gamma, Unmeasured
+from foretoken.costing.gamma import Beside, Fixed, Gamma, Unmeasured, free
 from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
 from foretoken.engine.memory import Memory, reserve_kept
@@ -302,7 +302,10 @@ class Scheduler:
                 positions=sum(reads) - len(group) + sum(gammas.values()),
                 depth=max(gammas.values(), default=0),
             )
-            gammas |= zip(map(id, group), policy.ask(group, beside), strict=True)
+            asked = policy.ask(group, beside)
+            if not isinstance(policy, Fixed):  # tokens that a grammar forces cost no draft
+                asked = [max(g, free(row)) for g, row in zip(asked, group, strict=True)]
+            gammas |= zip(map(id, group), asked, strict=True)
         return [gammas.get(id(row), 0) for row in rows]
 
     def _admit(self) -> int:

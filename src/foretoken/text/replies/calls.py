@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Protocol
 
-# Between JSON's tokens, as models are trained: blanks cost tokens, and weak models never end them
-SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
+# Between JSON's tokens, as chat templates write it. Where they are fixed, all of a key is forced,
+# and forced tokens cost no draft
+SPACES = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
