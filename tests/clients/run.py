@@ -1,5 +1,5 @@
-"""Clients that others wrote, unchanged, against `foretoken serve`: each in an environment of its own,
-with the versions of versions.txt. `make clients`, or `make clients CLIENTS="openai llm"`."""
+"""Clients that others wrote, unchanged, against `foretoken serve`, each in an environment of its
+own with the versions of versions.txt: `make clients`, or `make clients CLIENTS="openai llm"`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 REPO = HERE.parent.parent
 BUILD = REPO / "build" / "clients"
 CHAT_MODEL = "SMOLLM2"  # names SmolLM2-135M-Instruct: a folder or a GGUF file
+OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 PATIENCE = 300.0  # seconds, for a server to load and for a client to be done
 
 
@@ -72,7 +73,7 @@ def passes(python: Path, client: str, url: str, model: str, tokenizer: str) -> b
     """Run a client's script, which prints a line where all is well."""
     place = {"FORETOKEN_URL": url, "FORETOKEN_MODEL": model, "FORETOKEN_TOKENIZER": tokenizer}
     mine = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    keys = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1"}
+    keys = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", **OFFLINE}
     command = [python, "-W", "ignore", HERE / f"with_{client}.py"]
     try:
         done = subprocess.run(

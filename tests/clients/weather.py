@@ -12,7 +12,7 @@ ASK = "Rome or Oslo?"
 MESSAGES = [{"role": "user", "content": ASK}]
 
 
-class Weather(BaseModel):
+class Weather(BaseModel, extra="forbid"):
     """Tell the weather of a city."""
 
     city: Literal["Rome", "Oslo"]

@@ -24,21 +24,16 @@ async def main() -> None:
     for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
         model: Any = kind(MODEL, client)
         settings = ModelSettings(max_tokens=100, tool_choice="required", parallel_tool_calls=False)
-        agent: Any = Agent(
-            "one", model=model, tools=[function_tool(weather)], model_settings=settings
-        )
+        shared: Any = {"model": model, "model_settings": settings, "output_type": Weather}
+        agent: Any = Agent("one", tools=[function_tool(weather)], **shared)
         done = await Runner.run(agent, ASK)
         kinds = [item.type for item in done.new_items]
         assert kinds[:2] == ["tool_call_item", "tool_call_output_item"], kinds
-        assert kinds[-1] == "message_output_item" and isinstance(done.final_output, str)
+        assert kinds[-1] == "message_output_item" and isinstance(done.final_output, Weather)
         streamed = Runner.run_streamed(agent, ASK)
         events = {event.type async for event in streamed.stream_events()}
         assert {"raw_response_event", "run_item_stream_event"} <= events
-        assert streamed.final_output is not None
-        agent = Agent(
-            "two", model=model, output_type=Weather, model_settings=ModelSettings(max_tokens=100)
-        )
-        assert isinstance((await Runner.run(agent, ASK)).final_output, Weather)
+        assert isinstance(streamed.final_output, Weather)
 
 
 asyncio.run(main())

@@ -29,11 +29,12 @@ assert not last.choices and last.usage
 parsed = client.chat.completions.parse(**common, response_format=Weather)
 assert isinstance(parsed.choices[0].message.parsed, Weather)
 tool = openai.pydantic_function_tool(Weather)
-parsed = client.chat.completions.parse(**common, tools=[tool], tool_choice="required")
+one: Any = {"tools": [tool], "parallel_tool_calls": False}
+parsed = client.chat.completions.parse(**common, **one, tool_choice="required")
 call = (parsed.choices[0].message.tool_calls or [])[0]
 assert isinstance(call.function.parsed_arguments, Weather)
 named: Any = {"type": "function", "function": {"name": "Weather"}}
-with client.chat.completions.stream(**common, tools=[tool], tool_choice=named) as stream:
+with client.chat.completions.stream(**common, **one, tool_choice=named) as stream:
     kinds = {event.type for event in stream}
     whole = stream.get_final_completion().choices[0]
 assert "tool_calls.function.arguments.done" in kinds and whole.finish_reason == "tool_calls"
@@ -57,7 +58,7 @@ assert "response.function_call_arguments.done" in kinds and response.status == "
 item: Any = response.output[0]
 Weather.model_validate(json.loads(item.arguments))
 output = {"type": "function_call_output", "call_id": item.call_id, "output": "sun"}
-turns: Any = [{"role": "user", "content": ASK}, item.to_dict(), output]
+turns: Any = [{"role": "user", "content": ASK}, item, output]
 assert client.responses.create(**asked, input=turns, tools=[flat]).output
 
 try:

@@ -9,7 +9,7 @@ from pydantic_ai.capabilities import PrepareOutputTools
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from weather import ASK, MODEL, Weather, weather
 
-SETTINGS: Any = {"max_tokens": 100}
+SETTINGS: Any = {"max_tokens": 70, "parallel_tool_calls": False}
 for kind in (OpenAIChatModel, OpenAIResponsesModel):
     model = kind(MODEL)
     assert isinstance(Agent(model, model_settings=SETTINGS).run_sync(ASK).output, str)
