@@ -17,6 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 REPO = HERE.parent.parent
 BUILD = REPO / "build" / "clients"
+# Two clients write ids themselves; those of the small pair are ids of a larger vocabulary, too
+TOKENIZER = REPO / "src" / "foretoken" / "assets" / "target"
 CHAT_MODEL = "SMOLLM2"  # names SmolLM2-135M-Instruct: a folder or a GGUF file
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 PATIENCE = 300.0  # seconds, for a server to load and for a client to be done
@@ -69,9 +71,10 @@ def ready(url: str) -> bool:
         return False
 
 
-def passes(python: Path, client: str, url: str, model: str, tokenizer: str) -> bool:
+def passes(python: Path, client: str, url: str, model: str) -> bool:
     """Run a client's script, which prints a line where all is well."""
-    place = {"FORETOKEN_URL": url, "FORETOKEN_MODEL": model, "FORETOKEN_TOKENIZER": tokenizer}
+    place = {"FORETOKEN_URL": url, "FORETOKEN_MODEL": model}
+    place["FORETOKEN_TOKENIZER"] = str(TOKENIZER)
     mine = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     keys = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", **OFFLINE}
     command = [python, "-W", "ignore", HERE / f"with_{client}.py"]
@@ -92,17 +95,16 @@ def main(wanted: list[str]) -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     clients = {n: p for n, p in versions().items() if not wanted or n in wanted}
     pythons = {name: environment(name, packages) for name, packages in clients.items()}
-    assets = str(REPO / "src" / "foretoken" / "assets" / "target")
-    servers = {"pair": (["--chat-template", str(HERE / "template.jinja")], assets)}
+    servers = {"pair": ["--chat-template", str(HERE / "template.jinja")]}
     if chat := os.environ.get(CHAT_MODEL):
-        servers["smollm2"] = ([chat, "--draft", str(REPO / "drafts" / "smollm2")], "")
+        servers["smollm2"] = [chat, "--draft", str(REPO / "drafts" / "smollm2")]
     else:
         print(f"{CHAT_MODEL} names no SmolLM2-135M-Instruct: the pair that ships alone is tried")
     failed: list[str] = []
-    for model, (options, tokenizer) in servers.items():
+    for model, options in servers.items():
         with server(*options, name=model) as url:
             for client, python in pythons.items():
-                if not passes(python, client, url, model, tokenizer):
+                if not passes(python, client, url, model):
                     failed.append(f"{client} with {model}")
     print(f"failed: {', '.join(failed)}" if failed else "all clients pass")
     return bool(failed)
