@@ -42,7 +42,7 @@ def now() -> str:
 model = llm.get_model("served")
 with suppress(ValueError):  # a small model may call for ever
     options = {"max_tokens": 50}
-    model.chain(ASK, tools=[now], key="none", options=options, chain_limit=3).text()
+    model.conversation().chain(ASK, tools=[now], key="none", options=options, chain_limit=3).text()
 called = llm.ToolCall(name="now", arguments={}, tool_call_id="call-1")
 result = llm.ToolResult(name="now", output=now(), tool_call_id="call-1")
 first = model.prompt(ASK, tools=[now], key="none", max_tokens=20)
