@@ -25,7 +25,7 @@ PATIENCE = 300.0  # seconds, for a server to load and for a client to be done
 
 
 def versions() -> dict[str, list[str]]:
-    """What each client is installed from."""
+    """Return the packages of each client."""
     lines = (HERE / "versions.txt").read_text().splitlines()
     pairs = [line.partition(":") for line in lines if line and not line.startswith("#")]
     return {name: packages.split() for name, _, packages in pairs}
@@ -93,7 +93,10 @@ def passes(python: Path, client: str, url: str, model: str) -> bool:
 
 def main(wanted: list[str]) -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
-    clients = {n: p for n, p in versions().items() if not wanted or n in wanted}
+    known = versions()
+    if unknown := set(wanted) - known.keys():
+        sys.exit(f"there is no client {', '.join(sorted(unknown))}; they are {', '.join(known)}")
+    clients = {name: known[name] for name in wanted or known}
     pythons = {name: environment(name, packages) for name, packages in clients.items()}
     servers = {"pair": ["--chat-template", str(HERE / "template.jinja")]}
     if chat := os.environ.get(CHAT_MODEL):

@@ -1,4 +1,4 @@
-"""What clients ask for: an object so narrow that any model writes a valid one soon."""
+"""The object that clients ask for: so narrow that any model writes a valid one soon."""
 
 from __future__ import annotations
 

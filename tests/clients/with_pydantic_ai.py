@@ -17,8 +17,12 @@ for kind in (OpenAIChatModel, OpenAIResponsesModel):
         agent: Any = Agent(model, output_type=output, model_settings=SETTINGS)
         assert isinstance(agent.run_sync(ASK).output, Weather)
 
+    async def first(context: RunContext[None], tool: Any) -> Any:
+        """The tool is for the first turn; a small model may call it for ever."""
+        return tool if context.run_step == 1 else None
+
     async def last(context: RunContext[None], tools: list[Any]) -> list[Any]:
-        """The answer is for the second turn, so that the first one calls the tool."""
+        """The answer is for the second turn."""
         return tools if context.run_step > 1 else []
 
     async def streamed(agent: Any) -> Any:
@@ -27,6 +31,6 @@ for kind in (OpenAIChatModel, OpenAIResponsesModel):
 
     later = PrepareOutputTools(last)
     agent = Agent(model, output_type=Weather, model_settings=SETTINGS, capabilities=[later])
-    agent.tool_plain(weather)
+    agent.tool_plain(weather, prepare=first)
     assert isinstance(asyncio.run(streamed(agent)), Weather)
 print(f"pydantic-ai {version('pydantic-ai-slim')}: typed output, a tool, streams, both APIs")
