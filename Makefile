@@ -8,7 +8,7 @@ export NO_MKDOCS_2_WARNING = 1
 # With it each process would compile all tests anew
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo serve report quick test newest check docs prove clean
+.PHONY: demo serve report quick test clients newest check docs prove clean
 
 demo: .venv/ready
 	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
@@ -27,6 +27,11 @@ quick: .venv/ready
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist loadscope -m "not prove"
+
+# Clients that others wrote, against a server, each in an environment of its own (downloaded): `make clients CLIENTS="openai llm"`.
+# SMOLLM2 names a folder or GGUF file of SmolLM2-135M-Instruct, to try them with that too
+clients: .venv/ready
+	$(BIN)/python tests/clients/run.py $(CLIENTS)
 
 # What depends on transformers' insides, with the newest one that pyproject.toml allows (downloaded)
 NEWEST := build/newest

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Protocol
 
-# Between JSON's tokens, as chat templates write it. Where they are fixed, all of a key is forced,
-# and forced tokens cost no draft
-SPACES = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+# Between JSON's tokens, as models are trained: blanks cost tokens, and weak models never end them
+SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
+# What has a say in an object's other properties, beside those that it names
+OTHERS = {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"}
+OTHERS |= {"allOf", "anyOf", "oneOf", "if"}
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
@@ -32,7 +34,12 @@ class Signature:
 
     @property
     def schema(self) -> dict[str, Any]:
-        return NOTHING if self.parameters is None else {"type": "object"} | self.parameters
+        """Return the schema of its arguments: no others than those it names, unless it says so,
+        since functions take no others and some clients leave the word for that out."""
+        said = NOTHING if self.parameters is None else {"type": "object"} | self.parameters
+        if "properties" not in said or said.keys() & OTHERS:
+            return said
+        return {**said, "additionalProperties": False}
 
     @property
     def properties(self) -> dict[str, Any]:

@@ -244,6 +244,15 @@ def test_a_schema_that_a_form_cannot_hold_to_is_named(name: str) -> None:
             GrammarWriter(named(name), Wish((Signature("f", short),)), {}).written("no")
 
 
+def test_a_function_takes_the_arguments_that_it_names() -> None:
+    """Others only where its schema has a word about them."""
+    opened = SCHEMA | {"additionalProperties": True}
+    text = '<tool_call>\n{"name": "f", "arguments": {"city": "Rome", "more": 1}}\n</tool_call>'
+    for schema, good in ((SCHEMA, False), (opened, True)):
+        wish = Wish((Signature("f", schema),), required=True, parallel=False)
+        assert follows("hermes", wish, text) is good
+
+
 def test_some_arguments_may_be_left_out() -> None:
     for reply, good in (
         ('[weather(city="Rome")]', True),
