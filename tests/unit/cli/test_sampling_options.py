@@ -35,6 +35,7 @@ SAID = [
     (["--sequence-bias", "[[[6, 7], -2.5]]"], {"sequence_bias": [[[6, 7], -2.5]]}),
     (["--logit-bias", '{"5": -2.5}'], {"logit_bias": {"5": -2.5}}),
     (["--suppress-tokens", "1, 2"], {"suppress_tokens": [1, 2]}),
+    (["--allowed-token-ids", "1, 2"], {"allowed_token_ids": [1, 2]}),
     (["--begin-suppress-tokens", ""], {"begin_suppress_tokens": []}),
     (["--forced-bos-token-id", "0"], {"forced_bos_token_id": 0}),
     (["--forced-eos-token-id", "3"], {"forced_eos_token_id": 3}),

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -104,12 +106,24 @@ def judged(name: str) -> Verdict:
     return verdict
 
 
-@pytest.mark.parametrize("name", RUNS)
+SLOW = (  # seconds each
+    *("Lfm2ForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen3NextForCausalLM"),
+    *("Gemma3nForCausalLM", "GPTJForCausalLM", "SwitchTransformersForConditionalGeneration"),
+    *("FSMTForConditionalGeneration", "PaliGemmaForConditionalGeneration"),
+)
+
+
+def quick(names: Iterable[str]) -> list[Any]:
+    """The names, of which slow ones are for `make prove`."""
+    return [pytest.param(n, marks=pytest.mark.prove if n in SLOW else ()) for n in names]
+
+
+@pytest.mark.parametrize("name", quick(RUNS))
 def test_a_class_that_runs(name: str) -> None:
     assert judged(name).form == "transformers"
 
 
-@pytest.mark.parametrize("name", BY_ROW)
+@pytest.mark.parametrize("name", quick(BY_ROW))
 def test_a_class_that_runs_row_by_row(name: str) -> None:
     verdict = judged(name)
     assert verdict.outcome == "equal" and "row by row" in (verdict.form or "")

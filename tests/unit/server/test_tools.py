@@ -26,11 +26,14 @@ TOOLS: Any = [
 ]
 ASK: Any = [{"role": "user", "content": "Hello"}]
 SAMPLING: Any = {"model": "tiny", "max_tokens": 160, "seed": 7, "temperature": 1.0}
-FORMS = ["hermes", "qwen3-coder", "glm", "mistral-list", "lfm2", "llama-json", "llama-pythonic"]
+FORMS = ["hermes", "qwen3-coder", "llama-pythonic"]
+MORE = ["glm", "mistral-list", "lfm2", "llama-json"]
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(
+    scope="module", params=[*FORMS, *(pytest.param(x, marks=pytest.mark.prove) for x in MORE)]
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:

@@ -214,10 +214,11 @@ class ChoicesAnswer(Answer[Asked]):
 
     async def events(self) -> AsyncGenerator[str]:
         head, options = self._head(self.kinds[1]), self.asked.stream_options
+        so_far = options is not None and options.continuous_usage_stats
         for i, text in enumerate(self.texts):
             if (beginning := self.beginning(text)) is not None:
-                choices = {"choices": [self._choice(i, beginning)]}
-                yield event(head | choices | self.first(text))
+                choices = {"choices": [self._choice(i, beginning, [])]} | self.first(text)
+                yield event(head | choices | ({"usage": self.usage()} if so_far else {}))
         async for i, part in self.generation.parts():
             if part.text or part.tokens or part.done is not None:
                 chunk: dict[str, Any] = {
@@ -226,7 +227,7 @@ class ChoicesAnswer(Answer[Asked]):
                 if part.words is not None:  # for those who ask for the steps
                     steps = [shown_step(step, part.words) for step in part.steps]
                     chunk["speculation"] = {"steps": steps}
-                if options is not None and options.continuous_usage_stats:
+                if so_far:
                     chunk["usage"] = self.usage()
                 yield event(head | chunk)
         if options is not None and options.include_usage:

@@ -56,7 +56,9 @@ def test_texts_are_those_of_generate(name: str) -> None:
         assert [c.tokens for c in completions] == [w[n:] for w, n in zip(whole, begun, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["RwkvForCausalLM", "XLNetLMHeadModel"])
+@pytest.mark.parametrize(
+    "name", ["RwkvForCausalLM", pytest.param("XLNetLMHeadModel", marks=pytest.mark.prove)]
+)
 def test_a_draft_goes_back_over_several_passes(name: str) -> None:
     draft, target = build(name), build("LlamaForCausalLM")
     spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
