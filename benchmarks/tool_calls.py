@@ -137,7 +137,9 @@ async def speed(client: openai.AsyncOpenAI, model: str) -> dict[str, float]:
         for kind in rates:
             body = asked(parameters, number, None)
             if kind == "free":
+                told = {"role": "system", "content": json.dumps(body["tools"])}
                 body = {k: v for k, v in body.items() if not k.startswith("tool")}
+                body["messages"] = [told, *ASK]  # a prompt as long
                 body["extra_body"]["ignore_eos"] = True
             body["extra_body"]["speculation"]["steps"] = True
             body["max_tokens"] = 128
