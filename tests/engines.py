@@ -11,6 +11,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.server.process.client import Child
+from foretoken.server.process.replies import Replies
 from foretoken.server.process.worker import Setup, Worker
 from oracle import random_model
 from tiny import byte_level
@@ -28,7 +29,9 @@ class Threaded:
         self.theirs = theirs
         self.spec = load(setup.target, setup.draft, **setup.loading) if loads else speculator()
         self.engine = Engine(self.spec, **setup.engine)
-        self.thread = Thread(target=Worker(theirs, self.spec, self.engine).run, daemon=True)
+        replies = Replies(self.spec.tokenizer, setup.chat_template, setup.tool_parser)
+        worker = Worker(theirs, self.spec, self.engine, replies)
+        self.thread = Thread(target=worker.run, daemon=True)
         self.thread.start()
 
     def join(self, timeout: float) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import jsonschema
 import openai
 import pytest
@@ -213,3 +214,48 @@ def test_wishes_for_tools_that_cannot_be_are_named(
     with pytest.raises(openai.BadRequestError) as refused:
         ask(thinking, **more)
     assert refused.value.param == param
+
+
+def test_marks_in_a_message_leave_the_answer_text(thinking: openai.OpenAI) -> None:
+    said: Any = [{"role": "user", "content": "What does <think> do?"}]
+    quick = {"chat_template_kwargs": {"quick": True}}
+    answer = thinking.chat.completions.create(messages=said, **SAMPLING, extra_body=quick)
+    message = answer.choices[0].message
+    assert message.content and not hasattr(message, "reasoning_content")
+
+
+def test_earlier_calls_are_told_to_templates_that_know_none(served: openai.OpenAI) -> None:
+    call: Any = {"id": "a", "type": "function"}
+    call["function"] = {"name": "now", "arguments": '{"zone": "sea"}'}
+    turns: Any = [*ASK, {"role": "assistant", "tool_calls": [call]}]
+    told: Any = {"role": "tool", "tool_call_id": "a", "content": "noon"}
+    more = {"extra_body": {"return_token_ids": True}}
+    with_calls = served.chat.completions.create(
+        messages=[*turns, told], tools=TOOLS, **SAMPLING, **more
+    )
+    ids = {"tokens": with_calls.prompt_token_ids}  # pyright: ignore
+    root = str(served.base_url).removesuffix("/v1/")
+    prompt = httpx2.post(f"{root}/detokenize", json=ids).json()["prompt"]
+    assert '{"name": "now", "arguments": {"zone": "sea"}}' in prompt and "noon" in prompt
+    response = {"model": "tiny", "max_output_tokens": 9}
+    with pytest.raises(openai.BadRequestError) as refused:
+        thoughts: Any = [{"type": "reasoning", "summary": []}]
+        served.responses.create(input=thoughts, **response)  # pyright: ignore
+    assert refused.value.param == "input"
+    system: Any = [{"role": "system", "content": None}, *ASK]
+    served.chat.completions.create(messages=system, tools=TOOLS, **SAMPLING)
+
+
+def test_logprobs_of_text_that_is_held_back_come_with_it(thinking: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "input": "Hello", "max_output_tokens": 40, "top_logprobs": 1}
+    asked["extra_body"] = {"seed": 7, "chat_template_kwargs": {"quick": True}}
+    whole = thinking.responses.create(**asked)
+    told = [
+        each
+        for event in thinking.responses.create(stream=True, **asked)
+        if event.type == "response.output_text.delta"
+        for each in event.logprobs
+    ]
+    (message,) = whole.output
+    assert message.type == "message" and message.content[0].type == "output_text"
+    assert len(told) == len(message.content[0].logprobs or []) == 40

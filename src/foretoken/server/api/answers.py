@@ -43,6 +43,15 @@ class ToolCall:
     name: str = ""
     arguments: str = ""
 
+    @property
+    def whole(self) -> bool:
+        """False where it was cut off."""
+        try:
+            json.loads(self.arguments)
+        except ValueError:
+            return False
+        return True
+
     def shown(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
@@ -91,7 +100,7 @@ class ReplyText:
 
 def _reader(facts: ReplyFacts, wish: Wish, tail: str) -> ReplyReader:
     calls = bool(wish.functions)
-    if facts.template is not None:
+    if facts.template is not None and not wish.required:
         regions = template_regions(facts.template, calls=calls)
     else:
         regions = format_regions(named(facts.format), calls=calls, thoughts=facts.thinks)
@@ -123,8 +132,8 @@ class Answer(Generic[Asked]):
 
     def finish(self, i: int, done: Done) -> str:
         """Return why text i ended."""
-        called = i in self._replies and self._replies[i].calls
-        return "tool_calls" if called and done.reason == "stop" else done.reason
+        calls = self._replies[i].calls if i in self._replies else []
+        return "tool_calls" if calls and calls[-1].whole and done.reason == "stop" else done.reason
 
     def body(self) -> dict[str, Any]:
         """Return the whole answer."""

@@ -196,9 +196,11 @@ class OutputItems:
         self.items: list[OutputItem] = []
         self._event = event
         self._call: int | None = None
+        self._logprobs: list[dict[str, Any]] = []  # of text that is held back
 
     def told(self, pieces: list[Told], logprobs: list[dict[str, Any]]) -> Iterator[str]:
         """Yield the events of what is new; the logprobs go with its text."""
+        logprobs, self._logprobs = [*self._logprobs, *logprobs], []
         for piece in pieces:
             kind = "message" if piece.call is None else "function_call"
             kind = "reasoning" if piece.thought else kind
@@ -210,6 +212,8 @@ class OutputItems:
             yield from self.items[-1].add(self._event, text, told)
         if logprobs and self.items and self.items[-1].kind == "message":
             yield from self.items[-1].add(self._event, "", logprobs)
+        else:
+            self._logprobs = logprobs
 
     def end(self, status: str) -> Iterator[str]:
         """Yield the events of the end; a reply of nothing is an empty message."""

@@ -101,6 +101,8 @@ class Responses(Templated):
             "prompt_logprobs": self.prompt_logprobs is not None,
             "background": self.background,
         }
+        if not items.messages(self.input):
+            raise BadRequestError("input has no message; give one", "input")
         for name, asked in foreign.items():
             if asked:
                 raise BadRequestError(f"a response has no {name}; leave it out", name)

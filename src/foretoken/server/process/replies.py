@@ -69,8 +69,8 @@ class Replies:
         if request.wish is None or not request.wish.functions or self.offers:
             return request.prompt
         offered = [json.dumps(_shown(each)) for each in request.wish.functions]
-        turns: list[dict[str, Any]] = [*request.prompt]  # pyright: ignore[reportAssignmentType]
-        said = turns.pop(0)["content"] if turns[0]["role"] == "system" else None
+        turns = [_written(turn) for turn in cast(list[dict[str, Any]], request.prompt)]
+        said = turns.pop(0).get("content") if turns[0]["role"] == "system" else None
         parts = [part for part in (said, OFFER + "\n".join(offered)) if part]
         return [{"role": "system", "content": "\n\n".join(parts)}, *turns]
 
@@ -89,8 +89,11 @@ class Replies:
             changes["thinking_budget"] = self._budget(request.thinking_budget, thinking)
         given = request.controls.get("structured")
         held = as_structured("structured", given) if given else None
-        if request.wish.functions or (held and thinking != "no"):
-            with about("tools"):
+        # a response template says how replies are read, and not how they are written
+        written = self.facts.known or self.facts.template is None or request.wish.required
+        calls = bool(request.wish.functions) and written
+        if calls or (held and thinking != "no"):
+            with about("tools" if calls else "structured"):
                 changes["structured"] = self._grammar(request, held, thinking)  # pyright: ignore
         return changes
 
@@ -120,6 +123,21 @@ class Replies:
             self._tokenizer.encode(mark, add_special_tokens=False) for mark in self.format.think
         )
         return tokens, [] if thinking == "begun" else opening, closing
+
+
+def _written(turn: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls stand in its text, for a template that reads no others."""
+    calls: Any = turn.get("tool_calls")
+    try:
+        functions = [call["function"] for call in calls or ()]
+        heads = [f'{{"name": {json.dumps(f["name"])}, "arguments": ' for f in functions]
+        arguments = [f["arguments"] for f in functions]
+        pairs = zip(heads, arguments, strict=True)
+        told = [f"<tool_call>\n{head}{said}}}\n</tool_call>" for head, said in pairs]
+    except (TypeError, LookupError):  # no calls, which is for the template to say
+        return turn
+    text = "\n".join(part for part in (turn.get("content"), *told) if part)
+    return {**turn, "content": text} if told else turn
 
 
 def _specials(tokenizer: Any, text: str) -> dict[str, int]:

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Protocol
 
-# Between JSON's tokens, as models are trained: blanks cost tokens, and weak models never end them
-SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
+# Between JSON's tokens, as chat templates write it. Where they are fixed, all of a key is forced,
+# and forced tokens cost no draft
+SPACES = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 # What has a say in an object's other properties, beside those that it names
 OTHERS = {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"}
 OTHERS |= {"allOf", "anyOf", "oneOf", "if"}
+LONGEST = 4096  # characters before a call's arguments
+NOTED = {"type", "title", "description", "$schema", "strict", "examples", "default"}
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
-)
+STRING = r'"((?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)"'
+HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*{STRING}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 
 Literal = Callable[[str], str]  # a text as a grammar's symbols, in which special tokens are tokens
 
@@ -74,24 +76,35 @@ class CallForm(Protocol):
         """Return a reader of a call that is being written; None where its text is not JSON."""
         ...
 
+    def ends(self, text: str) -> bool:
+        """Tell whether a mark may end calls behind this text: not within a string."""
+        ...
+
 
 class Progress:
-    """Reads a call as it is written: its name first, then the pieces of its arguments."""
+    """Reads a call as it is written: its name first, then the pieces of its arguments, an object.
+    `rest`: the text behind them."""
 
-    def __init__(self, head: re.Pattern[str]) -> None:
-        self._head, self._waiting = head, ""
+    def __init__(self, head: re.Pattern[str], *, quoted: bool = False) -> None:
+        """`quoted`: whether names are JSON's strings."""
+        self._head, self._in_json, self._waiting = head, quoted, ""
         self.name: str | None = None
+        self.rest = ""
         self._depth, self._quoted, self._escaped, self._over = 0, False, False, False
 
     def feed(self, text: str) -> str:
         """Return what is new of the arguments."""
         if self.name is None:
             self._waiting += text
-            match = self._head.match(self._waiting)
+            match = self._head.match(self._waiting) if len(self._waiting) < LONGEST else None
             if match is None:
                 return ""
             self.name, text = match[1], self._waiting[match.end() :]
-        return "" if self._over else text[: self._end(text)]
+            if self._in_json:
+                self.name = json.loads(f'"{self.name}"')
+        end = 0 if self._over else self._end(text)
+        self.rest += text[end:]
+        return text[:end]
 
     def _end(self, text: str) -> int:
         """Return where the arguments, an object, end."""
@@ -122,16 +135,21 @@ class JsonForm:
         calls, rest = list[Call](), text.strip()
         while rest:
             value, end = json.JSONDecoder().raw_decode(rest)
-            calls += map(_object_call, value if isinstance(value, list) else [value])
+            each = value if isinstance(value, list) else [value]
+            calls += [_object_call(part, functions) for part in each]
             rest = rest[end:].removeprefix(self.between).strip()
         return calls or _none(text)
 
     def rule(self, function: Signature, literal: Literal) -> str:
-        head = f'{{"name": {json.dumps(function.name)}, "{self.key}": '
+        name = json.dumps(function.name, ensure_ascii=False)
+        head = f'{{"name": {name}, "{self.key}": '
         return f"{literal(head)} {json_rule(function.schema)} {literal('}')}"
 
     def progress(self) -> Progress | None:
-        return Progress(HEAD)
+        return Progress(HEAD, quoted=True)
+
+    def ends(self, text: str) -> bool:
+        return not _within_string(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +164,7 @@ class NamedForm:
     @property
     def head(self) -> re.Pattern[str]:
         before, between = map(re.escape, (self.before, self.between))
-        return re.compile(self.pattern or rf"\s*{before}([\w.:-]+){between}\s*(?=\S)", re.DOTALL)
+        return re.compile(self.pattern or rf"\s*{before}([\w.:-]+){between}\s*(?=\{{)", re.DOTALL)
 
     def read(self, text: str, functions: Signatures) -> list[Call]:
         match = self.head.match(text)
@@ -155,7 +173,7 @@ class NamedForm:
         value, end = json.JSONDecoder().raw_decode(text, match.end())
         if text[end:].strip() not in ("", self.after.strip()) or not isinstance(value, dict):
             return _none(text)
-        return [Call(match[1], json.dumps(value, ensure_ascii=False))]
+        return [Call(match[1], dumped(value))]
 
     def rule(self, function: Signature, literal: Literal) -> str:
         head = literal(f"{self.before}{function.name}{self.between}")
@@ -164,6 +182,10 @@ class NamedForm:
 
     def progress(self) -> Progress | None:
         return Progress(self.head)
+
+    def ends(self, text: str) -> bool:
+        match = self.head.match(text)
+        return match is None or not _within_string(text[match.end() :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +201,15 @@ class PythonForm:
         return [self._call(part) for part in parts] or _none(text)
 
     def _call(self, part: ast.expr) -> Call:
-        if not isinstance(part, ast.Call) or part.args:
+        if not isinstance(part, ast.Call) or part.args or any(k.arg is None for k in part.keywords):
             raise ValueError("it holds no call with named arguments")
-        given = {each.arg: _python(each.value) for each in part.keywords if each.arg is not None}
-        return Call(ast.unparse(part.func), json.dumps(given, ensure_ascii=False))
+        given = {str(each.arg): _python(each.value) for each in part.keywords}
+        return Call(ast.unparse(part.func), dumped(given))
 
     def rule(self, function: Signature, literal: Literal) -> str:
         names = _held(function, "a call in Python's form")
         for name in (*function.name.split("."), *names):
-            if not name.isidentifier() or iskeyword(name):
+            if not name.isidentifier() or not name.isascii() or iskeyword(name):
                 raise ValueError(f"{name!r} is no name in Python")
         required = set(function.schema.get("required", ()))
         rules = [f"{literal(f'{name}=')} {self._value(part)}" for name, part in names.items()]
@@ -198,10 +220,17 @@ class PythonForm:
         kind = schema.get("type") if isinstance(schema, dict) else None
         if kind == "boolean" and "enum" not in schema and "const" not in schema:
             return '("True" | "False")'
-        return '"None"' if kind == "null" else json_rule(schema)
+        return '"None"' if kind == "null" else json_rule(_alone(schema))
 
     def progress(self) -> Progress | None:
         return None
+
+    def ends(self, text: str) -> bool:
+        try:
+            ast.parse(text.strip(), mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return not _within_string(text)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +242,7 @@ class BareForm:
     before: str = "call:"
 
     def read(self, text: str, functions: Signatures) -> list[Call]:
-        match = re.match(rf"\s*{self.before}([\w.-]+)(?=\{{)", text)
+        match = re.match(rf"\s*{self.before}([\w.:-]+)(?=\{{)", text)
         if match is None:
             return _none(text)
         parts = text[match.end() :].split(self.quote)
@@ -222,8 +251,7 @@ class BareForm:
         keyed = (re.sub(r"(?<=[{,])\s*([\w.-]+)\s*:", r'"\1":', part) for part in parts[::2])
         quoted = (json.dumps(part, ensure_ascii=False) for part in parts[1::2])
         whole = "".join(f"{part}{next(quoted, '')}" for part in keyed)
-        given = json.loads(whole)
-        return [Call(match[1], json.dumps(given, ensure_ascii=False))]
+        return [Call(match[1], dumped(json.loads(whole)))]
 
     def rule(self, function: Signature, literal: Literal) -> str:
         head = literal(f"{self.before}{function.name}")
@@ -233,6 +261,8 @@ class BareForm:
         names = _held(Signature("an object", schema), "a call with bare keys")
         if not names:
             return literal("{}")
+        for name in names:
+            _require_name(name, r"[\w.-]+")
         required = set(schema.get("required", ()))
         rules = [f"{literal(f'{n}:')} {self._value(part, literal)}" for n, part in names.items()]
         return (
@@ -241,8 +271,7 @@ class BareForm:
 
     def _value(self, schema: Any, literal: Literal) -> str:
         kind = schema.get("type") if isinstance(schema, dict) else None
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else []) if kind else []
-        if choices:
+        if choices := _choices(schema) if kind else []:
             return f"({' | '.join(literal(self._spelled(each)) for each in choices)})"
         if kind == "string":
             _require_plain(schema)
@@ -250,17 +279,25 @@ class BareForm:
         if kind == "object":
             return self._object(schema, literal)
         if kind == "array" and isinstance(schema.get("items"), dict):
+            _require_known(schema, {"items"})
             each, comma = self._value(schema["items"], literal), literal(",")
             return f"{literal('[')} ({each} ({comma} {each})*)? {literal(']')}"
         if kind in ("integer", "number", "boolean", "null"):
-            return json_rule(schema)
+            return json_rule(_alone(schema))
         raise ValueError(f"a call with bare keys takes values of one known type, not {schema}")
 
     def _spelled(self, value: Any) -> str:
-        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value)
+        if not isinstance(value, str):
+            return json.dumps(value)
+        if self.quote in value:
+            raise ValueError(f"a string cannot hold {self.quote}")
+        return f"{self.quote}{value}{self.quote}"
 
     def progress(self) -> Progress | None:
         return None
+
+    def ends(self, text: str) -> bool:
+        return text.count(self.quote) % 2 == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,29 +325,37 @@ class TaggedForm:
             rest = rest[match.end() :]
         if rest.strip() != self.after.strip():
             return _none(text)
-        return [Call(name[1], json.dumps(given, ensure_ascii=False))]
+        return [Call(name[1], dumped(given))]
 
     def rule(self, function: Signature, literal: Literal) -> str:
         required = set(function.schema.get("required", ()))
         parts = [literal(f"{self.head[0]}{function.name}{self.head[1]}")]
         for name, schema in _held(function, "a call whose arguments stand between marks").items():
+            _require_name(name, r"[^\s<>]+")
             value = self._value(schema, literal)
             part = f"{literal(f'{self.key[0]}{name}{self.key[1]}')} {value}"
             parts.append(part if name in required else f"({part})?")
         return " ".join([*parts, literal(self.after)] if self.after else parts)
 
     def _value(self, schema: Any, literal: Literal) -> str:
-        end = literal(self.end)
+        end = self.end.strip()
         if not _is_text(schema):
-            return f"{json_rule(schema)} {end}"
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+            return f"{json_rule(_alone(schema))} {literal(self.end)}"
+        choices = _choices(schema)
+        if any(end in str(choice) for choice in choices):
+            raise ValueError(f"a string cannot hold {end}")
         if choices:
-            return f"({' | '.join(map(literal, choices))}) {end}"
+            return f"({' | '.join(map(literal, choices))}) {literal(self.end)}"
         _require_plain(schema)
-        return text_until(end)
+        # the first mark ends it, also within a line
+        behind = literal(self.end[self.end.index(end) + len(end) :])
+        return f"{text_until(literal(end))} {behind}"
 
     def progress(self) -> Progress | None:
         return None
+
+    def ends(self, text: str) -> bool:
+        return text.count(self.key[0]) <= text.count(self.end.strip())
 
 
 def some_of(rules: list[str], required: list[bool], comma: str) -> str:
@@ -333,14 +378,37 @@ def json_rule(schema: Any) -> str:
     return f"%json {json.dumps(spaced)}"
 
 
-def _object_call(value: Any) -> Call:
+def dumped(value: Any) -> str:
+    """JSON of a value. ValueError where there is none, as for infinity."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # halves of characters, which stay escapes
+        return json.dumps(value)
+    return text
+
+
+def _object_call(value: Any, functions: Signatures) -> Call:
     name = value.get("name") if isinstance(value, dict) else None
-    given = value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
+    nothing = {} if name in functions else None  # some leave out that there are no arguments
+    given = value.get("arguments", value.get("parameters", nothing)) if name else None
     if isinstance(given, str):  # JSON within JSON
         given = json.loads(given)
     if not isinstance(name, str) or not isinstance(given, dict):
         raise ValueError("it is no object with a name and arguments")
-    return Call(name, json.dumps(given, ensure_ascii=False))
+    return Call(name, dumped(given))
+
+
+def _within_string(text: str) -> bool:
+    """Tell whether JSON that is cut off here ends in a string."""
+    quoted = escaped = False
+    for letter in text:
+        if not quoted:
+            quoted = letter == '"'
+        else:
+            quoted = letter != '"' or escaped
+            escaped = letter == "\\" and not escaped
+    return quoted
 
 
 def _none(text: str) -> list[Call]:
@@ -364,10 +432,12 @@ def _python(value: ast.expr) -> Any:
 def _held(function: Signature, form: str) -> dict[str, Any]:
     """The arguments of a function whose schema is an object of named properties. ValueError where
     it says more, which such a form cannot hold to."""
-    said = function.schema.keys() - {"type", "properties", "required", "additionalProperties"}
-    said -= {"title", "description", "$schema", "strict", "examples", "default"}
+    said = function.schema.keys() - {"properties", "required", "additionalProperties"} - NOTED
     if said:
         raise ValueError(f"{form} has properties alone, and {function.name} has {min(said)}")
+    required = function.schema.get("required", [])
+    if not isinstance(required, list) or not {*map(str, required)} <= function.properties.keys():
+        raise ValueError(f"required is {required}; its names must be properties")
     return function.properties
 
 
@@ -396,5 +466,32 @@ def text_until(end: str) -> str:
 
 
 def _require_plain(schema: dict[str, Any]) -> None:
-    if foreign := {"pattern", "format", "minLength", "maxLength"} & schema.keys():
+    if foreign := schema.keys() - NOTED:
         raise ValueError(f"a string that stands as it is can have no {min(foreign)}")
+
+
+def _require_known(schema: dict[str, Any], known: set[str]) -> None:
+    if foreign := schema.keys() - NOTED - known:
+        raise ValueError(f"such a list can have no {min(foreign)}")
+
+
+def _require_name(name: str, pattern: str) -> None:
+    if not re.fullmatch(pattern, name):
+        raise ValueError(f"no argument can have the name {name!r}")
+
+
+def _choices(schema: dict[str, Any]) -> list[Any]:
+    """The values that a schema leaves."""
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if not isinstance(choices, list):
+        raise ValueError(f"enum is {choices}, and no list")
+    if choices and (foreign := schema.keys() - NOTED - {"enum", "const"}):
+        raise ValueError(f"a choice can have no {min(foreign)}")
+    return choices
+
+
+def _alone(schema: Any) -> Any:
+    """A schema that refers to nothing around it."""
+    if '"$ref"' in json.dumps(schema):
+        raise ValueError("an argument cannot refer to another part of the schema")
+    return schema

@@ -65,7 +65,7 @@ FORMATS = (
     ReplyFormat(
         "harmony",
         NamedForm(
-            " <|constrain|>json<|message|>", pattern=r"\s*([\w.-]+).*?<\|message\|>\s*(?=\S)"
+            " <|constrain|>json<|message|>", pattern=r"\s*([\w.:-]+).*?<\|message\|>\s*(?=\{)"
         ),
         "<|channel|>commentary to=functions.",
         "<|call|>",
@@ -165,7 +165,7 @@ FORMATS = (
     ReplyFormat(
         "llama-json",
         JsonForm("parameters", ";"),
-        opens=r'\A\s*(?:<\|python_tag\|>)?(?=\s*\{\s*"name")',
+        opens=r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*"name")',
         between=None,
         inside="; ",
         marks=('"parameters"', '{"name": '),

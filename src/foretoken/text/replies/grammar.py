@@ -53,17 +53,17 @@ class GrammarWriter:
 
     def _thoughts(self, thinking: Thinking) -> str:
         """Thoughts before a body that would not allow them."""
-        free = self.text is None and not self.wish.required
-        if thinking == "no" or (free and not self.format.wraps):
+        free = self.text is None and not self.wish.required and not self.format.wraps
+        if thinking == "no" or (free and thinking == "may"):  # text that may hold thoughts
             return ""
         opening, closing = map(self.literal, self.format.think)
         lead = self.literal(self.format.resumes) or r"/\n{0,2}/"
         self._rules.append(f"thoughts: {text_until(closing)} {lead}")
-        return "thoughts" if thinking == "begun" else f"({opening} thoughts)?"
+        return "thoughts" if thinking == "begun" else f"({opening} thoughts)*"
 
     def _body(self) -> str:
         if not self.wish.functions:
-            return self.text or ANYTHING
+            return self._wrapped(self.text or ANYTHING)
         format = self.format
         if not (self.wish.required or self.text or format.wraps or format.bare):
             return self._triggered()
@@ -71,11 +71,15 @@ class GrammarWriter:
         if self.wish.required:
             return calls
         if self.text is not None:
-            return f"({calls} | {self.text})"
+            return f"({calls} | {self._wrapped(self.text)})"
         if format.wraps:
-            return f"({calls} | {self.literal(format.wraps)} {ANYTHING})"
+            return f"({calls} | {self._wrapped(ANYTHING)})"
         self._rules.append(rf'PLAIN: {ANYTHING} & ~/\s*(\{{\s*"name"|\[\w+\()(.|\n)*/')
         return f"({calls} | PLAIN)"
+
+    def _wrapped(self, text: str) -> str:
+        """Text for the reader, behind the mark of such."""
+        return f"{self.literal(self.format.wraps)} {text}"
 
     def _triggered(self) -> str:
         """Text, and calls that are whole once their mark is there."""
@@ -92,7 +96,7 @@ class GrammarWriter:
             rest = self._region(first.removeprefix(mark))
         self._rules.append(f"marked: {opening} {rest}")
         self._rules.append(f"tail: {ANYTHING}")
-        return "marked* tail" if self.wish.parallel else "marked? tail"
+        return "marked* tail" if self.wish.parallel else "(marked | tail)"
 
     def _calls(self) -> str:
         """All calls of a reply."""

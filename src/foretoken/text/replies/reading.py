@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import regex
 
 from foretoken.errors import InputError, one_line
-from foretoken.text.replies.calls import Call, Progress, Signatures
+from foretoken.text.replies.calls import Call, NamedForm, Progress, Signatures, dumped
 from foretoken.text.replies.formats import ReplyFormat
 from foretoken.text.replies.regions import Cut, Region, Regions, literal
 
@@ -33,7 +33,7 @@ class ReplyReader:
         self._regions, self._functions = Regions(regions, within), functions
         self._raw = self._body = ""  # of the calls that are being written
         self._progress: Progress | None = None
-        self._streamed = False
+        self._streamed, self._after = False, ""
         self._trim = within is not None  # lines between thoughts and text are empty
         self.calls = 0
 
@@ -66,7 +66,7 @@ class ReplyReader:
 
     def _calls(self, region: Region, piece: Cut) -> Iterator[Told]:
         if not self._raw:
-            self._progress = region.key.progress() if region.key else None
+            self._progress, self._after = region.key.progress(), region.key.after
         self._raw += piece.raw
         self._body += piece.text
         if self._progress is not None and piece.text:
@@ -75,10 +75,18 @@ class ReplyReader:
             return
         if self._streamed:
             self.calls += 1
+            if rest := self._behind():
+                yield Told(text=rest)
         else:
             yield from self._read(region, piece)
         self._raw = self._body = ""
         self._streamed, self._trim = False, True
+
+    def _behind(self) -> str:
+        """The text behind a call's arguments that is no part of it."""
+        assert self._progress is not None
+        rest = self._progress.rest.strip()
+        return "" if rest in ("", self._after) else rest.removeprefix(self._after)
 
     def _streaming(self, progress: Progress, text: str) -> Iterator[Told]:
         arguments = progress.feed(text)
@@ -90,7 +98,7 @@ class ReplyReader:
     def _read(self, region: Region, piece: Cut) -> Iterator[Told]:
         try:
             calls = region.key.read(self._body, self._functions, piece.captures)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             yield Told(text=self._raw)
             return
         for call in calls:
@@ -111,9 +119,17 @@ class FormReading:
         alone = self.format.inside is None
         return self.format.form.progress() if alone else None
 
+    @property
+    def after(self) -> str:
+        """The text behind the arguments of a call that is written whole."""
+        form = self.format.form
+        return form.after.strip() if isinstance(form, NamedForm) else "}"
+
 
 class FieldReading:
     """Reads the calls of a tokenizer's own response template, by transformers' parsers."""
+
+    after = ""
 
     def __init__(self, field: Any) -> None:
         self.field = field
@@ -122,7 +138,10 @@ class FieldReading:
         from transformers.utils.chat_parsing.content_parsers import process_field
 
         value = process_field(body, self.field, captures)
-        return [_field_call(each) for each in (value if isinstance(value, list) else [value])]
+        calls = [_field_call(each) for each in (value if isinstance(value, list) else [value])]
+        if not calls:
+            raise ValueError("there is no call")
+        return calls
 
     def progress(self) -> Progress | None:
         return None
@@ -130,22 +149,26 @@ class FieldReading:
 
 def _field_call(value: Any) -> Call:
     function = value.get("function", value)
-    arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return Call(str(function["name"]), arguments)
+    name, arguments = function["name"], function["arguments"]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError("it is no call by name with arguments")
+    return Call(name, dumped(cast(dict[str, Any], arguments)))
 
 
 def format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) -> list[Region]:
     """The regions of a format, of those that a reply may have."""
     regions: list[Region] = []
     if thoughts:
-        regions.append(Region("thought", *map(literal, format.think)))
+        opening, closing = format.think
+        regions.append(Region("thought", literal(opening), literal(closing)))
     if calls:
         opens = regex.compile(format.opens or regex.escape(format.open), regex.DOTALL)
         closing = format.closes or regex.escape(format.close)
         closes = regex.compile(closing, regex.DOTALL) if closing else None
-        regions.append(Region("calls", opens, closes, key=FormReading(format)))
+        reading = FormReading(format)
+        regions.append(Region("calls", opens, closes, reading, format.form.ends))
     drops = (*format.drops, *(mark for mark in (format.before, format.after) if mark and calls))
     if drops:
         regions.append(Region("dropped", literal(*drops), None))
@@ -174,10 +197,11 @@ def template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
 
 
 def within(regions: list[Region], prompt: str) -> Region | None:
-    """The region in whose midst a prompt ends: thoughts that the template has begun."""
+    """The region in whose midst a prompt ends: thoughts that the template has begun. Marks within
+    messages begin none."""
     for region in regions:
         if region.kind == "thought" and region.close is not None:
             openings = list(region.open.finditer(prompt))
-            if openings and not region.close.search(prompt, openings[-1].end()):
+            if openings and not prompt[openings[-1].end() :].strip():
                 return region
     return None

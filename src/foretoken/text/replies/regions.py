@@ -3,7 +3,7 @@ is called, and what is for the reader, with no character lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,12 +14,13 @@ Kind = Literal["text", "thought", "calls", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A kind of region, and what opens and closes it: `close` None, the end of the reply."""
+    """A kind of region, and the marks that open and close it; `close` None: the reply ends it."""
 
     kind: Kind
     open: regex.Pattern[str]
     close: regex.Pattern[str] | None
     key: Any = None  # for who made it
+    ends: Callable[[str], bool] | None = None  # whether a mark may close it behind so much text
 
 
 def literal(*texts: str) -> regex.Pattern[str]:
@@ -43,6 +44,7 @@ class Regions:
     def __init__(self, regions: Sequence[Region], within: Region | None = None) -> None:
         self._regions, self.region = regions, within
         self._buffer, self._past = "", ""
+        self._body = ""  # of a region whose marks depend on it
         self._captures: dict[str, str] = {}
 
     def feed(self, text: str, *, last: bool = False) -> Iterator[Cut]:
@@ -66,13 +68,15 @@ class Regions:
             elif region.kind == "dropped":
                 yield Cut(region, raw, "", captures, closed=True)
             else:
-                self.region, self._captures = region, captures
+                self.region, self._captures, self._body = region, captures, ""
                 yield Cut(region, raw, "", captures)
 
     def _piece(self, size: int) -> Iterator[Cut]:
         text, self._buffer = self._buffer[:size], self._buffer[size:]
         if text:
             self._past = "begun"
+            if self.region is not None and self.region.ends is not None:
+                self._body += text
             yield Cut(self.region, text, text, self._captures)
 
     def _mark(self, last: bool) -> tuple[Any, int]:
@@ -86,7 +90,7 @@ class Regions:
         for region, pattern in watched:
             if self._past and pattern.pattern.startswith(r"\A"):
                 continue
-            match = pattern.search(self._buffer, partial=not last)
+            match = self._search(region, pattern, last)
             if match is None:
                 continue
             edge = match.end() == len(self._buffer)
@@ -100,6 +104,18 @@ class Regions:
         start, end, region, captures = best[0], -best[1], best[2], best[3]
         named = {key: value for key, value in captures.items() if value is not None}
         return (region, start, end, named), settled
+
+    def _search(self, region: Region | None, pattern: Any, last: bool) -> Any:
+        """Return the first match, or the first that may close the region, of which it ends."""
+        match = pattern.search(self._buffer, partial=not last)
+        ends = self.region.ends if region is None and self.region is not None else None
+        while match is not None and not match.partial and ends is not None:
+            if ends(self._body + self._buffer[: match.start()]):
+                break
+            match = pattern.search(
+                self._buffer, max(match.start() + 1, match.end()), partial=not last
+            )
+        return match
 
 
 def _grows(pattern: regex.Pattern[str], match: Any) -> bool:

@@ -16,7 +16,13 @@ from foretoken.errors import InputError
 from foretoken.text.replies.calls import Signature, json_rule
 from foretoken.text.replies.formats import FORMATS, HERMES, named, of_template
 from foretoken.text.replies.grammar import GrammarWriter, Thinking, Wish
-from foretoken.text.replies.reading import ReplyReader, Told, format_regions, within
+from foretoken.text.replies.reading import (
+    ReplyReader,
+    Told,
+    format_regions,
+    template_regions,
+    within,
+)
 
 SCHEMA = {
     "type": "object",
@@ -269,3 +275,122 @@ def test_some_arguments_may_be_left_out() -> None:
         assert follows("llama-pythonic", wish, f"[f({inner})]")
     assert not follows("llama-pythonic", wish, "[f(a=1, )]")
     assert HERMES.name == "hermes"
+
+
+@pytest.mark.parametrize("mark", ["</tool_call>", "</parameter>", "\n</parameter>", "[TOOL_CALLS]"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "mistral", "lfm2", "llama-json"])
+def test_marks_within_strings_end_no_call(name: str, mark: str) -> None:
+    """A forced call may hold them where its form has quotes; else the grammar lets none through."""
+    schema = {"type": "object", "properties": {"city": {"const": f"x{mark}y"}}}
+    function = Signature("f", schema | {"required": ["city"]})
+    given = json.dumps({"city": f"x{mark}y"})
+    reply = {
+        "hermes": f'<tool_call>\n{{"name": "f", "arguments": {given}}}\n</tool_call>',
+        "mistral": f"[TOOL_CALLS]f[ARGS]{given}",
+        "lfm2": f"<|tool_call_start|>[f(city={json.dumps(f'x{mark}y')})]<|tool_call_end|>",
+        "llama-json": f'{{"name": "f", "parameters": {given}}}',
+        "qwen3-coder": "<tool_call>\n<function=f>\n<parameter=city>\nx"
+        f"{mark}y\n</parameter>\n</function>\n</tool_call>",
+    }[name]
+    if name == "qwen3-coder":
+        free = {"type": "object", "properties": {"city": {"type": "string"}}}
+        free_wish = Wish((Signature("f", free | {"required": ["city"]}),), required=True)
+        held = "parameter" not in mark and mark not in SPECIALS  # which are no part of a text
+        assert follows(name, free_wish, reply) == held
+        if "parameter" in mark:
+            return
+    elif mark not in SPECIALS:
+        assert follows(name, Wish((function,), required=True), reply)
+    assert parsed(read(name, [reply], (function,))[2]) == [("f", {"city": f"x{mark}y"})]
+    for cut in range(0, len(reply), 3):
+        assert parsed(read(name, [reply[:cut], reply[cut:]], (function,))[2])
+
+
+def test_names_and_texts_of_every_script() -> None:
+    function = Signature("météo", {"type": "object", "properties": {"où": {"type": "string"}}})
+    for name in ("hermes", "llama-json"):
+        form = named(name)
+        key = "parameters" if name == "llama-json" else "arguments"
+        reply = f'{form.open}{{"name": "météo", "{key}": {{"où": "là"}}}}{form.close}'
+        assert follows(name, Wish((function,), required=True), reply)
+        assert parsed(read(name, [reply], (function,))[2]) == [("météo", {"où": "là"})]
+    halves = '<tool_call>{"name": "now", "arguments": "{\\"a\\": \\"\\\\ud800\\"}"}</tool_call>'
+    ((_, arguments),) = read("hermes", [halves])[2]
+    assert arguments == '{"a": "\\ud800"}' and arguments.encode()
+    assert read("llama-pythonic", ["[now(a=1e999)]"]) == ("[now(a=1e999)]", "", [])
+
+
+def test_marks_in_messages_begin_no_thoughts() -> None:
+    regions = format_regions(HERMES, calls=False, thoughts=True)
+    asked = "<|im_start|>user\nIs <think> a tag?<|im_end|>\n<|im_start|>assistant\n"
+    assert within(regions, asked) is None
+    assert within(regions, f"{asked}<think>\n") is not None
+
+
+def test_thoughts_may_name_the_mark_of_a_call() -> None:
+    thought = "maybe <tool_call> {..}</think>\n\n"
+    assert follows("hermes", Wish(FUNCTIONS), f"{thought}Yes.", "begun")
+    assert follows("hermes", Wish(FUNCTIONS), f"{thought}{REPLIES['hermes'][0]}", "begun")
+
+
+def test_one_call_at_most() -> None:
+    first, second = REPLIES["hermes"][0].split("\n<tool_call>")
+    one = Wish(FUNCTIONS, parallel=False)
+    assert follows("hermes", one, first) and follows("hermes", one, f"So: {first}")
+    assert not follows("hermes", one, f"{first}\n<tool_call>{second}")
+    assert not follows("hermes", one, f"{first}\n<tool_call>x</tool_call>")
+
+
+def test_a_structure_stands_behind_the_mark_of_text() -> None:
+    only = json_rule({"type": "object"})
+    final = "<|channel|>final<|message|>{}"
+    thought = "<|channel|>analysis<|message|>A<|end|><|start|>assistant"
+    for wish in (Wish(), Wish(FUNCTIONS)):
+        assert follows("harmony", wish, final, "may", only)
+        assert follows("harmony", wish, f"{thought}{thought}{final}", "may", only)
+        assert not follows("harmony", wish, "{}", "may", only)
+
+
+def test_text_behind_the_arguments_is_kept() -> None:
+    reply = '<tool_call>{"name": "now", "arguments": {}} and more</tool_call>'
+    text, _, calls = read("hermes", [reply])
+    assert calls == [("now", "{}")] and "and more" in text
+    answer = '{"name": "Anna", "age": 3}'  # JSON that is no call
+    assert read("llama-json", [answer]) == (answer, "", [])
+
+
+def test_blanks_cost_no_time() -> None:
+    """Text comes in pieces of a letter: 4,000 took minutes where every piece was searched anew
+    from both ends."""
+    regions = format_regions(named("llama-json"), calls=True, thoughts=True)
+    reader = ReplyReader(regions, {}, None)
+    told = [new for _ in range(4000) for new in reader.feed(" ")] + reader.feed("x", last=True)
+    assert "".join(each.text for each in told) == " " * 4000 + "x"
+
+
+@pytest.mark.parametrize("body", ["[1]", '"x"', "[]", '{"name": null, "arguments": null}', "{"])
+def test_a_response_template_that_finds_no_call_leaves_text(body: str) -> None:
+    template = {
+        "start_anchor": "<a>",
+        "fields": {
+            "tool_calls": {"open": "<C>", "close": "</C>", "content": "json", "repeats": True},
+            "reasoning_content": {"open": "<T>", "close": "</T>"},
+            "content": {"close": "<end>"},
+        },
+    }
+    regions = template_regions(template, calls=True)
+    for reply, expected in (
+        (f"Hi <C>{body}</C>", (f"Hi <C>{body}</C>", "", [])),
+        (
+            '<T>A</T>Hi<C>{"name": "f", "arguments": {"a": 1}}</C><end>',
+            ("Hi", "A", [("f", {"a": 1})]),
+        ),
+    ):
+        for cut in range(len(reply)):
+            reader = ReplyReader(regions, {}, None)
+            told = reader.feed(reply[:cut]) + reader.feed(reply[cut:]) + reader.feed("", last=True)
+            calls = [(x.name, json.loads(x.arguments)) for x in told if x.call is not None]
+            text, thought = (
+                "".join(getattr(x, part) for x in told) for part in ("text", "thought")
+            )
+            assert (text, thought, calls) == expected
