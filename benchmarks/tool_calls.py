@@ -98,8 +98,10 @@ async def streamed(client: openai.AsyncOpenAI, model: str, body: dict[str, Any])
     return arguments, reason
 
 
-async def validity(client: openai.AsyncOpenAI, model: str, context: int | None) -> dict[str, int]:
-    counts = {"schemas": SCHEMAS, "too_long": 0, "cut": 0, "invalid": 0, "differ": 0}
+async def validity(
+    client: openai.AsyncOpenAI, model: str, context: int | None, schemas: int
+) -> dict[str, int]:
+    counts = {"schemas": schemas, "too_long": 0, "cut": 0, "invalid": 0, "differ": 0}
     dice, slots = Random(0), asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int, parameters: dict[str, Any]) -> None:
@@ -121,15 +123,18 @@ async def validity(client: openai.AsyncOpenAI, model: str, context: int | None) 
             except (ValueError, jsonschema.ValidationError):
                 counts["invalid"] += 1
 
-    await asyncio.gather(*(one(number, schema(dice)) for number in range(SCHEMAS)))
+    await asyncio.gather(*(one(number, schema(dice)) for number in range(schemas)))
     return counts
 
 
 async def speed(client: openai.AsyncOpenAI, model: str) -> dict[str, float]:
-    """Tokens a second of eight streams: free text, and calls whose list is as long as it may be."""
+    """Tokens a second of eight streams: free text, and calls whose list ends before no limit."""
     item = {"type": "object", "properties": {w: {"type": "string"} for w in WORDS[:3]}}
     item |= {"required": WORDS[:3], "additionalProperties": False}
-    parameters = {"type": "object", "properties": {"all": {"type": "array", "items": item}}}
+    parameters = {
+        "type": "object",
+        "properties": {"all": {"type": "array", "items": item, "minItems": 99}},
+    }
     parameters |= {"required": ["all"], "additionalProperties": False}
     rates: dict[str, list[float]] = {"free": [], "forced": []}
     accepted = drafted = 0
@@ -168,11 +173,11 @@ async def speed(client: openai.AsyncOpenAI, model: str) -> dict[str, float]:
     }
 
 
-async def measured(url: str) -> dict[str, Any]:
+async def measured(url: str, schemas: int) -> dict[str, Any]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600) as client:
         served: Any = (await client.models.list()).data[0]
         model = served.id
-        valid = await validity(client, model, served.max_model_len)
+        valid = await validity(client, model, served.max_model_len, schemas)
         return {"validity": valid, "speed": await speed(client, model)}
 
 
@@ -181,6 +186,7 @@ def main() -> None:
     parser.add_argument("target", nargs="?")
     parser.add_argument("--draft")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--schemas", type=int, default=SCHEMAS)
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
         template = Path(folder) / "chat.jinja"
@@ -188,7 +194,7 @@ def main() -> None:
         own = [] if given.target else ["--chat-template", str(template)]
         more = ["--max-rows", str(AT_ONCE), *own]
         with started(foretoken(given.target, given.draft, given.dtype, *more)) as server:
-            result = asyncio.run(measured(server.url))
+            result = asyncio.run(measured(server.url, given.schemas))
     print(json.dumps(result, indent=2))
     name = "tool-calls-default-pair" if given.target is None else "tool-calls-smollm2"
     print(machine.save(name, {"dtype": given.dtype, **result}))
