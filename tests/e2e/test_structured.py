@@ -10,7 +10,7 @@ import pytest
 
 from foretoken import SamplingParams, load
 from schemas import SCHEMAS
-from tiny import byte_level, t5
+from tiny import byte_level, llama, t5
 
 MOST = 900  # tokens: models that know no JSON write a character at a time
 NAMES = list(SCHEMAS)
@@ -77,3 +77,15 @@ def test_blanks_between_the_parts_of_a_document(own) -> None:
     texts = [out.text or "" for out in spec.generate(["A"] * 6, params, gamma=3, seed=1)]
     tight = re.compile(r"\[1(, ?1){5}\]")
     assert all(bool(tight.fullmatch(text)) for text in texts) == (own is None), texts
+
+
+def test_forced_tokens_need_no_draft() -> None:
+    """They are drafted where gamma is chosen, and the text is that of plain decoding."""
+    target = llama(320, 400)
+    spec = load(target, "none", tokenizer=byte_level(), runtime="transformers", dtype="float64")
+    schema = {"const": {"a rather long key of an object": "and all of its only value"}}
+    params = SamplingParams(0.0, max_new_tokens=200, structured={"json_schema": schema})
+    plain, chosen = (spec.generate("A", params, gamma=gamma)[0] for gamma in (0, None))
+    assert chosen.text == plain.text and json.loads(plain.text or "") == schema["const"]
+    assert plain.stats.drafted == 0 < chosen.stats.accepted
+    assert chosen.stats.target_calls < plain.stats.target_calls

@@ -121,11 +121,29 @@ def controlled(
         s[list(params.suppress_tokens or ())] = -np.inf
         if not new:
             s[list(params.begin_suppress_tokens or ())] = -np.inf
+        if params.allowed_token_ids is not None:
+            s[[token for token in range(V) if token not in params.allowed_token_ids]] = -np.inf
         if automaton:
             masked(s, new)
+        if params.thinking_budget is not None:
+            closed_thoughts(s, new, *params.thinking_budget)
         return softmax(s) if np.isfinite(s.max()) else np.zeros(len(s))
 
     return distribution
+
+
+def closed_thoughts(s: np.ndarray, new: Text, most: int, opening: Text, closing: Text) -> None:
+    """Leave one token behind `most` of thoughts that are open: the next of those that close them,
+    where it is possible."""
+    places = range(len(opening), len(new) + 1)
+    begun = next((i for i in places if ends_with(new[:i], opening)), None)
+    if begun is None or len(new) - begun < most:
+        return
+    if any(ends_with(new[:i], closing) for i in range(begun + len(closing), len(new) + 1)):
+        return
+    there = max(k for k in range(len(closing)) if ends_with(new, closing[:k]))
+    if np.isfinite(s[closing[there]]):
+        s[[token for token in range(len(s)) if token != closing[there]]] = -np.inf
 
 
 def ends_with(text: Text, ids: Text) -> bool:
@@ -153,6 +171,9 @@ CONTROLS = {
     "bias": sampled(sequence_bias={(0, 1): 1.5, (2,): -0.7}, logit_bias={0: -0.3}),
     "decay": sampled(exponential_decay_length_penalty=(1, 0.6)),
     "suppress": sampled(suppress_tokens=[2], begin_suppress_tokens=[0]),
+    "allowed": sampled(allowed_token_ids=[0, 1]),
+    "thoughts": sampled(thinking_budget=(1, [0], [2, 0])),
+    "thoughts-begun": sampled(thinking_budget=(2, [], [2, 2])),
     "all": sampled(
         0.8,
         top_p=0.95,

@@ -120,6 +120,7 @@ class GrammarMatcher:
         self._tokens: list[int] = []  # what it consumed; EOS and what is not allowed stay outside
         self._beyond = 0  # tokens since it is live no longer
         self._closed = False  # whether the first of them was an end
+        self._forced: list[int] | None = None  # behind the last token, once it was asked for
 
     @property
     def ended(self) -> bool:
@@ -131,6 +132,7 @@ class GrammarMatcher:
 
     def push(self, token: int) -> None:
         """Go on by any token."""
+        self._forced = None
         if self._beyond:
             self._beyond += 1
         elif token in self._vocabulary.ends:
@@ -142,6 +144,7 @@ class GrammarMatcher:
 
     def pop(self) -> None:
         """Undo the last push that was not undone; IndexError where there is none."""
+        self._forced = None
         if self._beyond:
             self._beyond -= 1
         else:
@@ -173,8 +176,11 @@ class GrammarMatcher:
     def forced(self) -> list[int]:
         """The tokenizer's spelling of the text that must follow, if any. They are draft tokens:
         other tokens spell that text too, and its last token may go on."""
-        if self._beyond:
-            return []
+        if self._forced is None:
+            self._forced = [] if self._beyond else self._spelled()
+        return list(self._forced)
+
+    def _spelled(self) -> list[int]:
         tokens = self._vocabulary.words.tokenize_bytes(self._state.compute_ff_bytes())
         tokens = tokens[: self._state.validate_tokens(tokens)]  # a normalizer may change the text
         V, ends = self._vocabulary.V, self._vocabulary.ends

@@ -33,8 +33,6 @@ EXPLORE = 0.01  # of the time may be lost on draft tokens that do not pay
 STAY = 4.0  # steps for which a new size of the pass is expected to stay: they share its cost
 SPAN = 256  # tokens of a text by which its length is rounded: costs grow with it
 BACK = 0.5  # the same where the draft is mostly silent: there, and back with the next step
-
-
 RECENT, SPELLED = 32, 4  # steps, and forced tokens that are taken for spelled alike beforehand
 
 
@@ -375,6 +373,8 @@ def spans(rows: list[Row]) -> int:
 def free(row: Row) -> int:
     """Return how many tokens of a row its grammar forces, which cost no draft; 0 where the target
     lately spelled most of such texts by other tokens."""
+    if row.request.params.structured is None:
+        return 0
     judged = [step for step in row.records[-RECENT:] if step.predicted]
     drafted, accepted = sum(step.drafted for step in judged), sum(step.accepted for step in judged)
     if SPELLED + accepted < (SPELLED + drafted) / 2:

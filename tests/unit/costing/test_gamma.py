@@ -18,6 +18,7 @@ from foretoken.costing.gamma import (
     Fixed,
     Past,
     allot,
+    free,
     prices_of,
     single,
 )
@@ -446,3 +447,22 @@ def test_a_policy_asked_before_answers_as_a_new_one():
         answers = [Adaptive(priced, alone).ask(rows, beside) for rows in asked]
         assert [old.ask(rows, beside) for rows in asked] == answers
         assert len({str(answer) for answer in answers}) > 2
+
+
+def test_forced_tokens_are_free_while_the_target_spells_them_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Row, "forced", lambda row, most: [7] * min(most, 5))
+    params = SamplingParams(structured={"regex": "a"})
+    state = Row.of(Request([0], 99, RowKey(0, 0), params=params))
+    assert free(state) == 5 and free(row([])) == 0  # the other has no grammar
+    alike = replace(record(5, [1.0] * 5), predicted=True)
+    otherwise = replace(record(5, [0.0]), predicted=True)
+    state.records[:] = [alike] * 3
+    assert free(state) == 5
+    state.records[:] = [otherwise] * 3
+    assert free(state) == 0
+    state.records += [record(0)] * 32  # it is tried again
+    assert free(state) == 5
+    state.tokens += [1] * 97
+    assert state.room == 2 and free(state) == 1

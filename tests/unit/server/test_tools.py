@@ -216,6 +216,12 @@ def test_wishes_for_tools_that_cannot_be_are_named(
     assert refused.value.param == param
 
 
+def test_a_budget_of_a_model_without_thoughts_is_refused(served: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="this model's template has no thoughts") as e:
+        ask(served, extra_body={"thinking_token_budget": 5})
+    assert e.value.param == "thinking_token_budget"
+
+
 def test_marks_in_a_message_leave_the_answer_text(thinking: openai.OpenAI) -> None:
     said: Any = [{"role": "user", "content": "What does <think> do?"}]
     quick = {"chat_template_kwargs": {"quick": True}}

@@ -67,10 +67,9 @@ class ToolCall:
 class ReplyText:
     """A reply as it is read: its text, thoughts and calls."""
 
-    thought_tokens = 0
-
     def __init__(self, facts: ReplyFacts | None, wish: Wish | None, tail: str) -> None:
         self.text = self.thoughts = ""
+        self.thought_tokens = 0
         self.calls: list[ToolCall] = []
         self._reader = None if facts is None or wish is None else _reader(facts, wish, tail)
 

@@ -126,11 +126,9 @@ class ResponseAnswer(answers.Answer[Responses]):
 
     def body(self) -> dict[str, Any]:
         (text,) = self.texts
-        told = items.OutputItems(lambda *_, **__: "")
-        for _ in told.told(self.reply(0).read(text), self._logprobs(text.logprobs)):
-            pass
-        for _ in told.end(self._status):
-            pass
+        told = items.OutputItems(lambda *_, **__: "")  # events that nobody hears
+        list(told.told(self.reply(0).read(text), self._logprobs(text.logprobs)))
+        list(told.end(self._status))
         return self._finished(self._head(), told.items)
 
     async def events(self) -> AsyncGenerator[str]:

@@ -468,7 +468,8 @@ class Templated(ApiRequest):
         if isinstance(choice, NamedTool):
             functions = [each for each in functions if each.name == choice.function.name]
         forced = choice == "required" or isinstance(choice, NamedTool)
-        if facts is None or not (functions or facts.thinks or facts.template):
+        budget = self.thinking_token_budget is not None
+        if facts is None or not (functions or facts.thinks or facts.template or budget):
             return None
         return Wish(
             tuple(Signature(f.name, f.parameters, f.description) for f in functions),

@@ -4,6 +4,7 @@ a prompt offers, and the grammar of calls."""
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
@@ -17,8 +18,9 @@ from foretoken.text.decoding import decode
 from foretoken.text.replies import formats
 from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import GrammarWriter, Thinking
-from foretoken.text.replies.reading import format_regions, within
+from foretoken.text.replies.reading import format_regions, template_regions, within
 
+log = logging.getLogger(__name__)
 TAIL = 256  # tokens of a prompt that say whether its end is within thoughts
 OFFER = """You can call functions. To call one, write <tool_call>
 {"name": <its name>, "arguments": <an object>}
@@ -29,7 +31,7 @@ OFFER = """You can call functions. To call one, write <tool_call>
 class Replies:
     """The replies of one model."""
 
-    def __init__(self, tokenizer: Any, template: str | None = None, parser: str = "auto") -> None:
+    def __init__(self, tokenizer: Any, template: str | None, parser: str) -> None:
         """`template`: that of the server; `parser`: a format's name, or "auto"."""
         own = getattr(tokenizer, "chat_template", None)
         several = cast(Mapping[str, Any], own).values() if isinstance(own, Mapping) else [own or ""]
@@ -39,12 +41,12 @@ class Replies:
         by_template = formats.of_template(self.template) if parser == "auto" else None
         chosen = formats.named(parser) if parser in formats.NAMES else by_template
         self.format = chosen or formats.HERMES
-        response: Any = getattr(tokenizer, "response_template", None) if parser == "auto" else None
+        response = _response(tokenizer) if parser == "auto" else None
         self.facts = ReplyFacts(
             self.format.name,
             known=chosen is not None,
             thinks=self.format.think[0] in self.template,
-            template=cast(dict[str, Any], response) if isinstance(response, dict) else None,
+            template=response,
         )
         self.specials = _specials(tokenizer, self.format.literals)
 
@@ -123,6 +125,19 @@ class Replies:
             self._tokenizer.encode(mark, add_special_tokens=False) for mark in self.format.think
         )
         return tokens, [] if thinking == "begun" else opening, closing
+
+
+def _response(tokenizer: Any) -> dict[str, Any] | None:
+    """A tokenizer's own response template, if it has one that can be read."""
+    template = getattr(tokenizer, "response_template", None)
+    if not isinstance(template, dict):
+        return None
+    try:
+        template_regions(cast(dict[str, Any], template), calls=True)
+    except InputError as error:
+        log.warning("%s", error)
+        return None
+    return cast(dict[str, Any], template)
 
 
 def _written(turn: dict[str, Any]) -> dict[str, Any]:

@@ -148,13 +148,12 @@ class Worker:
     """An engine between two ends of a pipe."""
 
     def __init__(
-        self, pipe: Connection, spec: Speculator, engine: Engine, replies: Replies | None = None
+        self, pipe: Connection, spec: Speculator, engine: Engine, replies: Replies
     ) -> None:
-        from foretoken.server.process.replies import Replies
         from foretoken.server.process.sandbox import GrammarSandbox
 
         self.pipe, self.spec, self.engine = pipe, spec, engine
-        self.replies = replies or Replies(spec.tokenizer)
+        self.replies = replies
         self.spelling = Spelling(spec.tokenizer)
         # By the pipe's ids, which are the engine's too; None while a request is checked
         self.requests: dict[int, EngineRequest | None] = {}

@@ -20,6 +20,7 @@ OTHERS |= {"allOf", "anyOf", "oneOf", "if"}
 LONGEST = 4096  # characters before a call's arguments
 NOTED = {"type", "title", "description", "$schema", "strict", "examples", "default"}
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+WHOLE_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 STRING = r'"((?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)"'
 HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*{STRING}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 
@@ -401,14 +402,7 @@ def _object_call(value: Any, functions: Signatures) -> Call:
 
 def _within_string(text: str) -> bool:
     """Tell whether JSON that is cut off here ends in a string."""
-    quoted = escaped = False
-    for letter in text:
-        if not quoted:
-            quoted = letter == '"'
-        else:
-            quoted = letter != '"' or escaped
-            escaped = letter == "\\" and not escaped
-    return quoted
+    return '"' in WHOLE_STRING.sub("", text)
 
 
 def _none(text: str) -> list[Call]:
@@ -442,9 +436,8 @@ def _held(function: Signature, form: str) -> dict[str, Any]:
 
 
 def _is_text(schema: Any) -> bool:
-    """Tell whether values stand as they are, as those of no known type do."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    return kind == "string"
+    """Tell whether values are strings, which stand as they are."""
+    return isinstance(schema, dict) and schema.get("type") == "string"
 
 
 def _typed(text: str, schema: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import Any, cast
 
 from foretoken.text.replies.calls import (
     BareForm,
@@ -42,13 +44,15 @@ class ReplyFormat:
     @property
     def literals(self) -> str:
         """All texts in which special tokens may stand."""
-        head = self.form.head if isinstance(self.form, TaggedForm) else ()
-        key = (*self.form.key, self.form.end) if isinstance(self.form, TaggedForm) else ()
-        form = self.form
-        named = (form.before, form.between, form.after) if isinstance(form, NamedForm) else ()
-        quote = (form.quote,) if isinstance(form, BareForm) else ()
-        texts = (self.open, self.close, self.before, self.after, *self.think, *self.drops)
-        return "\0".join((*texts, *head, *key, *named, *quote))
+        return "\0".join(_texts(astuple(self)))
+
+
+def _texts(part: Any) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, tuple):
+        for each in cast(tuple[Any, ...], part):
+            yield from _texts(each)
 
 
 HERMES = ReplyFormat(

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import regex
 
-Kind = Literal["text", "thought", "calls", "dropped"]
+Kind = Literal["thought", "calls", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Regions:
 
     def __init__(self, regions: Sequence[Region], within: Region | None = None) -> None:
         self._regions, self.region = regions, within
-        self._buffer, self._past = "", ""
+        self._buffer, self._begun = "", False
         self._body = ""  # of a region whose marks depend on it
         self._captures: dict[str, str] = {}
 
@@ -61,7 +61,7 @@ class Regions:
             region, start, end, captures = mark
             yield from self._piece(start)
             raw, self._buffer = self._buffer[: end - start], self._buffer[end - start :]
-            self._past = "begun"
+            self._begun = True
             if region is None:
                 yield Cut(self.region, raw, "", self._captures, closed=True)
                 self.region = None
@@ -74,7 +74,7 @@ class Regions:
     def _piece(self, size: int) -> Iterator[Cut]:
         text, self._buffer = self._buffer[:size], self._buffer[size:]
         if text:
-            self._past = "begun"
+            self._begun = True
             if self.region is not None and self.region.ends is not None:
                 self._body += text
             yield Cut(self.region, text, text, self._captures)
@@ -88,7 +88,7 @@ class Regions:
             watched = [] if inside.close is None else [(None, inside.close)]
         best, settled = None, len(self._buffer)
         for region, pattern in watched:
-            if self._past and pattern.pattern.startswith(r"\A"):
+            if self._begun and pattern.pattern.startswith(r"\A"):
                 continue
             match = self._search(region, pattern, last)
             if match is None:

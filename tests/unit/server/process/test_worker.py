@@ -36,6 +36,7 @@ from foretoken.server.process.messages import (
     StepOutputs,
     Stop,
 )
+from foretoken.server.process.replies import Replies
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Setup, Worker, work
 from oracle import random_model
@@ -54,6 +55,10 @@ class Broken(TableModel):
         return super().score(blocks, need)
 
 
+def replies(spec: Speculator) -> Replies:
+    return Replies(spec.tokenizer, None, "auto")
+
+
 @pytest.fixture
 def pipe() -> Iterator[Connection]:
     with working(LMDrafter(TableModel(random_model(2, V), V), V)) as pipe:
@@ -65,7 +70,7 @@ def working(drafter: Drafter) -> Iterator[Connection]:
     ours, theirs = Pipe()
     spec = Speculator(Broken(DISTRIBUTION, V, context=200), drafter, byte_level(), Ends())
     engine = Engine(spec, 2, max_waiting=1)
-    thread = Thread(target=Worker(theirs, spec, engine).run, daemon=True)
+    thread = Thread(target=Worker(theirs, spec, engine, replies(spec)).run, daemon=True)
     thread.start()
     assert isinstance(hear(ours), Ready)
     yield ours
@@ -152,7 +157,9 @@ def test_speculation_is_told_of_the_sampling_that_was_measured_last() -> None:
     asked = Ask(0, "speculation", {"alpha": 1.0, "made": {3: 5, 0: 5}})
     spec = Speculator(TableModel(DISTRIBUTION, V), LMDrafter(TableModel(DISTRIBUTION, V), V))
     ours, theirs = Pipe()
-    told = partial(Worker(theirs, spec, Engine(spec))._answer, 0, asked.name, asked.arguments)
+    told = partial(
+        Worker(theirs, spec, Engine(spec), replies(spec))._answer, 0, asked.name, asked.arguments
+    )
     told()
     assert ours.recv().value == {"c": None, "v": None, "predicted_speedup": None}
     for kind, c in (("sampled", 0.5), ("greedy", 0.1)):
