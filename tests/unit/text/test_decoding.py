@@ -216,3 +216,14 @@ def test_ids_stand_for_themselves_without_a_tokenizer() -> None:
 
 def test_ids_of_padding_have_no_text() -> None:
     assert Spelling(byte_level()).word(100_000) == ("", b"")
+
+
+def test_special_tokens_are_told_to_those_who_ask() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
+    ids = tokenizer.encode("so <|call|>né", add_special_tokens=False)
+    for special, expected in ((False, "so né"), (True, "so <|call|>né")):
+        assert decode(tokenizer, ids, special=special) == expected
+        stream = Stream(tokenizer, special=special)
+        pieces = [stream.add([token]) for token in ids] + [stream.add([], last=True)]
+        assert "".join(pieces) == expected
