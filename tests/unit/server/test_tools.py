@@ -222,6 +222,20 @@ def test_a_budget_of_a_model_without_thoughts_is_refused(served: openai.OpenAI) 
     assert e.value.param == "thinking_token_budget"
 
 
+def test_an_effort_that_no_template_reads_is_refused(
+    served: openai.OpenAI, thinking: openai.OpenAI
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="'low', which this model's template") as e:
+        ask(served, reasoning_effort="low")
+    assert e.value.param == "reasoning_effort"
+    with pytest.raises(openai.BadRequestError) as e:
+        served.responses.create(input="Hello", model="tiny", reasoning={"effort": "low"})
+    assert e.value.param == "reasoning.effort"
+    assert ask(served, reasoning_effort="none").message.content is not None
+    with pytest.raises(openai.BadRequestError, match="'none', which this model's template"):
+        ask(thinking, reasoning_effort="none")
+
+
 def test_marks_in_a_message_leave_the_answer_text(thinking: openai.OpenAI) -> None:
     said: Any = [{"role": "user", "content": "What does <think> do?"}]
     quick = {"chat_template_kwargs": {"quick": True}}

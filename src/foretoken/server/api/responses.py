@@ -73,6 +73,7 @@ class Responses(Templated):
         "logprobs": ("top_logprobs",),
         "structured": ("text.format", "structured_outputs", "tools"),
         "chat_template_kwargs": ("tools", "chat_template_kwargs", "reasoning"),
+        "reasoning_effort": ("reasoning.effort",),
     }
 
     @property

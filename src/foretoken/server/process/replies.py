@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from foretoken.controls.grammar import symbol
-from foretoken.errors import InputError, about
+from foretoken.errors import InputError, about, shown
 from foretoken.sampling.checks import Structured, as_structured
 from foretoken.sampling.params import Controls
 from foretoken.server.process.messages import GenerateRequest, ReplyFacts
@@ -75,6 +75,19 @@ class Replies:
         said = turns.pop(0).get("content") if turns[0]["role"] == "system" else None
         parts = [part for part in (said, OFFER + "\n".join(offered)) if part]
         return [{"role": "system", "content": "\n\n".join(parts)}, *turns]
+
+    def variables(self, request: GenerateRequest) -> dict[str, Any] | None:
+        """The template's variables. InputError for an effort of reasoning that it does not read."""
+        variables = request.chat_template_kwargs or {}
+        effort = variables.get("reasoning_effort")
+        if effort is None or "reasoning_effort" in self.template:
+            return request.chat_template_kwargs
+        if effort == "none" and "enable_thinking" in self.template:
+            return {"enable_thinking": False, **variables}
+        if effort == "none" and not self.facts.thinks:
+            return variables
+        problem = f"reasoning_effort is {shown(effort)}, which this model's template does not read"
+        raise InputError(f"{problem}; leave it out").about("reasoning_effort")
 
     def tail(self, ids: Sequence[int]) -> str:
         return decode(self._tokenizer, list(ids[-TAIL:]), special=True)

@@ -259,8 +259,8 @@ class Worker:
         """The prompt's ids, how many new tokens may follow, and the prediction's ids."""
         controls, prediction = request.controls, None
         with about("prompt"):
-            prompt = self.replies.messages(request)
-            ids = self._ids(prompt, request.chat_template, request.chat_template_kwargs)
+            prompt, variables = self.replies.messages(request), self.replies.variables(request)
+            ids = self._ids(prompt, request.chat_template, variables)
         limit = self._limit(len(ids), controls.get("max_new_tokens"), request.most_tokens)
         if request.prediction is not None:
             with about("prediction"):
