@@ -199,14 +199,17 @@ async def mutated(port: int, rng: Random) -> str:
     return await sent(port, head(path, len(raw)) + bytes(raw))
 
 
+DEEP = "a deep schema"  # its place in a body
+
+
 async def schemas(port: int, rng: Random) -> str:
     """Functions that are hard to hold to, or cannot be."""
-    deep: Any = {"type": "string"}
-    for _ in range(rng.choice([20, 200, 900])):
-        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    opening, closing = '{"type": "object", "required": ["a"], "properties": {"a": ', "}}"
+    levels = rng.choice([20, 200, 900, 20_000])  # more than Python's own encoder goes down
+    deep = opening * levels + '{"type": "string"}' + closing * levels
     names = [f"name{i}" for i in range(rng.choice([300, 3000]))]
     hard: list[Any] = [
-        deep,
+        DEEP,
         {"enum": names},
         {"type": "object", "properties": {name: {"type": "integer"} for name in names}},
         {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
@@ -223,7 +226,8 @@ async def schemas(port: int, rng: Random) -> str:
     function = {"name": rng.choice(["f", "", "a b", "é" * 99]), "parameters": rng.choice(hard)}
     choice = rng.choice(["required", "auto", {"type": "function", "function": {"name": "f"}}])
     changed = {"tools": [{"type": "function", "function": function}], "tool_choice": choice}
-    raw = json.dumps(CALLS | changed | {"stream": rng.random() < 0.5}).encode()
+    body = json.dumps(CALLS | changed | {"stream": rng.random() < 0.5})
+    raw = body.replace(json.dumps(DEEP), deep).encode()
     return await sent(port, head("/v1/chat/completions", len(raw)) + raw)
 
 
