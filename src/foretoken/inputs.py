@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +15,8 @@ from foretoken.controls.grammar import Grammar, vocabulary
 from foretoken.controls.own import require
 from foretoken.errors import ForetokenError, InputError, about, shown
 from foretoken.generation_config import Ends, forced, resolved
-from foretoken.models.base import Model, longest
+from foretoken.media.inputs import Media, is_media, media_of
+from foretoken.models.base import Model, ReadsMedia, longest
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Request, Row, TextPrediction
 from foretoken.sampling.checks import Structured, as_ids
@@ -38,6 +39,7 @@ class InputProcessor:
     ends: Ends
     controls: dict[str, Any]
     predicted_output: Callable[[Request], TextPrediction] | None = None
+    processor: Callable[[], Any] | None = None  # loads that of pictures and sounds
 
     def prompts(
         self,
@@ -47,9 +49,12 @@ class InputProcessor:
     ) -> list[Prompt]:
         """Return prompts one by one; messages as the ids that a chat template makes of them."""
         template = chat_template, chat_template_kwargs
+        media = self._media(prompts)
+        if media is not None:
+            return cast(list[Prompt], media)
         chats = chat.conversations(prompts)
         if chats is not None:
-            return [chat.ids(messages, self.tokenizer, *template) for messages in chats]
+            return [self._chat(messages, template) for messages in chats]
         if template != (None, None):
             raise InputError(
                 "chat_template is given, but the prompts are no messages; leave it out"
@@ -66,18 +71,63 @@ class InputProcessor:
         keys = iter(keys_of(seed, counts))
         requests: list[Request] = []
         for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
-            ids = self.ids(prompt, i)
-            self._require_fit(ids, i)
+            media = prompt if isinstance(prompt, Media) else None
+            ids = self.ids(prompt, i) if media is None else self._ids_with(media, i)
+            if media is None or not self.target.encoder_decoder:
+                self._require_fit(ids, i)
             with _naming_prompt(i, count=len(prompts)):
                 copies = islice(keys, sampling.num_return_sequences)
-                requests += self._requests(ids, sampling, list(copies))
+                made = self._requests(ids, sampling, list(copies), media)
+                requests += [replace(request, media=media) for request in made]
         return requests
 
+    def _chat(
+        self, messages: list[chat.Message], template: tuple[str | None, Mapping[str, Any] | None]
+    ) -> Prompt:
+        """A conversation as ids, or as ids and media."""
+        if not chat.holds_media(messages):
+            return chat.ids(messages, self.tokenizer, *template)
+        if self.processor is None:
+            raise InputError(
+                "messages hold pictures or sounds, and the model's folder has no processor; give "
+                "what a processor makes of them, or text"
+            )
+        output = chat.media(messages, self.processor(), *template)
+        (media,) = media_of(output, encodes=self.target.encoder_decoder)
+        return cast(Prompt, media)
+
+    def _media(self, prompts: Any) -> list[Media] | None:
+        """The media of prompts that are a processor's output, or a list of such; None for text."""
+        several = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
+        if not several or not all(isinstance(each, Mapping) for each in several):
+            return None
+        outputs = cast(list[Mapping[str, Any]], several)
+        if any("role" in each for each in outputs) or not any(map(is_media, outputs)):
+            return None
+        encodes = self.target.encoder_decoder
+        return [media for each in outputs for media in media_of(each, encodes=encodes)]
+
+    def _ids_with(self, media: Media, i: int) -> list[int]:
+        """The ids of a prompt with media that the target reads; InputError otherwise."""
+        reads = self.target if isinstance(self.target, ReadsMedia) else None
+        problem = "" if reads is None else reads.objection(media)
+        if problem is not None:
+            names = ", ".join(sorted(media.inputs))
+            reason = problem or f"the target on {self.target.runtime} reads ids only"
+            remedy = "give text" if reads else "load it with runtime='transformers'"
+            raise InputError(f"prompt {i} holds {names}: {reason}; {remedy}")
+        ids = _within(media.ids, self.target.vocab_size, f"prompt {i}")
+        if not ids and not self.target.encoder_decoder:
+            raise InputError(f"prompt {i} is empty; give a text or ids to continue")
+        return ids
+
     def _requests(
-        self, ids: list[int], params: SamplingParams, keys: list[RowKey]
+        self, ids: list[int], params: SamplingParams, keys: list[RowKey], media: Media | None
     ) -> list[Request]:
         """Return requests of the same prompt, one for each of the keys."""
-        head, source = self.sides(ids)
+        head, source = self.sides(ids) if media is None else (self._head(ids), None)
+        if media is not None and params.prompt_logprobs is not None:
+            raise InputError("prompt_logprobs are not told of prompts with media; leave it out")
         context, limit = longest(self.target), params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
         params = resolved(params, self.controls, self.ends, len(head))
@@ -132,6 +182,14 @@ class InputProcessor:
         assert self.ends.decoder_start is not None
         return [self.ends.decoder_start], ids
 
+    def _head(self, ids: list[int]) -> list[int]:
+        """Return the ids that the decoder continues, where its encoder reads no ids."""
+        start = self.ends.decoder_start
+        if not self.target.encoder_decoder or (ids and ids[0] == start):
+            return ids
+        assert start is not None
+        return [start, *ids]
+
     @property
     def readable(self) -> int:
         """V of prompts: what the encoder reads has its own vocabulary."""
@@ -140,6 +198,9 @@ class InputProcessor:
     def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
         """Return a prompt's ids, special tokens of the tokenizer included; `i`: its number, for
         errors."""
+        if isinstance(self.target, ReadsMedia) and self.target.needs_media:
+            problem = f"prompt {i} is text, and the target's encoder reads pictures or sounds"
+            raise InputError(f"{problem}; give what its processor makes of them")
         if len(prompt) == 0:
             raise InputError(f"prompt {i} is empty; give a text or ids to continue")
         if isinstance(prompt, str):

@@ -29,7 +29,7 @@ class Listed(Protocol):
     def tolist(self) -> Any: ...
 
 
-Prompt = str | list[int]
+Prompt = str | list[int]  # or a Media, of a processor's output
 Prompts = Prompt | Listed | Mapping[str, Any] | Sequence[Prompt | Listed]
 Seed = int | Sequence[int | tuple[int, int]] | None
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from foretoken.errors import ControlError, RefusedError, shown
+from foretoken.media.inputs import Media
 from foretoken.records import Stats, StepRecord
 from foretoken.sampling.draw import Shaping
 from foretoken.sampling.keys import RowKey
@@ -31,6 +32,7 @@ class Request:
     params: SamplingParams = SamplingParams()  # with the model's own where the caller left None
     salt: str = ""  # only texts of the same one share what was read
     prediction: tuple[int, ...] = ()  # the new tokens that the caller expects
+    media: Media | None = None  # read with the prompt, or by the encoder instead of a source
 
 
 class RowControls(Shaping, Protocol):

@@ -82,6 +82,7 @@ class Speculator:
             them once, and they are not followed.
         predicted_output: Makes the predictor of a request that has no prediction of its own; None:
             none.
+        processor: Loads the processor of pictures and sounds; None where the model has none.
         choose: Measures which draft is the fastest, for `prepared`; None where that is known, or
             was said.
 
@@ -103,6 +104,7 @@ class Speculator:
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     predicted_output: Callable[[Request], TextPrediction] | None = field(default=None, repr=False)
     choose: Callable[[Speculator], Speculator] | None = field(default=None, repr=False)
+    processor: Callable[[], Any] | None = field(default=None, repr=False)
     inputs: InputProcessor = field(init=False, repr=False)
     costing: PairCosts = field(init=False, repr=False)
     scheduler: Scheduler = field(init=False, repr=False)
@@ -112,7 +114,12 @@ class Speculator:
         target, drafter = self.target, require_drafter(self.drafter)
         scheduler = Scheduler(target, drafter, BATCH)
         inputs = InputProcessor(
-            target, self.tokenizer, self.ends, self.controls, self.predicted_output
+            target,
+            self.tokenizer,
+            self.ends,
+            self.controls,
+            self.predicted_output,
+            self.processor,
         )
         pair = f"{self.target_name}, {self.draft_name}"
         costing = PairCosts(target, drafter, inputs, scheduler, BATCH, pair)

@@ -18,7 +18,15 @@ from foretoken.drafters.base import Drafter, Grades, ReadsTarget, held, require_
 from foretoken.drafters.mixture import FirstRowsDrafter, KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.lease import Lease
-from foretoken.models.base import Encodes, Keeps, Model, ReadsPrompts, Remembers, Switches
+from foretoken.models.base import (
+    Encodes,
+    Keeps,
+    Model,
+    ReadsMedia,
+    ReadsPrompts,
+    Remembers,
+    Switches,
+)
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
@@ -194,6 +202,7 @@ class Batch:
         encoded = _encoded(self.target)
         if isinstance(self.target, ReadsPrompts):  # rows that join again have written some
             self.target.prompted([len(row.request.prompt) for row in rows])
+        _attach(self.target, rows)
         self.target.start(heads, self._sources(rows))
         encoded = _encoded(self.target) - encoded
         recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled
@@ -213,6 +222,7 @@ class Batch:
             texts = [list(row.request.prompt if gained else row.tokens) for row in some]
             start, encoded = perf_counter(), _encoded(drafter)
             lease.expect(0, len(some))
+            _attach(drafter, some)
             drafter.start(places, texts, self._sources(some))
             seconds, encoded = perf_counter() - start, _encoded(drafter) - encoded
             for row in some:
@@ -228,7 +238,7 @@ class Batch:
         if row.telling:
             row.prompt_logprobs = []  # of a reading broken off
             return []
-        if read and not last:
+        if (read and not last) or row.request.media is not None:
             return row.tokens[:-1]
         cached = self._known(row.tokens[:-1])
         passes = (len(row.tokens) - 1 - cached) // PASS if read else 0
@@ -276,6 +286,14 @@ class Batch:
                     row.prompt_logprobs + likelihoods,
                     row.pending - len(block),
                 )
+
+
+def _attach(part: object, rows: list[Row]) -> None:
+    """Hand the media of rows that are about to join to the models that can read them."""
+    media = [row.request.media for row in rows]
+    for each in held(part) if any(media) else ():
+        if isinstance(each, ReadsMedia):
+            each.attached = [m if m and each.objection(m) is None else None for m in media]
 
 
 def _encoded(part: object) -> float:

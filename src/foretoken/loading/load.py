@@ -20,6 +20,7 @@ from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
 from foretoken.loading.runtimes import Early, Placement, place, place_exact
 from foretoken.loading.sources import Source, read_of, source, unwrapped
+from foretoken.loading.sources import processor as processor_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
 from foretoken.sampling.options import with_args
@@ -137,7 +138,8 @@ def _known(
     else:
         tokenizer = tokenizer_of(asked.tokenizer, None, asked.trust_remote_code, required=True)
     name = name_of(target) if asked.adapter is None else f"{name_of(target)} with {asked.adapter}"
-    return KnownTarget(name, facts, settings, tokenizer)
+    reads = processor_of(facts.read) if isinstance(facts.read, Source) else None
+    return KnownTarget(name, facts, settings, tokenizer, reads)
 
 
 def asset(name: str) -> Path:

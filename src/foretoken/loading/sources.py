@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -35,6 +35,7 @@ WRAPPERS = {
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
 }
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = (
     "tokenizer_config.json",  # a tokenizer of bytes has no other file
     "tokenizer.json",
@@ -269,16 +270,16 @@ def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
         AutoModelForSeq2SeqLM,
+        AutoModelForSpeechSeq2Seq,
     )
 
     remote = getattr(config, "auto_map", None) or {}
-    # The last one's read pictures, too: they are asked for text from ids alone
-    for auto in (AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForImageTextToText):
+    text = (AutoModelForSeq2SeqLM, AutoModelForCausalLM)
+    # The last ones read pictures or sounds, too
+    for auto in (*text, AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq):
         # not `in auto._model_mapping.keys()`: it imports the configs of all families
         if type(config) in auto._model_mapping or (trust and auto.__name__ in remote):
-            if auto is AutoModelForImageTextToText or (
-                config.is_encoder_decoder == (auto is AutoModelForSeq2SeqLM)
-            ):
+            if auto not in text or config.is_encoder_decoder == (auto is AutoModelForSeq2SeqLM):
                 return auto
     raise RefusedError(
         f"{name} is a {config.model_type} model, neither causal nor encoder-decoder; "
@@ -324,6 +325,25 @@ def tokenizer(
         raise InputError(
             f"the tokenizer in {model!s:.100} cannot be read: {one_line(error)}"
         ) from None
+
+
+def processor(model: Source) -> Callable[[], Any] | None:
+    """Return what loads a model's processor of pictures and sounds, once; None where its folder
+    holds none."""
+    if model.gguf or (hub.is_folder(model.path) and not _holds(model.path, PROCESSORS)):
+        return None
+
+    @cache
+    def load() -> Any:
+        from transformers import AutoProcessor  # late: takes seconds
+
+        try:
+            return AutoProcessor.from_pretrained(model.path, **model.options)
+        except Exception as error:  # the library raises many kinds, and its extras are missing
+            problem = f"the processor of {model.name} cannot be read: {one_line(error)}"
+            raise InputError(f"{problem}; pip install 'foretoken[media]'") from None
+
+    return load
 
 
 def _tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foretoken.drafters.base import Drafter
 from foretoken.generation_config import Settings, read_settings
@@ -96,6 +96,7 @@ class KnownTarget:
     facts: ModelFacts
     settings: Settings
     tokenizer: PreTrainedTokenizerBase | None
+    processor: Callable[[], Any] | None = None  # loads that of pictures and sounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +128,5 @@ class LoadedTarget:
             draft_name=draft_name,
             suggested=settings.suggested,
             predicted_output=predicted_output,
+            processor=self.known.processor,
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError
+from foretoken.media.inputs import Media
 from foretoken.models.shown import Known
 
 Blocks = list[list[int]] | Tensor
@@ -144,6 +145,19 @@ class ReadsPrompts(Model, Protocol):
     def prompted(self, lengths: list[int]) -> None:
         """The rows that join next have prompts of so many tokens, whatever they join with; 0: up to
         the first token whose logits are asked for."""
+        ...
+
+
+@runtime_checkable
+class ReadsMedia(Model, Protocol):
+    """A model that reads media with prompts. With media a row joins with all of its prompt; an
+    encoder then reads the media instead of a source."""
+
+    attached: list[Media | None]  # of the rows that join next; []: none has any
+    needs_media: bool  # its encoder reads no ids: a source only stands for media, to be measured by
+
+    def objection(self, media: Media) -> str | None:
+        """Say why the model cannot read these, or None; tried on the first ones of their kind."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import Model, Remembers, Rewinds, Shares
+from foretoken.models.base import Model, ReadsMedia, Remembers, Rewinds, Shares
 from foretoken.models.rows import staying
 
 AHEAD = 128  # tokens that a row may be behind, and that are read in one go
@@ -40,7 +40,7 @@ class Reader:
         RefusedError for an encoder without sources."""
         if self.model.encoder_decoder and sources is None:
             raise RefusedError("an encoder-decoder cannot draft for a causal target")
-        first = len(self.texts)
+        first, media = len(self.texts), self._media(len(prompts))
         if self.model.encoder_decoder or sources is None:
             self.texts += [list(prompt) for prompt in prompts]
         else:
@@ -48,18 +48,24 @@ class Reader:
             sources = None
         self._known += map(self._readable, self.texts[first:])
         for b, source in enumerate(sources or [], first):
-            if not self._hears(source):
+            if not (self._hears(source) if source else media[b - first]):
                 self._known[b] = -1
         rows = range(first, len(self.texts))
         most, heads = AHEAD if first else UNLIMITED, list[list[int]]()
         for b in rows:
-            head, unread = self._head(self.texts[b][:-1], most) if self.room(b) else ([], 0)
+            limit = UNLIMITED if media[b - first] else most  # a text with media is read at once
+            head, unread = self._head(self.texts[b][:-1], limit) if self.room(b) else ([], 0)
             most -= unread
             heads.append(head)
         self.cached += map(len, heads)
         if sources is not None:  # an encoder reads something in every row
             sources = [s if self._known[b] >= 0 else [0] for b, s in enumerate(sources, first)]
         return heads, sources
+
+    def _media(self, rows: int) -> list[bool]:
+        """Tell which of the rows that join have media for the model."""
+        attached = self.model.attached if isinstance(self.model, ReadsMedia) else []
+        return [media is not None for media in attached] or [False] * rows
 
     def _head(self, text: list[int], most: int) -> tuple[list[int], int]:
         """Return the tokens to start a row with, and how many of them are to be read: all, or where

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.errors import InputError, about, one_line, shown
+from foretoken.media.pictures import picture
+from foretoken.media.sounds import sound
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +24,10 @@ OURS = frozenset(
     "conversation chat_template tokenize padding truncation max_length return_tensors return_dict "
     "return_assistant_tokens_mask tokenizer_kwargs".split()
 )
+
+# Kinds of parts that are no text, and the names that their contents have
+MEDIA = {"image": ("image", "url", "path", "base64"), "audio": ("audio", "url", "path")}
+RATE = 16_000  # Hz of processors that name no other
 
 
 def conversations(prompts: Any) -> list[list[Message]] | None:
@@ -185,3 +191,70 @@ def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
             f"chat_template_kwargs holds {foreign[0]!r}, which no template reads; leave it out"
         )
     return {"add_generation_prompt": not arguments.get("continue_final_message"), **arguments}
+
+
+def holds_media(messages: Sequence[Message]) -> bool:
+    """Tell whether a part of a message is a picture or a sound."""
+    parts = [part for message in messages for part in _parts(message)]
+    return any(part.get("type") in (*MEDIA, "video") for part in parts)
+
+
+def media(
+    messages: Sequence[Message],
+    processor: Any,
+    template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any]:
+    """Return what a processor makes of a conversation with pictures and sounds, open for the
+    assistant's next message: the inputs of a model by name.
+
+    `template`, `chat_template_kwargs`: as `ids` takes them. InputError for what cannot be read or
+    rendered.
+    """
+    require(messages)
+    with about("chat_template_kwargs"):
+        variables = _variables(chat_template_kwargs)
+    rate = getattr(getattr(processor, "feature_extractor", None), "sampling_rate", RATE)
+    read = [_read(i, message, rate) for i, message in enumerate(messages)]
+    try:
+        return processor.apply_chat_template(
+            read,
+            chat_template=template,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            **variables,
+        )
+    except Exception as error:  # a template is a program
+        raise InputError(f"the processor refuses the messages: {one_line(error)}") from None
+
+
+def _parts(message: Message) -> list[Mapping[str, Any]]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    listed = cast(list[Any], content) if isinstance(content, list | tuple) else []
+    return [part for part in listed if isinstance(part, Mapping)]
+
+
+def _read(i: int, message: Message, rate: int) -> dict[str, Any]:
+    """A message whose pictures and sounds are read."""
+    plain = _plain(message)
+    if parts := _parts(message):
+        numbered = enumerate(parts)
+        plain["content"] = [
+            _read_part(f"message {i}, part {j}", part, rate) for j, part in numbered
+        ]
+    return plain
+
+
+def _read_part(place: str, part: Mapping[str, Any], rate: int) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind == "video":
+        raise InputError(f"{place} is a video, which is not read here; give pictures of it")
+    if kind not in MEDIA:
+        return dict(part)
+    values = [part[name] for name in MEDIA[kind] if part.get(name) is not None]
+    if len(values) != 1:
+        names = ", ".join(MEDIA[kind])
+        raise InputError(f"{place} has {len(values)} of {names}; give {kind}=...")
+    value = picture(values[0], place) if kind == "image" else sound(values[0], rate, place)
+    return {"type": kind, kind: value}

@@ -21,14 +21,20 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.controls.own import OwnEnding, require, require_own
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import forced
-from foretoken.models.base import Model
+from foretoken.media.inputs import Media, media_of
+from foretoken.models.base import Model, ReadsMedia
 from foretoken.models.base import longest as longest_of
 from foretoken.request import Request, Row
 from foretoken.sampling.checks import as_id
 from foretoken.sampling.distributions import warped
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import OPTIONS, SamplingParams
-from foretoken.transformers_integration.unsupported import given, require_anywhere, require_known
+from foretoken.transformers_integration.unsupported import (
+    EXPECTED,
+    given,
+    require_anywhere,
+    require_known,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -84,9 +90,9 @@ class GenerateCall:
                 "attention_mask leaves out tokens behind others; pad rows on the left"
             )
         positions = self.rest.get("position_ids")
-        if positions is not None:
+        if positions is not None and positions.ndim == 2:
             places = (keep.cumsum(1) - 1).to(positions.device)
-            if positions.ndim != 2 or ((positions != places) & keep.to(positions.device)).any():
+            if ((positions != places) & keep.to(positions.device)).any():
                 raise ForeignError("position_ids do not count a row's tokens; leave them out")
         return [row[kept].tolist() for row, kept in zip(self.ids, keep, strict=True)]
 
@@ -104,11 +110,56 @@ class GenerateCall:
         rows = zip(inputs, states, keep, strict=True)
         return [(ids[mask].tolist(), own[mask.to(own.device)]) for ids, own, mask in rows]
 
+    def media(self, target: Model) -> list[Media] | None:
+        """Return what each row holds beside ids; None where that is nothing. ForeignError for what
+        the target cannot read."""
+        given = {n: x for n, x in self.rest.items() if n not in EXPECTED and x is not None}
+        inputs = self.inputs
+        if self.encoder_decoder and inputs is not None and inputs.is_floating_point():
+            rows = self._encoded(target, inputs, given)
+        elif given and not self.encoder_decoder:
+            rows = self._shown(given)
+        else:
+            return None
+        reads = target if isinstance(target, ReadsMedia) else None
+        problem = "it reads ids only" if reads is None else reads.objection(rows[0])
+        if problem is not None:
+            names = ", ".join(sorted(rows[0].inputs))
+            raise ForeignError(
+                f"{names} cannot be read by the target on {target.runtime}: {problem}"
+            )
+        return rows
+
+    def _shown(self, given: Mapping[str, Any]) -> list[Media]:
+        """The media that a decoder reads; ForeignError where they cannot be divided among rows."""
+        positions = self.rest.get("position_ids")
+        if positions is not None and positions.ndim == 3:  # of several axes, by the pictures
+            given = {**given, "position_ids": positions}
+        if len(self.ids) == 1:
+            return [Media(self.prompts()[0], given)]
+        if not all(isinstance(x, Tensor) for x in given.values()):
+            names = ", ".join(sorted(given))
+            raise ForeignError(f"{names} are of {len(self.ids)} rows; call generate for each")
+        mask = {"attention_mask": self.rest.get("attention_mask")}
+        return media_of({"input_ids": self.ids, **mask, **given}, encodes=False)
+
+    def _encoded(self, target: Model, inputs: Tensor, given: Mapping[str, Any]) -> list[Media]:
+        """The media that an encoder has read, and its output for the target, which shares it."""
+        output, name = self.rest["encoder_outputs"], self.model.main_input_name
+        inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
+        rows = media_of({name: inputs, **given}, encodes=True)
+        key: str | None = getattr(target, "encoder_key", None)
+        for b, row in enumerate(rows if key else ()):
+            each = {n: x[b : b + 1] if isinstance(x, Tensor) else x for n, x in output.items()}
+            row.encoded[cast(str, key)] = type(output)(**each)
+        return rows
+
     @contextmanager
     def heard(self, target: Model) -> Iterator[None]:
         """The encoder does not run twice for the target: it knows the states that there are. One
         that does not run on torch, or runs in exact shapes, reads the sources itself."""
-        if not isinstance(encoded := getattr(target, "heard", None), dict):
+        texts = self.inputs is not None and not self.inputs.is_floating_point()
+        if not texts or not isinstance(encoded := getattr(target, "heard", None), dict):
             yield
             return
         try:
@@ -139,7 +190,9 @@ class GenerateCall:
     def requests(self, target: Model) -> list[Request]:
         """Its rows. Raises InputError for invalid values, else ForeignError."""
         require_known(self.config, self.rest)
-        sources = [ids for ids, _ in self.sources()] if self.encoder_decoder else None
+        media = self.media(target)
+        texts = self.encoder_decoder and media is None
+        sources = [ids for ids, _ in self.sources()] if texts else None
         prompts = self.prompts()
         params = self._params()
         require(params, target, tokenizer=False)
@@ -167,6 +220,7 @@ class GenerateCall:
                 sources[b] if sources else None,
                 forced(params, len(prompt), last),
                 params,
+                media=None if media is None else media[b],
             )
             for b, prompt in enumerate(prompts)
         ]

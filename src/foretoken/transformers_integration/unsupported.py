@@ -144,7 +144,7 @@ def require_alone(streamer: object, rows: int) -> None:
 
 
 def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
-    """ForeignError for an entry of the config, or an input of the model, that is not followed."""
+    """ForeignError for an entry of the config that is not followed, or a cache."""
     if (config.num_beams or 1) > 1:
         raise ForeignError(
             f"num_beams={config.num_beams} asks for a beam search; call the Speculator's "
@@ -159,9 +159,6 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
     for name in ("past_key_values", "cache"):
         if getattr(inputs.get(name), "_is_user_defined", False):
             raise ForeignError("a cache is given; rows have one of their own: leave it out")
-    for name, value in inputs.items():
-        if name not in EXPECTED and value is not None:
-            raise ForeignError(f"{name} is given, which is not followed here; leave it out")
 
 
 def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:

@@ -48,6 +48,7 @@ from foretoken.transfer import sent
 
 ATTENTION = "_attn_implementation_internal"  # where a config holds the name of its attention
 EXPERTS = "_experts_implementation_internal"
+CAPTURES = "_output_capturing_hooks_installed"  # transformers' mark of its own
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 LOOK = "warn_if_padding_and_no_attention_mask"
 SHORT = 64  # tokens; a longer block's mask, once per query head, would be large
@@ -402,12 +403,14 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 def _attributes(part: nn.Module) -> dict[str, Any]:
     """A part's attributes for its twin. A compiled forward would run the original tree: the one it
     was compiled from is taken. Hooks that transformers leaves behind `output_hidden_states=True`
-    do nothing in a twin, but cannot be compiled."""
+    are left out: they cannot be compiled, and are made again where a forward asks for states."""
     own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _buffers(part)}
     for name in HOOKS:  # copies: a twin gets hooks of its own
         hooks = own[name].items()
         own[name] = OrderedDict((k, x) for k, x in hooks if not _captures(x))
         own[f"{name}_with_kwargs"] = own[f"{name}_with_kwargs"].copy()
+    if CAPTURES in own:
+        own[CAPTURES] = False  # a part that reads states, as those of pictures do, hooks its own
     if "forward" in own:
         own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
         if not isinstance(own["forward"], MethodType | partial):

@@ -140,6 +140,7 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         self.at: Any = None  # where a pass puts what its states follow from
         self.lengths = [0] * rows
         self.long = [False] * rows  # which are read with the factors of long texts
+        self.shift = [0] * rows  # of the positions behind each row's media
         self.shown = Shown(rows)
         self.places = list(range(rows))
         self.order = self.places  # the row in each place, once gaps are closed
@@ -214,10 +215,12 @@ class RaggedCache(StateCalls, Based, DynamicCache):
     def join(self, other: Any) -> None:
         super().join(other)
         self.long = self.long + other.long
+        self.shift = self.shift + other.shift
         self.shown.join(other.shown)
 
     def select(self, rows: list[int]) -> None:
         self.long = [self.long[b] for b in rows]
+        self.shift = [self.shift[b] for b in rows]
         self.shown.select(rows)
         super().select(rows)
 
@@ -417,7 +420,7 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
 
 def no_writer(model: PreTrainedModel) -> str | None:
     """Why this model writes no text from ids that could be called its own, or None."""
-    if model.main_input_name != "input_ids":
+    if model.main_input_name != "input_ids" and not model.config.is_encoder_decoder:
         return f"it reads {model.main_input_name}, not text"
     if not model.can_generate():
         return "it has no head that generates text; load its ForCausalLM class"

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import MoEModelOutput
 
 from foretoken.errors import RefusedError
+from foretoken.media.inputs import Media
 from foretoken.models.base import Blocks, LentKeys, Tree, counts_of
 from foretoken.models.rows import (
     BEYOND,
@@ -36,6 +36,7 @@ from foretoken.models.rows import (
 )
 from foretoken.models.shown import Known
 from foretoken.models.states import PASS, REWIND, in_parts
+from foretoken.models.stock import media as media_inputs
 from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
     BUCKET,
@@ -46,6 +47,15 @@ from foretoken.models.stock.cache import (
     ragged_cache,
 )
 from foretoken.models.stock.lending import lenders, rows_of
+from foretoken.models.stock.media import (
+    ENCODED,
+    EncoderOutput,
+    encoded,
+    encoder_key,
+    first_pass,
+    shift_of,
+    stand_in,
+)
 from foretoken.models.stock.positions import takes_positions
 from foretoken.models.stock.sizes import (
     context_limit,
@@ -70,6 +80,9 @@ class StockModel(ABC):
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.taps: tuple[int, ...] = ()
+        self.attached: list[Media | None] = []
+        self.needs_media = model.main_input_name != "input_ids"
+        self._objections: dict[frozenset[str], str | None] = {}  # to media, by their names
         self.showing = False
         self.device = model.device
         self.computed = str(model.dtype).removeprefix("torch.")
@@ -129,13 +142,43 @@ class StockModel(ABC):
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        media, self.attached = self.attached, []
         if not prompts:
             return
-        if self.lengths:
-            self.cache.join(self.read(prompts, sources))
-        else:
+        if not self.lengths:
             self.running.renew()
-            self.cache = self.read(prompts, sources)
+        read = self._read_media(prompts, sources, media) if any(media) else None
+        read = self.read(prompts, sources) if read is None else read
+        if self.lengths:
+            self.cache.join(read)
+        else:
+            self.cache = read
+
+    def objection(self, media: Media) -> str | None:
+        names = frozenset(media.inputs)
+        if names not in self._objections:
+            fresh: Any = type(self)(self.model)
+            self._objections[names] = media_inputs.objection(fresh, media)
+        return self._objections[names]
+
+    def _read_media(
+        self,
+        prompts: list[list[int]],
+        sources: list[list[int]] | None,
+        media: list[Media | None],
+    ) -> Any:
+        """A cache of its own with all of `prompts`, those with media read one by one."""
+        rows: list[Any] = []
+        for b, (prompt, one) in enumerate(zip(prompts, media, strict=True)):
+            source = None if sources is None else [sources[b]]
+            rows.append(self.read([prompt], source) if one is None else self.read_with(prompt, one))
+        for row in rows[1:]:
+            rows[0].join(row)
+        return rows[0]
+
+    @abstractmethod
+    def read_with(self, prompt: list[int], media: Media) -> Any:
+        """A cache of its own with a prompt and its media."""
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -246,10 +289,37 @@ class CausalModel(StockModel):
             self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
         return fresh
 
+    @torch.inference_mode()
+    def read_with(self, prompt: list[int], media: Media) -> RaggedCache:
+        """In one pass, as `generate` makes it, over all of the prompt, whose tokens may attend to
+        one another both ways; tokens beyond `prompt` are taken back."""
+        ids = media.ids if len(prompt) < len(media.ids) else prompt
+        n, fresh = len(ids), ragged_cache(self.model, 1)
+        fresh.long = [self._beyond]
+        check_room([0], [n], [self.longest if self._beyond else self.context])
+        fresh.prepare(n, None, [n])
+        noted: dict[int, Tensor] | None = {} if self.showing else None
+        needed = Needed([n], [0], fresh.places, self.device)
+        with self.running(fresh, needed, noted) as model:
+            inputs = media.fitted(n, self.model.dtype, self.device)
+            inputs = first_pass(model, torch.tensor([ids], device=self.device), inputs)
+            model(**inputs | given(self.model, fresh), return_dict=True)
+        if noted:
+            fresh.shown.add([0], [torch.cat([noted[j][0, :n] for j in self.taps], -1)])
+        fresh.advance([n])
+        fresh.shift = [shift_of(inputs.get("position_ids"), n)]
+        fresh.check_back([n], [len(prompt)])
+        fresh.lengths = [len(prompt)]
+        fresh.shown.cut([len(prompt)])
+        return fresh
+
     def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
         if not self.takes_positions:
             return {"input_ids": ids}
         positions = cache.positions
+        if any(cache.shift):
+            shift = cache.placed(sent(torch.tensor(cache.shift), self.device))
+            positions = positions + shift[:, None]
         if self.longest is not None and cache.longest + cache.width > self.longest:
             positions = positions.clamp(max=self.longest - 1)  # padding only
         if any(cache.long):
@@ -279,16 +349,41 @@ class Seq2SeqModel(StockModel):
     def _empty(self) -> CrossCache:
         return self._fresh([])
 
-    def _fresh(self, sources: list[list[int]]) -> CrossCache:
+    def _fresh(self, sources: list[int]) -> CrossCache:
+        """For rows whose sources have so many tokens."""
         own, cross = (ragged_cache(self.model, len(sources)) for _ in range(2))
-        return CrossCache(own, cross, [len(source) for source in sources])
+        return CrossCache(own, cross, sources)
 
     @torch.inference_mode()
     def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> CrossCache:
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
-        fresh = self._fresh(sources)
-        fresh.states = self._encoded(sources, fresh.mask())
+        if self.needs_media:
+            states = torch.cat([stand_in(self.model, source) for source in sources])
+            fresh = self._fresh([states.shape[1]] * len(sources))
+            fresh.states = states
+        else:
+            fresh = self._fresh([len(source) for source in sources])
+            fresh.states = self._encoded(sources, fresh.mask())
+        return self._begun(fresh, prompts)
+
+    @cached_property
+    def encoder_key(self) -> str:
+        return encoder_key(self.model)
+
+    @torch.inference_mode()
+    def read_with(self, prompt: list[int], media: Media) -> CrossCache:
+        """With the media in the encoder."""
+        start = perf_counter()
+        with self.running(None) as model:
+            states = encoded(model, media, self.encoder_key)[0]
+        self.encoder_seconds += perf_counter() - start
+        fresh = self._fresh([states.shape[1]])
+        fresh.states = states
+        return self._begun(fresh, [prompt])
+
+    def _begun(self, fresh: CrossCache, prompts: list[list[int]]) -> CrossCache:
+        """The cache, which holds the encoder's states, with all of `prompts`."""
         # The first run makes the encoder's keys and values, so there is one even without a prompt:
         # its token is then taken back.
         for at in range(0, max(1, *map(len, prompts)), CHUNK):
@@ -316,8 +411,7 @@ class Seq2SeqModel(StockModel):
         positions = {"decoder_position_ids": cache.decoder.positions}
         return {
             "decoder_input_ids": ids,
-            # the fullest of its kind: some families look for their experts' choices in it
-            "encoder_outputs": MoEModelOutput(last_hidden_state=self._states(cache)),  # pyright: ignore
+            ENCODED: EncoderOutput(last_hidden_state=self._states(cache)),  # pyright: ignore
             "attention_mask": cache.mask(),
             **(positions if self.takes_positions else {}),
         }

@@ -10,10 +10,9 @@ read again with the next block. It does not know how tokens are chosen.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
@@ -24,10 +23,19 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.configuration_utils import GenerationMode
 
 from foretoken.errors import RefusedError
+from foretoken.media.inputs import Media
 from foretoken.models.base import Blocks
 from foretoken.models.rows import check_lengths, check_room, check_sources, staying
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.cache import INSTEAD, no_writer
+from foretoken.models.stock.media import (
+    ENCODED,
+    accepted_by,
+    encoded,
+    encoder_key,
+    objection,
+    stand_in,
+)
 from foretoken.models.stock.selfcheck import Form, forward, generated
 from foretoken.models.stock.sizes import (
     context_limit,
@@ -109,6 +117,9 @@ class RowwiseModel:
         self.source_vocab_size = encoder_rows(model) if self.encoder_decoder else None
         self.encoder_seconds = 0.0
         self.rows: list[OwnRow] = []
+        self.attached: list[Media | None] = []
+        self.needs_media = model.main_input_name != "input_ids"
+        self._objections: dict[frozenset[str], str | None] = {}  # to media, by their names
         self._prompts: list[int] = []  # lengths of those of the rows that join next
         self._keeps = True  # False for a family without any cache, once it is known
 
@@ -118,15 +129,16 @@ class RowwiseModel:
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         lengths, self._prompts = self._prompts or [0] * len(prompts), []
+        media, self.attached = self.attached or [None] * len(prompts), []
         if not prompts:
             return
-        if self.encoder_decoder:
+        if self.encoder_decoder and not all(media):
             check_sources(prompts, sources, self.source_context)
         check_room([0] * len(prompts), [len(prompt) for prompt in prompts], self.context)
         if not self.rows:
             self.network = twin(self.model)  # which may have changed since
         fresh = [
-            OwnRow([], self._encoded(sources[b]) if sources else {}, prompt=length * self.single)
+            OwnRow([], self._encoded(sources[b], media[b]) if sources else {}, length * self.single)
             for b, length in enumerate(lengths)
         ]
         for row, prompt in zip(fresh, prompts, strict=True):
@@ -160,12 +172,30 @@ class RowwiseModel:
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.rows), rows))
 
-    def _encoded(self, source: list[int]) -> dict[str, Any]:
+    def objection(self, media: Media) -> str | None:
+        names = frozenset(media.inputs)
+        if not self.encoder_decoder:
+            return f"{type(self.model).__name__} runs row by row, where it reads ids only"
+        if names not in self._objections:
+            fresh = RowwiseModel(self.model, single=self.single)
+            self._objections[names] = objection(fresh, media)
+        return self._objections[names]
+
+    @cached_property
+    def encoder_key(self) -> str:
+        return encoder_key(self.model)
+
+    def _encoded(self, source: list[int], media: Media | None) -> dict[str, Any]:
         start = perf_counter()
-        ids = torch.tensor([source], device=self.device)
-        output = self.network.get_encoder()(input_ids=ids, return_dict=True)
+        if media is None and self.needs_media:
+            media = Media([], {ENCODED: stand_in(self.network, source)})
+        if media is None:
+            ids = {"input_ids": torch.tensor([source], device=self.device)}
+            output = encoded(self.network, Media([], ids))
+        else:
+            output = encoded(self.network, media, self.encoder_key)
         self.encoder_seconds += perf_counter() - start
-        return {"encoder_outputs": output}
+        return {ENCODED: output}
 
     def _extend(self, row: OwnRow, block: list[int], need: int) -> list[tuple[int, Tensor]]:
         """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
@@ -236,12 +266,6 @@ def prepared(
         is_first_iteration=read == 0,
         **given,
     )
-
-
-@lru_cache
-def accepted_by(kind: type[PreTrainedModel]) -> frozenset[str]:
-    """The names of a forward's arguments."""
-    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def fresh_cache(model: PreTrainedModel) -> Kept:

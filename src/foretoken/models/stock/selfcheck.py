@@ -35,21 +35,23 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.generation.utils import GenerationMixin
 
 from foretoken.errors import RefusedError, kind_of
+from foretoken.media.inputs import Media
 from foretoken.models.base import Model, ReadsPrompts, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache
 from foretoken.models.stock.attention import twin
+from foretoken.models.stock.media import ENCODED, NO_TOKEN, encoder_input, random_states
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.sizes import context_limit, switch_of
+from foretoken.models.stock.sizes import LIMITS, always_as_many, context_limit, switch_of
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
 CHECK_FORMAT = 7
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
-NO_TOKEN = 2**30  # ends no text
 WINDOW = 8
 HEAD, HEADS = 16, 2  # width of a head, and how many keys and values have at most
 OWN = -1  # a head as wide as it is
@@ -96,7 +98,7 @@ def forward(
     """A `Whole`: one forward of the stock model, wherever the prompt ends."""
     ids: Any = {"input_ids": text}
     if source is not None:
-        ids = {"input_ids": source, "decoder_input_ids": text}
+        ids = {**encoder_input(model, source), "decoder_input_ids": text}
     return model(**ids, use_cache=False, return_dict=True).logits[0, -need:]
 
 
@@ -285,16 +287,18 @@ def generated(
 ) -> Any:
     """Return what transformers' `generate` makes of a text `[1, n]` by `new` tokens: `sequences`,
     and the `logits` before each. `then` is a logits processor behind all others."""
-    given = {"input_ids": text}
+    given: Any = {"input_ids": text}
     if source is not None:
-        given = {"input_ids": source, "decoder_input_ids": text}
+        given = {**encoder_input(model, source), "decoder_input_ids": text}
     settings = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0, num_beams=1)
     settings.eos_token_id = NO_TOKEN
     settings.output_logits = settings.return_dict_in_generate = True
     settings.decoder_start_token_id = int(text[0, 0])
     network: Any = model
     steps = LogitsProcessorList([then] if then else [])
-    return network.generate(**given, generation_config=settings, logits_processor=steps)
+    # a family's own may ask for sounds, which the check has none of
+    generate: Any = (GenerationMixin if ENCODED in given else type(network)).generate
+    return generate(network, **given, generation_config=settings, logits_processor=steps)
 
 
 class CheckedRows:
@@ -310,6 +314,7 @@ class CheckedRows:
         self.model, self.dice, self.whole = model, dice, whole
         self.runner = runner or on_torch(model)
         self.ids = min(self.runner.vocab_size, VOCABULARY)
+        self.source_length = 10 if always_as_many(model) else 0  # states; 0: any number
         self.texts: list[list[int]] = []
         self.sources: list[list[int]] = []
         self.prompts: list[int] = []  # tokens of each text; 0: those to the first logits
@@ -320,18 +325,27 @@ class CheckedRows:
 
     def start(self, lengths: list[int]) -> None:
         texts = [self.draw(n) for n in lengths]
-        sources = [self.draw(self.dice.randint(1, 10)) for _ in lengths]
+        sources = [self.draw(self.source_length or self.dice.randint(1, 10)) for _ in lengths]
         prompts = [0] * len(texts)
         if isinstance(self.runner, ReadsPrompts):  # as rows that have waited, or not
             prompts = [self.dice.randint(0, n + 1) for n in lengths]
-        sided = self.runner.encoder_decoder
         rows = zip(texts, sources, prompts, strict=True)
         for long, group in groupby(rows, lambda row: self.is_long(len(row[0]) + 1)):
             some = list(group)
             self.announce(long, [prompt for *_, prompt in some])
-            self.runner.start([t for t, *_ in some], [s for _, s, _ in some] if sided else None)
+            self.runner.start([t for t, *_ in some], self.heard([s for _, s, _ in some]))
         self.texts, self.sources = self.texts + texts, self.sources + sources
         self.prompts += prompts
+
+    def heard(self, sources: list[list[int]]) -> list[list[int]] | None:
+        """The sources for the runner, or their states, handed to it."""
+        if not self.runner.encoder_decoder or self.model.main_input_name == "input_ids":
+            return sources if self.runner.encoder_decoder else None
+        tensors = [torch.tensor([s], device=self.model.device) for s in sources]
+        states = [{ENCODED: random_states(self.model, x)} for x in tensors]
+        reader: Any = self.runner
+        reader.attached = [Media([], each) for each in states]
+        return [[] for _ in sources]
 
     def score(self, width: int) -> None:
         """A block of up to `width` tokens per row, then a rollback of up to `width`."""
@@ -423,10 +437,9 @@ def small_copy(
             _require_small(kind, own)
             small: Any = kind(own).float().eval()
             stir(small)
-            sources = {"decoder_input_ids": torch.ones(1, 2).long()}
             ids = torch.ones(1, 2, dtype=torch.long)
             with torch.inference_mode():
-                small(input_ids=ids, **(sources if own.is_encoder_decoder else {}))
+                forward(small, ids, ids if own.is_encoder_decoder else None, 1)
             return small
         except Exception as error:  # narrow widths may not fit each other
             problem = problem or error
@@ -518,7 +531,7 @@ def shrink(part: PreTrainedConfig, head: int | None, switch: int, ties: bool, ea
     settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": 1}
     limit = max(CONTEXT, context_limit(part) or 0)
-    settings |= {"max_position_embeddings": limit, "max_seq_len": limit}
+    settings |= dict.fromkeys(LIMITS, limit)
     if value_of(part, "num_hidden_layers") is not None:
         shorten(part, each)
     if head is not None and value_of(part, "num_attention_heads"):

@@ -13,10 +13,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from foretoken.errors import RefusedError
 from foretoken.models.stock.packed import PackedLinear
 
+LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+
 
 def positions(config: PreTrainedConfig) -> int | None:
     """Positions that a stack's configuration speaks of; None: no limit."""
-    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    limits = [getattr(config, name, None) for name in LIMITS]
     return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
@@ -75,6 +77,12 @@ def encoder_limit(model: PreTrainedModel) -> int | None:
         if getattr(model.config, name, None):
             return int(getattr(model.config, name))
     return context_limit(model.config.get_text_config(encoder=True))
+
+
+def always_as_many(model: PreTrainedModel) -> bool:
+    """Tell whether the encoder makes as many states of whatever it reads, so that the decoder's
+    code knows no mask for those of shorter ones."""
+    return model.config.model_type == "whisper"
 
 
 def encoder_rows(model: PreTrainedModel) -> int:

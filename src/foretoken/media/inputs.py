@@ -1,0 +1,112 @@
+"""Pictures and sounds of a prompt, as the model's own processor made them.
+
+A model reads them with the prompt, or with its encoder; from then on a sequence is its tokens.
+Knows no models and no processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import InputError, shown
+
+# What a tokenizer returns, which says nothing beside the ids
+TEXT = frozenset(
+    "input_ids attention_mask token_type_ids special_tokens_mask length offset_mapping".split()
+)
+LEADING = "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Media:
+    """The media of one prompt, beside its ids.
+
+    Attributes:
+        ids: The prompt's ids, with those that stand for its media; for an encoder-decoder what the
+            decoder's text begins with, which may be nothing.
+        inputs: Arguments of the model's forward, or of its encoder, by name: tensors `[1, ..]` or
+            of all pictures of the prompt, or what the model itself has made of such.
+        encoded: What encoders made of the inputs, by a key of each: one that target and draft share
+            runs once.
+    """
+
+    ids: list[int]
+    inputs: Mapping[str, Any]
+    encoded: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def fitted(self, length: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """Return the inputs for a model, floats in its precision; what there is one of for each id
+        of the prompt, such as token types, is cut, or goes on with zeros, up to `length`."""
+        n, made = len(self.ids), dict(self.inputs)
+        for name, x in made.items():
+            if not isinstance(x, Tensor):
+                continue
+            x = x.to(device, dtype if x.is_floating_point() else None)
+            if n and tuple(x.shape) == (1, n):
+                x = torch.cat([x, x.new_zeros(1, max(0, length - n))], 1)[:, :length]
+            made[name] = x
+        return made
+
+
+def is_media(output: Mapping[str, Any]) -> bool:
+    """Tell whether a processor's output holds more than text."""
+    return not TEXT.issuperset(output)
+
+
+def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
+    """Return the media of each prompt in a processor's output.
+
+    Args:
+        output: Its tensors by name: `input_ids [B, n]`, which an attention mask may pad, and those
+            of the media; of several prompts only where each of them has B of something.
+        encodes: Whether an encoder reads all of them, ids included.
+
+    Raises:
+        InputError: A value is no tensor, or cannot be divided among prompts.
+    """
+    inputs = {name: _tensor(name, x) for name, x in output.items() if x is not None}
+    ids = inputs.pop(LEADING if encodes else "input_ids", None)
+    if ids is None and not encodes:
+        raise InputError("prompts holds no input_ids; give all that the processor returns")
+    mask = None if encodes else inputs.pop("attention_mask", None)
+    count = len(next(iter(inputs.values())) if ids is None else ids)
+    several = {name: len(x) for name, x in inputs.items() if len(x) != count}
+    if count != 1 and several:
+        name, n = next(iter(several.items()))
+        raise InputError(
+            f"{name} has {n} entries for {count} prompts; give the processor's output for each "
+            "prompt by itself, in a list"
+        )
+    return [
+        _media(b, ids, mask, inputs if count == 1 else {n: x[b : b + 1] for n, x in inputs.items()})
+        for b in range(count)
+    ]
+
+
+def _media(b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor]) -> Media:
+    """The media of prompt b, without its padding."""
+    if ids is None:
+        return Media([], inputs)
+    own = ids[b]
+    if mask is None:
+        return Media(cast(list[int], own.tolist()), inputs)
+    keep = mask[b].bool()
+    cut = {n: x[:, keep] if x.shape == (1, len(keep)) else x for n, x in inputs.items()}
+    return Media(cast(list[int], own[keep].tolist()), cut)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    """A tensor `[n, ..]` of numbers."""
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        problem = f"{name} is {shown(value)}; let the processor return_tensors='pt'"
+        raise InputError(problem) from None
+    if tensor.ndim == 0:
+        raise InputError(f"{name} is {shown(value)}, one number; give what the processor returns")
+    return tensor

@@ -1,0 +1,100 @@
+"""Pictures as callers give them, to PIL's: upright, in RGB, of a size that fits in memory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretoken.errors import InputError, one_line, shown
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_PIXELS = 100_000_000  # 10,000 x 10,000, in memory 300 MB
+DATA = "data:"
+GIVE = "give a file, a data URL, a PIL image or an array [height, width, 3]"
+
+
+def picture(value: Any, place: str) -> Image:
+    """Return a picture as a model's processor takes it: upright, in RGB, on white where it is
+    transparent; of an animation the first image.
+
+    Args:
+        value: A file's path, a data URL, a PIL image or an array of bytes `[H, W]` or `[H, W, C]`.
+        place: Where it stands, for errors.
+
+    Raises:
+        InputError: It is none of these, too large, or cannot be read; Pillow is missing.
+
+    Examples:
+        >>> import numpy
+        >>> picture(numpy.zeros((2, 3), dtype="uint8"), "image 0").size
+        (3, 2)
+    """
+    try:
+        from PIL import Image, ImageOps  # late: an extra
+    except ImportError:
+        raise InputError(f"{place} needs Pillow; pip install 'foretoken[media]'") from None
+    opened = value if isinstance(value, Image.Image) else _opened(value, place)
+    width, height = opened.size
+    if width * height > MOST_PIXELS:
+        raise InputError(
+            f"{place} has {width} x {height} pixels, more than {MOST_PIXELS:,}; make it smaller"
+        )
+    try:
+        return _plain(ImageOps.exif_transpose(opened))
+    except Exception as error:  # a file that is cut off, or breaks its format's rules
+        raise InputError(
+            f"{place} cannot be read: {one_line(error)}; give a whole picture"
+        ) from None
+
+
+def _opened(value: Any, place: str) -> Image:
+    """The picture in a file, a data URL or an array; its pixels are not read yet."""
+    from PIL import Image
+
+    array = getattr(value, "__array__", None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked
+            if isinstance(value, str) and value.startswith(DATA):
+                return Image.open(io.BytesIO(decoded(value, place)))
+            if isinstance(value, str | Path) and "://" not in str(value):
+                return Image.open(value)
+            if array is not None:
+                return Image.fromarray(array())
+    except InputError:
+        raise
+    except Image.DecompressionBombError:
+        raise InputError(f"{place} has more than {MOST_PIXELS:,} pixels; make it smaller") from None
+    except Exception as error:  # files hold anything
+        raise InputError(f"{place} is no picture: {one_line(error)}; {GIVE}") from None
+    raise InputError(f"{place} is {shown(value)}; {GIVE}")
+
+
+def decoded(url: str, place: str) -> bytes:
+    """Return the bytes in a data URL; InputError where they are not in base64."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise InputError(f"{place} is {shown(url)}; give a data URL in base64")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError(f"{place} is a data URL that is not in base64; encode it again") from None
+
+
+def _plain(image: Image) -> Image:
+    """The picture in RGB, on white."""
+    from PIL import Image
+
+    if image.mode.startswith(("I;16", "I")):  # 16 bits of grey
+        image = image.convert("I").point(lambda value: value / 256).convert("L")
+    if "A" not in image.mode and "transparency" not in image.info:
+        return image.convert("RGB")
+    layered = image.convert("RGBA")
+    white = Image.new("RGBA", layered.size, "white")
+    return Image.alpha_composite(white, layered).convert("RGB")

@@ -1,0 +1,77 @@
+"""Sounds as callers give them, to one channel of samples at the rate that a model hears."""
+
+from __future__ import annotations
+
+import io
+from math import gcd
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foretoken.errors import InputError, one_line, shown
+from foretoken.media.pictures import DATA, decoded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEAST_RATE, MOST_RATE = 1000, 768_000  # Hz
+GIVE = "give an audio file (WAV, FLAC, OGG, MP3), a data URL, or an array of samples"
+
+
+def sound(value: Any, rate: int, place: str) -> NDArray[np.float32]:
+    """Return samples `[n]` of a sound at `rate` Hz, its channels averaged.
+
+    Args:
+        value: A file's path, a file's bytes, a data URL, or an array of samples at that rate
+            already, `[n]`.
+        rate: Samples a second.
+        place: Where it stands, for errors.
+
+    Raises:
+        InputError: It is none of these, empty, or cannot be read; soundfile is missing.
+
+    Examples:
+        >>> sound(np.zeros(8000), 16000, "audio 0").shape
+        (8000,)
+    """
+    if hasattr(value, "__array__"):
+        samples, own = np.asarray(value, dtype=np.float32), rate
+        if samples.ndim != 1:
+            raise InputError(f"{place} has the shape {samples.shape}; give one channel of samples")
+    else:
+        samples, own = _read(value, place)
+    if not len(samples):
+        raise InputError(f"{place} holds no samples; give a sound")
+    if not np.isfinite(samples).all():
+        raise InputError(f"{place} holds samples that are not finite; give a sound")
+    return samples if own == rate else _resampled(samples, own, rate)
+
+
+def _read(value: Any, place: str) -> tuple[NDArray[np.float32], int]:
+    """One channel of samples, and their rate."""
+    try:
+        import soundfile  # late: an extra
+    except ImportError:
+        raise InputError(f"{place} needs soundfile; pip install 'foretoken[media]'") from None
+    if isinstance(value, str) and value.startswith(DATA):
+        value = decoded(value, place)
+    if isinstance(value, bytes):
+        value = io.BytesIO(value)
+    elif not isinstance(value, str | Path) or "://" in str(value):
+        raise InputError(f"{place} is {shown(value)}; {GIVE}")
+    try:
+        channels, rate = soundfile.read(value, dtype="float32", always_2d=True)
+    except Exception as error:  # files hold anything
+        raise InputError(f"{place} cannot be read: {one_line(error)}; {GIVE}") from None
+    if not LEAST_RATE <= rate <= MOST_RATE:
+        problem = f"{place} has {rate} samples a second"
+        raise InputError(f"{problem}; give {LEAST_RATE} to {MOST_RATE}")
+    return channels.mean(1), rate
+
+
+def _resampled(samples: NDArray[np.float32], own: int, rate: int) -> NDArray[np.float32]:
+    from scipy.signal import resample_poly  # late: takes a while
+
+    common = gcd(own, rate)
+    return resample_poly(samples, rate // common, own // common).astype(np.float32)

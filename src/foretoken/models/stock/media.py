@@ -1,0 +1,189 @@
+"""Media in transformers' own code: the pass that reads a prompt with them, as `generate` prepares
+it, the encoder's, and the check that a model reads them exactly over a ragged cache.
+
+The check is made on the first media of their kind, against the model's own `generate`: what a
+processor makes of a picture is each family's own, so that none can be made up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from functools import lru_cache
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.utils import GenerationMixin
+from transformers.modeling_outputs import MoEModelOutput
+
+from foretoken.errors import kind_of, one_line
+from foretoken.media.inputs import Media
+from foretoken.models.base import ReadsMedia
+from foretoken.models.stock.attention import twin
+from foretoken.models.stock.sizes import always_as_many, encoder_limit, sketch
+
+NEW = 4  # tokens of the check: the first by the prompt's pass, the others by one behind it
+# Largest |delta logit| over the spread of the logits; half precisions round at every layer
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
+COARSE = 0.05
+KINDS = 64  # of random states
+# transformers' own preparation of an encoder-decoder, and its name before 5.23
+PREPARES = "_maybe_prepare_encoder_kwargs_for_generation"
+PREPARED = "_prepare_encoder_decoder_kwargs_for_generation"
+ENCODED = "encoder_outputs"  # media that an encoder has read
+NO_TOKEN = 2**30  # ends no text
+
+
+class RunsNetwork(ReadsMedia, Protocol):
+    """One that runs a network of transformers."""
+
+    model: PreTrainedModel
+
+
+@lru_cache
+def accepted_by(kind: type[PreTrainedModel]) -> frozenset[str]:
+    """The names of a forward's arguments."""
+    return frozenset(inspect.signature(kind.forward).parameters)
+
+
+def first_pass(network: Any, text: Tensor, inputs: dict[str, Tensor]) -> dict[str, Any]:
+    """Return a forward's arguments for a prompt `[1, n]` with media, as `generate` makes them."""
+    given: dict[str, Any] = {"use_cache": True, "attention_mask": None, **inputs}
+    if "position_ids" in inputs:
+        given["position_ids"] = _continued(inputs["position_ids"], text.shape[1])
+    elif "position_ids" in accepted_by(type(network)):
+        known = {"input_ids": text, **inputs}
+        given["position_ids"] = network._prepare_position_ids_for_generation(text, known)
+    made = network.prepare_inputs_for_generation(text, is_first_iteration=True, **given)
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _continued(positions: Tensor, length: int) -> Tensor:
+    """A prompt's positions, of several axes or one, cut, or counted on, up to `length`."""
+    more = torch.arange(1, max(0, length - positions.shape[-1]) + 1, device=positions.device)
+    behind = (positions[-3:].max() + more).expand(*positions.shape[:-1], -1)
+    return torch.cat([positions, behind], -1)[..., :length]
+
+
+def shift_of(positions: Tensor | None, n: int) -> int:
+    """Return how far the tokens behind n others are from their places, by the positions of these,
+    `[1, n]` or, of several axes, `[axes, 1, n]`: a picture takes fewer than its tokens."""
+    if positions is None:
+        return 0
+    return int(positions[-3:].max()) + 1 - n
+
+
+class EncoderOutput(MoEModelOutput):
+    """What decoders are given of an encoder, in the fullest form: some families look for their
+    experts' choices in it, some for a mask."""
+
+    attention_mask: Tensor | None = None
+
+
+def encoder_key(model: PreTrainedModel) -> str:
+    """Return a digest of an encoder's weights and precision."""
+    weights = sketch(cast(PreTrainedModel, model.get_encoder()))
+    digest = hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
+    return f"{digest} {model.dtype} {model.device}"
+
+
+def encoded(network: Any, media: Media, key: str = "") -> Any:
+    """Return the encoder's output, states `[1, S, H]` first, of media, as `generate` makes it; what
+    media hold of this encoder is returned. key: of the encoder; "": its output is not kept."""
+    if key in media.encoded:
+        return media.encoded[key]
+    inputs = media.fitted(0, network.dtype, network.device)
+    if ENCODED in inputs:
+        return EncoderOutput(last_hidden_state=inputs[ENCODED])  # pyright: ignore
+    output = _run_encoder(network, inputs)
+    if key:
+        media.encoded[key] = output
+    return output
+
+
+def _run_encoder(network: Any, inputs: dict[str, Tensor]) -> Any:
+    main = network.main_input_name if network.main_input_name in inputs else "input_ids"
+    rest = {name: x for name, x in inputs.items() if name != main}
+    prepare = getattr(network, PREPARES, None) or getattr(network, PREPARED)
+    return prepare(inputs[main], rest, main, GenerationConfig())[ENCODED]
+
+
+def objection(fresh: RunsNetwork, media: Media) -> str | None:
+    """Say why a model, which has no rows, cannot read these media exactly, or None."""
+    network: Any = fresh.model
+    try:
+        network._validate_model_kwargs({**media.inputs})
+    except (ValueError, TypeError):
+        return f"{type(network).__name__} does not take {', '.join(sorted(media.inputs))}"
+    try:
+        delta = deviation(fresh, media)
+    except Exception as error:  # a family's code raises anything
+        return f"{type(network).__name__} raised {kind_of(error)}: {one_line(error)}"
+    if delta < TOLERANCE.get(network.dtype, COARSE):
+        return None
+    return (
+        f"{type(network).__name__} is not exact with them: logits differ by "
+        f"{delta:.1e} of their spread from transformers' generate"
+    )
+
+
+@torch.inference_mode()
+def deviation(fresh: RunsNetwork, media: Media) -> float:
+    """Largest |delta logit| over the spread of the logits between a model and its own `generate`,
+    of some tokens behind a prompt with media."""
+    network, prompt = twin(fresh.model), media.ids or [0]
+    text = torch.tensor([prompt], device=network.device)
+    made = _generated(network, text, media)
+    new = made.sequences[0, -NEW:].tolist()
+    fresh.attached = [media]
+    fresh.start([prompt[:-1]], [[]] if fresh.encoder_decoder else None)
+    first = fresh.score([prompt[-1:]], [1])[0].clone()
+    ours = torch.cat([first, fresh.score([new[:-1]], [NEW - 1])[0]])
+    stock = torch.cat(made.logits)
+    spread = float((stock.amax(-1) - stock.amin(-1)).max()) + 1e-9
+    return float((ours - stock).abs().max().nan_to_num(float("inf"))) / spread
+
+
+def _generated(network: Any, text: Tensor, media: Media) -> Any:
+    """Return what transformers' `generate` makes of a prompt, with its logits."""
+    settings = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, num_beams=1)
+    settings.eos_token_id = NO_TOKEN
+    settings.output_logits = settings.return_dict_in_generate = True
+    inputs: dict[str, Any] = media.fitted(text.shape[1], network.dtype, network.device)
+    if ENCODED in inputs:
+        inputs[ENCODED] = encoded(network, media)
+    if not network.config.is_encoder_decoder:
+        return network.generate(input_ids=text, **inputs, generation_config=settings)
+    settings.decoder_start_token_id = int(text[0, 0])
+    # a family's own, as Whisper's, cuts sounds into windows and calls this one
+    plain: Any = GenerationMixin.generate
+    return plain(network, **inputs, decoder_input_ids=text, generation_config=settings)
+
+
+def encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
+    """What stands for a source `[1, m]`: its ids, or states of random numbers by them where the
+    encoder reads no ids, as what it reads is each family's own."""
+    if model.main_input_name == "input_ids":
+        return {"input_ids": source}
+    return {ENCODED: EncoderOutput(last_hidden_state=random_states(model, source))}  # pyright: ignore
+
+
+def stand_in(model: PreTrainedModel, source: list[int]) -> Tensor:
+    """Random states in place of media, by which passes are measured: as many as the encoder always
+    makes, else one for each id."""
+    count = encoder_limit(model) if always_as_many(model) else None
+    ids = torch.tensor([source], device=model.device)
+    return random_states(model, ids if count is None else ids[:, :1].expand(1, count))
+
+
+def random_states(model: PreTrainedModel, source: Tensor) -> Tensor:
+    """`[1, m, H]`, of an encoder's width."""
+    config: Any = model.config
+    parts = [getattr(config, "encoder", None), config, config.get_text_config()]
+    sizes = [getattr(part, name, None) for part in parts for name in ("d_model", "hidden_size")]
+    width = next(size for size in sizes if isinstance(size, int))
+    table = torch.randn(KINDS, width, generator=torch.Generator().manual_seed(0))
+    return F.embedding(source.cpu() % KINDS, table).to(source.device, model.dtype)
