@@ -30,8 +30,8 @@ from foretoken.sampling.distributions import warped
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import OPTIONS, SamplingParams
 from foretoken.transformers_integration.unsupported import (
-    EXPECTED,
     given,
+    media_in,
     require_anywhere,
     require_known,
 )
@@ -113,9 +113,10 @@ class GenerateCall:
     def media(self, target: Model) -> list[Media] | None:
         """Return what each row holds beside ids; None where that is nothing. ForeignError for what
         the target cannot read."""
-        given = {n: x for n, x in self.rest.items() if n not in EXPECTED and x is not None}
-        inputs = self.inputs
-        if self.encoder_decoder and inputs is not None and inputs.is_floating_point():
+        given, inputs = media_in(self.rest), self.inputs
+        kinds = {*_listed(getattr(self.model, "input_modalities", ()))}
+        heard = bool(given) or not kinds <= {"text"} or self.model.main_input_name != "input_ids"
+        if self.encoder_decoder and inputs is not None and heard:
             rows = self._encoded(target, inputs, given)
         elif given and not self.encoder_decoder:
             rows = self._shown(given)
@@ -146,6 +147,8 @@ class GenerateCall:
     def _encoded(self, target: Model, inputs: Tensor, given: Mapping[str, Any]) -> list[Media]:
         """The media that an encoder has read, and its output for the target, which shares it."""
         output, name = self.rest["encoder_outputs"], self.model.main_input_name
+        if name == "input_ids":  # transformers has merged pictures with them
+            return [Media([], {"encoder_outputs": states[None]}) for states in output[0]]
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
         rows = media_of({name: inputs, **given}, encodes=True)
         key: str | None = getattr(target, "encoder_key", None)
@@ -423,3 +426,7 @@ def _lengths(criteria: Sequence[Any]) -> list[int]:
 def _mask(ids: Tensor, mask: Tensor | None) -> Tensor:
     """`[B, n]`, False where a row is padded."""
     return torch.ones_like(ids, dtype=torch.bool) if mask is None else (mask != 0).to(ids.device)
+
+
+def _listed(names: str | Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)

@@ -161,6 +161,17 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
             raise ForeignError("a cache is given; rows have one of their own: leave it out")
 
 
+def media_in(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pictures and sounds among a forward's arguments, and what is told of them, such as
+    sizes. ForeignError for arguments that are not followed."""
+    others = {n: x for n, x in inputs.items() if n not in EXPECTED and x is not None}
+    shown = [n for n, x in others.items() if not isinstance(x, Tensor) or x.is_floating_point()]
+    for name in others:
+        if not shown or name.endswith("embeds"):
+            raise ForeignError(f"{name} is given, which is not followed here; leave it out")
+    return others
+
+
 def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
     """The user's own processors, in their order. `built`: what transformers builds from the config
     alone.

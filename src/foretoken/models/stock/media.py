@@ -159,8 +159,8 @@ def _generated(network: Any, text: Tensor, media: Media) -> Any:
         return network.generate(input_ids=text, **inputs, generation_config=settings)
     settings.decoder_start_token_id = int(text[0, 0])
     # a family's own, as Whisper's, cuts sounds into windows and calls this one
-    plain: Any = GenerationMixin.generate
-    return plain(network, **inputs, decoder_input_ids=text, generation_config=settings)
+    mixin: Any = GenerationMixin
+    return mixin.generate(network, **inputs, decoder_input_ids=text, generation_config=settings)
 
 
 def encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from foretoken.models.stock.media import (
     accepted_by,
     encoded,
     encoder_key,
+    first_pass,
     objection,
     stand_in,
 )
@@ -58,6 +59,7 @@ class OwnRow:
 
     text: list[int]
     source: dict[str, Any]  # the encoder's output, by its name as an argument of a forward
+    media: Media | None = None  # that a decoder reads with the first pass
     prompt: int = 0  # tokens that are read at once; 0: those up to the first logits, or any
     read: int = 0
     kept: Kept = field(default_factory=Kept)
@@ -138,7 +140,12 @@ class RowwiseModel:
         if not self.rows:
             self.network = twin(self.model)  # which may have changed since
         fresh = [
-            OwnRow([], self._encoded(sources[b], media[b]) if sources else {}, length * self.single)
+            OwnRow(
+                [],
+                self._encoded(sources[b], media[b]) if sources else {},
+                None if sources else media[b],
+                length * self.single,
+            )
             for b, length in enumerate(lengths)
         ]
         for row, prompt in zip(fresh, prompts, strict=True):
@@ -174,12 +181,18 @@ class RowwiseModel:
 
     def objection(self, media: Media) -> str | None:
         names = frozenset(media.inputs)
-        if not self.encoder_decoder:
-            return f"{type(self.model).__name__} runs row by row, where it reads ids only"
+        if self._turns:
+            return f"{type(self.model).__name__} runs row by row, and has positions of several axes"
         if names not in self._objections:
             fresh = RowwiseModel(self.model, single=self.single)
             self._objections[names] = objection(fresh, media)
         return self._objections[names]
+
+    @cached_property
+    def _turns(self) -> bool:
+        """True where positions behind a picture depend on it, and the network remembers only one
+        row's."""
+        return any(hasattr(part, "rope_deltas") for part in self.network.modules())
 
     @cached_property
     def encoder_key(self) -> str:
@@ -239,7 +252,11 @@ class RowwiseModel:
         """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
         kept = row.kept or fresh_cache(self.model)
         text = torch.tensor([row.text[:end]], device=self.device)
-        inputs = prepared(self.network, text, row.read, {**row.source, **kept}, wanted)
+        if row.media is not None and not row.read:
+            fitted = row.media.fitted(end, self.model.dtype, self.device)
+            inputs = first_pass(self.network, text, fitted) | kept
+        else:
+            inputs = prepared(self.network, text, row.read, {**row.source, **kept}, wanted)
         output = self.network(**inputs, return_dict=True)
         row.kept = next(({CACHES[n]: output[n]} for n in CACHES if output.get(n) is not None), {})
         self._keeps = bool(row.kept)

@@ -297,8 +297,8 @@ def generated(
     network: Any = model
     steps = LogitsProcessorList([then] if then else [])
     # a family's own may ask for sounds, which the check has none of
-    generate: Any = (GenerationMixin if ENCODED in given else type(network)).generate
-    return generate(network, **given, generation_config=settings, logits_processor=steps)
+    kind: Any = GenerationMixin if ENCODED in given else type(network)
+    return kind.generate(network, **given, generation_config=settings, logits_processor=steps)
 
 
 class CheckedRows:

@@ -1,0 +1,188 @@
+"""Prompts with pictures and sounds: texts are those of the family's own `generate`, with draft
+tokens and without, alone and in a batch; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers.generation.utils import GenerationMixin
+
+import foretoken
+from foretoken.errors import ForeignError, InputError
+from foretoken.media.inputs import media_of
+from foretoken.models.stock import media as stock_media
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
+from foretoken.models.table import TableModel
+from media_models import DECODERS, ENCODERS, Made, built, llava, other, relative, whisper
+from oracle import random_model
+from tiny import llama
+
+FAMILIES = [*DECODERS, *ENCODERS]
+QUICK = {"llava", "qwen2_5_vl", "gemma3", "qwen3_5", "whisper", "moonshine"}
+EACH = [
+    pytest.param(f, id=f.__name__, marks=[] if f.__name__ in QUICK else pytest.mark.prove)
+    for f in FAMILIES
+]
+NEW, TEXT = 12, [1, 5, 6, 7]
+
+
+def generated(model: Any, inputs: Any, **more: Any) -> list[int]:
+    """The new tokens of transformers' own greedy `generate`."""
+    begun = inputs.get("decoder_input_ids") if model.config.is_encoder_decoder else None
+    begun = inputs["input_ids"] if begun is None else begun
+    if model.config.is_encoder_decoder and "decoder_input_ids" not in inputs:
+        begun = torch.zeros(1, 1)
+    settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+    mixin: Any = GenerationMixin
+    return mixin.generate(model, **inputs, **settings, **more)[0, begun.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("family", EACH)
+def test_logits_are_those_of_generate(family: Callable[[], Made]) -> None:
+    model, inputs = built(family)
+    encodes = model.config.is_encoder_decoder
+    fresh = Seq2SeqModel(model) if encodes else CausalModel(model)
+    (media,) = media_of(inputs, encodes=encodes)
+    assert stock_media.deviation(fresh, media) < 1e-5
+    assert fresh.objection(media) is None
+
+
+@pytest.mark.parametrize("family", EACH)
+def test_texts_are_those_of_generate(family: Callable[[], Made]) -> None:
+    model, inputs = built(family)
+    changed = other(inputs)
+    spec = foretoken.load(model, relative(model))
+    wanted = [generated(model, inputs), generated(model, changed)]
+    for gamma in (0, 1, 4):
+        both: Any = [inputs, changed]
+        completions = spec.generate(both, max_new_tokens=NEW, gamma=gamma, ignore_eos=True)
+        assert [c.tokens for c in completions] == wanted
+        again = generated(model, inputs, custom_generate=spec, num_assistant_tokens=gamma)
+        assert again == wanted[0]
+    assert any(step.accepted for c in completions for step in c.steps)
+
+
+def test_another_picture_makes_another_text() -> None:
+    """Otherwise the tests above would show nothing."""
+    for family in (llava, whisper):
+        model, inputs = built(family)
+        assert generated(model, inputs) != generated(model, other(inputs))
+
+
+def test_rows_with_pictures_and_without_share_a_batch() -> None:
+    """Rows of text join a batch of rows with pictures, in any order, and leave it."""
+    model, inputs = built(llava)
+    spec = foretoken.load(model, relative(model))
+    (media,) = spec.inputs.prompts(inputs)
+    prompts: list[Any] = [TEXT, media, [1, 9], media]
+    limits = [foretoken.SamplingParams(max_new_tokens=n, ignore_eos=True) for n in (12, 3, 7, 12)]
+    requests = spec.inputs.requests(prompts, limits, 0)
+    rows = spec.inputs.rows(requests)
+    verifier = foretoken.options.check(3, "block", 1.0)
+    texts = [c.tokens for c in spec.completions(rows, verifier, 3)]
+    picture = generated(model, inputs)
+    alone = [generated(model, {"input_ids": torch.tensor([p])}) for p in (TEXT, [1, 9])]
+    assert texts == [alone[0], picture[:3], alone[1][:7], picture]
+
+
+def test_a_draft_that_reads_ids_only() -> None:
+    """It sees the text, with the ids that stand for the picture; the text stays the target's."""
+    model, inputs = built(llava)
+    spec = foretoken.load(model, llama(100, 256), same_tokenizer=True)
+    (out,) = spec.generate(inputs, max_new_tokens=NEW, gamma=3, ignore_eos=True)
+    assert out.tokens == generated(model, inputs)
+    assert any(step.drafted for step in out.steps)
+    (copied,) = foretoken.load(model, "lookup").generate(
+        inputs, max_new_tokens=NEW, gamma=3, ignore_eos=True
+    )
+    assert copied.tokens == out.tokens
+
+
+def test_an_encoder_that_target_and_draft_share_runs_once() -> None:
+    model, inputs = built(whisper)
+    draft = relative(model)
+    calls: list[str] = []
+    for name, each in (("target", model), ("draft", draft)):
+        each.get_encoder().register_forward_hook(lambda *_, name=name: calls.append(name))
+    spec = foretoken.load(model, draft)
+    spec.generate(inputs, max_new_tokens=2, gamma=2)  # the check of the first media is behind us
+    calls.clear()
+    (out,) = spec.generate(inputs, max_new_tokens=NEW, gamma=2, ignore_eos=True)
+    assert len(calls) == 1 and any(step.accepted for step in out.steps)
+
+
+def test_several_prompts_in_one_output_of_a_processor() -> None:
+    """Rows are padded; each has its own picture."""
+    model, inputs = built(llava)
+    short, long = inputs["input_ids"], torch.cat([inputs["input_ids"], torch.tensor([[8, 4]])], 1)
+    padded = torch.cat([torch.zeros(1, 2, dtype=torch.long), short], 1)
+    both = {
+        "input_ids": torch.cat([padded, long]),
+        "attention_mask": torch.tensor([[0, 0] + [1] * short.shape[1], [1] * long.shape[1]]),
+        "pixel_values": torch.cat([inputs["pixel_values"], other(inputs)["pixel_values"]]),
+    }
+    spec = foretoken.load(model, "lookup")
+    texts = [c.tokens for c in spec.generate(both, max_new_tokens=NEW, ignore_eos=True)]
+    assert texts[0] == generated(model, inputs)
+    assert texts[1] == generated(model, {**other(inputs), "input_ids": long})
+
+
+def test_calls_of_generate_that_cannot_be_decoded() -> None:
+    """Pictures of several rows, which transformers' own `generate` has read already, and a target
+    that reads ids only."""
+    model, inputs = built(llava)
+    both: Any = {name: torch.cat([x, x]) for name, x in inputs.items()}
+    with pytest.raises(ForeignError, match="are of 2 rows; call generate for each"):
+        model.generate(**both, max_new_tokens=2, custom_generate=foretoken.load(model, "lookup"))
+    spec = foretoken.attach(model, draft="lookup")
+    assert model.generate(**both, max_new_tokens=NEW, do_sample=False).shape == (
+        2,
+        inputs["input_ids"].shape[1] + NEW,
+    )
+    foretoken.detach(model)
+    converted = replace(spec, target=TableModel(random_model(1, 100), 100))
+    with pytest.raises(ForeignError, match="cannot be read by the target on .*: it reads ids only"):
+        model.generate(**inputs, max_new_tokens=2, custom_generate=converted)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"pixel_values": torch.zeros(3, 3, 28, 28)}, "pixel_values has 3 entries for 2 prompts"),
+        ({"pixel_values": "cat.png"}, "return_tensors='pt'"),
+        ({"pixel_values": 3}, "one number"),
+        ({"input_ids": None}, "no input_ids"),
+        ({"whale": torch.zeros(2, 3)}, "does not take pixel_values, whale"),
+    ],
+)
+def test_inputs_that_cannot_be_read(changed: dict[str, Any], message: str) -> None:
+    model, inputs = built(llava)
+    spec = foretoken.load(model, "lookup")
+    both = {name: torch.cat([x, x]) for name, x in inputs.items()}
+    with pytest.raises(InputError, match=message):
+        spec.generate(both | changed, max_new_tokens=2)
+
+
+def test_targets_that_do_not_read_media() -> None:
+    spec, (_, inputs) = foretoken.load(llama(100, 256), "lookup"), built(llava)
+    with pytest.raises(InputError, match="LlamaForCausalLM does not take pixel_values; give text"):
+        spec.generate(inputs, max_new_tokens=2)
+    converted = replace(spec, target=TableModel(random_model(1, 100), 100))
+    with pytest.raises(InputError, match="reads ids only; load it with runtime='transformers'"):
+        converted.generate(inputs, max_new_tokens=2)
+
+
+def test_text_for_an_encoder_of_sounds() -> None:
+    model, _ = built(whisper)
+    with pytest.raises(InputError, match="encoder reads pictures or sounds"):
+        foretoken.load(model, "lookup").generate([[4, 5]], max_new_tokens=2)
+
+
+def test_likelihoods_of_a_prompt_with_a_picture() -> None:
+    model, inputs = built(llava)
+    with pytest.raises(InputError, match="prompt_logprobs"):
+        foretoken.load(model, "lookup").generate(inputs, max_new_tokens=2, prompt_logprobs=1)
