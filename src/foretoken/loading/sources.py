@@ -266,20 +266,18 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
 
 def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
     """Return the auto class that loads such a model."""
-    from transformers import (  # late: as above
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-        AutoModelForSeq2SeqLM,
-        AutoModelForSpeechSeq2Seq,
-    )
+    import transformers  # late: as above
 
+    library: Any = transformers
+    text = (library.AutoModelForSeq2SeqLM, library.AutoModelForCausalLM)
+    # Models that read pictures or sounds, too; older versions lack some
+    names = ("ImageTextToText", "SpeechSeq2Seq", "MultimodalLM")
+    others = [getattr(library, f"AutoModelFor{name}", None) for name in names]
     remote = getattr(config, "auto_map", None) or {}
-    text = (AutoModelForSeq2SeqLM, AutoModelForCausalLM)
-    # The last ones read pictures or sounds, too
-    for auto in (*text, AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq):
+    for auto in (*text, *filter(None, others)):
         # not `in auto._model_mapping.keys()`: it imports the configs of all families
         if type(config) in auto._model_mapping or (trust and auto.__name__ in remote):
-            if auto not in text or config.is_encoder_decoder == (auto is AutoModelForSeq2SeqLM):
+            if auto not in text or config.is_encoder_decoder == (auto is text[0]):
                 return auto
     raise RefusedError(
         f"{name} is a {config.model_type} model, neither causal nor encoder-decoder; "

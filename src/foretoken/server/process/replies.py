@@ -80,10 +80,10 @@ class Replies:
         """The template's variables. InputError for an effort of reasoning that it does not read."""
         variables = request.chat_template_kwargs or {}
         effort = variables.get("reasoning_effort")
-        if effort is None or "reasoning_effort" in self.template:
-            return request.chat_template_kwargs
         if effort == "none" and "enable_thinking" in self.template:
             return {"enable_thinking": False, **variables}
+        if effort is None or "reasoning_effort" in self.template:
+            return request.chat_template_kwargs
         if effort == "none" and not self.facts.thinks:
             return variables
         problem = f"reasoning_effort is {shown(effort)}, which this model's template does not read"

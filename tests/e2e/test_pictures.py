@@ -1,0 +1,156 @@
+"""Messages with pictures and sounds, from a folder with a model and its processor."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+from PIL import Image
+
+import foretoken
+from foretoken.errors import InputError
+from foretoken.models.stock.selfcheck import stir
+from media_models import PATCHES, TEXT
+from tiny import byte_level
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<image>{% elif p.type == 'audio' %}<audio>"
+    "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+V = 330
+
+
+def tokens(*marks: str) -> Any:
+    tokenizer = deepcopy(byte_level())
+    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
+    tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def saved(model: Any, processor: Any, folder: Path) -> Path:
+    stir(model.eval())
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaVA of random weights, its processor and its template."""
+    tokenizer = tokens("<image>")
+    mark = tokenizer.convert_tokens_to_ids("<image>")
+    sizes = {"shortest_edge": 28}
+    crop = {"height": 28, "width": 28}
+    processor = t.LlavaProcessor(
+        t.CLIPImageProcessorPil(size=sizes, crop_size=crop),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        chat_template=TEMPLATE,
+        num_additional_image_tokens=1,
+    )
+    config = t.LlavaConfig(
+        vision_config=t.CLIPVisionConfig(**PATCHES),
+        text_config=t.LlamaConfig(**{**TEXT, "vocab_size": V}),
+        image_token_id=mark,
+        vision_feature_layer=-1,
+    )
+    torch.manual_seed(0)
+    model = t.LlavaForConditionalGeneration(config)
+    return saved(model, processor, tmp_path_factory.mktemp("llava"))
+
+
+def asked(image: Any, text: str = "What is it?") -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts}]
+
+
+RED, BLUE = (Image.new("RGB", (40, 30), color) for color in ("red", "blue"))
+NEW: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+
+
+def test_a_conversation_with_a_picture(folder: Path, tmp_path: Path) -> None:
+    """The text is that of transformers, from a file and from an image; text alone is read too."""
+    spec = foretoken.load(folder, "lookup", runtime="transformers")
+    RED.save(tmp_path / "red.png")
+    processor: Any = t.AutoProcessor.from_pretrained(folder)
+    model: Any = t.LlavaForConditionalGeneration.from_pretrained(folder).eval()
+    wanted: list[Any] = []
+    for image in (RED, BLUE):
+        inputs = processor.apply_chat_template(
+            asked(image),
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            add_generation_prompt=True,
+        )
+        made = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+        wanted.append(made[0, inputs["input_ids"].shape[1] :].tolist())
+    assert wanted[0] != wanted[1]
+    for gamma in (0, 3):
+        chats: Any = [asked(RED), asked(str(tmp_path / "red.png")), asked(BLUE)]
+        texts = [c.tokens for c in spec.generate(chats, gamma=gamma, **NEW)]
+        assert texts == [wanted[0], wanted[0], wanted[1]]
+    pieces = list(spec.stream(asked(BLUE), gamma=2, **NEW))
+    assert [token for piece in pieces for token in piece.tokens] == wanted[1]
+    mixed: Any = [asked(RED), [{"role": "user", "content": "Hello"}]]
+    assert spec.generate(mixed, **NEW)[0].tokens == wanted[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image", "image": "nowhere.png"}, "message 0, part 0 is no picture"),
+        ({"type": "image"}, "part 0 has 0 of image, url, path, base64"),
+        ({"type": "video", "video": "a.mp4"}, "a video, which is not read here"),
+        ({"type": "image", "url": "http://127.0.0.1/a.png"}, "give a file, a data URL"),
+    ],
+)
+def test_parts_that_cannot_be_read(folder: Path, part: dict[str, Any], message: str) -> None:
+    spec = foretoken.load(folder, "lookup", runtime="transformers")
+    with pytest.raises(InputError, match=message):
+        spec.generate([{"role": "user", "content": [part]}], **NEW)
+
+
+def test_a_model_without_a_processor() -> None:
+    spec = foretoken.load()
+    with pytest.raises(InputError, match="the model's folder has no processor"):
+        spec.generate(asked(RED), **NEW)
+
+
+def test_a_conversation_with_a_sound(tmp_path: Path) -> None:
+    """Qwen2-Audio: a decoder that reads sounds among its text."""
+    tokenizer = tokens("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    extractor = t.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    template = TEMPLATE.replace("<audio>", "<|AUDIO|>")
+    processor = t.Qwen2AudioProcessor(extractor, tokenizer, chat_template=template)
+    audio = {"d_model": 32, "encoder_ffn_dim": 64, "encoder_layers": 2, "num_mel_bins": 8}
+    audio |= {"encoder_attention_heads": 2, "max_source_positions": 50}
+    config = t.Qwen2AudioConfig(
+        audio_config=audio,
+        text_config={"model_type": "qwen2", **TEXT, "vocab_size": V},
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    torch.manual_seed(0)
+    model: Any = t.Qwen2AudioForConditionalGeneration(config)
+    saved(model, processor, tmp_path)
+    spec = foretoken.load(tmp_path, "lookup", runtime="transformers")
+    noise = np.random.default_rng(0).normal(size=8000).astype(np.float32)
+    parts = [{"type": "audio", "audio": noise}, {"type": "text", "text": "What is it?"}]
+    chat: Any = [{"role": "user", "content": parts}]
+    inputs = processor.apply_chat_template(
+        chat, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+    )
+    made = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    wanted = made[0, inputs["input_ids"].shape[1] :].tolist()
+    for gamma in (0, 3):
+        (out,) = spec.generate(chat, gamma=gamma, **NEW)
+        assert out.tokens == wanted
