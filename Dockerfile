@@ -3,8 +3,8 @@
 FROM python:3.11-slim
 COPY constraints.txt pyproject.toml README.md LICENSE /src/
 COPY src /src/src
-# torch from its own index, where Linux wheels without CUDA are
-RUN pip install --no-cache-dir --constraint /src/constraints.txt torch --index-url https://download.pytorch.org/whl/cpu \
+# torch from its own index, where Linux wheels without CUDA are; what it needs, in the versions that are tested, from PyPI
+RUN pip install --no-cache-dir --constraint /src/constraints.txt torch --extra-index-url https://download.pytorch.org/whl/cpu \
  && pip install --no-cache-dir --constraint /src/constraints.txt "/src[serve]" \
  && useradd --create-home foretoken && mkdir /cache && chown foretoken /cache
 USER foretoken

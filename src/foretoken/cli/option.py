@@ -291,19 +291,29 @@ Words = Annotated[
     list[str] | None,
     Argument(
         metavar="[TARGET] PROMPT",
-        help="Continue this prompt. A word before it is the target, as with --target. Default: "
-        "standard input.",
+        help="Continue this prompt. A word before it is the target, as with --target, and so is a "
+        "model's folder or file alone. Default: standard input.",
     ),
 ]
 
 
 def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str | None, str | None]:
-    """Return the target, by position or by --target, and the prompt, which a word alone is.
-    InputError for more words."""
+    """Return the target, by position or by --target, and the prompt. A word alone is the prompt,
+    unless it names a model that is here: prompts then come from elsewhere. InputError for more
+    words."""
     words = words or []
     if len(words) > 2:
         raise InputError(f"{len(words)} texts are given; put the prompt in quotes")
-    return target(words[0] if len(words) == 2 else None, named), words[-1] if words else None
+    alone = len(words) == 1 and named is None and _is_model(Path(words[0]))
+    place = words[0] if alone or len(words) == 2 else None
+    return target(place, named), words[-1] if words and not alone else None
+
+
+def _is_model(path: Path) -> bool:
+    try:
+        return path.suffix == ".gguf" and path.is_file() or (path / "config.json").is_file()
+    except (OSError, ValueError):  # a prompt may be longer than a name can be
+        return False
 
 
 PROMPTS = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'

@@ -271,6 +271,13 @@ def _compiled(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
     return compiled
 
 
+def objection(schema: Any) -> str | None:
+    """Say why no text can be held to a JSON schema, or None."""
+    from llguidance import LLMatcher
+
+    return _reason(LLMatcher.validate_grammar(source(Structured("json_schema", schema)))) or None
+
+
 def source(structured: Structured) -> str:
     """A wish in llguidance's own language; InputError where it is not what its kind says."""
     kind, text = structured

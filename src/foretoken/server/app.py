@@ -146,7 +146,7 @@ class Routes:
             "tokenize",
             prompt=prompt,
             template=None if asked.messages is None else options.chat_template,
-            chat_template_kwargs=asked.chat_template_kwargs,
+            chat_template_kwargs=asked.variables,
             texts=asked.return_token_strs,
         )
         return answer | {"count": len(answer["tokens"]), "max_model_len": _context(engine)}

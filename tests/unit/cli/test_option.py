@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from console import Run, mistake
+from foretoken.cli import option
 from foretoken.lab import bench, machine
 from foretoken.loading import adapters, hub
 from foretoken.loading import load as loading
@@ -175,3 +176,16 @@ def test_what_is_asked_for_is_not_missed(run, sampling):
     arguments = ("--temperature", 0.6, "--top-p", 0.9)
     assert run("generate", "It was", *sampling, *arguments).err == ""
     assert run("generate", "It was", *sampling, "--ignore-generation-config").err == ""
+
+
+def test_a_word_alone_is_the_prompt_unless_it_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "a.gguf"
+    file.touch()
+    for model in (str(tmp_path), str(file)):
+        assert option.target_and_prompt([model], None) == (model, None)
+        assert option.target_and_prompt([model], "other") == ("other", model)
+    for word in ("It was", "", str(tmp_path / "missing"), "a" * 5000, "a\0b"):
+        assert option.target_and_prompt([word], None) == (None, word)
+    assert option.target_and_prompt([str(tmp_path), "It was"], None) == (str(tmp_path), "It was")
+    assert option.target_and_prompt(None, None) == (None, None)

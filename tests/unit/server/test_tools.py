@@ -13,6 +13,8 @@ import openai
 import pytest
 
 from foretoken.server.options import ServerOptions
+from foretoken.server.process.messages import GenerateRequest
+from foretoken.server.process.replies import Replies
 from served import TEMPLATE, pair, serving
 
 WEATHER = {
@@ -222,6 +224,27 @@ def test_a_budget_of_a_model_without_thoughts_is_refused(served: openai.OpenAI) 
     assert e.value.param == "thinking_token_budget"
 
 
+def test_parameters_that_cannot_be_followed_name_their_function(served: openai.OpenAI) -> None:
+    """And not the grammar that they are a part of."""
+    wrong: Any = {"type": "object", "properties": {"a": {"type": "foo"}}}
+    tool: Any = {"type": "function", "function": {"name": "broken", "parameters": wrong}}
+    for choice in ("auto", "required"):
+        with pytest.raises(openai.BadRequestError, match="'broken' cannot be followed.*foo") as e:
+            ask(served, tools=[*TOOLS, tool], tool_choice=choice)
+        assert e.value.param == "tools" and "lark" not in str(e.value)
+
+
+def test_the_ids_of_a_chat_as_it_would_be_read(thinking: openai.OpenAI) -> None:
+    root = str(thinking.base_url).removesuffix("/v1/")
+
+    def count(**more: Any) -> Any:
+        return httpx2.post(f"{root}/tokenize", json={"messages": ASK, **more}).json()
+
+    opened, closed = count()["tokens"], count(add_generation_prompt=False)["tokens"]
+    assert opened[: len(closed)] == closed and len(opened) > len(closed)
+    assert "no tools" in count(tools=TOOLS)["error"]["message"]
+
+
 def test_an_effort_that_no_template_reads_is_refused(
     served: openai.OpenAI, thinking: openai.OpenAI
 ) -> None:
@@ -234,6 +257,15 @@ def test_an_effort_that_no_template_reads_is_refused(
     assert ask(served, reasoning_effort="none").message.content is not None
     with pytest.raises(openai.BadRequestError, match="'none', which this model's template"):
         ask(thinking, reasoning_effort="none")
+
+
+def test_no_effort_closes_thoughts() -> None:
+    """Also where the template reads the effort itself."""
+    for template in ("{{ enable_thinking }}", "{{ enable_thinking }}{{ reasoning_effort }}"):
+        replies = Replies(None, template, "auto")
+        variables = {"reasoning_effort": "none"}
+        request = GenerateRequest("", chat_template_kwargs=variables)
+        assert replies.variables(request) == {"enable_thinking": False, **variables}
 
 
 def test_marks_in_a_message_leave_the_answer_text(thinking: openai.OpenAI) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from foretoken.server.api.chat import Message
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import Body, Flag, Whole
+from foretoken.server.api.wire import Body, Flag, Tool, Whole
 
 
 class Tokenize(Body):
@@ -17,9 +17,24 @@ class Tokenize(Body):
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
     return_token_strs: Flag = False
 
     sets: ClassVar[dict[str, tuple[str, ...]]] = {"prompt": ("prompt", "messages")}
+
+    @property
+    def variables(self) -> dict[str, Any] | None:
+        """The template's variables."""
+        variables = dict(self.chat_template_kwargs or {})
+        if self.tools:
+            variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        if self.continue_final_message:
+            variables["continue_final_message"] = True
+        if not self.add_generation_prompt:
+            variables["add_generation_prompt"] = False
+        return variables or None
 
     @property
     def written(self) -> str | list[dict[str, Any]]:

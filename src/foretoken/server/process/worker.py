@@ -6,6 +6,7 @@ model or a C library does can take the HTTP process with it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -20,6 +21,7 @@ from statistics import median
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, cast
 
+from foretoken.controls.grammar import objection
 from foretoken.errors import (
     BusyError,
     ControlError,
@@ -112,7 +114,8 @@ def work(pipe: Connection, setup: Setup) -> None:
         return
     with engine:
         replies = Replies(spec.tokenizer, setup.chat_template, setup.tool_parser)
-        log.info(replies.described)
+        if replies.template:
+            log.info(replies.described)
         Worker(pipe, spec, engine, replies).run()
 
 
@@ -246,7 +249,7 @@ class Worker:
         except Exception as error:
             with self.awake:
                 self.requests.pop(id, None)
-            self._refuse(id, error)
+            self._refuse(id, _of_a_function(request, error))
             return
         with self.awake:
             if id in self.requests:
@@ -373,6 +376,9 @@ class Worker:
         *,
         texts: bool,
     ) -> dict[str, Any]:
+        if (chat_template_kwargs or {}).get("tools") and not self.replies.offers:
+            problem = "the chat template reads no tools, and chats get them in a system message"
+            raise InputError(f"{problem}; leave them out").about("tools")
         with about("prompt"):
             ids = self._ids(prompt, template, chat_template_kwargs)
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.text, ids)]} if texts else {})
@@ -533,3 +539,15 @@ def _name(model: str) -> str:
 
 class _TooLongError(InputError):
     """A prompt and its limit, or a prediction, beyond the context."""
+
+
+def _of_a_function(request: GenerateRequest, error: Exception) -> Exception:
+    """Return the error, or where the grammar of calls does not compile one that names the function
+    whose parameters cannot be followed."""
+    if getattr(error, "option", None) != "structured" or request.wish is None:
+        return error
+    for function in request.wish.functions:
+        if function.parameters and (reason := objection(json.dumps(function.parameters))):
+            problem = f"the parameters of the function {function.name!r} cannot be followed"
+            return InputError(f"{problem}: {reason}; correct them").about("tools")
+    return error
