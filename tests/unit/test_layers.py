@@ -15,6 +15,7 @@ LAB = SOURCE.parent / "foretoken_lab"
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
     ["costing.contention", "errors", "slow_log", "transfer"],
+    ["media"],
     ["text"],
     ["checked", "models", "storage"],
     ["models.stock", "models.store", "sampling", "theory"],

@@ -26,6 +26,7 @@ from foretoken.cli import (
     serve,
     trace,
     train,
+    transcribe,
 )
 from foretoken.errors import ForetokenError, InputError, mismatch, shown
 
@@ -78,6 +79,7 @@ def options(
 for each in (
     generate.generate,
     chat.chat,
+    transcribe.transcribe,
     measure.measure,
     export.export,
     bench.bench,

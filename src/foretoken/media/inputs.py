@@ -31,8 +31,8 @@ class Media:
             decoder's text begins with, which may be nothing.
         inputs: Arguments of the model's forward, or of its encoder, by name: tensors `[1, ..]` or
             of all pictures of the prompt, or what the model itself has made of such.
-        encoded: What encoders made of the inputs, by a key of each: one that target and draft share
-            runs once.
+        encoded: The outputs of encoders that have read the inputs, by a key of each encoder: one
+            that target and draft share runs once.
     """
 
     ids: list[int]
@@ -64,7 +64,7 @@ def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     Args:
         output: Its tensors by name: `input_ids [B, n]`, which an attention mask may pad, and those
             of the media; of several prompts only where each of them has B of something.
-        encodes: Whether an encoder reads all of them, ids included.
+        encodes: True where an encoder reads all of them, ids included.
 
     Raises:
         InputError: A value is no tensor, or cannot be divided among prompts.

@@ -199,7 +199,7 @@ class GenerateCall:
         prompts = self.prompts()
         params = self._params()
         require(params, target, tokenizer=False)
-        V = target.source_vocab_size or target.vocab_size
+        V = (target.source_vocab_size if sources else None) or target.vocab_size
         for b, ids in enumerate(sources or prompts):
             if not 0 <= min(ids) <= max(ids) < V:
                 raise InputError(f"row {b} of input_ids holds ids outside 0..{V - 1}")
@@ -255,8 +255,9 @@ class GenerateCall:
         )
         processors = given(self.processors, built)
         _require_own(processors)
-        if any(len(self.ids) > 1 or len(prompt) < self.ids.shape[1] for prompt in self.prompts()):
-            require_anywhere(processors)
+        padded = any(len(prompt) < self.ids.shape[1] for prompt in self.prompts())
+        if padded or len(self.ids) > 1:
+            require_anywhere(processors, padded=padded)
         return processors
 
     def _own_criteria(self) -> list[Any]:

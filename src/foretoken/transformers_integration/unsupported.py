@@ -53,6 +53,8 @@ EXPECTED = {
     "logits_to_keep",
 }
 
+# Those that count a row's places, and look at no other row: right where no row is padded
+EACH_ROW = {"SuppressTokensAtBeginLogitsProcessor", "WhisperTimeStampLogitsProcessor"}
 LIBRARY = "transformers."  # modules of it
 
 
@@ -215,12 +217,13 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def require_anywhere(own: Sequence[Any]) -> None:
+def require_anywhere(own: Sequence[Any], *, padded: bool) -> None:
     """ForeignError for a processor of transformers that was made for a batch with padding: it is
-    called with one row without."""
+    called with one row without. padded: whether there is any."""
     for each in own:
         name = type(each).__name__
         alone = name == "RepetitionPenaltyLogitsProcessor" and each.prompt_ignore_length is None
+        alone = alone or (name in EACH_ROW and not padded)
         if type(each).__module__.startswith("transformers.") and not (name in ANYWHERE or alone):
             raise ForeignError(
                 f"{name} counts a batch's places, and rows run alone, without padding; give "

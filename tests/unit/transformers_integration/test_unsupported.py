@@ -205,6 +205,6 @@ def test_alike_by_class_and_values():
 
 
 def test_what_counts_places_is_refused_in_a_batch():
-    require_anywhere([Mine(), repeated(), TopKLogitsWarper(3)])
+    require_anywhere([Mine(), repeated(), TopKLogitsWarper(3)], padded=True)
     with pytest.raises(ForeignError, match="^RepetitionPenaltyLogitsProcessor counts a batch's"):
-        require_anywhere([repeated(prompt_ignore_length=2)])
+        require_anywhere([repeated(prompt_ignore_length=2)], padded=False)

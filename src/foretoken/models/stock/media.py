@@ -77,8 +77,8 @@ def shift_of(positions: Tensor | None, n: int) -> int:
 
 
 class EncoderOutput(MoEModelOutput):
-    """What decoders are given of an encoder, in the fullest form: some families look for their
-    experts' choices in it, some for a mask."""
+    """The output of an encoder, in the fullest form: some decoders look for their experts' choices
+    in it, some for a mask."""
 
     attention_mask: Tensor | None = None
 
@@ -164,8 +164,8 @@ def _generated(network: Any, text: Tensor, media: Media) -> Any:
 
 
 def encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
-    """What stands for a source `[1, m]`: its ids, or states of random numbers by them where the
-    encoder reads no ids, as what it reads is each family's own."""
+    """Return a forward's argument for a source `[1, m]`: its ids, or states of random numbers by
+    them where the encoder reads no ids, as inputs of such encoders are each family's own."""
     if model.main_input_name == "input_ids":
         return {"input_ids": source}
     return {ENCODED: EncoderOutput(last_hidden_state=random_states(model, source))}  # pyright: ignore

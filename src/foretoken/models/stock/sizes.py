@@ -86,7 +86,9 @@ def always_as_many(model: PreTrainedModel) -> bool:
 
 
 def encoder_rows(model: PreTrainedModel) -> int:
-    """Ids that the encoder knows: some families give it a vocabulary of its own."""
+    """Ids that the encoder knows: some families give it a vocabulary of its own, some read none."""
+    if model.main_input_name != "input_ids":
+        return output_rows(model)
     encoder: Any = model.get_encoder()
     try:
         return encoder.get_input_embeddings().weight.shape[0]

@@ -1,0 +1,161 @@
+"""`foretoken transcribe`: speech in audio files as text, subtitles or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from typer import Argument, Exit, Option
+
+from foretoken.cli import option
+from foretoken.cli.command import command, quiet
+from foretoken.errors import ForetokenError, InputError, shown
+from foretoken.storage import files
+
+if TYPE_CHECKING:
+    from foretoken.transcription import Segment, Transcription
+
+
+def as_text(made: Transcription) -> str:
+    return "".join(f"{segment.text.strip()}\n" for segment in made.segments)
+
+
+def as_srt(made: Transcription) -> str:
+    blocks = [
+        f"{i}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{s.text.strip()}\n"
+        for i, s in enumerate(made.segments, 1)
+    ]
+    return "\n".join(blocks)
+
+
+def as_vtt(made: Transcription) -> str:
+    blocks = [f"{_span(segment)}\n{segment.text.strip()}\n" for segment in made.segments]
+    return "\n".join(["WEBVTT\n", *blocks])
+
+
+def as_json(made: Transcription) -> str:
+    document = {"text": made.text, **asdict(made)}
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Transcription], str]] = {
+    "text": as_text,
+    "srt": as_srt,
+    "vtt": as_vtt,
+    "json": as_json,
+}
+SUFFIXES = {"text": ".txt"}  # else the format's name
+
+
+@command
+def transcribe(
+    loading: option.PairLoading,
+    audio: Annotated[
+        list[Path], Argument(metavar="FILE...", help="Audio files: WAV, FLAC, OGG or MP3.")
+    ],
+    target: Annotated[
+        str | None, Option(help="Whisper model: a folder or hub id.", show_default=False)
+    ] = None,
+    draft: Annotated[
+        str | None,
+        Option(help="Draft: a smaller Whisper such as distil-whisper, lookup or none."),
+    ] = "none",
+    language: Annotated[
+        str | None, Option(help="Language, such as en. Default: as the model hears.")
+    ] = None,
+    translate: Annotated[bool, Option("--translate", help="Write it in English.")] = False,
+    format: Annotated[str, Option(help="Print text, srt, vtt or json.")] = "text",
+    output: Annotated[
+        Path | None,
+        Option(
+            help="Folder to write a file for each audio file into, as it is done; those that are "
+            "there already are left as they are, so that the same command resumes."
+        ),
+    ] = None,
+    gamma: option.Guesses = None,
+    temperature: option.Temperature = 0.0,
+) -> None:
+    """Write down what is said in audio files, with the times of every piece."""
+    if target is None:
+        raise InputError("no model is given; give --target with a Whisper's folder or hub id")
+    if format not in FORMATS:
+        raise InputError(f"--format is {shown(format)}; give one of {', '.join(FORMATS)}")
+    if output is None and len(audio) > 1 and format != "text":
+        raise InputError(f"{len(audio)} files cannot be printed as one {format}; give --output")
+    if output is not None and output.exists() and not output.is_dir():
+        raise InputError(f"--output is {output}, which is no folder; give a folder")
+    named = [_place(output, file, format) for file in audio] if output else []
+    if twice := next((place for place in named if named.count(place) > 1), None):
+        raise InputError(f"two files would be written to {twice}; give them different names")
+    loading.require(target)
+    quiet()
+    from foretoken.transcription import transcribe as transcribed  # late: torch takes seconds
+
+    spec = loading.load(target, draft)
+    asked = {"language": language, "translate": translate, "gamma": gamma}
+    failed = False
+    for i, file in enumerate(audio):
+        if named and named[i].exists():
+            print(f"{file}: {named[i]} is there already", file=sys.stderr)
+            continue
+        try:
+            with _progress(file) as told:
+                made = transcribed(spec, file, temperature=temperature, progress=told, **asked)
+        except ForetokenError as error:  # other files go on
+            if len(audio) == 1:
+                raise
+            failed = True
+            print(f"{file}: {error}", file=sys.stderr)
+            continue
+        text = FORMATS[format](made)
+        if not named:
+            sys.stdout.write(text)
+            continue
+        named[i].parent.mkdir(parents=True, exist_ok=True)
+        files.write(named[i], text.encode())
+        print(f"{file}: {made.seconds:.0f} s, {named[i]}", file=sys.stderr)
+    if failed:
+        raise Exit(1)
+
+
+def _place(folder: Path, file: Path, format: str) -> Path:
+    return folder / f"{file.stem}{SUFFIXES.get(format, '.' + format)}"
+
+
+class _progress:
+    """A bar on a terminal, by the part of a file that is done; else nothing."""
+
+    def __init__(self, file: Path) -> None:
+        console = Console(stderr=True)
+        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._shown = console.is_terminal
+        self._task = self._bar.add_task(str(file), total=1.0)
+
+    def __enter__(self) -> Callable[[float], None] | None:
+        if not self._shown:
+            return None
+        self._bar.start()
+        return lambda done: self._bar.update(self._task, completed=done)
+
+    def __exit__(self, *_: Any) -> None:
+        if self._shown:
+            self._bar.stop()
+
+
+def _span(segment: Segment) -> str:
+    return f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
+
+
+def _clock(seconds: float, point: str) -> str:
+    """hh:mm:ss.mmm, with that point."""
+    total = round(seconds * 1000)
+    minutes, thousandths = divmod(total, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{thousandths // 1000:02}{point}{thousandths % 1000:03}"
