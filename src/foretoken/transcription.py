@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 
-
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A piece of speech.
