@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from foretoken import checked
 from foretoken.errors import InputError, RefusedError, shown, whole
+from foretoken.media import TEXT
 from foretoken.sampling.checks import Count
 from foretoken.sampling.keys import RowKey
 
@@ -99,6 +100,10 @@ def _plain(value: Any) -> Any:
 
 def _encoded(batch: Mapping[str, Any]) -> list[Any]:
     """Return the ids in a tokenizer's output, without the padding on either side."""
+    if media := sorted(batch.keys() - TEXT):
+        raise InputError(
+            f"prompts hold {', '.join(media)}, and ids alone are read here; give these"
+        )
     if "input_ids" not in batch:
         raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
     ids, mask = _plain(batch["input_ids"]), _plain(batch.get("attention_mask"))

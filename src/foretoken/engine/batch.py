@@ -291,9 +291,10 @@ class Batch:
 def _attach(part: object, rows: list[Row]) -> None:
     """Hand the media of rows that are about to join to the models that can read them."""
     media = [row.request.media for row in rows]
-    for each in held(part) if any(media) else ():
-        if isinstance(each, ReadsMedia):
-            each.attached = [m if m and each.objection(m) is None else None for m in media]
+    for each in held(part):
+        if isinstance(each, ReadsMedia):  # what a join that failed has left goes, too
+            own = [m if m and each.objection(m) is None else None for m in media]
+            each.attached = own if any(own) else []
 
 
 def _encoded(part: object) -> float:

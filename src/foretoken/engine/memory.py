@@ -52,17 +52,23 @@ class Memory:
     def fits(self, rows: list[Row], gain: int) -> bool:
         """Tell whether there is memory for these rows with `gain` tokens more, or to their ends."""
         lengths = [min(len(row.tokens) + gain, _end(row)) for row in rows]
-        return self._bytes(lengths, [len(row.request.source or []) for row in rows]) <= self.total
+        return self._bytes(lengths, [self._source(row) for row in rows]) <= self.total
 
     def require(self, row: Row) -> None:
         """InputError for a row that can never fit."""
         if not self.fits([row], _end(row)):
             prompt, limit = len(row.request.prompt), row.request.limit
-            takes = self._bytes([_end(row)], [len(row.request.source or [])])
+            takes = self._bytes([_end(row)], [self._source(row)])
             raise InputError(
                 f"a prompt of {prompt} tokens and up to {limit} new ones take {takes} bytes, "
                 f"kv_memory is {self.total}; shorten one of them, or give more memory"
             )
+
+    def _source(self, row: Row) -> int:
+        """States that an encoder makes for a row; of media as many as it can make."""
+        if row.request.media is None:
+            return len(row.request.source or [])
+        return max((getattr(part, "source_context", None) or 0 for part in self.parts), default=0)
 
     def _bytes(self, lengths: list[int], sources: list[int]) -> int:
         return sum(part.memory(lengths, sources) for part in self.parts)

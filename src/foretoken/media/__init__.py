@@ -1,1 +1,6 @@
 """Pictures and sounds of a prompt: read from files, and as inputs of a model."""
+
+# What a tokenizer returns, which says nothing beside the ids
+TEXT = frozenset(
+    "input_ids attention_mask token_type_ids special_tokens_mask length offset_mapping".split()
+)

@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, shown
+from foretoken.media import TEXT
 
-# What a tokenizer returns, which says nothing beside the ids
-TEXT = frozenset(
-    "input_ids attention_mask token_type_ids special_tokens_mask length offset_mapping".split()
-)
 LEADING = "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
 
 

@@ -176,6 +176,32 @@ def test_targets_that_do_not_read_media() -> None:
         converted.generate(inputs, max_new_tokens=2)
 
 
+def test_pictures_where_ids_alone_are_read() -> None:
+    """They are refused, not left out."""
+    model, inputs = built(llava)
+    spec = foretoken.load(model, "lookup")
+    with pytest.raises(InputError, match="prompts hold pixel_values, and ids alone are read here"):
+        spec.beam_search(inputs, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("family", [llava, whisper])
+def test_an_engine_with_little_memory(family: Callable[[], Made]) -> None:
+    """Requests come while others run, some wait, and some are read again."""
+    model, inputs = built(family)
+    spec = foretoken.load(model, relative(model))
+    prompts: list[Any] = [inputs, other(inputs), inputs, other(inputs), inputs]
+    events: list[foretoken.Event] = []
+    with foretoken.Engine(spec, kv_memory=700_000) as engine:
+        for i, prompt in enumerate(prompts):
+            engine.add(prompt, id=i, gamma=2, max_new_tokens=NEW, ignore_eos=True)
+            events += engine.step()
+        while engine.running or engine.waiting:
+            events += engine.step()
+    texts = {event.id: event.completion.tokens for event in events if event.completion}
+    wanted = [generated(model, inputs), generated(model, other(inputs))]
+    assert texts == {i: wanted[i % 2] for i in range(5)}
+
+
 def test_text_for_an_encoder_of_sounds() -> None:
     model, _ = built(whisper)
     with pytest.raises(InputError, match="encoder reads pictures or sounds"):
