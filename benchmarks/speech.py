@@ -118,11 +118,11 @@ def main() -> None:
     print(machine.save("speech", result))
     own = taken["automatic gamma"]
     for name, each in taken.items():
-        print(f"{name:24} {each:6.2f} s  {each / own:5.2f}  without the encoder "
-              f"{(each - alone) / (own - alone):5.2f}  alike: {texts[name] == texts['plain']}")  # fmt: skip
-    print(
-        f"encoder {alone:.2f} s; accepted {last.accepted_per_drafted}; {result['kinds_of_tokens']}"
-    )
+        behind, alike = (each - alone) / (own - alone), texts[name] == texts["plain"]
+        print(
+            f"{name:24} {each:6.2f} s, over ours {each / own:5.2f}, decoder {behind:5.2f} {alike}"
+        )
+    print(f"encoder {alone:.2f} s; accepted {last.accepted_per_drafted}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcription:
-    """What is said in a sound.
+    """The speech in a sound, written down.
 
     Attributes:
         seconds: The length of the sound.

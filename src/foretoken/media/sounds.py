@@ -7,12 +7,11 @@ from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from foretoken.errors import InputError, one_line, shown
 from foretoken.media.pictures import DATA, decoded
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 LEAST_RATE, MOST_RATE = 1000, 768_000  # Hz
@@ -32,9 +31,12 @@ def sound(value: Any, rate: int, place: str) -> NDArray[np.float32]:
         InputError: It is none of these, empty, or cannot be read; soundfile is missing.
 
     Examples:
-        >>> sound(np.zeros(8000), 16000, "audio 0").shape
+        >>> import numpy
+        >>> sound(numpy.zeros(8000), 16000, "audio 0").shape
         (8000,)
     """
+    import numpy as np  # late: the command line does without
+
     if hasattr(value, "__array__"):
         samples, own = np.asarray(value, dtype=np.float32), rate
         if samples.ndim != 1:
@@ -74,4 +76,4 @@ def _resampled(samples: NDArray[np.float32], own: int, rate: int) -> NDArray[np.
     from scipy.signal import resample_poly  # late: takes a while
 
     common = gcd(own, rate)
-    return resample_poly(samples, rate // common, own // common).astype(np.float32)
+    return resample_poly(samples, rate // common, own // common).astype("float32")

@@ -439,7 +439,8 @@ def small_copy(
             stir(small)
             ids = torch.ones(1, 2, dtype=torch.long)
             with torch.inference_mode():
-                forward(small, ids, ids if own.is_encoder_decoder else None, 1)
+                sources = {"decoder_input_ids": ids} | encoder_input(small, ids)
+                small(**(sources if own.is_encoder_decoder else {"input_ids": ids}))
             return small
         except Exception as error:  # narrow widths may not fit each other
             problem = problem or error

@@ -21,7 +21,6 @@ from statistics import median
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, cast
 
-from foretoken.controls.grammar import objection
 from foretoken.errors import (
     BusyError,
     ControlError,
@@ -546,6 +545,8 @@ def _of_a_function(request: GenerateRequest, error: Exception) -> Exception:
     whose parameters cannot be followed."""
     if getattr(error, "option", None) != "structured" or request.wish is None:
         return error
+    from foretoken.controls.grammar import objection  # late: torch, which is not needed here
+
     for function in request.wish.functions:
         if function.parameters and (reason := objection(json.dumps(function.parameters))):
             problem = f"the parameters of the function {function.name!r} cannot be followed"
