@@ -123,8 +123,10 @@ class GenerateCall:
         else:
             return None
         reads = target if isinstance(target, ReadsMedia) else None
-        problem = "it reads ids only" if reads is None else reads.objection(rows[0])
-        if problem is not None:
+        for row in rows:
+            problem = "it reads ids only" if reads is None else reads.objection(row)
+            if problem is None:
+                continue
             names = ", ".join(sorted(rows[0].inputs))
             raise ForeignError(
                 f"{names} cannot be read by the target on {target.runtime}: {problem}"
@@ -150,7 +152,8 @@ class GenerateCall:
         if name == "input_ids":  # transformers has merged pictures with them
             return [Media([], {"encoder_outputs": states[None]}) for states in output[0]]
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
-        rows = media_of({name: inputs, **given}, encodes=True)
+        mask = self.rest.get("attention_mask")
+        rows = media_of({name: inputs, "attention_mask": mask, **given}, encodes=True)
         key: str | None = getattr(target, "encoder_key", None)
         for b, row in enumerate(rows if key else ()):
             each = {n: x[b : b + 1] if isinstance(x, Tensor) else x for n, x in output.items()}

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import MoEModelOutput
 
-from foretoken.errors import kind_of, one_line
+from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.media.inputs import Media
 from foretoken.models.base import ReadsMedia
 from foretoken.models.stock.attention import twin
@@ -59,6 +59,43 @@ def first_pass(network: Any, text: Tensor, inputs: dict[str, Tensor]) -> dict[st
         given["position_ids"] = network._prepare_position_ids_for_generation(text, known)
     made = network.prepare_inputs_for_generation(text, is_first_iteration=True, **given)
     return {name: value for name, value in made.items() if value is not None}
+
+
+class Reached(Exception):
+    """The decoder is about to run, with these arguments."""
+
+
+def embedded_parts(network: Any, inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """Return arguments of several forwards, over `size` tokens each, in place of those of one: the
+    embeddings of its tokens and media, and their positions. RefusedError where the decoder is given
+    more than these."""
+
+    def stop(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        raise Reached(given)
+
+    hook = network.get_decoder().register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        network(**inputs, return_dict=True)
+        raise AssertionError("the decoder did not run")
+    except Reached as reached:
+        given: dict[str, Any] = reached.args[0]
+    finally:
+        hook.remove()
+    embeds, positions = given["inputs_embeds"], given.get("position_ids")
+    beside = {n for n, x in given.items() if isinstance(x, Tensor)} - {
+        "inputs_embeds",
+        "position_ids",
+        "attention_mask",
+    }
+    if beside or any(isinstance(x, list) for x in given.values()):
+        raise RefusedError(f"its layers read {', '.join(sorted(beside)) or 'more'} of media")
+    parts: list[dict[str, Any]] = []
+    for at in range(0, embeds.shape[1], size):
+        part = {"inputs_embeds": embeds[:, at : at + size], "use_cache": True}
+        if positions is not None:
+            part["position_ids"] = positions[..., at : at + size]
+        parts.append(part)
+    return parts
 
 
 def _continued(positions: Tensor, length: int) -> Tensor:
@@ -109,6 +146,14 @@ def _run_encoder(network: Any, inputs: dict[str, Tensor]) -> Any:
     rest = {name: x for name, x in inputs.items() if name != main}
     prepare = getattr(network, PREPARES, None) or getattr(network, PREPARED)
     return prepare(inputs[main], rest, main, GenerationConfig())[ENCODED]
+
+
+def padding(model: PreTrainedModel, media: Media) -> str | None:
+    """Say that media of an encoder are padded, if they are: its decoder would have to be told."""
+    mask = media.inputs.get("attention_mask")
+    if not model.config.is_encoder_decoder or always_as_many(model) or mask is None or mask.all():
+        return None
+    return "attention_mask leaves out a part of them; process each sound or text by itself"
 
 
 def objection(fresh: RunsNetwork, media: Media) -> str | None:

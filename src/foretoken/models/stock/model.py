@@ -50,6 +50,7 @@ from foretoken.models.stock.lending import lenders, rows_of
 from foretoken.models.stock.media import (
     ENCODED,
     EncoderOutput,
+    embedded_parts,
     encoded,
     encoder_key,
     first_pass,
@@ -155,6 +156,8 @@ class StockModel(ABC):
             self.cache = read
 
     def objection(self, media: Media) -> str | None:
+        if reason := media_inputs.padding(self.model, media):
+            return reason
         names = frozenset(media.inputs)
         if names not in self._objections:
             fresh: Any = type(self)(self.model)
@@ -171,7 +174,11 @@ class StockModel(ABC):
         rows: list[Any] = []
         for b, (prompt, one) in enumerate(zip(prompts, media, strict=True)):
             source = None if sources is None else [sources[b]]
-            rows.append(self.read([prompt], source) if one is None else self.read_with(prompt, one))
+            # a draft that cannot read a text begins it with nothing
+            if one is None or (source is None and not prompt and len(one.ids) > 1):
+                rows.append(self.read([prompt], source))
+            else:
+                rows.append(self.read_with(prompt, one))
         for row in rows[1:]:
             rows[0].join(row)
         return rows[0]
@@ -297,21 +304,33 @@ class CausalModel(StockModel):
         n, fresh = len(ids), ragged_cache(self.model, 1)
         fresh.long = [self._beyond]
         check_room([0], [n], [self.longest if self._beyond else self.context])
-        fresh.prepare(n, None, [n])
-        noted: dict[int, Tensor] | None = {} if self.showing else None
-        needed = Needed([n], [0], fresh.places, self.device)
-        with self.running(fresh, needed, noted) as model:
-            inputs = media.fitted(n, self.model.dtype, self.device)
-            inputs = first_pass(model, torch.tensor([ids], device=self.device), inputs)
-            model(**inputs | given(self.model, fresh), return_dict=True)
-        if noted:
-            fresh.shown.add([0], [torch.cat([noted[j][0, :n] for j in self.taps], -1)])
-        fresh.advance([n])
+        text = torch.tensor([ids], device=self.device)
+        with self.running(None) as model:
+            fitted = media.fitted(n, self.model.dtype, self.device)
+            inputs = first_pass(model, text, fitted)
+            # states follow from a few tokens at a time: their embeddings are made for all
+            whole = not fresh.states or n <= PASS
+            parts = [inputs] if whole else embedded_parts(model, inputs, PASS)
+        for part in parts:
+            self._read_part(fresh, part)
         fresh.shift = [shift_of(inputs.get("position_ids"), n)]
         fresh.check_back([n], [len(prompt)])
         fresh.lengths = [len(prompt)]
         fresh.shown.cut([len(prompt)])
         return fresh
+
+    def _read_part(self, fresh: RaggedCache, inputs: dict[str, Any]) -> None:
+        """Append tokens to the only row."""
+        ids = inputs.get("input_ids")
+        width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
+        fresh.prepare(width, None, [width])
+        noted: dict[int, Tensor] | None = {} if self.showing else None
+        with self.running(fresh, Needed([width], [0], fresh.places, self.device), noted) as model:
+            model(**inputs | given(self.model, fresh), return_dict=True)
+        if noted:
+            new = torch.cat([noted[j][0, :width] for j in self.taps], -1)
+            fresh.shown.add(fresh.lengths, [new])
+        fresh.advance([width])
 
     def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
         if not self.takes_positions:

@@ -35,6 +35,7 @@ from foretoken.models.stock.media import (
     encoder_key,
     first_pass,
     objection,
+    padding,
     stand_in,
 )
 from foretoken.models.stock.selfcheck import Form, forward, generated
@@ -181,6 +182,8 @@ class RowwiseModel:
 
     def objection(self, media: Media) -> str | None:
         names = frozenset(media.inputs)
+        if reason := padding(self.model, media):
+            return reason
         if self._turns:
             return f"{type(self.model).__name__} runs row by row, and has positions of several axes"
         if names not in self._objections:

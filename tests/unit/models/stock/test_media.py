@@ -17,7 +17,21 @@ from foretoken.media.inputs import media_of
 from foretoken.models.stock import media as stock_media
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.table import TableModel
-from media_models import DECODERS, ENCODERS, Made, built, llava, other, relative, whisper
+from media_models import (
+    DECODERS,
+    ENCODERS,
+    MARK,
+    Made,
+    built,
+    lfm2_vl,
+    llava,
+    moonshine,
+    other,
+    qwen3_5,
+    relative,
+    speech2text,
+    whisper,
+)
 from oracle import random_model
 from tiny import llama
 
@@ -100,6 +114,47 @@ def test_a_draft_that_reads_ids_only() -> None:
         inputs, max_new_tokens=NEW, gamma=3, ignore_eos=True
     )
     assert copied.tokens == out.tokens
+
+
+@pytest.mark.parametrize("family", [qwen3_5, lfm2_vl])
+def test_a_hybrid_with_more_tokens_than_a_pass(family: Callable[[], Made]) -> None:
+    """Its states follow from a few tokens at a time."""
+    model, inputs = built(family)
+    text = torch.arange(300)[None] % 80 + 3
+    prompt = torch.cat([text, inputs["input_ids"], text], 1)
+    inputs = {**inputs, "input_ids": prompt}
+    if "mm_token_type_ids" in inputs:
+        inputs["mm_token_type_ids"] = (prompt == MARK).long()
+    for config in (model.config, model.config.get_text_config()):
+        config.max_position_embeddings = 1000
+    spec = foretoken.load(model, relative(model))
+    for gamma in (0, 3):
+        (out,) = spec.generate(inputs, max_new_tokens=NEW, gamma=gamma, ignore_eos=True)
+        assert out.tokens == generated(model, inputs)
+
+
+def test_a_draft_whose_context_is_too_short_is_silent() -> None:
+    model, inputs = built(llava)
+    draft = relative(model)
+    draft.config.get_text_config().max_position_embeddings = 8
+    (out,) = foretoken.load(model, draft).generate(
+        inputs, max_new_tokens=NEW, gamma=3, ignore_eos=True
+    )
+    assert out.tokens == generated(model, inputs) and not any(step.drafted for step in out.steps)
+
+
+@pytest.mark.parametrize("family", [speech2text, moonshine])
+def test_padding_of_sounds_is_refused(family: Callable[[], Made]) -> None:
+    """Its decoder would have to be told, by each family in its own way."""
+    model, inputs = built(family)
+    padded = {**inputs, "attention_mask": inputs["attention_mask"].clone()}
+    padded["attention_mask"][:, -len(padded["attention_mask"][0]) // 2 :] = 0
+    spec = foretoken.load(model, "lookup")
+    spec.generate(inputs, max_new_tokens=2)
+    with pytest.raises(InputError, match="attention_mask leaves out a part of them"):
+        spec.generate(padded, max_new_tokens=2)
+    with pytest.raises(ForeignError, match="attention_mask leaves out a part of them"):
+        generated(model, padded, custom_generate=spec)
 
 
 def test_an_encoder_that_target_and_draft_share_runs_once() -> None:
