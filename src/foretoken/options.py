@@ -100,12 +100,12 @@ def _plain(value: Any) -> Any:
 
 def _encoded(batch: Mapping[str, Any]) -> list[Any]:
     """Return the ids in a tokenizer's output, without the padding on either side."""
+    if "input_ids" not in batch:
+        raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
     if media := sorted(batch.keys() - TEXT):
         raise InputError(
             f"prompts hold {', '.join(media)}, and ids alone are read here; give these"
         )
-    if "input_ids" not in batch:
-        raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
     ids, mask = _plain(batch["input_ids"]), _plain(batch.get("attention_mask"))
     if mask is not None and not _alike(ids, mask):
         raise InputError("attention_mask has not the shape of input_ids; give both as they came")
