@@ -304,16 +304,9 @@ def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str |
     words = words or []
     if len(words) > 2:
         raise InputError(f"{len(words)} texts are given; put the prompt in quotes")
-    alone = len(words) == 1 and named is None and _is_model(Path(words[0]))
+    alone = len(words) == 1 and named is None and hub.is_model(words[0])
     place = words[0] if alone or len(words) == 2 else None
     return target(place, named), words[-1] if words and not alone else None
-
-
-def _is_model(path: Path) -> bool:
-    try:
-        return path.suffix == ".gguf" and path.is_file() or (path / "config.json").is_file()
-    except (OSError, ValueError):  # a prompt may be longer than a name can be
-        return False
 
 
 PROMPTS = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -128,25 +129,17 @@ def _place(folder: Path, file: Path, format: str) -> Path:
     return folder / f"{file.stem}{SUFFIXES.get(format, '.' + format)}"
 
 
-class _progress:
+@contextmanager
+def _progress(file: Path) -> Generator[Callable[[float], None] | None]:
     """A bar on a terminal, by the part of a file that is done; else nothing."""
-
-    def __init__(self, file: Path) -> None:
-        console = Console(stderr=True)
-        columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-        self._bar = Progress(*columns, console=console, transient=True)
-        self._shown = console.is_terminal
-        self._task = self._bar.add_task(str(file), total=1.0)
-
-    def __enter__(self) -> Callable[[float], None] | None:
-        if not self._shown:
-            return None
-        self._bar.start()
-        return lambda done: self._bar.update(self._task, completed=done)
-
-    def __exit__(self, *_: Any) -> None:
-        if self._shown:
-            self._bar.stop()
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(str(file), total=1.0)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _span(segment: Segment) -> str:

@@ -39,6 +39,14 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
+def is_model(name: str) -> bool:
+    """Tell whether a name is that of a model on this machine: its folder, or its GGUF file."""
+    path = Path(name)
+    if is_folder(name):
+        return (path / "config.json").exists() or any(path.glob("*.gguf"))
+    return path.suffix == ".gguf" and path.is_file()
+
+
 def gguf(name: str | Path, revision: str | None = None) -> Path | None:
     """Return the GGUF file that a name stands for: a file, the one of a folder without a config, or
     ID:FILE on the hub, fetched where its cache lacks it; None for other names. Raises InputError

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -154,6 +155,24 @@ def padding(model: PreTrainedModel, media: Media) -> str | None:
     if not model.config.is_encoder_decoder or always_as_many(model) or mask is None or mask.all():
         return None
     return "attention_mask leaves out a part of them; process each sound or text by itself"
+
+
+class Objections:
+    """Objections of one model to media; each kind of them, by the names of its inputs, is tried
+    once."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._known: dict[frozenset[str], str | None] = {}
+
+    def to(self, media: Media, fresh: Callable[[], RunsNetwork]) -> str | None:
+        """Say why the model cannot read these, or None; tried on a fresh one, without rows."""
+        if reason := padding(self.model, media):
+            return reason
+        names = frozenset(media.inputs)
+        if names not in self._known:
+            self._known[names] = objection(fresh(), media)
+        return self._known[names]
 
 
 def objection(fresh: RunsNetwork, media: Media) -> str | None:

@@ -36,7 +36,6 @@ from foretoken.models.rows import (
 )
 from foretoken.models.shown import Known
 from foretoken.models.states import PASS, REWIND, in_parts
-from foretoken.models.stock import media as media_inputs
 from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
     BUCKET,
@@ -50,6 +49,7 @@ from foretoken.models.stock.lending import lenders, rows_of
 from foretoken.models.stock.media import (
     ENCODED,
     EncoderOutput,
+    Objections,
     embedded_parts,
     encoded,
     encoder_key,
@@ -83,7 +83,7 @@ class StockModel(ABC):
         self.taps: tuple[int, ...] = ()
         self.attached: list[Media | None] = []
         self.needs_media = model.main_input_name != "input_ids"
-        self._objections: dict[frozenset[str], str | None] = {}  # to media, by their names
+        self._objections = Objections(model)
         self.showing = False
         self.device = model.device
         self.computed = str(model.dtype).removeprefix("torch.")
@@ -148,21 +148,17 @@ class StockModel(ABC):
             return
         if not self.lengths:
             self.running.renew()
-        read = self._read_media(prompts, sources, media) if any(media) else None
-        read = self.read(prompts, sources) if read is None else read
+        if any(media):
+            read = self._read_media(prompts, sources, media)
+        else:
+            read = self.read(prompts, sources)
         if self.lengths:
             self.cache.join(read)
         else:
             self.cache = read
 
     def objection(self, media: Media) -> str | None:
-        if reason := media_inputs.padding(self.model, media):
-            return reason
-        names = frozenset(media.inputs)
-        if names not in self._objections:
-            fresh: Any = type(self)(self.model)
-            self._objections[names] = media_inputs.objection(fresh, media)
-        return self._objections[names]
+        return self._objections.to(media, lambda: type(self)(self.model))  # pyright: ignore
 
     def _read_media(
         self,

@@ -30,12 +30,11 @@ from foretoken.models.stock.attention import twin
 from foretoken.models.stock.cache import INSTEAD, no_writer
 from foretoken.models.stock.media import (
     ENCODED,
+    Objections,
     accepted_by,
     encoded,
     encoder_key,
     first_pass,
-    objection,
-    padding,
     stand_in,
 )
 from foretoken.models.stock.selfcheck import Form, forward, generated
@@ -122,7 +121,7 @@ class RowwiseModel:
         self.rows: list[OwnRow] = []
         self.attached: list[Media | None] = []
         self.needs_media = model.main_input_name != "input_ids"
-        self._objections: dict[frozenset[str], str | None] = {}  # to media, by their names
+        self._objections = Objections(model)
         self._prompts: list[int] = []  # lengths of those of the rows that join next
         self._keeps = True  # False for a family without any cache, once it is known
 
@@ -181,15 +180,9 @@ class RowwiseModel:
         self.permute(staying(len(self.rows), rows))
 
     def objection(self, media: Media) -> str | None:
-        names = frozenset(media.inputs)
-        if reason := padding(self.model, media):
-            return reason
-        if self._turns:
+        if not self.encoder_decoder and self._turns:
             return f"{type(self.model).__name__} runs row by row, and has positions of several axes"
-        if names not in self._objections:
-            fresh = RowwiseModel(self.model, single=self.single)
-            self._objections[names] = objection(fresh, media)
-        return self._objections[names]
+        return self._objections.to(media, lambda: RowwiseModel(self.model, single=self.single))
 
     @cached_property
     def _turns(self) -> bool:
