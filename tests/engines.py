@@ -11,6 +11,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.server.process.client import Child
+from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.replies import Replies
 from foretoken.server.process.worker import Setup, Worker
 from oracle import random_model
@@ -30,7 +31,8 @@ class Threaded:
         self.spec = load(setup.target, setup.draft, **setup.loading) if loads else speculator()
         self.engine = Engine(self.spec, **setup.engine)
         replies = Replies(self.spec.tokenizer, setup.chat_template, setup.tool_parser)
-        worker = Worker(theirs, self.spec, self.engine, replies)
+        media = MediaSandbox(setup.max_pixels, setup.max_seconds)
+        worker = Worker(theirs, self.spec, self.engine, replies, media)
         self.thread = Thread(target=worker.run, daemon=True)
         self.thread.start()
 

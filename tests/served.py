@@ -50,7 +50,16 @@ def serving(
     settings = settings or ServerOptions("tiny", drain=1.0)
     keywords: Any = {"max_rows": 4, **engine}
     template, parser = settings.chat_template, settings.tool_parser
-    setup = Setup(target, draft, LOADING, keywords, chat_template=template, tool_parser=parser)
+    setup = Setup(
+        target,
+        draft,
+        LOADING,
+        keywords,
+        chat_template=template,
+        tool_parser=parser,
+        max_pixels=settings.max_pixels,
+        max_seconds=settings.max_seconds,
+    )
     with serving_all({settings.name: setup}, settings, begin) as (url, links):
         yield url, links[settings.name]
 

@@ -8,50 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.media.sounds import sound
+from foretoken.media.spoken import Segment, Transcription
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of speech.
-
-    Attributes:
-        start: Seconds from the beginning of the sound.
-        end: Seconds from the beginning of the sound.
-        text: The words.
-        tokens: Their ids, with those of times.
-    """
-
-    start: float
-    end: float
-    text: str
-    tokens: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Transcription:
-    """The speech in a sound, written down.
-
-    Attributes:
-        seconds: The length of the sound.
-        segments: Its pieces, in order.
-    """
-
-    seconds: float
-    segments: list[Segment]
-
-    @property
-    def text(self) -> str:
-        return "".join(segment.text for segment in self.segments).strip()
 
 
 def transcribe(
@@ -63,6 +29,7 @@ def transcribe(
     temperature: float = 0.0,
     gamma: int | None = None,
     progress: Callable[[float], None] | None = None,
+    told: Callable[[str], None] | None = None,
 ) -> Transcription:
     """Write down what is said, in the target's own distribution, window by window.
 
@@ -74,6 +41,8 @@ def transcribe(
         temperature: 0 takes the likeliest tokens.
         gamma: Draft tokens for each target forward; None chooses before every step.
         progress: Is told the part that is done, from 0 to 1.
+        told: Is told the new text of each window, and "" with every token of it; an exception that
+            it raises ends the transcription.
 
     Returns:
         The segments, with their times.
@@ -89,7 +58,7 @@ def transcribe(
         foretoken.errors.RefusedError: the target (...) is no Whisper model with its processor; ...
     """
     network: Any = getattr(spec.target, "model", None)
-    if not hasattr(network, "generate") or spec.processor is None or not segments(network):
+    if spec.processor is None or not transcribes(spec):
         kind = spec.target.runtime if network is None else type(network).__name__
         raise RefusedError(
             f"the target ({kind}) is no Whisper model with its processor; spec.generate takes what "
@@ -115,6 +84,7 @@ def transcribe(
         asked["language"] = language
     if progress is not None:
         asked["monitor_progress"] = lambda done: progress(_share(done))
+    windows = Windows(processor.tokenizer, network.generation_config, told)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
     try:
         made = network.generate(
@@ -124,6 +94,7 @@ def transcribe(
             return_segments=True,
             custom_generate=spec,
             num_assistant_tokens=gamma,
+            streamer=windows,
             **({"do_sample": False} | sampling | asked),
         )
     except ValueError as error:  # transformers', of a language that it does not know
@@ -132,12 +103,55 @@ def transcribe(
         raise InputError(f"the model cannot transcribe so: {one_line(error)}") from None
     tokenizer = processor.tokenizer
     pieces = [_segment(piece, tokenizer) for piece in made["segments"][0]]
-    return Transcription(len(samples) / rate, [piece for piece in pieces if piece.text.strip()])
+    spoken = [piece for piece in pieces if piece.text.strip()]
+    return Transcription(len(samples) / rate, spoken, windows.language)
 
 
-def segments(network: Any) -> bool:
-    """Tell whether a network's `generate` cuts sounds into windows, as Whisper's."""
+def transcribes(spec: Speculator) -> bool:
+    """Tell whether `transcribe` takes this target: one whose `generate` cuts sounds into windows,
+    as Whisper's, with its processor."""
+    network: Any = getattr(spec.target, "model", None)
+    if spec.processor is None or not hasattr(network, "generate"):
+        return False
     return "return_segments" in inspect.signature(type(network).generate).parameters
+
+
+class Windows:
+    """A streamer of transformers that tells the text of each window once it is whole: Whisper
+    throws a last piece away that the window cuts off, and hears it again in the next one."""
+
+    def __init__(self, tokenizer: Any, config: Any, told: Callable[[str], None] | None) -> None:
+        self.language: str | None = None
+        self._tokenizer, self._told = tokenizer, told or (lambda text: None)
+        self._languages = {
+            i: mark for mark, i in (getattr(config, "lang_to_id", None) or {}).items()
+        }
+        self._times = getattr(config, "no_timestamps_token_id", 0) + 1  # the first id of a time
+        self._tokens: list[int] | None = None  # None: what comes next is what a window begins with
+
+    def put(self, value: torch.Tensor) -> None:
+        ids = value.flatten().tolist()
+        if self._tokens is None:
+            self._tokens = []
+            spoken = [self._languages[token] for token in ids if token in self._languages]
+            self.language = spoken[-1].strip("<|>") if spoken else self.language
+        else:
+            self._tokens += ids
+        self._told("")
+
+    def end(self) -> None:
+        text = self._tokenizer.decode(self._kept(self._tokens or []), skip_special_tokens=True)
+        self._tokens = None
+        if text.strip():
+            self._told(text)
+
+    def _kept(self, tokens: list[int]) -> list[int]:
+        """The tokens up to the last two times in a row, between which a piece ends; all where there
+        are none, or where the window ends with a piece."""
+        ends = (self._tokenizer.eos_token_id, self._tokenizer.pad_token_id)
+        times = [token >= self._times for token in tokens if token not in ends]
+        pairs = [i + 1 for i in range(len(times) - 1) if times[i] and times[i + 1]]
+        return tokens if not pairs or times[-2:] == [False, True] else tokens[: pairs[-1]]
 
 
 def _segment(piece: dict[str, Any], tokenizer: Any) -> Segment:

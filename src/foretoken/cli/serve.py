@@ -163,6 +163,8 @@ def serve(
         Logs(options.log_format, options.log_level),
         chat_template=options.chat_template,
         tool_parser=options.tool_parser,
+        max_pixels=options.max_pixels,
+        max_seconds=options.max_seconds,
     )
     setups = loading.setups(setup, options.name, cluster)
     if not cluster.used:

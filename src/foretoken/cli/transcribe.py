@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,40 +15,9 @@ from typer import Argument, Exit, Option
 from foretoken.cli import option
 from foretoken.cli.command import command, quiet
 from foretoken.errors import ForetokenError, InputError, shown
+from foretoken.media.spoken import FORMATS
 from foretoken.storage import files
 
-if TYPE_CHECKING:
-    from foretoken.transcription import Segment, Transcription
-
-
-def as_text(made: Transcription) -> str:
-    return "".join(f"{segment.text.strip()}\n" for segment in made.segments)
-
-
-def as_srt(made: Transcription) -> str:
-    blocks = [
-        f"{i}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{s.text.strip()}\n"
-        for i, s in enumerate(made.segments, 1)
-    ]
-    return "\n".join(blocks)
-
-
-def as_vtt(made: Transcription) -> str:
-    blocks = [f"{_span(segment)}\n{segment.text.strip()}\n" for segment in made.segments]
-    return "\n".join(["WEBVTT\n", *blocks])
-
-
-def as_json(made: Transcription) -> str:
-    document = {"text": made.text, **asdict(made)}
-    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-FORMATS: dict[str, Callable[[Transcription], str]] = {
-    "text": as_text,
-    "srt": as_srt,
-    "vtt": as_vtt,
-    "json": as_json,
-}
 SUFFIXES = {"text": ".txt"}  # else the format's name
 
 
@@ -140,15 +107,3 @@ def _progress(file: Path) -> Generator[Callable[[float], None] | None]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(str(file), total=1.0)
         yield lambda done: bar.update(task, completed=done)
-
-
-def _span(segment: Segment) -> str:
-    return f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
-
-
-def _clock(seconds: float, point: str) -> str:
-    """hh:mm:ss.mmm, with that point."""
-    total = round(seconds * 1000)
-    minutes, thousandths = divmod(total, 60_000)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02}:{minutes:02}:{thousandths // 1000:02}{point}{thousandths % 1000:03}"

@@ -19,13 +19,15 @@ DATA = "data:"
 GIVE = "give a file, a data URL, a PIL image or an array [height, width, 3]"
 
 
-def picture(value: Any, place: str) -> Image:
+def picture(value: Any, place: str, most: int = MOST_PIXELS) -> Image:
     """Return a picture as a model's processor takes it: upright, in RGB, on white where it is
     transparent; of an animation the first image.
 
     Args:
-        value: A file's path, a data URL, a PIL image or an array of bytes `[H, W]` or `[H, W, C]`.
+        value: A file's path, its bytes, a data URL, a PIL image or an array of bytes `[H, W]` or
+            `[H, W, C]`.
         place: Where it stands, for errors.
+        most: Pixels at most.
 
     Raises:
         InputError: It is none of these, too large, or cannot be read; Pillow is missing.
@@ -41,9 +43,9 @@ def picture(value: Any, place: str) -> Image:
         raise InputError(f"{place} needs Pillow; pip install 'foretoken[media]'") from None
     opened = value if isinstance(value, Image.Image) else _opened(value, place)
     width, height = opened.size
-    if width * height > MOST_PIXELS:
+    if width * height > most:
         raise InputError(
-            f"{place} has {width} x {height} pixels, more than {MOST_PIXELS:,}; make it smaller"
+            f"{place} has {width} x {height} pixels, more than {most:,}; make it smaller"
         )
     try:
         return _plain(ImageOps.exif_transpose(opened))
@@ -63,6 +65,8 @@ def _opened(value: Any, place: str) -> Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked
             if isinstance(value, str) and value.startswith(DATA):
                 return Image.open(io.BytesIO(decoded(value, place)))
+            if isinstance(value, bytes):
+                return Image.open(io.BytesIO(value))
             if isinstance(value, str | Path) and "://" not in str(value):
                 return Image.open(value)
             if array is not None:

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEAST_RATE, MOST_RATE = 1000, 768_000  # Hz
+BLOCK = 2**18  # samples that are read at a time
 GIVE = "give an audio file (WAV, FLAC, OGG, MP3), a data URL, or an array of samples"
 
 
-def sound(value: Any, rate: int, place: str) -> NDArray[np.float32]:
+def sound(value: Any, rate: int, place: str, most: float | None = None) -> NDArray[np.float32]:
     """Return samples `[n]` of a sound at `rate` Hz, its channels averaged.
 
     Args:
@@ -26,6 +27,7 @@ def sound(value: Any, rate: int, place: str) -> NDArray[np.float32]:
             already, `[n]`.
         rate: Samples a second.
         place: Where it stands, for errors.
+        most: Seconds at most; None sets no limit.
 
     Raises:
         InputError: It is none of these, empty, or cannot be read; soundfile is missing.
@@ -42,7 +44,7 @@ def sound(value: Any, rate: int, place: str) -> NDArray[np.float32]:
         if samples.ndim != 1:
             raise InputError(f"{place} has the shape {samples.shape}; give one channel of samples")
     else:
-        samples, own = _read(value, place)
+        samples, own = _read(value, place, most)
     if not len(samples):
         raise InputError(f"{place} holds no samples; give a sound")
     if not np.isfinite(samples).all():
@@ -50,8 +52,10 @@ def sound(value: Any, rate: int, place: str) -> NDArray[np.float32]:
     return samples if own == rate else _resampled(samples, own, rate)
 
 
-def _read(value: Any, place: str) -> tuple[NDArray[np.float32], int]:
+def _read(value: Any, place: str, most: float | None) -> tuple[NDArray[np.float32], int]:
     """One channel of samples, and their rate."""
+    import numpy as np
+
     try:
         import soundfile  # late: an extra
     except ImportError:
@@ -63,13 +67,27 @@ def _read(value: Any, place: str) -> tuple[NDArray[np.float32], int]:
     elif not isinstance(value, str | Path) or "://" in str(value):
         raise InputError(f"{place} is {shown(value)}; {GIVE}")
     try:
-        channels, rate = soundfile.read(value, dtype="float32", always_2d=True)
+        with soundfile.SoundFile(value) as file:
+            rate = file.samplerate
+            _require_length(file, place, most)
+            # channels are averaged block by block: all of them may be more than memory holds
+            blocks = [np.mean(b, 1) for b in file.blocks(BLOCK, dtype="float32", always_2d=True)]
+    except InputError:
+        raise
     except Exception as error:  # files hold anything
         raise InputError(f"{place} cannot be read: {one_line(error)}; {GIVE}") from None
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), rate
+
+
+def _require_length(file: Any, place: str, most: float | None) -> None:
+    """InputError for a rate that no sound has, and for a sound that is too long."""
+    rate = file.samplerate
     if not LEAST_RATE <= rate <= MOST_RATE:
         problem = f"{place} has {rate} samples a second"
         raise InputError(f"{problem}; give {LEAST_RATE} to {MOST_RATE}")
-    return channels.mean(1), rate
+    if most is not None and file.frames > most * rate:
+        seconds = file.frames / rate
+        raise InputError(f"{place} lasts {seconds:.0f} s, at most {most:g} go; cut it")
 
 
 def _resampled(samples: NDArray[np.float32], own: int, rate: int) -> NDArray[np.float32]:

@@ -12,15 +12,19 @@ from starlette.types import Message, Receive, Scope
 
 from foretoken.server.api.errors import ApiError
 
+FILES = "/v1/audio/"  # where forms with files go
+FIELDS = 100_000  # bytes of what stands in a form beside its file
 OPEN = ("/", "/health", "/ready", "/version", "/metrics")  # as everything below /page/: no key
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Keys of clients, all of whom are served where there are none, and bytes of a body at most."""
+    """Keys of clients, all of whom are served where there are none, and bytes of a body, and of one
+    with a file, at most."""
 
     keys: tuple[str, ...] = ()
     max_body: int = 4_000_000
+    max_file: int = 25_000_000
 
     def require(self, scope: Scope) -> None:
         """Raise ApiError for a request without a key or with a body that is said to be too large;
@@ -31,8 +35,8 @@ class Access:
         if salt is None and path not in OPEN and not path.startswith("/page/"):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self.max_body:
-            raise ApiError(413, self._too_large)
+        if length.isdecimal() and int(length[:20]) > self._most(path):
+            raise ApiError(413, self._too_large(path))
 
     def salt(self, key: str) -> str | None:
         """Return the cache salt of a client's key, so that clients never share cached prefixes;
@@ -43,7 +47,7 @@ class Access:
         same = [hmac.compare_digest(token, each.encode()) for each in self.keys]  # all, always
         return hashlib.sha256(token).hexdigest() if any(same) else None
 
-    def bounded(self, receive: Receive) -> Receive:
+    def bounded(self, receive: Receive, path: str) -> Receive:
         """Return what reads a body, of which nobody said beforehand how large it is, up to the
         bound."""
         size = 0
@@ -52,12 +56,15 @@ class Access:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self.max_body:
-                raise HTTPException(413, self._too_large)  # as FastAPI lets through
+            if size > self._most(path):
+                raise HTTPException(413, self._too_large(path))  # as FastAPI lets through
             return message
 
         return counted
 
-    @property
-    def _too_large(self) -> str:
-        return f"the body is larger than {self.max_body} bytes; send less"
+    def _most(self, path: str) -> int:
+        """Bytes of a body: a form with a file has other fields, too."""
+        return self.max_file + FIELDS if path.startswith(FILES) else self.max_body
+
+    def _too_large(self, path: str) -> str:
+        return f"the body is larger than {self._most(path)} bytes; send less"

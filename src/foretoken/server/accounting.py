@@ -74,7 +74,7 @@ class Accounting:
 
         try:
             self.access.require(scope)
-            await self.app(scope, self.access.bounded(receive), named)
+            await self.app(scope, self.access.bounded(receive, scope["path"]), named)
         except ApiError as error:  # `access` refuses it; the app answers its own
             await JSONResponse(error.body, error.status)(scope, receive, named)
         finally:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -37,18 +37,28 @@ from foretoken.server.api.errors import (
 )
 from foretoken.server.api.responses import ResponseAnswer, Responses
 from foretoken.server.api.tokens import Detokenize, Tokenize
+from foretoken.server.api.transcriptions import (
+    Hearing,
+    Transcribing,
+    Translate,
+    documented,
+    events,
+    form,
+)
 from foretoken.server.api.wire import ApiRequest, Body
+from foretoken.server.media import MediaReader
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation, several
-from foretoken.server.process.messages import ReplyFacts
+from foretoken.server.process.messages import Prompt, ReplyFacts
 from foretoken.server.process.models import ServedModels
 
 VERSION = version("foretoken")
 PAGE = Path(__file__).parent / "page"
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 KEY = HTTPBearer(auto_error=False)  # for the document: `Access` has looked at it already
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -71,7 +81,7 @@ def make(models: ServedModels, options: ServerOptions) -> FastAPI:
     routes = Routes(models, options)
     routes.route(app)
     paths = app.openapi()["paths"]
-    access = Access(options.api_key, options.max_body)
+    access = Access(options.api_key, options.max_body, options.max_media)
     app.add_middleware(Accounting, metrics=routes.metrics, known=paths.__contains__, access=access)
     if options.allowed_origin:  # what browsers ask beforehand comes without a key
         app.add_middleware(
@@ -89,6 +99,7 @@ class Routes:
     def __init__(self, models: ServedModels, options: ServerOptions) -> None:
         self.served, self.options = models, options
         self.metrics = Metrics(models.base, vllm=options.metrics_compat == "vllm")
+        self.media = MediaReader(options.allowed_media_host, options.max_media)
         self.began = int(time())
 
     def route(self, app: FastAPI) -> None:
@@ -98,6 +109,9 @@ class Routes:
         api.post("/chat/completions", responses=STREAM)(self.chat)
         api.post("/completions", responses=STREAM)(self.completions)
         api.post("/responses", responses=STREAM)(self.responses)
+        for kind, answer in ((Transcribing, self.transcriptions), (Translate, self.translations)):
+            path = f"/audio/{answer.__name__}"
+            api.post(path, responses=STREAM, openapi_extra=documented(kind))(answer)
         api.get("/models")(self.models)
         api.get("/models/{name:path}")(self.model)
         api.get("/speculation")(self.speculation)
@@ -121,25 +135,46 @@ class Routes:
         app.add_exception_handler(Exception, _broken)
 
     async def chat(self, request: Request, asked: Chat) -> Response:
-        generation = self._generation(request, asked)
+        generation = await self._generation(request, asked)
         facts = self._facts(request)
         return await self._answer(
             request, ChatAnswer(asked, request.state.model, generation, facts)
         )
 
     async def responses(self, request: Request, asked: Responses) -> Response:
-        generation = self._generation(request, asked)
+        generation = await self._generation(request, asked)
         facts = self._facts(request)
         return await self._answer(
             request, ResponseAnswer(asked, request.state.model, generation, facts)
         )
 
     async def completions(self, request: Request, asked: Text) -> Response:
-        generation = self._generation(request, asked)
+        generation = await self._generation(request, asked)
         return await self._answer(request, TextAnswer(asked, request.state.model, generation))
 
+    async def transcriptions(self, request: Request) -> Response:
+        return await self._written_down(request, Transcribing)
+
+    async def translations(self, request: Request) -> Response:
+        return await self._written_down(request, Translate)
+
+    async def _written_down(self, request: Request, kind: type[Translate]) -> Response:
+        asked = await form(request, kind)
+        engine = self._chosen(request, asked)
+        asked.require()
+        if engine.info is not None and not engine.info.transcribes:
+            problem = f"{request.state.model} is no model that writes speech down; Whisper is one"
+            raise BadRequestError(problem, "model")
+        hearing = Hearing(engine, asked.to_engine(self.options.gamma))
+        if asked.streams:
+            return Events(asked, hearing, events(hearing))
+        async with hearing:
+            body = asked.body(await _unless_gone(request, hearing.all()))
+        return PlainTextResponse(body) if isinstance(body, str) else JSONResponse(body)
+
     async def tokenize(self, request: Request, asked: Tokenize) -> dict[str, Any]:
-        engine, prompt, options = self._chosen(request, asked), asked.written, self.options
+        engine, options = self._chosen(request, asked), self.options
+        (prompt,) = await self._with_media(engine, asked, [asked.written])
         if asked.prompt is None:
             self._require_template(engine, "messages")
         answer = await engine.ask(
@@ -173,6 +208,7 @@ class Routes:
         return {
             "model": name,
             **{each: getattr(info, each) for each in (*names, "text", "max_rows")},
+            **{each: getattr(info, each) for each in ("media", "transcribes")},
             "chat": info.chat or self.options.chat_template is not None,
             "temperature": info.suggested["temperature"],
             **rates,
@@ -255,7 +291,14 @@ class Routes:
             "max_model_len": _context(self._engine(name)),
         }
 
-    def _generation(self, request: Request, asked: ApiRequest) -> Generation:
+    async def _with_media(
+        self, engine: Engines, asked: Body, prompts: Sequence[Prompt]
+    ) -> list[Prompt]:
+        """Return prompts with the bytes of their pictures and sounds."""
+        kinds = engine.info.media if engine.info else ()
+        return await self.media.read(prompts, kinds, asked.param("prompt"))
+
+    async def _generation(self, request: Request, asked: ApiRequest) -> Generation:
         """Return the texts that are asked for, within the server's limits."""
         engine, options = self._chosen(request, asked), self.options
         prompts, n, info = asked.prompts, asked.candidates, engine.info
@@ -270,6 +313,7 @@ class Routes:
             name = asked.param("max_new_tokens")
             message = f"{name} is {asked.max_new_tokens}, this server writes at most "
             raise BadRequestError(f"{message}{options.max_tokens}", name)
+        prompts = await self._with_media(engine, asked, prompts)
         first = asked.to_engine(
             prompts[0], info.suggested if info else {}, info.replies if info else None
         )
@@ -288,22 +332,25 @@ class Routes:
         """Return the answer, whole or as server-sent events. Texts that still run are aborted
         at its end, and when the client is gone."""
         if answer.asked.stream:
-            return Events(answer)
+            return Events(answer.asked, answer.generation, answer.events())
         async with answer.generation as generation:
             await _unless_gone(request, generation.all())
             return JSONResponse(answer.body())
 
 
 class Events(StreamingResponse):
-    """Server-sent events of one request, whose texts end with them."""
+    """Server-sent events of one request, whose work ends with them."""
 
-    def __init__(self, answer: Answer[Any]) -> None:
+    def __init__(
+        self, asked: Body, work: AbstractAsyncContextManager[Any], events: AsyncGenerator[str]
+    ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._told(), media_type="text/event-stream", headers=headers)
-        self.answer, self.status = answer, 499  # the client is gone
+        self.asked, self.work, self.events = asked, work, events
+        self.status = 499  # the client is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.answer.generation:  # may raise, before anything is sent
+        async with self.work:  # may raise, before anything is sent
             try:
                 await super().__call__(scope, receive, send)
             finally:
@@ -312,11 +359,11 @@ class Events(StreamingResponse):
     async def _told(self) -> AsyncGenerator[str]:
         """Yield the events, and what breaks them off, which comes too late for a status."""
         try:
-            async for event in self.answer.events():
+            async for event in self.events:
                 yield event
             self.status = 200
         except (RefusedRequest, UnavailableError) as error:
-            refusal = api_error(error, self.answer.asked)
+            refusal = api_error(error, self.asked)
             self.status = refusal.status
             yield answers.event(refusal.body)
 
@@ -326,14 +373,14 @@ def _context(engine: Engines) -> int | None:
     return None if engine.info is None else engine.info.context
 
 
-async def _unless_gone(request: Request, work: Awaitable[Any]) -> None:
-    """Wait for the work, or break it off when the client is gone."""
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Return what the work comes to, or break it off when the client is gone."""
     doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
             raise ApiError(499, "the client is gone")
-        doing.result()
+        return doing.result()
     finally:
         doing.cancel()
         leaving.cancel()

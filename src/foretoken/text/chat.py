@@ -214,8 +214,7 @@ def media(
     require(messages)
     with about("chat_template_kwargs"):
         variables = _variables(chat_template_kwargs)
-    rate = getattr(getattr(processor, "feature_extractor", None), "sampling_rate", RATE)
-    read = [_read(i, message, rate) for i, message in enumerate(messages)]
+    read = [_read(i, message, rate(processor)) for i, message in enumerate(messages)]
     try:
         return processor.apply_chat_template(
             read,
@@ -229,24 +228,35 @@ def media(
         raise InputError(f"the processor refuses the messages: {one_line(error)}") from None
 
 
+def rate(processor: Any) -> int:
+    """Return the samples a second of the sounds that a processor reads."""
+    return getattr(getattr(processor, "feature_extractor", None), "sampling_rate", RATE)
+
+
+def kinds(processor: Any) -> tuple[str, ...]:
+    """Return the kinds of media that a processor reads in messages."""
+    parts = {"image": "image_processor", "audio": "feature_extractor"}
+    return tuple(kind for kind, part in parts.items() if getattr(processor, part, None) is not None)
+
+
 def _parts(message: Message) -> list[Mapping[str, Any]]:
     content = message.get("content") if isinstance(message, Mapping) else None
     listed = cast(list[Any], content) if isinstance(content, list | tuple) else []
     return [part for part in listed if isinstance(part, Mapping)]
 
 
-def _read(i: int, message: Message, rate: int) -> dict[str, Any]:
+def _read(i: int, message: Message, hertz: int) -> dict[str, Any]:
     """A message whose pictures and sounds are read."""
     plain = _plain(message)
     if parts := _parts(message):
         numbered = enumerate(parts)
         plain["content"] = [
-            _read_part(f"message {i}, part {j}", part, rate) for j, part in numbered
+            _read_part(f"message {i}, part {j}", part, hertz) for j, part in numbered
         ]
     return plain
 
 
-def _read_part(place: str, part: Mapping[str, Any], rate: int) -> dict[str, Any]:
+def _read_part(place: str, part: Mapping[str, Any], hertz: int) -> dict[str, Any]:
     kind = part.get("type")
     if kind == "video":
         raise InputError(f"{place} is a video, which is not read here; give pictures of it")
@@ -256,5 +266,5 @@ def _read_part(place: str, part: Mapping[str, Any], rate: int) -> dict[str, Any]
     if len(values) != 1:
         names = ", ".join(MEDIA[kind])
         raise InputError(f"{place} has {len(values)} of {names}; give {kind}=...")
-    value = picture(values[0], place) if kind == "image" else sound(values[0], rate, place)
+    value = picture(values[0], place) if kind == "image" else sound(values[0], hertz, place)
     return {"type": kind, kind: value}

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
@@ -345,31 +345,61 @@ class Predicting(ApiRequest):
         return (content if isinstance(content, str) else "".join(p.text for p in content)) or None
 
 
-TextKind = Literal["text", "input_text", "output_text", "refusal"]
-TEXTS = get_args(TextKind)
+PartKind = Literal[
+    "text", "input_text", "output_text", "refusal", "image_url", "input_image", "input_audio"
+]
+PARTS = "give a text, a picture (image_url, input_image) or a sound (input_audio)"
+MEDIA = ("image", "audio")  # kinds of parts that are no text, as chat templates have them
 
 
-def _text(content: Any) -> Any:
-    """Parts of text as one text; images and all else are refused."""
+def _content(content: Any) -> Any:
+    """Parts of text as one text; parts with pictures and sounds among them as chat templates have
+    them."""
     if not isinstance(content, list):
         return content
-    parts = [part for part in content if isinstance(part, dict) and part.get("type") in TEXTS]
-    texts = [part.get("refusal" if part["type"] == "refusal" else "text") for part in parts]
-    known = [text for text in texts if isinstance(text, str)]
-    if len(known) < len(content):
-        raise ValueError("this server reads text only; give a text, or parts with texts")
-    return "".join(known)
+    parts = [_part(part) for part in content]
+    if any(part["type"] in MEDIA for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """A part as chat templates have it: a picture or a sound is its address, or its bytes in
+    base64, which are read later."""
+    match part:
+        case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "refusal", "refusal": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url), **more}}:
+            pass
+        case {"type": "input_image", "image_url": str(url), **more}:
+            pass
+        case {"type": "input_audio", "input_audio": {"data": str(data)}}:
+            return {"type": "audio", "audio": data}
+        case _:
+            raise ValueError(f"a part is {shown(part)}; {PARTS}")
+    if more.get("detail") not in (None, "auto"):
+        problem = f"a picture has the detail {shown(more['detail'])}, and the model's own is read"
+        raise ValueError(f"{problem}; leave it out")
+    return {"type": "image", "image": url}
 
 
 class ContentPart(BaseModel, extra="allow"):
-    """A part of a message, as the OpenAPI document has it: a refusal has its text of that name."""
+    """A part of a message, as the OpenAPI document has it: a refusal has its text of that name, a
+    picture an address, a sound its data in base64."""
 
-    type: TextKind
+    type: PartKind
     text: str | None = None
     refusal: str | None = None
+    image_url: str | dict[str, Any] | None = None
+    input_audio: dict[str, Any] | None = None
 
 
-Content = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[ContentPart])]
+Content = Annotated[
+    str | list[dict[str, Any]],
+    BeforeValidator(_content, json_schema_input_type=str | list[ContentPart]),
+]
 
 
 class Function(BaseModel, extra="allow"):

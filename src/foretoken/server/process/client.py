@@ -24,6 +24,7 @@ from foretoken.server.process.messages import (
     Failed,
     FromEngine,
     GenerateRequest,
+    Heard,
     ModelInfo,
     Ready,
     Refusal,
@@ -32,6 +33,8 @@ from foretoken.server.process.messages import (
     StepOutputs,
     Stop,
     ToEngine,
+    Transcribe,
+    TranscribeRequest,
 )
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Setup, work
@@ -61,7 +64,7 @@ class UnavailableError(Exception):
         self.message, self.after = message, after
 
 
-Told = Accepted | StepOutput | Reply | RefusedRequest | UnavailableError
+Told = Accepted | StepOutput | Heard | Reply | RefusedRequest | UnavailableError
 
 
 class Pipe(Protocol):
@@ -182,6 +185,17 @@ class EngineClient:
         self._send(Add(id, request))
         return partial(self._abort, id)
 
+    def transcribe(
+        self, request: TranscribeRequest, listener: Callable[[Told], None]
+    ) -> Callable[[], None]:
+        """Send a sound, and call `listener` with all that becomes of it: `Heard` with new text,
+        then `Reply` with the transcription; or RefusedRequest. Return what ends it early. Raises
+        UnavailableError."""
+        self._require_ready()
+        id = self._open(listener)
+        self._send(Transcribe(id, request))
+        return partial(self._abort, id)
+
     async def ask(self, name: str, **arguments: Any) -> Any:
         """Return the answer to a question that takes no step. Raises RefusedRequest and
         UnavailableError."""
@@ -267,6 +281,9 @@ class EngineClient:
                 self._stuck.clear()
                 for part in parts:
                     self._deliver(part)
+            case Heard():
+                self._stuck.clear()
+                self._deliver(message)
             case Accepted() | Reply() | Refusal():
                 self._deliver(message)
             case Ready(info):
@@ -281,14 +298,14 @@ class EngineClient:
             case None:
                 self._died()
 
-    def _deliver(self, message: Accepted | Reply | Refusal | StepOutput) -> None:
+    def _deliver(self, message: Accepted | Heard | Reply | Refusal | StepOutput) -> None:
         listener = self._listeners.get(message.id)
         if listener is None:  # nobody waits any more
             return
         match message:
             case Accepted(id, prompt_tokens):
                 self._prompts[id] = prompt_tokens
-            case StepOutput(done=None):
+            case Heard() | StepOutput(done=None):
                 pass
             case _:
                 self._close(message.id)

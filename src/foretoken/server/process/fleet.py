@@ -27,6 +27,7 @@ from foretoken.server.process.messages import (
     GenerateRequest,
     ModelInfo,
     StepOutput,
+    TranscribeRequest,
     is_chat,
 )
 from foretoken.server.process.statistics import SpecDecodeStats
@@ -47,7 +48,7 @@ def digests(request: GenerateRequest) -> list[int]:
     messages in which every turn extends the last. Other salts and templates have others."""
     prompt, size = request.prompt, CHARACTERS
     if is_chat(prompt):
-        prompt = "".join(f"{turn.get('role')}\0{turn.get('content')}\0" for turn in prompt)
+        prompt = "".join(f"{turn.get('role')}\0{_said(turn.get('content'))}\0" for turn in prompt)
     elif isinstance(prompt, list):
         size = IDS
     about = request.cache_salt, request.chat_template
@@ -56,6 +57,17 @@ def digests(request: GenerateRequest) -> list[int]:
         running.update(repr(prompt[start : start + size]).encode(errors="surrogatepass"))
         hashes.append(int.from_bytes(running.digest()))
     return hashes
+
+
+def _said(content: Any) -> str:
+    """A message's content, with a digest for each picture and sound."""
+    parts = content if isinstance(content, list) else [{"text": str(content)}]
+    return "".join(
+        part["text"]
+        if "text" in part
+        else hashlib.blake2b(part[part["type"]], digest_size=CHARACTERS // 2).hexdigest()
+        for part in parts
+    )
 
 
 class EngineFleet:
@@ -164,6 +176,12 @@ class EngineFleet:
         text = MovableText(self, request, listener)
         text.begin(self.ready_client(request))
         return text.end
+
+    def transcribe(
+        self, request: TranscribeRequest, listener: Callable[[Told], None]
+    ) -> Callable[[], None]:
+        """Have a sound written down like `EngineClient.transcribe`, by one engine."""
+        return self.ready_client(GenerateRequest("")).transcribe(request, listener)
 
     async def ask(self, name: str, **arguments: Any) -> Any:
         """Return an answer that takes no step, and that any engine gives."""

@@ -18,6 +18,13 @@ def is_chat(prompt: Prompt) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 
+def holds_media(prompt: Prompt) -> bool:
+    """Return whether a prompt is messages with pictures or sounds among their parts."""
+    contents = [turn.get("content") for turn in prompt] if is_chat(prompt) else []
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(part.get("type") in ("image", "audio") for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Request for one text: what `Engine.add` takes, in plain data."""
@@ -54,6 +61,26 @@ class Add:
 
     id: int
     request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TranscribeRequest:
+    """Request to write down a sound."""
+
+    audio: bytes  # of a file
+    language: str | None = None
+    translate: bool = False
+    prompt: str | None = None  # text before it
+    temperature: float = 0.0
+    gamma: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transcribe:
+    """A sound to be written down, under an id that no other request has had."""
+
+    id: int
+    request: TranscribeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +129,8 @@ class ModelInfo:
     draft_runtime: str | None
     dtype: str
     replies: ReplyFacts
+    media: tuple[str, ...]  # kinds of parts of messages that it reads beside text
+    transcribes: bool
     suggested: dict[str, Any]  # temperature, top_p, top_k of the generation config, or None
     max_rows: int
     pid: int
@@ -139,6 +168,14 @@ class Refusal:
     kind: Kind
     message: str
     option: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """New text of a sound; "": it is being listened to."""
+
+    id: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,5 +248,5 @@ class StepOutputs:
     preempted: int
 
 
-ToEngine = Add | Abort | Ask | Stop
-FromEngine = Ready | Failed | Accepted | Reply | Refusal | StepOutputs
+ToEngine = Add | Transcribe | Abort | Ask | Stop
+FromEngine = Ready | Failed | Accepted | Heard | Reply | Refusal | StepOutputs

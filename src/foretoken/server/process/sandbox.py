@@ -1,41 +1,51 @@
-"""Grammars are compiled in a process of their own first: a few lines may take hours or all memory,
-and a compilation cannot be stopped. A grammar that fails there is refused before the engine takes
-it up.
+"""A process of its own for work on what clients send: a few bytes may take hours or all memory, or
+break a C library, and such work cannot be stopped. It ends itself where one answer takes too long.
 
-`python -m foretoken.server.process.sandbox` is that process: lines of JSON in and out, a tokenizer
-first, then grammars. It imports llguidance alone, and ends itself where one takes too long.
+Questions and answers are lines of JSON with bytes behind them; the first line holds the settings.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
-from importlib.util import find_spec
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-from foretoken.errors import InputError
-
-if TYPE_CHECKING:
-    from foretoken.sampling.checks import Structured
-
-SECONDS = 10.0
+SECONDS = 10.0  # for an answer
 BYTES = 4 * 2**30  # of its address space
-KEPT = 256  # grammars that are known to be good
+
+Message = tuple[dict[str, Any], bytes]
 
 
-class GrammarSandbox:
-    """A process that compiles grammars over one tokenizer; it starts with the first."""
+class Sandbox:
+    """`python -m MODULE`, which calls `answer`: it starts with the first question, and again behind
+    one that it could not answer."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, module: str, settings: Callable[[], dict[str, Any]]) -> None:
+        self._module, self._settings = module, settings
+        self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
-        self.require = lru_cache(KEPT)(self._require)
+
+    def ask(self, question: dict[str, Any], body: bytes = b"") -> Message | None:
+        """Return its answer; None where that takes more than `SECONDS` or `BYTES`, or breaks it."""
+        with self._lock:
+            if self._process is None:
+                self._process = self._started()
+            process = self._process
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                _write(process.stdin, question, body)
+                answer = _read(process.stdout)
+            except OSError:
+                answer = None
+            if answer is None:
+                self._end_process()
+            return answer
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -45,48 +55,16 @@ class GrammarSandbox:
         with self._lock:
             self._end_process()
 
-    def _require(self, structured: Structured) -> None:
-        """InputError for what does not compile within these bounds; what compiles to an error is
-        left to who tells it."""
-        from foretoken.controls.grammar import source
-
-        if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):
-            return  # which the engine tells better
-        text = source(structured)
-        with self._lock:
-            if self._process is None:
-                self._process = self._started()
-            if self._answer(text) is None:
-                self._end_process()
-                raise InputError(
-                    f"structured's {structured.kind} takes more than {SECONDS:g} s or "
-                    f"{BYTES // 2**30} GB to compile; make it simpler"
-                )
-
-    def _started(self) -> subprocess.Popen[str]:
-        from foretoken.controls.grammar import spelled
-
+    def _started(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "foretoken.server.process.sandbox"],
+            [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
         )
         assert process.stdin is not None
-        settings = {"tokenizer": spelled(self._tokenizer), "seconds": SECONDS, "bytes": BYTES}
-        process.stdin.write(f"{json.dumps(settings)}\n")
+        _write(process.stdin, {**self._settings(), "limits": [SECONDS, BYTES]}, b"")
         return process
-
-    def _answer(self, text: str) -> str | None:
-        """None where the process has ended."""
-        assert self._process is not None and self._process.stdin and self._process.stdout
-        try:
-            self._process.stdin.write(f"{json.dumps(text)}\n")
-            self._process.stdin.flush()
-        except OSError:
-            return None
-        return self._process.stdout.readline() or None
 
     def _end_process(self) -> None:
         if self._process is None:
@@ -97,30 +75,36 @@ class GrammarSandbox:
         self._process = None
 
 
-def main() -> None:
-    """The process's whole life."""
-    from llguidance import LLMatcher, LLTokenizer
-
-    settings = json.loads(sys.stdin.readline())
-    # any end token: how texts end is no matter here
-    lexicon = LLTokenizer(settings["tokenizer"], eos_token=0)
-    _bound(settings["bytes"])
-    while line := sys.stdin.readline():
-        faulthandler.dump_traceback_later(settings["seconds"], exit=True)  # which needs no lock
-        matcher = LLMatcher(lexicon, json.loads(line), log_level=0)
-        if not matcher.is_error():
-            matcher.compute_ff_bytes()
-            matcher.compute_bitmask()
-        faulthandler.cancel_dump_traceback_later()
-        print("done", flush=True)
-
-
-def _bound(size: int) -> None:
+def answer(start: Callable[[dict[str, Any]], Callable[[dict[str, Any], bytes], Message]]) -> None:
+    """Live such a process's whole life: `start` makes of its settings what answers a question."""
+    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever libraries print is no answer
+    first = _read(questions)
+    assert first is not None
+    (seconds, size), respond = first[0]["limits"], start(first[0])
     with suppress(ImportError, ValueError, OSError):  # there is none on Windows
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    while (question := _read(questions)) is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True)  # which needs no lock
+        told, body = respond(*question)
+        faulthandler.cancel_dump_traceback_later()
+        _write(answers, told, body)
 
 
-if __name__ == "__main__":
-    main()
+def _write(pipe: IO[bytes], told: dict[str, Any], body: bytes) -> None:
+    pipe.write(json.dumps({**told, "bytes": len(body)}).encode() + b"\n")
+    pipe.write(body)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes]) -> Message | None:
+    """None where the other end is gone."""
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
+        return None
+    told = json.loads(line)
+    size = told.pop("bytes")
+    body = pipe.read(size)
+    return (told, body) if len(body) == size else None

@@ -19,6 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
 from threading import Condition, Lock, Thread
+from threading import Event as Flag
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.errors import (
@@ -41,6 +43,7 @@ from foretoken.server.process.messages import (
     Failed,
     FromEngine,
     GenerateRequest,
+    Heard,
     Kind,
     ModelInfo,
     Pace,
@@ -52,6 +55,9 @@ from foretoken.server.process.messages import (
     StepOutputs,
     Stop,
     TokenLogprob,
+    Transcribe,
+    TranscribeRequest,
+    holds_media,
     is_chat,
 )
 from foretoken.serving.options import AllEngineKeywords
@@ -59,15 +65,19 @@ from foretoken.text.decoding import Spelling, decode
 from foretoken.theory import steps_factor
 
 if TYPE_CHECKING:
+    from foretoken.media.inputs import Media
     from foretoken.request import Completion
     from foretoken.sampling.logprobs import Logprobs
+    from foretoken.server.process.media_sandbox import MediaSandbox
     from foretoken.server.process.replies import Replies
     from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
 
 WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
 LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
-COMPILING = 4  # grammars at a time
+PREPARING = 4  # grammars and media at a time
+LISTENING = 4  # sounds at a time
+BEAT = 1.0  # seconds between two words that a sound is being listened to
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
 log = logging.getLogger(__name__)
 
@@ -86,6 +96,8 @@ class Setup:
     adapters: tuple[str, ...] = ()  # of engines that start later: to be checked before it loads
     chat_template: str | None = None  # None: the model's own
     tool_parser: str = "auto"
+    max_pixels: int = 50_000_000  # of a picture
+    max_seconds: int = 3600  # of a sound
 
 
 def work(pipe: Connection, setup: Setup) -> None:
@@ -98,6 +110,7 @@ def work(pipe: Connection, setup: Setup) -> None:
         from transformers.utils import logging as transformers
 
         from foretoken.loading.load import load, require_adapters
+        from foretoken.server.process.media_sandbox import MediaSandbox
         from foretoken.server.process.replies import Replies
         from foretoken.serving.engine import Engine
 
@@ -115,7 +128,7 @@ def work(pipe: Connection, setup: Setup) -> None:
         replies = Replies(spec.tokenizer, setup.chat_template, setup.tool_parser)
         if replies.template:
             log.info(replies.described)
-        Worker(pipe, spec, engine, replies).run()
+        Worker(pipe, spec, engine, replies, MediaSandbox(setup.max_pixels, setup.max_seconds)).run()
 
 
 def end_with(parent: BaseProcess | None) -> None:
@@ -150,17 +163,24 @@ class Worker:
     """An engine between two ends of a pipe."""
 
     def __init__(
-        self, pipe: Connection, spec: Speculator, engine: Engine, replies: Replies
+        self,
+        pipe: Connection,
+        spec: Speculator,
+        engine: Engine,
+        replies: Replies,
+        media: MediaSandbox,
     ) -> None:
-        from foretoken.server.process.sandbox import GrammarSandbox
+        from foretoken.server.process.grammar_sandbox import GrammarSandbox
 
         self.pipe, self.spec, self.engine = pipe, spec, engine
-        self.replies = replies
+        self.replies, self.media = replies, media
         self.spelling = Spelling(spec.tokenizer)
         # By the pipe's ids, which are the engine's too; None while a request is checked
         self.requests: dict[int, EngineRequest | None] = {}
         self.sandbox = GrammarSandbox(spec.tokenizer)
-        self.compiling = ThreadPoolExecutor(COMPILING, "foretoken grammars")
+        self.preparing = ThreadPoolExecutor(PREPARING, "foretoken prompts")
+        self.listening = ThreadPoolExecutor(LISTENING, "foretoken sounds")
+        self.sounds: dict[int, Flag] = {}  # set where nobody waits any more
         self.sending, self.awake = Lock(), Condition()
         self.over = False
 
@@ -176,8 +196,12 @@ class Worker:
                 self._fail(one_line(error))
                 continue
             self._tell(events)
-        self.compiling.shutdown(wait=False, cancel_futures=True)
+        for gone in [*self.sounds.values()]:
+            gone.set()
+        for pool in (self.preparing, self.listening):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.sandbox.close()
+        self.media.close()
 
     def _listen(self) -> None:
         """A thread's life: what is asked. The process ends with it, whatever ended it."""
@@ -198,10 +222,12 @@ class Worker:
                 case Add(id, request):
                     with self.awake:
                         self.requests[id] = None
-                    if request.constrained:  # may take long; others do not wait
-                        self.compiling.submit(self._add, id, request)
+                    if request.constrained or holds_media(request.prompt):  # others do not wait
+                        self.preparing.submit(self._add, id, request)
                     else:
                         self._add(id, request)
+                case Transcribe(id, request):
+                    self._listen_to(id, request)
                 case Abort(id):
                     self._abort(id)
                 case Ask(id, name, arguments):
@@ -218,7 +244,7 @@ class Worker:
 
     def _add(self, id: int, request: GenerateRequest) -> None:
         try:
-            ids, limit, prediction = self._checked(request)
+            prompt, ids, limit, prediction = self._checked(request)
             accepted = self._accepted(id, request, ids)
             controls = self._controls(request, accepted.tail)
             added = EngineRequest(
@@ -233,7 +259,7 @@ class Worker:
                     return
                 self.requests[id] = added
             self.engine.add(
-                ids,
+                prompt,
                 id=id,
                 seed=request.seed,
                 gamma=request.gamma,
@@ -257,12 +283,15 @@ class Worker:
             else:  # aborted meanwhile, or at its end already
                 self._drop(id)
 
-    def _checked(self, request: GenerateRequest) -> tuple[list[int], int, list[int] | None]:
-        """The prompt's ids, how many new tokens may follow, and the prediction's ids."""
+    def _checked(
+        self, request: GenerateRequest
+    ) -> tuple[list[int] | Media, list[int], int, list[int] | None]:
+        """The prompt and its ids, how many new tokens may follow, and the prediction's ids."""
         controls, prediction = request.controls, None
         with about("prompt"):
             prompt, variables = self.replies.messages(request), self.replies.variables(request)
-            ids = self._ids(prompt, request.chat_template, variables)
+            read = self._read(prompt, request.chat_template, variables)
+            ids = read if isinstance(read, list) else read.ids
         limit = self._limit(len(ids), controls.get("max_new_tokens"), request.most_tokens)
         if request.prediction is not None:
             with about("prediction"):
@@ -274,7 +303,7 @@ class Worker:
                         f"the prediction has {len(prediction)} tokens, the context is {context}; "
                         "shorten it"
                     )
-        return ids, limit, prediction
+        return read, ids, limit, prediction
 
     def _controls(self, request: GenerateRequest, tail: str) -> Controls:
         """The request's controls, with those of its reply; its grammar compiles."""
@@ -314,20 +343,43 @@ class Worker:
             request.told = True
             self._send(request.accepted)
 
-    def _ids(
+    def _read(
         self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None
-    ) -> list[int]:
-        """The ids of a text, of ids, or of messages through a chat template."""
+    ) -> list[int] | Media:
+        """The ids of a text, of ids, or of messages through a chat template, which may hold media
+        too."""
         self._require_short(prompt)
+        if holds_media(prompt):
+            messages = [self._decoded(i, turn) for i, turn in enumerate(cast(Any, prompt))]
+            return cast("Media", self.spec.inputs.prompts(messages, template, variables)[0])
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             return self.spec.inputs.ids(cast(list[int], prompt))
         (formatted,) = self.spec.inputs.prompts(cast(Any, prompt), template, variables)
         return self.spec.inputs.ids(formatted)
 
+    def _decoded(self, i: int, message: dict[str, Any]) -> dict[str, Any]:
+        """A message with its pictures and sounds as arrays."""
+        from foretoken.text.chat import rate
+
+        assert self.spec.processor is not None  # messages of others hold no media
+        hertz = rate(self.spec.processor())
+
+        def decoded(j: int, part: dict[str, Any]) -> dict[str, Any]:
+            kind, place = part["type"], f"message {i}, part {j}"
+            if kind == "image":
+                return {"type": kind, kind: self.media.picture(part[kind], place)}
+            if kind == "audio":
+                return {"type": kind, kind: self.media.sound(part[kind], hertz, place)}
+            return part
+
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        return message | {"content": [decoded(j, part) for j, part in enumerate(parts)]}
+
     def _require_short(self, prompt: Prompt, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
         parts: list[Any] = [turn.get("content") for turn in prompt] if is_chat(prompt) else [prompt]
-        size, context = sum(len(part or "") for part in parts), self.engine.longest
+        size, context = sum(map(_size, parts)), self.engine.longest
         if context is not None and size > WIDEST * context:
             raise _TooLongError(
                 f"the {name} has {size} characters, far beyond the context of {context} tokens; "
@@ -350,7 +402,54 @@ class Worker:
         room = UNBOUNDED if context is None else context - prompt
         return room if most is None else min(room, most)
 
+    def _listen_to(self, id: int, request: TranscribeRequest) -> None:
+        """Write a sound down, in a thread of its own: its windows share steps with other texts."""
+        if len(self.sounds) >= self.engine.capacity:
+            self._refuse(id, BusyError(""))
+            return
+        gone = self.sounds[id] = Flag()
+        self.listening.submit(self._transcribe, id, request, gone)
+
+    def _transcribe(self, id: int, request: TranscribeRequest, gone: Flag) -> None:
+        from foretoken.transcription import transcribe
+
+        beat = 0.0
+
+        def told(text: str) -> None:
+            nonlocal beat
+            if gone.is_set():
+                raise _GoneError
+            if text or monotonic() - beat > BEAT:
+                beat = monotonic()
+                self._send(Heard(id, text))
+
+        try:
+            assert self.spec.processor is not None  # it is said not to transcribe elsewhere
+            hertz = self.spec.processor().feature_extractor.sampling_rate
+            with about("audio"):
+                samples = self.media.sound(request.audio, hertz, "the file")
+            written = transcribe(
+                self.spec,
+                samples,
+                language=request.language,
+                translate=request.translate,
+                temperature=request.temperature,
+                gamma=request.gamma,
+                told=told,
+                **({} if request.prompt is None else {"prompt": request.prompt}),
+            )
+            self._send(Reply(id, written))
+        except _GoneError:
+            pass
+        except Exception as error:
+            self._refuse(id, error)
+        finally:
+            self.sounds.pop(id, None)
+
     def _abort(self, id: int) -> None:
+        if id in self.sounds:
+            self.sounds[id].set()
+            return
         with self.awake:
             if self.requests.pop(id, None) is not None:
                 self._drop(id)
@@ -379,7 +478,8 @@ class Worker:
             problem = "the chat template reads no tools, and chats get them in a system message"
             raise InputError(f"{problem}; leave them out").about("tools")
         with about("prompt"):
-            ids = self._ids(prompt, template, chat_template_kwargs)
+            read = self._read(prompt, template, chat_template_kwargs)
+            ids = read if isinstance(read, list) else read.ids
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.text, ids)]} if texts else {})
 
     def _detokenize(self, tokens: list[int]) -> str:
@@ -404,6 +504,7 @@ class Worker:
 
     def _info(self) -> ModelInfo:
         from foretoken.drafters.none import NoDrafter
+        from foretoken.transcription import transcribes
 
         spec, tokenizer = self.spec, self.spec.tokenizer
         drafts = not isinstance(spec.drafter, NoDrafter)
@@ -419,6 +520,8 @@ class Worker:
             draft_runtime=spec.drafter.runtime if drafts else None,
             dtype=spec.target.computed,
             replies=self.replies.facts,
+            media=_media(spec),
+            transcribes=transcribes(spec),
             suggested=suggested,
             max_rows=self.engine.max_rows,
             pid=os.getpid(),
@@ -522,6 +625,27 @@ class Worker:
                 pass
 
 
+def _media(spec: Speculator) -> tuple[str, ...]:
+    """The kinds of media that the target reads in messages."""
+    from foretoken.models.base import ReadsMedia
+    from foretoken.text.chat import kinds
+
+    if spec.processor is None or not isinstance(spec.target, ReadsMedia):
+        return ()
+    try:
+        return kinds(spec.processor())
+    except InputError as error:  # what it needs is not installed
+        log.warning("pictures and sounds are not read: %s", error)
+        return ()
+
+
+def _size(content: Any) -> int:
+    """The characters of a prompt or of a message's content, or its ids."""
+    if not isinstance(content, list) or not content or not isinstance(content[0], dict):
+        return len(content or "")
+    return sum(len(part.get("text") or "") for part in cast(list[dict[str, Any]], content))
+
+
 def _pace(completion: Completion, length: int) -> Pace | None:
     """One of a single step has no time without its prompt's."""
     if len(completion.steps) < 2:
@@ -534,6 +658,10 @@ def _name(model: str) -> str:
     """A model's name, and its adapter's, without where they lie: that is no client's concern."""
     names = [Path(part).name if Path(part).exists() else part for part in model.split(" with ")]
     return " with ".join(names)
+
+
+class _GoneError(Exception):
+    """Nobody waits for a transcription any more."""
 
 
 class _TooLongError(InputError):

@@ -11,7 +11,7 @@ import pytest
 from foretoken.errors import InputError
 from foretoken.sampling.checks import Structured
 from foretoken.server.process import sandbox
-from foretoken.server.process.sandbox import GrammarSandbox
+from foretoken.server.process.grammar_sandbox import GrammarSandbox
 from tiny import byte_level
 
 FOREVER = Structured("json_schema", '{"type": "integer", "multipleOf": 99999989}')  # minutes
@@ -49,11 +49,11 @@ def test_what_takes_too_much_memory_is_refused(
 
 def test_the_process_stays_and_knows_what_was_good(tried: GrammarSandbox) -> None:
     tried.require(GOOD)
-    process = tried._process
+    process = tried._sandbox._process
     assert process is not None
     tried.require(Structured("choice", json.dumps(["a", "b"])))
     tried.require(Structured("regex", "a{2}"))
-    assert tried._process is process and process.poll() is None
+    assert tried._sandbox._process is process and process.poll() is None
     tried.close()
     process.wait(10)
     tried.require(GOOD)  # is not tried again

@@ -23,6 +23,7 @@ from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.records import Begun
 from foretoken.server.process import sandbox
+from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
     Abort,
     Accepted,
@@ -43,6 +44,7 @@ from oracle import random_model
 from tiny import byte_level
 
 V = 320
+MEDIA = MediaSandbox(10**6, 60)
 DISTRIBUTION = random_model(1, V)
 
 
@@ -70,7 +72,7 @@ def working(drafter: Drafter) -> Iterator[Connection]:
     ours, theirs = Pipe()
     spec = Speculator(Broken(DISTRIBUTION, V, context=200), drafter, byte_level(), Ends())
     engine = Engine(spec, 2, max_waiting=1)
-    thread = Thread(target=Worker(theirs, spec, engine, replies(spec)).run, daemon=True)
+    thread = Thread(target=Worker(theirs, spec, engine, replies(spec), MEDIA).run, daemon=True)
     thread.start()
     assert isinstance(hear(ours), Ready)
     yield ours
@@ -158,7 +160,10 @@ def test_speculation_is_told_of_the_sampling_that_was_measured_last() -> None:
     spec = Speculator(TableModel(DISTRIBUTION, V), LMDrafter(TableModel(DISTRIBUTION, V), V))
     ours, theirs = Pipe()
     told = partial(
-        Worker(theirs, spec, Engine(spec), replies(spec))._answer, 0, asked.name, asked.arguments
+        Worker(theirs, spec, Engine(spec), replies(spec), MEDIA)._answer,
+        0,
+        asked.name,
+        asked.arguments,
     )
     told()
     assert ours.recv().value == {"c": None, "v": None, "predicted_speedup": None}

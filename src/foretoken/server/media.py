@@ -1,0 +1,182 @@
+"""Pictures and sounds of messages, as bytes: from the request itself, or from hosts that the
+operator names. They are not decoded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from foretoken.errors import InputError, kind_of, shown
+from foretoken.media.pictures import DATA, decoded
+from foretoken.server.api.errors import BadRequestError
+from foretoken.server.api.wire import MEDIA
+from foretoken.server.process.messages import Prompt, is_chat
+
+MOST = 32  # pictures and sounds of a request
+SECONDS = 20.0  # to fetch one
+REDIRECTS = 3
+NAMES = {"image": "pictures", "audio": "sounds"}
+SPEAKERS = ("user", "tool")
+NAT64 = ipaddress.ip_network("64:ff9b::/96")  # private IPv4 addresses may stand in it
+
+
+@dataclass(frozen=True, slots=True)
+class MediaReader:
+    """Reads the media of requests.
+
+    Attributes:
+        hosts: Names of hosts from which they are fetched.
+        most: Bytes of each at most.
+    """
+
+    hosts: tuple[str, ...] = ()
+    most: int = 25_000_000
+
+    async def read(
+        self, prompts: Sequence[Prompt], kinds: Sequence[str], field: str | None
+    ) -> list[Prompt]:
+        """Return the prompts with their media as bytes.
+
+        Args:
+            prompts: Of a request.
+            kinds: Kinds of media that the model reads.
+            field: The request's, for errors.
+
+        Raises:
+            BadRequestError: Media are too many, too large or in the wrong place, the model does not
+                read them, or they cannot be fetched.
+        """
+        chats = [prompt for prompt in prompts if is_chat(prompt)]
+        parts = [
+            (f"message {i}, part {j}", turn, part)
+            for chat in chats
+            for i, turn in enumerate(chat)
+            if isinstance(turn.get("content"), list)
+            for j, part in enumerate(turn["content"])
+            if part["type"] in MEDIA
+        ]
+        if len(parts) > MOST:
+            problem = f"the request holds {len(parts)} pictures and sounds, at most {MOST} go"
+            raise BadRequestError(problem, field)
+        for place, turn, part in parts:
+            _require_read(place, turn, part["type"], kinds, field)
+        try:
+            files = await asyncio.gather(*(self._file(place, part) for place, _, part in parts))
+        except InputError as error:
+            raise BadRequestError(str(error), field) from None
+        for (_, _, part), file in zip(parts, files, strict=True):
+            part[part["type"]] = file
+        return list(prompts)
+
+    async def _file(self, place: str, part: dict[str, Any]) -> bytes:
+        """The bytes of a picture or a sound. InputError where there are none, or too many."""
+        given: str = part[part["type"]]
+        if given.startswith(("http://", "https://")):
+            return await self._fetched(given, place)
+        if given.startswith(DATA):
+            file = decoded(given, place)
+        elif part["type"] == "audio":
+            file = _from_base64(given, place)
+        else:
+            raise InputError(f"{place} is {shown(given)}; give a data URL")
+        if len(file) > self.most:
+            raise InputError(f"{place} has {len(file)} bytes, at most {self.most} go; send less")
+        return file
+
+    async def _fetched(self, url: str, place: str) -> bytes:
+        """A file on the web. InputError where it is not to be had."""
+        try:
+            async with (
+                asyncio.timeout(SECONDS),
+                httpx2.AsyncClient(trust_env=False, timeout=SECONDS) as client,
+            ):
+                for _ in range(REDIRECTS + 1):
+                    answer = await self._answer(client, url, place)
+                    if isinstance(answer, bytes):
+                        return answer
+                    url = answer
+        except TimeoutError:
+            raise InputError(f"{place} was not fetched within {SECONDS:g} s; send it") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{place} cannot be fetched ({kind_of(error)}); send it") from None
+        raise InputError(f"{place} is redirected more than {REDIRECTS} times; send it")
+
+    async def _answer(self, client: httpx2.AsyncClient, url: str, place: str) -> bytes | str:
+        """The file at an address, or where that redirects to."""
+        address = httpx2.URL(url)
+        if address.host not in self.hosts or address.scheme not in ("http", "https"):
+            allowed = f"hosts are {', '.join(self.hosts)}" if self.hosts else "send a data URL"
+            raise InputError(f"{place} is on a host that is not allowed here; {allowed}")
+        # the very address that was looked at: a second look may find another
+        chosen = address.copy_with(host=await _public(address, place))
+        headers = {"Host": address.netloc.decode("ascii"), "Accept-Encoding": "identity"}
+        request = client.build_request(
+            "GET", chosen, headers=headers, extensions={"sni_hostname": address.host}
+        )
+        answer = await client.send(request, stream=True)
+        try:
+            if answer.is_redirect:
+                return str(address.join(answer.headers["location"]))
+            if answer.status_code != 200:
+                raise InputError(f"{place} cannot be fetched ({answer.status_code}); send it")
+            file = bytearray()
+            async for piece in answer.aiter_raw():
+                file += piece
+                if len(file) > self.most:
+                    raise InputError(f"{place} has more than {self.most} bytes; send less")
+            return bytes(file)
+        finally:
+            await answer.aclose()
+
+
+def _require_read(
+    place: str, turn: dict[str, Any], kind: str, kinds: Sequence[str], field: str | None
+) -> None:
+    """BadRequestError for a kind that the model does not read, or from whom none comes."""
+    if not kinds:
+        problem = "this model reads text only; give a text, or parts with texts"
+        raise BadRequestError(problem, field)
+    if kind not in kinds:
+        reads = " and ".join(NAMES[each] for each in kinds)
+        problem = f"this model reads text and {reads}, no {NAMES[kind]}; leave them out"
+        raise BadRequestError(problem, field)
+    if turn.get("role") not in SPEAKERS:
+        problem = f"{place} is of the role {shown(turn.get('role'))}"
+        raise BadRequestError(f"{problem}; pictures and sounds are a user's or a tool's", field)
+
+
+async def _public(address: httpx2.URL, place: str) -> str:
+    """An IP address of a host; InputError where any of them is of a private network."""
+    port = address.port or {"http": 80, "https": 443}[address.scheme]
+    loop = asyncio.get_running_loop()
+    told = await loop.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
+    numbers = [each[4][0] for each in told]
+    if not all(map(is_public, numbers)):
+        raise InputError(f"{place} is on a private network, from which nothing is fetched; send it")
+    return str(numbers[0])
+
+
+def is_public(number: str) -> bool:
+    """Tell whether an IP address belongs to the public internet."""
+    ip = ipaddress.ip_address(number.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and (ip.sixtofour or ip.teredo or ip in NAT64):
+        return False
+    return ip.is_global and not ip.is_multicast
+
+
+def _from_base64(text: str, place: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError(f"{place} is not in base64; encode it again") from None

@@ -1,0 +1,68 @@
+"""Grammars are compiled in a process of their own first: a few lines may take hours or all memory,
+and a compilation cannot be stopped. A grammar that fails there is refused before the engine takes
+it up.
+
+`python -m foretoken.server.process.grammar_sandbox` is that process: it imports llguidance alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from foretoken.errors import InputError
+from foretoken.server.process import sandbox
+
+if TYPE_CHECKING:
+    from foretoken.sampling.checks import Structured
+
+KEPT = 256  # grammars that are known to be good
+
+
+class GrammarSandbox:
+    """A process that compiles grammars over one tokenizer; it starts with the first."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._sandbox = sandbox.Sandbox(__name__, self._settings)
+        self.close = self._sandbox.close
+        self.require = lru_cache(KEPT)(self._require)
+
+    def _settings(self) -> dict[str, Any]:
+        from foretoken.controls.grammar import spelled
+
+        return {"tokenizer": spelled(self._tokenizer)}
+
+    def _require(self, structured: Structured) -> None:
+        """InputError for what does not compile within these bounds; what compiles to an error is
+        left to who tells it."""
+        from foretoken.controls.grammar import source
+
+        if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):
+            return  # which the engine tells better
+        if self._sandbox.ask({"grammar": source(structured)}) is None:
+            raise InputError(
+                f"structured's {structured.kind} takes more than {sandbox.SECONDS:g} s or "
+                f"{sandbox.BYTES // 2**30} GB to compile; make it simpler"
+            )
+
+
+def _start(settings: dict[str, Any]) -> Any:
+    from llguidance import LLMatcher, LLTokenizer
+
+    # any end token: how texts end is no matter here
+    lexicon = LLTokenizer(settings["tokenizer"], eos_token=0)
+
+    def compiled(question: dict[str, Any], _: bytes) -> sandbox.Message:
+        matcher = LLMatcher(lexicon, question["grammar"], log_level=0)
+        if not matcher.is_error():
+            matcher.compute_ff_bytes()
+            matcher.compute_bitmask()
+        return {}, b""
+
+    return compiled
+
+
+if __name__ == "__main__":
+    sandbox.answer(_start)
