@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_PIXELS = 100_000_000  # 10,000 x 10,000, in memory 300 MB
+# Others run programs (EPS), or are seldom pictures of anything
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "TIFF", "BMP", "PPM")
 DATA = "data:"
 GIVE = "give a file, a data URL, a PIL image or an array [height, width, 3]"
 
@@ -64,11 +66,11 @@ def _opened(value: Any, place: str) -> Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked
             if isinstance(value, str) and value.startswith(DATA):
-                return Image.open(io.BytesIO(decoded(value, place)))
+                return Image.open(io.BytesIO(decoded(value, place)), formats=FORMATS)
             if isinstance(value, bytes):
-                return Image.open(io.BytesIO(value))
+                return Image.open(io.BytesIO(value), formats=FORMATS)
             if isinstance(value, str | Path) and "://" not in str(value):
-                return Image.open(value)
+                return Image.open(value, formats=FORMATS)
             if array is not None:
                 return Image.fromarray(array())
     except InputError:

@@ -196,7 +196,7 @@ class Engine:
                 exactly.
         """
         self._require_open()
-        if len(self._entries) >= self.capacity:
+        if len(self._entries) >= self._scheduler.most + self._options.max_waiting:
             raise BusyError(
                 f"{self._options.max_waiting} requests wait already; take steps first, or give a "
                 "larger max_waiting"
@@ -294,11 +294,6 @@ class Engine:
     def max_rows(self) -> int:
         """Requests that run at a time."""
         return self._scheduler.most
-
-    @property
-    def capacity(self) -> int:
-        """Requests that may run or wait."""
-        return self.max_rows + self._options.max_waiting
 
     @property
     def longest(self) -> int | None:

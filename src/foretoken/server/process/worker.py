@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
 LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
 PREPARING = 4  # grammars and media at a time
-LISTENING = 4  # sounds at a time
+LISTENING, SOUNDS = 4, 16  # sounds that are listened to at a time; with those that wait
 BEAT = 1.0  # seconds between two words that a sound is being listened to
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
 log = logging.getLogger(__name__)
@@ -404,7 +404,7 @@ class Worker:
 
     def _listen_to(self, id: int, request: TranscribeRequest) -> None:
         """Write a sound down, in a thread of its own: its windows share steps with other texts."""
-        if len(self.sounds) >= self.engine.capacity:
+        if len(self.sounds) >= SOUNDS:
             self._refuse(id, BusyError(""))
             return
         gone = self.sounds[id] = Flag()
