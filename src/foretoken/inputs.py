@@ -98,6 +98,8 @@ class InputProcessor:
 
     def _media(self, prompts: Any) -> list[Media] | None:
         """The media of prompts that are a processor's output, or a list of such; None for text."""
+        if isinstance(prompts, Media):  # of a conversation that has been read
+            return [prompts]
         several = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
         if not several or not all(isinstance(each, Mapping) for each in several):
             return None

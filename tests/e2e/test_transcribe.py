@@ -132,7 +132,7 @@ def test_mistakes_of_the_command(arguments: list[str], message: str, console: Ru
 
 
 def test_subtitles() -> None:
-    from foretoken.cli.transcribe import as_srt, as_vtt
+    from foretoken.media.spoken import as_srt, as_vtt
 
     made = Transcription(
         4000.0, [Segment(0.0, 1.5, " Hello", []), Segment(3599.9996, 3661, "b", [])]

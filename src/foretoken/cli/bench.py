@@ -304,7 +304,7 @@ def _document(
         "precision": {
             "weights": loading.dtype,
             "cache": loading.kv_dtype or cache,
-            "activations": computed,
+            "activations": "int8" if computed in ROUNDED else computed,
             "draft": drafted,
         },
         "peers": {peer.name: peer.about for peer in peers if peer.name in raced},

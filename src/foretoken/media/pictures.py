@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 MOST_PIXELS = 100_000_000  # 10,000 x 10,000, in memory 300 MB
 # Others run programs (EPS), or are seldom pictures of anything
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "TIFF", "BMP", "PPM")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM")
 DATA = "data:"
 GIVE = "give a file, a data URL, a PIL image or an array [height, width, 3]"
 
 
-def picture(value: Any, place: str, most: int = MOST_PIXELS) -> Image:
+def picture(value: Any, place: str, most: int | None = None) -> Image:
     """Return a picture as a model's processor takes it: upright, in RGB, on white where it is
     transparent; of an animation the first image.
 
@@ -29,7 +29,7 @@ def picture(value: Any, place: str, most: int = MOST_PIXELS) -> Image:
         value: A file's path, its bytes, a data URL, a PIL image or an array of bytes `[H, W]` or
             `[H, W, C]`.
         place: Where it stands, for errors.
-        most: Pixels at most.
+        most: Pixels at most; None is 100 million.
 
     Raises:
         InputError: It is none of these, too large, or cannot be read; Pillow is missing.
@@ -45,6 +45,7 @@ def picture(value: Any, place: str, most: int = MOST_PIXELS) -> Image:
         raise InputError(f"{place} needs Pillow; pip install 'foretoken[media]'") from None
     opened = value if isinstance(value, Image.Image) else _opened(value, place)
     width, height = opened.size
+    most = MOST_PIXELS if most is None else most
     if width * height > most:
         raise InputError(
             f"{place} has {width} x {height} pixels, more than {most:,}; make it smaller"

@@ -18,8 +18,7 @@ import httpx2
 from foretoken.errors import InputError, kind_of, shown
 from foretoken.media.pictures import DATA, decoded
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import MEDIA
-from foretoken.server.process.messages import Prompt, is_chat
+from foretoken.server.process.messages import MEDIA, Prompt, is_chat, parts
 
 MOST = 32  # pictures and sounds of a request
 SECONDS = 20.0  # to fetch one
@@ -47,7 +46,7 @@ class MediaReader:
         """Return the prompts with their media as bytes.
 
         Args:
-            prompts: Of a request.
+            prompts: The request's.
             kinds: Kinds of media that the model reads.
             field: The request's, for errors.
 
@@ -56,24 +55,23 @@ class MediaReader:
                 read them, or they cannot be fetched.
         """
         chats = [prompt for prompt in prompts if is_chat(prompt)]
-        parts = [
+        media = [
             (f"message {i}, part {j}", turn, part)
             for chat in chats
             for i, turn in enumerate(chat)
-            if isinstance(turn.get("content"), list)
-            for j, part in enumerate(turn["content"])
+            for j, part in enumerate(parts(turn))
             if part["type"] in MEDIA
         ]
-        if len(parts) > MOST:
-            problem = f"the request holds {len(parts)} pictures and sounds, at most {MOST} go"
+        if len(media) > MOST:
+            problem = f"the request holds {len(media)} pictures and sounds, at most {MOST} go"
             raise BadRequestError(problem, field)
-        for place, turn, part in parts:
+        for place, turn, part in media:
             _require_read(place, turn, part["type"], kinds, field)
         try:
-            files = await asyncio.gather(*(self._file(place, part) for place, _, part in parts))
+            files = await asyncio.gather(*(self._file(place, part) for place, _, part in media))
         except InputError as error:
             raise BadRequestError(str(error), field) from None
-        for (_, _, part), file in zip(parts, files, strict=True):
+        for (_, _, part), file in zip(media, files, strict=True):
             part[part["type"]] = file
         return list(prompts)
 
@@ -161,10 +159,10 @@ async def _public(address: httpx2.URL, place: str) -> str:
     port = address.port or {"http": 80, "https": 443}[address.scheme]
     loop = asyncio.get_running_loop()
     told = await loop.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
-    numbers = [each[4][0] for each in told]
+    numbers = [str(each[4][0]) for each in told]
     if not all(map(is_public, numbers)):
         raise InputError(f"{place} is on a private network, from which nothing is fetched; send it")
-    return str(numbers[0])
+    return numbers[0]
 
 
 def is_public(number: str) -> bool:

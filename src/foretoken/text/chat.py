@@ -6,6 +6,7 @@ Knows no models. The template writes the whole prompt: no special tokens are add
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,10 @@ OURS = frozenset(
 
 # Kinds of parts that are no text, and the names that their contents have
 MEDIA = {"image": ("image", "url", "path", "base64"), "audio": ("audio", "url", "path")}
+# Templates that go through the parts of a content, and those that know texts, too: of a text, the
+# others would write nothing, without a word
+LOOP = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
+STRING = re.compile(r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b""")
 RATE = 16_000  # Hz of processors that name no other
 
 
@@ -77,7 +82,7 @@ def ids(
         _require_role(i, message["role"], source)
     try:
         rendered = tokenizer.apply_chat_template(
-            [_plain(message) for message in messages],
+            [_plain(message, source) for message in messages],
             chat_template=template,
             tokenize=True,
             return_dict=False,
@@ -151,11 +156,13 @@ def _require_role(i: int, role: str, source: str) -> None:
         raise InputError(problem).about(f"prompt[{i}].role")
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates read it: one that calls tools instead has an empty content, and
-    arguments of calls, which clients send as JSON, are what it says. Fields that are null, as
-    clients send them, transformers leaves out."""
+def _plain(message: Message, source: str) -> dict[str, Any]:
+    """A message as the template reads it: one that calls tools instead has an empty content, a text
+    is a part where the template knows parts alone, and arguments of calls, which clients send as
+    JSON, are what it says. Fields that are null, as clients send them, transformers leaves out."""
     plain = {**message, "content": ""} if message.get("content") is None else dict(message)
+    if isinstance(plain["content"], str) and LOOP.search(source) and not STRING.search(source):
+        plain["content"] = [{"type": "text", "text": plain["content"]}]
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
         plain["tool_calls"] = [_plain_call(call) for call in cast(list[Any], calls)]
@@ -214,7 +221,10 @@ def media(
     require(messages)
     with about("chat_template_kwargs"):
         variables = _variables(chat_template_kwargs)
-    read = [_read(i, message, rate(processor)) for i, message in enumerate(messages)]
+    template_of = template or getattr(processor, "chat_template", None)
+    source = _source(processor.tokenizer, None) if template_of is None else str(template_of)
+    hertz = rate(processor)
+    read = [_read(i, message, hertz, source) for i, message in enumerate(messages)]
     try:
         return processor.apply_chat_template(
             read,
@@ -245,9 +255,9 @@ def _parts(message: Message) -> list[Mapping[str, Any]]:
     return [part for part in listed if isinstance(part, Mapping)]
 
 
-def _read(i: int, message: Message, hertz: int) -> dict[str, Any]:
+def _read(i: int, message: Message, hertz: int, source: str) -> dict[str, Any]:
     """A message whose pictures and sounds are read."""
-    plain = _plain(message)
+    plain = _plain(message, source)
     if parts := _parts(message):
         numbered = enumerate(parts)
         plain["content"] = [

@@ -407,7 +407,7 @@ def test_what_speculation_does_now(url: str) -> None:
         ("chat/completions", {"messages": HELLO, "store": True}, 400, "store is not supported"),
         ("chat/completions", {"messages": HELLO, "top_logprobs": 2}, 400, "needs logprobs"),
         ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-         400, "reads text only"),
+         400, "give a text, a picture"),
         ("completions", {"prompt": [5, 400]}, 400, "400"),
         ("completions", {"prompt": [5] * 1100, "max_tokens": 5}, 400, "the prompt has 1100 tokens"),
         ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix is not supported"),

@@ -81,6 +81,17 @@ def test_parts_and_calls_of_tools_are_for_the_template():
     assert text([calls], "{{ messages[0].tool_calls[0].function.name }}") == "look"
 
 
+@pytest.mark.parametrize("named", ["m.content", "m['content']", 'm["content"]'])
+def test_a_text_is_a_part_where_a_template_knows_parts_alone(named: str) -> None:
+    loop = f"{{% for p in {named} %}}{{{{ p.text }}}}{{% endfor %}}"
+    whole = "{% set m = messages[0] %}"
+    assert text([USER], whole + loop) == "Where are you going?"
+    both = f"{{% if {named} is string %}}{{{{ {named} }}}}{{% else %}}{loop}{{% endif %}}"
+    assert text([USER], whole + both) == "Where are you going?"
+    other = "{% if m.tools is string %}a{% endif %}"
+    assert text([USER], whole + other + loop) == "Where are you going?"
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [

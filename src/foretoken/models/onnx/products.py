@@ -146,8 +146,7 @@ def _in_blocks(
     if offsets is not None:
         sums = _sums(graph, states, count, size)
         graph.constant(f"{name}.offsets", offsets[..., 0].T)
-        graph.add("MatMul", [sums, f"{name}.offsets"], f"{name}.moved")
-        graph.add("Add", [made, f"{name}.moved"], name)
+        graph.add("Gemm", [sums, f"{name}.offsets", made], name)
     return name
 
 

@@ -125,4 +125,6 @@ def unreadable(error: Exception) -> str:
 
 def _kind(part: int | str) -> bool:
     """Tell whether a part of a place is pydantic's name for one kind of several."""
-    return isinstance(part, str) and ("[" in part or ":" in part or part in ("str", "int", "bool"))
+    if not isinstance(part, str) or part.endswith("[]"):  # a field of a form
+        return False
+    return "[" in part or ":" in part or part in ("str", "int", "bool")

@@ -18,7 +18,7 @@ from foretoken.sampling import checks
 from foretoken.sampling.params import OPTIONS, Controls, SamplingParams
 from foretoken.server.api import unsupported
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.process.messages import GenerateRequest, Prompt, ReplyFacts
+from foretoken.server.process.messages import MEDIA, GenerateRequest, Prompt, ReplyFacts
 from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import Wish
 
@@ -349,7 +349,6 @@ PartKind = Literal[
     "text", "input_text", "output_text", "refusal", "image_url", "input_image", "input_audio"
 ]
 PARTS = "give a text, a picture (image_url, input_image) or a sound (input_audio)"
-MEDIA = ("image", "audio")  # kinds of parts that are no text, as chat templates have them
 
 
 def _content(content: Any) -> Any:

@@ -23,12 +23,14 @@ from foretoken.server.process.client import (
     UnavailableError,
 )
 from foretoken.server.process.messages import (
+    MEDIA,
     Accepted,
     GenerateRequest,
     ModelInfo,
     StepOutput,
     TranscribeRequest,
     is_chat,
+    parts,
 )
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Setup
@@ -48,7 +50,7 @@ def digests(request: GenerateRequest) -> list[int]:
     messages in which every turn extends the last. Other salts and templates have others."""
     prompt, size = request.prompt, CHARACTERS
     if is_chat(prompt):
-        prompt = "".join(f"{turn.get('role')}\0{_said(turn.get('content'))}\0" for turn in prompt)
+        prompt = "".join(f"{turn.get('role')}\0{_said(turn)}\0" for turn in prompt)
     elif isinstance(prompt, list):
         size = IDS
     about = request.cache_salt, request.chat_template
@@ -59,15 +61,15 @@ def digests(request: GenerateRequest) -> list[int]:
     return hashes
 
 
-def _said(content: Any) -> str:
+def _said(message: dict[str, Any]) -> str:
     """A message's content, with a digest for each picture and sound."""
-    parts = content if isinstance(content, list) else [{"text": str(content)}]
-    return "".join(
-        part["text"]
-        if "text" in part
-        else hashlib.blake2b(part[part["type"]], digest_size=CHARACTERS // 2).hexdigest()
-        for part in parts
-    )
+
+    def said(part: dict[str, Any]) -> str:
+        if part["type"] not in MEDIA:
+            return part["text"]
+        return hashlib.blake2b(part[part["type"]], digest_size=CHARACTERS // 2).hexdigest()
+
+    return "".join(map(said, parts(message))) or str(message.get("content"))
 
 
 class EngineFleet:

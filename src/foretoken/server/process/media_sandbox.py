@@ -22,8 +22,8 @@ class MediaSandbox:
     """A process that decodes; it starts with the first picture or sound.
 
     Args:
-        pixels: Of a picture at most.
-        seconds: Of a sound at most.
+        pixels: The most that a picture may have.
+        seconds: The longest that a sound may last.
     """
 
     def __init__(self, pixels: int, seconds: float) -> None:

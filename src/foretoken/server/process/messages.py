@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
 from foretoken.text.replies.grammar import Wish
 
 Prompt = str | list[int] | list[dict[str, Any]]  # a text, ids, or messages
+MEDIA = ("image", "audio")  # kinds of parts that are no text, as chat templates have them
 Kind = Literal["input", "length", "busy", "refused", "failed", "dead"]
 
 
@@ -20,9 +21,14 @@ def is_chat(prompt: Prompt) -> TypeGuard[list[dict[str, Any]]]:
 
 def holds_media(prompt: Prompt) -> bool:
     """Return whether a prompt is messages with pictures or sounds among their parts."""
-    contents = [turn.get("content") for turn in prompt] if is_chat(prompt) else []
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(part.get("type") in ("image", "audio") for part in parts)
+    turns = prompt if is_chat(prompt) else []
+    return any(part.get("type") in MEDIA for turn in turns for part in parts(turn))
+
+
+def parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a message's content, of which a text has none."""
+    content = message.get("content")
+    return cast(list[dict[str, Any]], content) if isinstance(content, list) else []
 
 
 @dataclass(frozen=True, slots=True)

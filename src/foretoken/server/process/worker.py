@@ -59,6 +59,7 @@ from foretoken.server.process.messages import (
     TranscribeRequest,
     holds_media,
     is_chat,
+    parts,
 )
 from foretoken.serving.options import AllEngineKeywords
 from foretoken.text.decoding import Spelling, decode
@@ -259,7 +260,7 @@ class Worker:
                     return
                 self.requests[id] = added
             self.engine.add(
-                prompt,
+                cast(Any, prompt),
                 id=id,
                 seed=request.seed,
                 gamma=request.gamma,
@@ -350,8 +351,8 @@ class Worker:
         too."""
         self._require_short(prompt)
         if holds_media(prompt):
-            messages = [self._decoded(i, turn) for i, turn in enumerate(cast(Any, prompt))]
-            return cast("Media", self.spec.inputs.prompts(messages, template, variables)[0])
+            messages: Any = [self._decoded(i, turn) for i, turn in enumerate(cast(Any, prompt))]
+            return cast(Any, self.spec.inputs.prompts(messages, template, variables)[0])
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             return self.spec.inputs.ids(cast(list[int], prompt))
         (formatted,) = self.spec.inputs.prompts(cast(Any, prompt), template, variables)
@@ -372,14 +373,17 @@ class Worker:
                 return {"type": kind, kind: self.media.sound(part[kind], hertz, place)}
             return part
 
-        content = message.get("content")
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-        return message | {"content": [decoded(j, part) for j, part in enumerate(parts)]}
+        read = [decoded(j, part) for j, part in enumerate(parts(message))]
+        return message | {"content": read or message.get("content")}
 
     def _require_short(self, prompt: Prompt, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
-        parts: list[Any] = [turn.get("content") for turn in prompt] if is_chat(prompt) else [prompt]
-        size, context = sum(map(_size, parts)), self.engine.longest
+        texts: list[Any] = [prompt]
+        if is_chat(prompt):
+            told = [(turn.get("content"), parts(turn)) for turn in prompt]
+            texts = [text for text, read in told if not read]
+            texts += [part.get("text") for _, read in told for part in read]
+        size, context = sum(len(text or "") for text in texts), self.engine.longest
         if context is not None and size > WIDEST * context:
             raise _TooLongError(
                 f"the {name} has {size} characters, far beyond the context of {context} tokens; "
@@ -436,7 +440,6 @@ class Worker:
                 temperature=request.temperature,
                 gamma=request.gamma,
                 told=told,
-                **({} if request.prompt is None else {"prompt": request.prompt}),
             )
             self._send(Reply(id, written))
         except _GoneError:
@@ -637,13 +640,6 @@ def _media(spec: Speculator) -> tuple[str, ...]:
     except InputError as error:  # what it needs is not installed
         log.warning("pictures and sounds are not read: %s", error)
         return ()
-
-
-def _size(content: Any) -> int:
-    """The characters of a prompt or of a message's content, or its ids."""
-    if not isinstance(content, list) or not content or not isinstance(content[0], dict):
-        return len(content or "")
-    return sum(len(part.get("text") or "") for part in cast(list[dict[str, Any]], content))
 
 
 def _pace(completion: Completion, length: int) -> Pace | None:
