@@ -198,7 +198,7 @@ def test_what_is_no_text_is_named() -> None:
     for kind, name in ((Chat, "messages"), (Responses, "input")):
         with pytest.raises(
             BadRequestError,
-            match=rf"^{name}\[0\].content: a part is .*give a text"):
+            match=rf"^{name}\[0\].content: a part is .*give a text",
         ):
             read(kind, {name: said})
         with pytest.raises(BadRequestError, match=rf"^{name}\[0\]: it must be an object"):
