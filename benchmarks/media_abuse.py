@@ -23,8 +23,8 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from random import Random
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -113,26 +113,31 @@ async def ask(client: httpx2.AsyncClient, parts: list[dict[str, Any]]) -> httpx2
     return await client.post("/v1/chat/completions", json={"messages": messages, **NEW})
 
 
-async def streamed(
-    client: httpx2.AsyncClient, gaps: list[float], going: Callable[[], bool]
-) -> None:
-    """Note the seconds between the events of a stream, and begin another while `going`."""
+def streamed(base: str, over: Event) -> list[float]:
+    """The seconds between the events of a stream, one after another until it is over: in a thread,
+    so that the work on requests here is not counted."""
     body = {"prompt": "It was", "max_tokens": 100, "ignore_eos": True, "stream": True}
-    while going():
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
-            last = time.perf_counter()
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    gaps.append(time.perf_counter() - last)
-                    last = time.perf_counter()
-
-
-async def beside(client: httpx2.AsyncClient, work: Any) -> tuple[list[float], Any]:
-    """A stream's gaps while the work is done, and what that gives."""
     gaps: list[float] = []
-    doing = asyncio.create_task(work)
-    await streamed(client, gaps, lambda: not doing.done())
-    return gaps, await doing
+    with httpx2.Client(base_url=base, timeout=120) as client:
+        while not over.is_set():
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                last = time.perf_counter()
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        gaps.append(time.perf_counter() - last)
+                        last = time.perf_counter()
+    return gaps
+
+
+async def beside(base: str, work: Any) -> tuple[list[float], Any]:
+    """A stream's gaps while the work is done, and what that gives."""
+    over = Event()
+    stream = asyncio.create_task(asyncio.to_thread(streamed, base, over))
+    try:
+        made = await work
+    finally:
+        over.set()
+    return await stream, made
 
 
 async def run(port: int, cases: int, seed: int) -> dict[str, Any]:
@@ -161,10 +166,10 @@ async def run(port: int, cases: int, seed: int) -> dict[str, Any]:
             return (await ask(client, [picture(url(bytes(75_000_000)))])).status_code
 
         before = await good(1)
-        alone, _ = await beside(client, asyncio.sleep(5))
-        fine, _ = await beside(client, good(40))
-        rough, _ = await beside(client, all_of(cases))
-        large, status = await beside(client, heavy())
+        alone, _ = await beside(base, asyncio.sleep(5))
+        fine, _ = await beside(base, good(40))
+        rough, _ = await beside(base, all_of(cases))
+        large, status = await beside(base, heavy())
         outcomes[f"100 MB: {status}"] += 1
         failures += ["the answer to a good picture has changed"] * (await good(1) != before)
     parts = {"alone": alone, "good": fine, "hostile": rough, "100 MB": large}

@@ -63,7 +63,7 @@ class ServerOptions:
     max_texts: int = option(16, COUNT, "Texts per request, at most.", "Serving")
     max_body: int = option(4_000_000, COUNT, "Bytes per request, at most.", "Serving")
     max_media: int = option(25_000_000, COUNT, "Bytes of a picture or a sound, at most.", "Serving")
-    max_pixels: int = option(50_000_000, COUNT, "Pixels of a picture, at most.", "Serving")
+    max_pixels: int = option(25_000_000, COUNT, "Pixels of a picture, at most.", "Serving")
     max_seconds: int = option(3600, COUNT, "Seconds of a sound, at most.", "Serving")
     allowed_media_host: tuple[str, ...] = option(
         (),

@@ -54,7 +54,7 @@ def _start(settings: dict[str, Any]) -> Any:
     # any end token: how texts end is no matter here
     lexicon = LLTokenizer(settings["tokenizer"], eos_token=0)
 
-    def compiled(question: dict[str, Any], _: bytes) -> sandbox.Message:
+    def compiled(question: dict[str, Any], _: bytearray) -> sandbox.Message:
         matcher = LLMatcher(lexicon, question["grammar"], log_level=0)
         if not matcher.is_error():
             matcher.compute_ff_bytes()

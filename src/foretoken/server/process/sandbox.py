@@ -13,13 +13,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from io import BufferedReader
 from threading import Lock
-from typing import IO, Any
+from typing import IO, Any, cast
 
 SECONDS = 10.0  # for an answer
 BYTES = 4 * 2**30  # of its address space
 
 Message = tuple[dict[str, Any], bytes]
+Answers = Callable[[dict[str, Any], bytearray], Message]
 
 
 class Sandbox:
@@ -31,7 +33,9 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
-    def ask(self, question: dict[str, Any], body: bytes = b"") -> Message | None:
+    def ask(
+        self, question: dict[str, Any], body: bytes = b""
+    ) -> tuple[dict[str, Any], bytearray] | None:
         """Return its answer; None where that takes more than `SECONDS` or `BYTES`, or breaks it."""
         with self._lock:
             if self._process is None:
@@ -40,7 +44,7 @@ class Sandbox:
             assert process.stdin is not None and process.stdout is not None
             try:
                 _write(process.stdin, question, body)
-                answer = _read(process.stdout)
+                answer = _read(cast(BufferedReader, process.stdout))
             except OSError:
                 answer = None
             if answer is None:
@@ -75,9 +79,9 @@ class Sandbox:
         self._process = None
 
 
-def answer(start: Callable[[dict[str, Any]], Callable[[dict[str, Any], bytes], Message]]) -> None:
+def answer(start: Callable[[dict[str, Any]], Answers]) -> None:
     """Live such a process's whole life: `start` makes of its settings what answers a question."""
-    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    questions, answers = cast(BufferedReader, sys.stdin.buffer), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print is no answer
     first = _read(questions)
     assert first is not None
@@ -99,12 +103,11 @@ def _write(pipe: IO[bytes], told: dict[str, Any], body: bytes) -> None:
     pipe.flush()
 
 
-def _read(pipe: IO[bytes]) -> Message | None:
+def _read(pipe: BufferedReader) -> tuple[dict[str, Any], bytearray] | None:
     """None where the other end is gone."""
     line = pipe.readline()
     if not line.endswith(b"\n"):
         return None
     told = json.loads(line)
-    size = told.pop("bytes")
-    body = pipe.read(size)
-    return (told, body) if len(body) == size else None
+    body = bytearray(told.pop("bytes"))  # read in place: it may be large
+    return (told, body) if pipe.readinto(body) == len(body) else None

@@ -97,7 +97,7 @@ class Setup:
     adapters: tuple[str, ...] = ()  # of engines that start later: to be checked before it loads
     chat_template: str | None = None  # None: the model's own
     tool_parser: str = "auto"
-    max_pixels: int = 50_000_000  # of a picture
+    max_pixels: int = 25_000_000  # of a picture
     max_seconds: int = 3600  # of a sound
 
 
