@@ -3,18 +3,26 @@ other browser): what a reader sees of a real server's streams."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
+import soundfile
+from PIL import Image
 
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.worker import Setup
+from pictured import llava_folder
 from served import LOADING, pair, serving, serving_all, until
+from speech import whisper
 
 sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -44,7 +52,9 @@ def url(folders: tuple[str, str]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        heard = ("ui-for-media-stream", "device-for-media-stream")  # a microphone that beeps
+        args = ["--no-sandbox", *(f"--use-fake-{each}" for each in heard)]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
         yield browser
         browser.close()
 
@@ -617,3 +627,227 @@ def test_one_of_several_models_is_chosen(
     alone.wait_for_selector("#send:enabled")
     alone.click("#settings summary")
     assert not alone.is_visible("[name=model]")
+
+
+# Pictures and sounds
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = llava_folder(tmp_path_factory.mktemp("llava"))
+    with serving(str(folder), "lookup", ServerOptions("tiny", drain=1.0)) as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    target, draft = whisper(tmp_path_factory.mktemp("whisper"))
+    with serving(str(target), str(draft), ServerOptions("tiny", drain=1.0)) as (address, _):
+        yield address
+
+
+def picture(folder: Path, colour: str, size: tuple[int, int] = (40, 30)) -> Path:
+    Image.new("RGB", size, colour).save(path := folder / f"{colour}.png")
+    return path
+
+
+def tone(path: Path, seconds: int) -> Path:
+    """A tone of 440 Hz, louder on the left."""
+    wave = np.sin(2 * np.pi * 440 * np.arange(seconds * 44_100) / 44_100)
+    soundfile.write(path, np.stack([0.6 * wave, 0.2 * wave], 1), 44_100)
+    return path
+
+
+def attach(page: Any, button: str, *files: Path) -> None:
+    """Choose files, and wait until they are read."""
+    with page.expect_file_chooser() as chosen:
+        page.get_by_role("button", name=button, exact=True).click()
+    chosen.value.set_files(files)
+    page.wait_for_selector("#attached li button")
+    page.wait_for_selector("#send:enabled")
+
+
+def bodies(page: Any) -> list[Any]:
+    """What the page will have sent, as it comes."""
+    sent: list[Any] = []
+    page.on("request", lambda each: each.method == "POST" and sent.append(each.post_data_json))
+    return sent
+
+
+def hand_over(page: Any, event: str, name: str, kind: str, data: bytes) -> None:
+    """Paste a file, or drop it."""
+    page.evaluate(
+        """([event, name, type, bytes]) => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([new Uint8Array(bytes)], name, { type }));
+          const given = { bubbles: true, cancelable: true };
+          const make = {
+            paste: () => new ClipboardEvent("paste", { ...given, clipboardData: transfer }),
+            drop: () => new DragEvent("drop", { ...given, dataTransfer: transfer }),
+          };
+          document.querySelector("#composer").dispatchEvent(make[event]());
+        }""",
+        [event, name, kind, [*data]],
+    )
+
+
+def decoded(url: str) -> bytes:
+    return base64.b64decode(url.partition(",")[2] or url)
+
+
+def test_pictures_go_along_with_a_prompt_and_all_later_ones(
+    opened: Opened, pictured: str, tmp_path: Path
+) -> None:
+    page = opened(pictured)
+    sent = bodies(page)
+    red, blue = picture(tmp_path, "red"), picture(tmp_path, "blue")
+    page.wait_for_selector("#send:enabled")
+    attach(page, "Attach pictures", red, blue)
+    page.click("button[aria-label='Remove: blue.png']")
+    send(page, "What is it?")
+    text = made(finished(page))
+    assert page.locator("#attached li").count() == 0
+    url = f"data:image/png;base64,{base64.b64encode(red.read_bytes()).decode()}"
+    (asked,) = sent[0]["messages"]
+    assert asked["content"] == [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What is it?"},
+    ]
+    body = {name: value for name, value in sent[0].items() if not name.startswith("stream")}
+    reply = httpx2.post(f"{pictured}/v1/chat/completions", json=body, timeout=60).json()
+    assert text == reply["choices"][0]["message"]["content"] != ""
+    shown = page.get_by_role("img", name="red.png")
+    assert shown.evaluate("e => e.naturalWidth") == 40  # the policy of the page lets it in
+
+    send(page, "And now?")
+    page.wait_for_selector(".turn >> nth=1")
+    finished(page)
+    assert sent[1]["messages"][0] == asked and sent[1]["messages"][2]["content"] == "And now?"
+
+
+@pytest.mark.parametrize("event", ["paste", "drop"])
+def test_a_picture_alone_is_a_prompt(
+    opened: Opened, pictured: str, tmp_path: Path, event: str
+) -> None:
+    page = opened(pictured)
+    sent = bodies(page)
+    page.wait_for_selector("#send:enabled")
+    hand_over(page, event, "red.png", "image/png", picture(tmp_path, "red").read_bytes())
+    page.wait_for_selector("#attached img")
+    send(page, "")
+    finished(page)
+    assert [part["type"] for part in sent[0]["messages"][0]["content"]] == ["image_url"]
+    assert page.inner_text("#list .title span") == "red.png"
+
+
+def test_a_large_picture_is_made_smaller(opened: Opened, pictured: str, tmp_path: Path) -> None:
+    page = opened(pictured)
+    sent = bodies(page)
+    page.wait_for_selector("#send:enabled")
+    attach(page, "Attach pictures", picture(tmp_path, "teal", (3000, 2000)))
+    send(page, "What is it?")
+    finished(page)
+    url = sent[0]["messages"][0]["content"][0]["image_url"]["url"]
+    assert url.startswith("data:image/jpeg")
+    image = Image.open(io.BytesIO(decoded(url)))
+    assert image.size == (1568, 1045)
+    assert np.abs(np.subtract(image.getpixel((9, 9)), (0, 128, 128))).max() <= 2
+
+
+def test_what_is_no_picture_is_said_beside_the_prompt(opened: Opened, pictured: str) -> None:
+    page = opened(pictured)
+    page.wait_for_selector("#send:enabled")
+    for name, kind, problem in (
+        ("a.txt", "text/plain", "a.txt is no picture."),
+        ("a.png", "image/png", "a.png cannot be read as a picture"),
+    ):
+        hand_over(page, "drop", name, kind, b"none")
+        page.wait_for_selector(f"#unread:has-text('{problem}')")
+    assert page.locator("#attached li").count() == 0
+    assert not page.get_by_role("button", name="Record").is_visible()
+
+
+def test_models_that_read_text_only_are_offered_nothing(opened: Opened, tmp_path: Path) -> None:
+    page = opened()
+    page.wait_for_selector("#send:enabled")
+    assert not page.locator("#composer [data-kind]:visible").count()
+    hand_over(page, "paste", "red.png", "image/png", picture(tmp_path, "red").read_bytes())
+    assert page.inner_text("#unread") == "" and not page.locator("#attached li").count()
+
+
+def test_chats_take_sounds(opened: Opened, url: str, tmp_path: Path) -> None:
+    """A small file as it is; a large one, and the microphone, as models of speech hear them."""
+    page = opened("about:blank")
+    sent = bodies(page)
+
+    def told(route: Any) -> None:
+        route.fulfill(json=route.fetch().json() | {"media": ["audio"]})
+
+    page.route("**/v1/speculation*", told)
+    page.goto(url)
+    page.wait_for_selector("#send:enabled")
+    small, large = tone(tmp_path / "small.flac", 1), tone(tmp_path / "large.wav", 4)
+    attach(page, "Attach a sound", small, large)
+    page.get_by_role("button", name="Record", exact=True).click()
+    page.click("[title='Stop recording']", delay=300)
+    page.wait_for_selector("#attached li:nth-child(3) audio")
+    replied(page, ("Yes", {"content": "Yes"}))
+    *sounds, text = sent[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "Hello"}
+    assert [each["type"] for each in sounds] == ["input_audio"] * 3
+    files = [decoded(each["input_audio"]["data"]) for each in sounds]
+    assert files[0] == small.read_bytes()
+    for file in files[1:]:
+        facts = soundfile.info(io.BytesIO(file))
+        assert (facts.samplerate, facts.channels, facts.format) == (16_000, 1, "WAV")
+        assert facts.subtype == "PCM_16" and facts.frames
+    samples, _ = soundfile.read(io.BytesIO(files[1]))
+    assert len(samples) == 64_000
+    assert np.abs(np.fft.rfft(samples)).argmax() == 440 * 4
+    assert np.abs(samples).max() == pytest.approx(0.4, abs=0.02)  # the mean of two channels
+    assert page.locator(".turn audio").count() == 3
+
+
+def test_speech_is_written_down(opened: Opened, spoken: str, tmp_path: Path) -> None:
+    page = opened(spoken)
+    page.wait_for_selector("#send:enabled")
+    assert not page.is_visible("#prompt")
+    page.click("#settings summary")
+    assert not page.is_visible("[name=temperature]")
+    page.fill("[name=language]", "en")
+    sound = tone(tmp_path / "speech.wav", 1)
+    attach(page, "Attach a sound", tone(tmp_path / "other.wav", 1))
+    attach(page, "Attach a sound", sound)  # in its place
+    page.click("#send")
+    answer = finished(page)
+    path, file = f"{spoken}/v1/audio/transcriptions", {"file": ("a.wav", sound.read_bytes())}
+    reply = httpx2.post(path, data={"language": "en"}, files=file, timeout=60)
+    assert answer.locator(".made").text_content().strip() == reply.json()["text"] != ""
+    assert page.locator(".turn audio").get_attribute("aria-label") == "speech.wav"
+    assert page.inner_text(".actions") == "Copy"
+
+    page.fill("[name=language]", "none")
+    attach(page, "Attach a sound", sound)
+    page.click("#send")
+    page.wait_for_selector(".error p")
+    assert "none" in page.inner_text(".error p")
+    refused = page.locator(".turn").last.element_handle()
+    page.click("text=Try again")
+    page.wait_for_selector(".turn:last-child audio")  # the same sound
+    page.wait_for_selector(".turn:last-child .error p")
+    assert page.locator(".turn").count() == 2
+    assert not refused.evaluate("turn => turn.isConnected")
+
+
+def test_the_microphone_is_written_down(opened: Opened, spoken: str) -> None:
+    page = opened(spoken)
+    page.wait_for_selector("#send:enabled")
+    page.get_by_role("button", name="Record").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Stop recording").wait_for()
+    assert page.is_disabled("#send")
+    page.wait_for_timeout(300)
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#attached audio")
+    page.click("#send")
+    finished(page)

@@ -3,6 +3,7 @@
 // stops it while it writes and removes it otherwise.
 
 import { el } from "./dom.js";
+import { part } from "./media.js";
 import { Run, count } from "./run.js";
 import { TurnView } from "./turn.js";
 
@@ -19,7 +20,8 @@ export class Conversation {
   }
 
   get title() {
-    const first = this.turns[0]?.asked.replace(/\s+/g, " ").trim() ?? "New conversation";
+    const { asked, media } = this.turns[0] ?? { asked: "New conversation" };
+    const first = (asked || media[0].name).replace(/\s+/g, " ").trim();
     return first.length > TITLE ? `${first.slice(0, TITLE).trimEnd()}…` : first;
   }
 
@@ -42,20 +44,24 @@ export class Conversation {
 
   /** What a chat model is to read: all that was said and answered, then the prompt, if there is
    * one: what calls gave is answered without. */
-  messages(system, prompt) {
+  messages(system, prompt, media) {
     const message = (role, content) => (content ? [{ role, content }] : []);
+    const user = ({ asked, media }) => {
+      const text = asked ? [{ type: "text", text: asked }] : [];
+      return message("user", media.length ? [...media.map(part), ...text] : asked);
+    };
     const said = this.turns
       .filter(({ run }) => run.said)
-      .flatMap(({ asked, run }) => [...message("user", asked), ...run.messages]);
-    return [...message("system", system), ...said, ...message("user", prompt)];
+      .flatMap((turn) => [...user(turn), ...turn.run.messages]);
+    return [...message("system", system), ...said, ...user({ asked: prompt, media })];
   }
 
   /** Sends a request, as a new turn; `compare`: and then the same one without a draft. */
-  async send(path, body, asked, compare, shown = asked) {
-    const run = new Run(path, body, body.speculation.gamma === 0);
-    const inline = "prompt" in body;
+  async send(path, body, { asked = "", media = [], shown = asked }, compare = false) {
+    const run = new Run(path, body, body.speculation?.gamma === 0);
+    const inline = !body.messages;
     const turn = new TurnView(
-      { asked, shown, run, inline, seed: body.seed },
+      { asked, media, shown, run, inline, seed: body.seed },
       {
         compare: () => this.#compare(turn),
         goOn: () => this.#goOn(turn),
@@ -83,13 +89,13 @@ export class Conversation {
     const prompt = asked + run.text;
     const tail =
       prompt.length > REMEMBERED ? `…${prompt.slice(-REMEMBERED).replace(/^\S*/, "")}` : prompt;
-    this.send(run.path, { ...run.body, prompt }, prompt, false, tail);
+    this.send(run.path, { ...run.body, prompt }, { asked: prompt, shown: tail });
   }
 
   #retry(turn) {
     this.turns.splice(this.turns.indexOf(turn), 1);
     turn.element.remove();
-    this.send(turn.run.path, turn.run.body, turn.asked, false, turn.shown);
+    this.send(turn.run.path, turn.run.body, turn);
   }
 
   async #read(turn, run) {

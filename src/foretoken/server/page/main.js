@@ -1,5 +1,6 @@
 // The page, put together: conversations, the prompt, what the server says, what is drawn when.
 
+import { Attachments } from "./attachments.js";
 import { Conversation, List } from "./conversation.js";
 import { closeDrawer, el, followDrawers, followViews, paced } from "./dom.js";
 import { described, drawPanel } from "./panel.js";
@@ -17,11 +18,13 @@ const EXAMPLES = {
     "It was a cold morning in November, and",
     '"My dear," said the old gentleman,',
   ],
+  speech: [],
 };
 const NEAR = 80; // pixels from the end of a text within which it is followed
 
 const $ = (id) => document.getElementById(id);
 const settings = new Settings($("settings"));
+const attachments = new Attachments($("composer"), () => drawThread());
 const server = new Server(serverTold);
 const list = new List($("list"), { show, remove });
 const conversations = [];
@@ -91,7 +94,7 @@ const drawPanelSoon = paced(() => {
 const drawThread = paced(() => {
   $("empty").hidden = current.turns.length > 0;
   $("send").textContent = current.open ? "Stop" : "Send";
-  $("send").disabled = !ready && !current.open;
+  $("send").disabled = (!ready || attachments.busy) && !current.open;
 }, 0);
 
 /** Keeps the end of the text in sight, unless somebody has scrolled away from it. */
@@ -124,12 +127,14 @@ function describe(info) {
   $("pair").replaceChildren(named(info.target), ...draft);
   $("server").replaceChildren(...described(server.facts()));
   settings.follow(info);
+  attachments.follow(info);
+  document.body.classList.toggle("speech", info.transcribes);
   settings.offer(server.models, (name) => server.choose(name));
   $("prompt").placeholder = info.chat ? "Ask something" : "Begin a text";
   if ($("examples").hasChildNodes()) return;
   const example = (text) =>
     el("li", {}, el("button", { type: "button", onclick: () => ask(text) }, text));
-  $("examples").append(...EXAMPLES[info.chat ? "chat" : "text"].map(example));
+  $("examples").append(...EXAMPLES[settings.makes].map(example));
 }
 
 function sentence(message) {
@@ -146,15 +151,32 @@ $("door").addEventListener("submit", (event) => {
 
 function ask(prompt) {
   const answers = current.last?.run.calls.length > 0; // what calls gave needs no prompt
-  if (!ready || current.open || !(prompt.trim() || answers) || !settings.valid()) return;
-  const { chat } = server.info;
-  const asked = chat ? { messages: current.messages(settings.system, prompt) } : { prompt };
-  const stream = { stream: true, stream_options: { include_usage: true } };
-  const body = { model: server.model, ...asked, ...settings.fields(), ...stream };
-  current.send(chat ? "v1/chat/completions" : "v1/completions", body, prompt, settings.compare);
+  const given = prompt.trim() || attachments.size || answers;
+  if (!ready || current.open || attachments.busy || !given || !settings.valid()) return;
+  const media = attachments.take();
+  if (settings.makes === "speech") {
+    current.send("v1/audio/transcriptions", form(media[0]), { media });
+  } else {
+    const chat = settings.makes === "chat";
+    const asked = chat ? { messages: current.messages(settings.system, prompt, media) } : { prompt };
+    const stream = { stream: true, stream_options: { include_usage: true } };
+    const body = { model: server.model, ...asked, ...settings.fields(), ...stream };
+    const path = chat ? "v1/chat/completions" : "v1/completions";
+    current.send(path, body, { asked: prompt, media }, settings.compare);
+  }
   $("prompt").value = "";
   grow();
   $("thread").scrollTop = $("thread").scrollHeight;
+}
+
+/** A request to write speech down. */
+function form({ file, name }) {
+  const fields = new FormData();
+  fields.append("file", file, name);
+  fields.append("model", server.model);
+  fields.append("stream", true);
+  if (settings.language) fields.append("language", settings.language);
+  return fields;
 }
 
 function grow() {
@@ -178,7 +200,7 @@ function entered(event) {
 $("prompt").addEventListener("keydown", entered);
 $("turns").addEventListener("keydown", entered);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !closeDrawer(true)) current.stop();
+  if (event.key === "Escape" && !closeDrawer(true) && !attachments.stop()) current.stop();
 });
 $("new").addEventListener("click", begin);
 

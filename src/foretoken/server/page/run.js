@@ -17,7 +17,7 @@ export class Run {
   #kind = "text";
   #told = 0; // steps of which it is known what they wrote
 
-  /** path, body: the request; plain: whether it makes no draft tokens. */
+  /** path, body: the request, an object or a form; plain: whether it makes no draft tokens. */
   constructor(path, body, plain) {
     Object.assign(this, { path, body, plain });
   }
@@ -67,8 +67,8 @@ export class Run {
     this.#abort.abort();
   }
 
-  #take({ choices, speculation }) {
-    const choice = choices?.[0];
+  #take({ choices, speculation, delta }) {
+    const choice = choices?.[0] ?? { delta: { content: delta } }; // of speech that is written down
     const kind = choice ? this.#write(choice.delta ?? { content: choice.text }) : null;
     this.finish = choice?.finish_reason ?? this.finish;
     this.#sort(speculation?.steps ?? [], kind);

@@ -18,7 +18,8 @@ export const key = {
 };
 
 async function request(path, options) {
-  const headers = { "content-type": "application/json" };
+  // A form names its type itself
+  const headers = options.body instanceof FormData ? {} : { "content-type": "application/json" };
   if (key.get()) headers.authorization = `Bearer ${key.get()}`;
   let response;
   try {
@@ -47,7 +48,8 @@ export async function get(path) {
 
 /** The chunks of a stream, up to [DONE]. Throws what the server refuses, before or within it. */
 export async function* chunks(path, body, signal) {
-  const response = await request(path, { method: "POST", body: JSON.stringify(body), signal });
+  const sent = body instanceof FormData ? body : JSON.stringify(body);
+  const response = await request(path, { method: "POST", body: sent, signal });
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

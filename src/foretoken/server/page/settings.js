@@ -29,10 +29,12 @@ export class Settings {
     this.#summarize();
   }
 
-  /** Follows what the server serves: a chat model or not, and the temperature it was made for. */
-  follow({ chat, temperature }) {
-    this.chat = chat;
-    for (const label of this.details.querySelectorAll("[data-chat]")) label.hidden = !chat;
+  /** Follows what the model makes, and the temperature it was made for. */
+  follow({ transcribes, chat, temperature }) {
+    this.makes = transcribes ? "speech" : chat ? "chat" : "text";
+    for (const label of this.details.querySelectorAll("[data-for]")) {
+      label.hidden = !label.matches(`[data-for~=${this.makes}]`);
+    }
     if (temperature !== null && temperature !== undefined && !this.followed) {
       this.inputs.temperature.value = temperature;
     }
@@ -57,6 +59,11 @@ export class Settings {
     return this.inputs.system.value.trim();
   }
 
+  /** A sound's; empty: as the model hears it. */
+  get language() {
+    return this.inputs.language.value.trim();
+  }
+
   /** Whether a request can be made of it all; goes to the field of which none can. */
   valid() {
     if (this.#tools()) return true;
@@ -67,7 +74,7 @@ export class Settings {
 
   /** The tools that are offered to a chat model; null for what is no list, which is said. */
   #tools() {
-    if (!this.chat) return [];
+    if (this.makes !== "chat") return [];
     const { tools } = this.inputs;
     let list = null;
     let problem = "Tools are a list in JSON: [{…}, {…}].";
@@ -98,7 +105,8 @@ export class Settings {
   #summarize() {
     const { temperature, top_p, max_tokens, seed, gamma } = this.inputs;
     const tools = this.#tools();
-    const parts = [
+    const spoken = [`language ${this.language || "as heard"}`];
+    const written = [
       `temperature ${temperature.value || "the model's"}`,
       top_p.value && top_p.value !== "1" ? `top-p ${top_p.value}` : "",
       max_tokens.value ? `${max_tokens.value} tokens at most` : "",
@@ -106,6 +114,7 @@ export class Settings {
       `γ ${gamma.selectedOptions[0].textContent}`,
       tools?.length ? count(tools.length, "tool") : "",
     ];
+    const parts = this.makes === "speech" ? spoken : written;
     const summary = this.details.open ? "Settings" : parts.filter(Boolean).join(" · ");
     this.details.querySelector("#summary").textContent = summary;
   }

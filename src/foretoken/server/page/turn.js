@@ -2,6 +2,7 @@
 
 import { el, paced } from "./dom.js";
 import { markdown } from "./markdown.js";
+import { view } from "./media.js";
 import { Calls, Reasoning } from "./reply.js";
 import { count, duration, measures, rate, shown } from "./run.js";
 import { Timeline } from "./timeline.js";
@@ -89,10 +90,10 @@ export class TurnView {
   #marked = null;
   plain = null;
 
-  /** asked: the prompt; shown: what of it is shown; inline: whether the text continues it;
-   * act: what the buttons do. */
-  constructor({ asked, shown, run, inline, seed }, act) {
-    Object.assign(this, { asked, shown, run, inline, seed, act });
+  /** asked: the prompt; media: what goes along; shown: what of the prompt is shown; inline: whether
+   * the text continues it; act: what the buttons do. */
+  constructor({ asked, media, shown, run, inline, seed }, act) {
+    Object.assign(this, { asked, media, shown, run, inline, seed, act });
     this.answer = new Answer(
       run,
       run.plain ? "Plain decoding" : "With a draft",
@@ -103,10 +104,10 @@ export class TurnView {
     this.timeline = new Timeline((number) => this.mark(number));
     this.verdict = el("p", { class: "verdict", role: "status" });
     this.buttons = el("div", { class: "actions" });
-    const bare = inline || !asked; // it goes on, or has only what calls gave to go by
-    const prompt = bare
-      ? []
-      : [el("h2", { class: "hidden" }, "You"), el("p", { class: "asked" }, asked)];
+    const prompt = []; // none where the text goes on, or has only what calls gave to go by
+    if (media.length) prompt.push(el("div", { class: "media" }, ...media.map(view)));
+    if (asked && !inline) prompt.push(el("p", { class: "asked" }, asked));
+    if (prompt.length) prompt.unshift(el("h2", { class: "hidden" }, "You"));
     const parts = [...prompt, this.columns, this.verdict, this.timeline.element, this.buttons];
     this.element = el("article", { class: "turn" }, ...parts);
     this.answer.element.addEventListener("pointerover", (event) => {
@@ -154,7 +155,8 @@ export class TurnView {
     const offers = [];
     const offer = (name, act) => offers.push(el("button", { type: "button", onclick: act }, name));
     if (!this.run.open && this.run.said) {
-      const lacksPlain = !this.run.plain && this.plain?.run.state !== "done";
+      const { speculation } = this.run.body;
+      const lacksPlain = speculation && !this.run.plain && this.plain?.run.state !== "done";
       if (!open && lacksPlain) offer("Decode plainly", this.act.compare);
       if (!open && this.inline && this.run.finish === "length") offer("Go on", this.act.goOn);
       // Browsers have no clipboard for pages that come over plain HTTP from elsewhere
@@ -164,7 +166,8 @@ export class TurnView {
     if (names === this.offered) return; // replacing a button would take the focus from it
     this.offered = names;
     const seed = el("span", { class: "seed" }, `seed ${this.seed}`);
-    this.buttons.replaceChildren(...offers, ...(offers.length ? [seed] : []));
+    const seeded = offers.length && this.seed !== undefined;
+    this.buttons.replaceChildren(...offers, ...(seeded ? [seed] : []));
   }
 
   async #copy(button) {
