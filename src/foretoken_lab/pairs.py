@@ -98,10 +98,10 @@ class Pairs:
         if self._loaded is None or self._loaded[0] != draft:
             self._loaded = None  # one at a time
             try:
-                self._loaded = (
-                    draft,
-                    load(self.recipe.target, draft, dtype=self.recipe.dtype).prepared(),
-                )
+                spec = load(self.recipe.target, draft, dtype=self.recipe.dtype).prepared()
+                if self.recipe.guidance is not None:
+                    spec = spec.guided(self.recipe.guidance, self.recipe.negative)
+                self._loaded = draft, spec
             except ForetokenError as error:
                 self._unable[draft] = str(error)
                 raise

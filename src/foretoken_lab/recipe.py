@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
+from math import isqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -35,6 +36,7 @@ Name = Literal[
     "beyond",
     "drafts",
     "observations",
+    "pixels",
 ]
 PaperDraft = Literal["Unigram", "Bigram", "T5-small", "T5-base", "T5-large", "GPT-like 6M"]
 Temperature = Annotated[float, Field(ge=0, le=10)]
@@ -96,7 +98,8 @@ class Recipe(RecipeForm):
     title: Annotated[str, Field(pattern=LINE)]
     target: str | None = None  # folder or hub id; left out: the pair that ships
     drafts: Annotated[list[RecipeDraft], Field(min_length=1)]  # the smallest model first
-    task: Literal["text", "translation", "summarization", "code"] = "text"
+    # "image": a text is a square image of max_new_tokens pixels, row by row
+    task: Literal["text", "translation", "summarization", "code", "image"] = "text"
     paper: Literal["GPT-like", "EnDe", "CNNDM"] | None = None  # the paper's task beside it
     prompts: Prompts
     temperatures: Annotated[list[Temperature], Field(min_length=1)] = [0, 1]
@@ -108,6 +111,9 @@ class Recipe(RecipeForm):
     timed: Annotated[int, Field(ge=2)] = 8  # prompts that are timed
     repeats: Annotated[int, Field(ge=1, le=100)] = 3
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    # of classifier-free guidance, away from texts behind the ids `negative`
+    guidance: Annotated[float, Field(ge=-100, le=100)] | None = None
+    negative: Annotated[list[int], Field(min_length=1)] | None = None
     dtype: str = "float32"
     # those that do not apply are left out
     experiments: Annotated[list[Name], Field(min_length=1)] = list(get_args(Name))
@@ -121,6 +127,10 @@ class Recipe(RecipeForm):
             for value in values:
                 if values.count(value) > 1:
                     raise ValueError(f"{name} has {value} twice; give each once")
+        if self.task == "image" and isqrt(self.max_new_tokens) ** 2 != self.max_new_tokens:
+            raise ValueError(
+                f"max_new_tokens is {self.max_new_tokens}, which is no square of pixels; give one"
+            )
         if self.drafts[0].draft == "none":
             raise ValueError(
                 f"the first draft, {labels[0]}, is none, which guesses nothing, and a report is "
@@ -141,9 +151,10 @@ class Recipe(RecipeForm):
     def quick(self) -> Recipe:
         """The same in minutes: shorter texts, and fewer."""
         limit = min(self.prompts.limit or QUICK_PROMPTS, QUICK_PROMPTS)
+        longest = self.max_new_tokens if self.task == "image" else QUICK_LENGTH
         return self.model_copy(
             update={
-                "max_new_tokens": min(self.max_new_tokens, QUICK_LENGTH),
+                "max_new_tokens": min(self.max_new_tokens, longest),
                 "tokens": min(self.tokens, QUICK_TOKENS),
                 "timed": min(self.timed, QUICK_TIMED),
                 "gammas": self.gammas[:QUICK_GAMMAS],

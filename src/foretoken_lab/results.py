@@ -28,6 +28,7 @@ from foretoken_lab.experiments import (
     beyond,
     lenience,
     observations,
+    pixels,
     quality,
     trace,
     walltime,
@@ -47,6 +48,7 @@ EXPERIMENTS: dict[str, Experiment] = {  # in the order of the page
     "beyond": beyond.EXPERIMENT,
     "drafts": observations.DRAFTS,
     "observations": observations.OBSERVATIONS,
+    "pixels": pixels.EXPERIMENT,
 }
 
 

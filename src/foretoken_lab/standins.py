@@ -3,6 +3,7 @@ commands, one after another, each of which goes on where it was.
 
     python -m foretoken_lab.standins translation PAIRS ... --out runs/translation
     python -m foretoken_lab.standins news TEXT ... --out runs/news
+    python -m foretoken_lab.standins digits --out runs/digits
 
 OUT/target/model and OUT/DRAFT/model are then in bfloat16; OUT/DRAFT-taught/model is the draft after
 it was distilled. `look-up` and `lead` score the baselines of translations and summaries.
@@ -20,12 +21,14 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from foretoken.cli import option
 from foretoken.cli.script import run
 from foretoken.errors import InputError
 from foretoken.storage import files
@@ -46,6 +49,8 @@ PAPER: dict[str, Sizes] = {  # of section 4.2; its widths are divided
     "draft": (256, 1024, 2, 4, 4),
 }
 WIDTHS = ("hidden", "feed_forward")
+IMAGE_GPT: dict[str, Sizes] = {"target": (96, 4, 4), "draft": (32, 2, 2)}  # width, layers, heads
+GREYS, ORDER = 17, 3  # of a pixel of the digits; of their table
 LENGTH = 128  # tokens of a translation
 WORDS, RATIO = 120, 3.0  # a longer sentence, or a pair of more different lengths, is left out
 PROMPTS, BEGINNING = 200, 8  # of the recipe of news; words of each
@@ -111,6 +116,44 @@ def news(
         execute("foretoken-lab", "train", "lm", data=data, out=out / model, **options)
     distill(data, out, "draft", steps=distill_steps, target_generated=0.5, on_policy=0.25)
     tables(out, data)
+
+
+@app.command()
+def digits(
+    out: Out,
+    steps: Steps = 600,
+    draft_steps: Steps = 1500,
+    bfloat16: Bfloat16 = False,
+) -> None:
+    """Train an ImageGPT of 0.4M parameters and a draft of 1/15 on the 8x8 digits that scikit-learn
+    ships, and count their pixels in a table. A token is a pixel's grey; an image begins with its
+    digit, or with none."""
+    with option.needing("images"):
+        datasets = import_module("sklearn.datasets")
+    import numpy as np  # late: these take seconds
+    from transformers import ImageGPTConfig
+
+    from foretoken.train.loop import TrainingRecipe
+    from foretoken.train.ngram import fit
+    from foretoken_lab.train import train_images
+
+    pixels, names = datasets.load_digits(return_X_y=True)
+    images = np.column_stack([GREYS + names, pixels]).astype(int)
+    unnamed = GREYS + 10
+    sizes = {"vocab_size": unnamed + 2, "n_positions": images.shape[1]}  # the last id has no logit
+    for name, shape in IMAGE_GPT.items():
+        most = steps if name == "target" else draft_steps
+        named = dict(zip(("n_embd", "n_layer", "n_head"), shape, strict=True))
+        config = ImageGPTConfig(**sizes, **named)
+        recipe = TrainingRecipe(most, 64, save_every=100, bfloat16=bfloat16)
+        print(f"\n{name}: {config.n_layer} layers of {config.n_embd}", flush=True)
+        train_images(images, unnamed, out / name, config, recipe, _show_step)
+    fit(images, unnamed + 1, ORDER).save(out / "ngram.safetensors")
+
+
+def _show_step(step: int, loss: float, held_out: float | None) -> None:
+    if held_out is not None:
+        print(f"step {step}: loss {loss:.3f}, held out {held_out:.3f} nats a pixel", flush=True)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Train small models: a Llama on text (`foretoken-lab train lm`), or an encoder-decoder on pairs of
 texts (`foretoken-lab train seq2seq`), T5 with the gated GELU of version 1.1 (Raffel et al., arXiv
-1910.10683; Shazeer, arXiv 2002.05202), whose output layer is the embedding: transformers ties T5's.
+1910.10683; Shazeer, arXiv 2002.05202), whose output layer is the embedding: transformers ties T5's;
+or an ImageGPT (Chen et al. 2020) on images.
 
 Batches depend on the seed and the step alone, so a run that was killed resumes with the same data.
 """
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
+    ImageGPTConfig,
+    ImageGPTForCausalImageModeling,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -43,6 +46,7 @@ from foretoken.train.loop import (
 WINDOWS = 24  # held-out windows that are measured while training; all are at the end
 EXAM = 512  # held-out pairs, likewise
 GRAIN = 8  # lengths count as if rounded up to this many tokens, so that pairs in a batch change
+UNNAMED = 0.1  # of images that are trained on begin with the token of none
 IGNORED = -100  # in the place of a label: padding
 IN_FULL = torch.float32, torch.device("cpu")
 
@@ -117,13 +121,13 @@ def train_lm(
 def _trained(
     loop: Loop,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerFast | None,
     loss_at: Callable[[int], Tensor],
     exam: Callable[[], float],
     report: Report,
 ) -> Any:
     """Make all steps, and write the weights with the lowest held-out loss in bfloat16, with the
-    tokenizer; returns them as written, in float32."""
+    tokenizer, where there is one; returns them as written, in float32."""
     for loss in loop.losses(loss_at):
         measured = None
         if loop.due:
@@ -322,6 +326,53 @@ def pairs_loss(model: T5ForConditionalGeneration, pairs: list[Example], tokens: 
     batches = Batches(pairs, tokens, 0)
     parts = [cross_entropy(model, batches.at(k), "sum") for k in range(len(batches.edges) - 1)]
     return float(torch.stack(parts).double().sum()) / sum(len(p.reference) for p in pairs)
+
+
+def train_images(
+    images: np.ndarray,
+    unnamed: int,
+    out: Path,
+    config: ImageGPTConfig,
+    recipe: TrainingRecipe,
+    report: Report,
+) -> dict[str, Any]:
+    """Train as `train_lm` does, on `images [N, 1 + pixels]`, tokens: what each begins with, and its
+    pixels. One in sixteen is held out. `unnamed`: what one in ten begins with instead, so that
+    images can be guided."""
+    folder_of_run(out)
+    parts = corpus.hold_out(list(images.astype(np.int64)))
+    train, held_out = (torch.from_numpy(np.stack(part)) for part in parts)
+    torch.manual_seed(recipe.seed)
+    model = ImageGPTForCausalImageModeling(config)
+    loop = Loop(out, model, recipe)
+
+    def loss_at(step: int) -> Tensor:
+        model.train()
+        torch.manual_seed(hash((recipe.seed, step)))  # images and what drops out
+        batch = train[torch.randint(len(train), (recipe.batch,))]
+        batch[:, 0] = torch.where(torch.rand(len(batch)) < UNNAMED, unnamed, batch[:, 0])
+        return pixel_loss(model, batch)
+
+    def exam() -> float:
+        model.eval()
+        with torch.inference_mode():
+            return float(pixel_loss(model, held_out))
+
+    rounded = _trained(loop, model, None, loss_at, exam, report)
+    with torch.inference_mode():
+        nats = float(pixel_loss(rounded.eval(), held_out))
+    return loop.summarize(
+        best_step=loop.best["step"],
+        images=len(train),
+        held_out_images=len(held_out),
+        held_out_nats_per_token=nats,
+    )
+
+
+def pixel_loss(model: ImageGPTForCausalImageModeling, images: Tensor) -> Tensor:
+    """Return the mean cross-entropy of pixels, in nats; images `[N, 1 + pixels]`."""
+    logits = model(input_ids=images[:, :-1], use_cache=False).logits
+    return functional.cross_entropy(logits.flatten(0, 1).float(), images[:, 1:].flatten())
 
 
 def _pairs(data: Path) -> list[ExampleLine]:

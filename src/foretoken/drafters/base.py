@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.models.base import Model, Rewinds, Shares
+from foretoken.models.guided import Guided
 from foretoken.sampling.draw import Draw
 
 
@@ -350,7 +351,7 @@ def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
 
 def require_apart(target: Model, drafter: Drafter) -> None:
     """Raise InputError where a model or a drafter would hold the rows of two places, or reads the
-    states of another target than this one."""
+    states of another target than this one, RefusedError where it reads those of a guided one."""
     places = [*held(target), *held(drafter)]
     for i, part in enumerate(places):
         kind = type(part).__name__
@@ -361,6 +362,11 @@ def require_apart(target: Model, drafter: Drafter) -> None:
             )
         if not isinstance(part, ReadsTarget) or not part.reads_target:
             continue
+        if isinstance(target, Guided):
+            raise RefusedError(
+                f"{kind} reads the target's rows, of which guidance has two for each text; give "
+                "'lookup', a table or a model of its own"
+            )
         read = part.target
         if isinstance(part, Shares):
             if all(read is not inner for inner in held(target)):  # what wraps it has its rows
