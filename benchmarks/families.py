@@ -29,11 +29,19 @@ FORMS = {
     "transformers, row by row": "one row in a pass",
     "transformers, row by row, token by token": "one row and token in a pass",
 }
+TITLES = {
+    "refused": "Those that are refused",
+    "no text": "Those that write no text",
+    "no inputs": "Without known inputs",
+}
 HEAD = """# Which families run
 Every class of transformers {transformers} that generates text, as a tiny random model of its
 default configuration, on torch {torch}: greedy texts of a ragged batch of three at gamma 0, 1 and
 4, with draft tokens of a look-up and of a model, against its own `generate`. Windows, chunks and
-other lengths at which a family changes are 8 tokens in these models, and the texts are longer.
+other lengths at which a family changes are 8 tokens in these models, and the texts are longer. A
+class that reads pictures or sounds is given two prompts with one each, beside one of text where
+`generate` takes that: small encoders, and inputs in the shapes that its processor makes
+([pictures and speech](pictures-and-speech.md)); its text has to depend on them.
 `foretoken doctor --families` tries them on your versions; `foretoken doctor MODEL` says how a model
 of yours runs, on OpenVINO too. This page is made by `python benchmarks/families.py`.
 
@@ -42,7 +50,8 @@ of yours runs, on OpenVINO too. This page is made by `python benchmarks/families
 - "One row and token in a pass": a prompt in one pass and each token behind it in its own, as
   `generate` reads them, for code that takes blocks only at the start of a text, or whose texts
   depend on where the prompt ends; draft tokens save no passes.
-- "Not from ids": its own `generate` needs a picture or a sound.
+- "No text": codes of sounds, notes and the like, or all of a text at once.
+- "No inputs": none that its `generate` takes are known here.
 
 Batches share passes over states too, where these are windows of convolutions, or recurrences that a
 family computes by a function of its own name. Other states are not ours to take back, and run one
@@ -66,7 +75,7 @@ def main() -> None:
     lines = [HEAD.format(**document["versions"]), *_counts(families), "", "## Those that run"]
     lines += ["| class | how |", "|---|---|"]
     lines += [f"| {each['name']} | {FORMS[each['form']]} |" for each in runs]
-    for outcome, title in (("refused", "Those that are refused"), ("not from ids", "Not from ids")):
+    for outcome, title in TITLES.items():
         lines += ["", f"## {title}", "| class | reason |", "|---|---|"]
         lines += [_reason(each) for each in families if each["outcome"] == outcome]
     lines += ["", "## Not built", "Their default configuration makes no model here.", ""]
@@ -80,7 +89,8 @@ def _counts(families: list[dict[str, Any]]) -> list[str]:
         "read",
         *FORMS.values(),
         "refused",
-        "not from ids",
+        "no text",
+        "no inputs",
         "not built",
         "run of those possible",
     ]
@@ -89,9 +99,9 @@ def _counts(families: list[dict[str, Any]]) -> list[str]:
         own = [each for each in families if each["kind"] == kind]
         forms = Counter(each["form"] for each in own if each["outcome"] == "equal")
         outcomes = Counter(each["outcome"] for each in own)
-        possible = sum(outcomes[name] for name in ("equal", "refused", "differs", "failed"))
+        possible = len(own) - outcomes["no text"] - outcomes["not built"]
         cells = [*(forms[form] for form in FORMS)]
-        cells += [outcomes[name] for name in ("refused", "not from ids", "not built")]
+        cells += [outcomes[name] for name in (*TITLES, "not built")]
         share = f"{outcomes['equal'] / possible:.0%}" if possible else ""
         lines.append(f"| {' | '.join([kind, *map(str, cells), share])} |")
     return lines

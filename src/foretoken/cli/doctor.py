@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EXACT = "float32"
 ROOM = 8_000_000_000  # bytes that a class may take to be tried
-OUTCOMES = ("equal", "refused", "differs", "failed", "not from ids", "not built")
+OUTCOMES = ("equal", "refused", "differs", "failed", "no text", "no inputs", "not built")
 SAYS = (
     "a pass of linear layers alone over so many tokens; -: time or memory did not "
     "suffice. Precisions below float32 make another model of a target; a draft's never changes the "

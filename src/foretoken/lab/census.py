@@ -2,8 +2,9 @@
 whether its text is that of its own `generate`.
 
 A class is judged by the small copy that the self-check makes of its default configuration: windows,
-chunks and other lengths at which a family changes are 8 tokens there, and the texts are longer. It
-does not know pictures or sounds: classes that read them are asked for text from ids alone.
+chunks and other lengths at which a family changes are 8 tokens there, and the texts are longer. A
+class that reads pictures or sounds is given two prompts with one each and, where it takes that, one
+of text.
 """
 
 from __future__ import annotations
@@ -22,26 +23,50 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
-from foretoken.errors import RefusedError, kind_of, one_line
+from foretoken.errors import InputError, RefusedError, kind_of, one_line
+from foretoken.lab.media import (
+    BESIDE,
+    MEDIA,
+    MODALITIES,
+    Inputs,
+    fitted,
+    generated,
+    prompts,
+    set_parts,
+)
 from foretoken.loading.load import load
+from foretoken.media.inputs import is_media
+from foretoken.models.stock.media import accepted_by
 from foretoken.models.stock.selfcheck import CHECK_FORMAT, parts, small_copy, value_of
 from foretoken.storage.cache import remember, remembered, versions
 
-# By what they read
+# By what they read; a class of several maps is of the last
 MAPS = {
     "text": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "text, by an encoder": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "sounds": auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     "pictures": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 }
+# Classes of the maps of text that read sounds, too
+HEARING = {"AudioFlamingo3ForConditionalGeneration", "MusicFlamingoForConditionalGeneration"}
+HEARING |= {*auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()} - {*MAPS["pictures"].values()}
 PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8]]
 NEW, GAMMAS = 16, (0, 1, 4)
 NOISE = 0.03  # of a draft's weights, which are else the target's
-FILE = "families.json"
+FILE = "census.json"
 SECONDS = 300.0  # for one class
+
+# What classes of these maps write that write no text
+WRITES = {
+    "DiaForConditionalGeneration": "codes of sounds",
+    "DiffusionGemmaForBlockDiffusion": "blocks of tokens by diffusion, none after another",
+    "PI0ForConditionalGeneration": "a robot's actions",
+    "Pop2PianoForConditionalGeneration": "notes",
+    "VibeVoiceForConditionalGeneration": "sounds, by diffusion",
+}
 
 # Configurations by hand, where the default one is none that a model can be built or run with
 AXES = {"rope_type": "default", "rope_theta": 1e4}
@@ -50,21 +75,32 @@ TURNED = {"rope_parameters": AXES | {"mrope_section": [8, 12, 12], "partial_rota
 COMPASS = {"rope_parameters": {"full_attention": AXES | {"mrope_section": [24, 20, 20]}}}
 INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
 INDEXER |= {"indexer_budget": 16, "indexer_compress_ratio": 2, "ple_layer_ids": []}
+CODES = {f"<|visual token {i:06}|>": 40 + i for i in range(8)}
 HYBRID = ["linear_attention", "full_attention"] * 16
 SETTINGS: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {"attn_layer_indices": [1]},
-    "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 5, "IMGIMGA": 6}},
+    "ChameleonForConditionalGeneration": {
+        "vocabulary_map": {"<image>": 90, "IMGIMGAZ": 6, "IMGIMGBZ": 7},
+        "vq_config": {"num_embeddings": 2, "base_channels": 32, "resolution": 32},
+    },
     "CohereCompassForCausalLM": COMPASS,
     "CohereCompassForConditionalGeneration": COMPASS,
     "DbrxForCausalLM": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0, "kv_n_heads": 2}},
     "DeepseekOcr2ForConditionalGeneration": {"mlp_layer_types": ["dense", *["sparse"] * 31]},
+    "Emu3ForConditionalGeneration": {
+        "vocabulary_map": {"<image>": 90, "<|extra_200|>": 6} | CODES,
+        "vq_config": {"codebook_size": 8, "base_channels": 32},
+    },
     "Glm46VForConditionalGeneration": TURNED,
     "Glm4vForConditionalGeneration": TURNED,
-    "Glm4vMoeForConditionalGeneration": TURNED,
+    "Glm4vMoeForConditionalGeneration": TURNED | {"num_attention_heads": 32},
     "Granite4VisionForConditionalGeneration": {
         "deepstack_layer_map": [], "downsample_rate": "4/8", "spatial_target_layers": []
     },
     "GraniteMoeHybridForCausalLM": {"layer_types": HYBRID},
+    "HunYuanVLForConditionalGeneration": {
+        "rope_parameters": AXES | {"mrope_section": [16, 16, 16, 16]}
+    },
     "KyutaiSpeechToTextForConditionalGeneration": {
         "audio_pad_token_id": 70, "codebook_vocab_size": 17
     },
@@ -73,10 +109,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Lfm2VlForConditionalGeneration": {
         "text_config": {"layer_types": ["conv", "full_attention"] * 16}
     },
+    "MoonshineStreamingForConditionalGeneration": {"num_key_value_heads": 8},
     "Qwen2VLForConditionalGeneration": SECTIONS,
     "Qwen2_5_VLForConditionalGeneration": SECTIONS,
     "Qwen4ExpForCausalLM": INDEXER,
     "Qwen4ExpForConditionalGeneration": INDEXER,
+    "Step3p7ForConditionalGeneration": {"sliding_window": 512},
     "XmodForCausalLM": {"default_language": "en_XX"},
 }  # fmt: skip
 # What some of them leave open, though no model can be built without
@@ -91,7 +129,7 @@ class Verdict:
 
     name: str
     kind: str
-    outcome: str  # equal, refused, differs, failed, not from ids, not built
+    outcome: str  # equal, refused, differs, failed, no text, no inputs, not built
     form: str | None = None  # that it runs in
     reason: str | None = None
     seconds: float = 0.0
@@ -102,9 +140,8 @@ def classes() -> dict[str, str]:
     kinds: dict[str, str] = {}
     for kind, names in MAPS.items():
         for listed in names.values():
-            for name in _listed(listed):
-                kinds.setdefault(name, kind)
-    return kinds
+            kinds |= dict.fromkeys(_listed(listed), kind)
+    return kinds | dict.fromkeys(HEARING & {*kinds}, "sounds")
 
 
 def build(name: str) -> PreTrainedModel:
@@ -113,28 +150,31 @@ def build(name: str) -> PreTrainedModel:
     cls = getattr(transformers, name)
     types = (t for names in MAPS.values() for t, listed in names.items() if name in _listed(listed))
     config: PreTrainedConfig = (cls.config_class or CONFIG_MAPPING[next(types)])()
+    for part, kind in config.sub_configs.items():
+        if getattr(config, part) is None and kind is not AutoConfig:  # it may be left out
+            setattr(config, part, kind())
     text = config.get_text_config(decoder=True)
-    for part in (config, text):
-        _set(part, copy.deepcopy(SETTINGS.get(name, {})))
+    settings = copy.deepcopy(SETTINGS.get(name, {}))
+    set_parts(config, {n: x for n, x in settings.items() if n not in {*dir(text)} - {*dir(config)}})
+    set_parts(text, {n: x for n, x in settings.items() if n in dir(text)})
     if not config.is_encoder_decoder and "is_decoder" in vars(config):
         config.is_decoder = True
     torch.manual_seed(0)
+    return _ended(_copied(cls, config, reads_text=classes().get(name) not in MODALITIES))
+
+
+def _copied(
+    cls: type[PreTrainedModel], config: PreTrainedConfig, *, reads_text: bool
+) -> PreTrainedModel:
+    """A small copy; of a class that need not read text alone, one that does where there is one."""
     try:
-        model = small_copy(cls, config)
+        return small_copy(cls, config)
     except Exception:
-        model = small_copy(cls, _closed(config))
-    return _ended(model)
-
-
-def _set(part: PreTrainedConfig, settings: dict[str, Any]) -> None:
-    """Change the settings that a configuration has; those of one in it, by its name."""
-    for key, value in settings.items():
-        own = getattr(part, key, None)
-        if isinstance(own, PreTrainedConfig):
-            for name, inner in value.items():
-                setattr(own, name, inner)
-        elif hasattr(part, key):
-            setattr(part, key, value)
+        if reads_text:
+            return small_copy(cls, _closed(config))
+        with suppress(Exception):
+            return small_copy(cls, _closed(config))
+        return small_copy(cls, config, reads_text=False)
 
 
 def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -178,21 +218,25 @@ def judge(name: str) -> Verdict:
 
 
 def _judged(verdict: Verdict) -> Verdict:
-    reads = getattr(transformers, verdict.name).main_input_name
-    if reads != "input_ids":
-        return replace(verdict, outcome="not from ids", reason=f"it reads {reads}")
+    if verdict.name in WRITES:
+        return replace(verdict, outcome="no text", reason=f"it writes {WRITES[verdict.name]}")
     try:
         model = build(verdict.name)
+        if verdict.kind in MODALITIES:
+            model = _ended(fitted(model, copy.deepcopy(BESIDE.get(verdict.name, {}))))
     except Exception as error:
         return replace(verdict, reason=f"its code raised {kind_of(error)}")
     try:
-        expected = [_generated(model, prompt) for prompt in PROMPTS]
+        asked = _asked(model, verdict)
+        expected = [_generated(model, each) for each in asked]
     except Exception as error:
         reason = f"its generate raised {kind_of(error)}"
-        return replace(verdict, outcome="not from ids", reason=reason)
+        return replace(verdict, outcome="no inputs", reason=reason)
+    if not asked:
+        return replace(verdict, outcome="no inputs", reason="its text does not depend on them")
     try:
-        form, unequal = _compared(model, expected)
-    except RefusedError as error:
+        form, unequal = _compared(model, asked, expected)
+    except (RefusedError, InputError) as error:  # a prompt is refused by name, too
         return replace(verdict, outcome="refused", reason=str(error))
     except Exception as error:
         return replace(verdict, outcome="failed", reason=f"{kind_of(error)}: {one_line(error)}")
@@ -200,18 +244,28 @@ def _judged(verdict: Verdict) -> Verdict:
     return replace(verdict, outcome=outcome, form=form, reason=unequal)
 
 
-def _generated(model: Any, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    text = model.generate(ids, max_new_tokens=NEW, do_sample=False)[0].tolist()
-    return text[1 if model.config.is_encoder_decoder else len(prompt) :]
+def _asked(model: PreTrainedModel, verdict: Verdict) -> list[Inputs]:
+    """The prompts that a class is given."""
+    if verdict.kind in MODALITIES and MEDIA.intersection(accepted_by(type(model))):
+        return prompts(model, verdict.kind, verdict.name)
+    return [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
 
 
-def _compared(model: PreTrainedModel, expected: list[list[int]]) -> tuple[str, str | None]:
+def _generated(model: PreTrainedModel, inputs: Inputs) -> list[int]:
+    return generated(model, inputs, NEW).sequences[0, -NEW:].tolist()
+
+
+def _compared(
+    model: PreTrainedModel, asked: list[Inputs], expected: list[list[int]]
+) -> tuple[str, str | None]:
     """The form that a model runs in, and how its texts differ, if they do."""
+    given: Any = asked
+    if not any(map(is_media, asked)):
+        given = [each["input_ids"][0].tolist() for each in asked]
     for draft in ("lookup", _relative(model)):
         spec = load(model, draft, runtime="transformers")
         for gamma in GAMMAS:
-            texts = spec.generate(PROMPTS, max_new_tokens=NEW, gamma=gamma)
+            texts = spec.generate(given, max_new_tokens=NEW, gamma=gamma)
             for b, (text, own) in enumerate(zip(texts, expected, strict=True)):
                 if list(text.tokens) != own:
                     drafter = "lookup" if draft == "lookup" else "a model"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.nn import functional as F
 
 from console import Run
 from foretoken.lab import census
@@ -47,7 +49,11 @@ def test_one_that_takes_too_long_is_ended() -> None:
 def test_a_text_that_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: the text of another prompt."""
     own = census._generated
-    monkeypatch.setattr(census, "_generated", lambda model, prompt: own(model, [*prompt, 9]))
+
+    def of_another(model: Any, inputs: Any) -> list[int]:
+        return own(model, {n: F.pad(x, (0, 1), value=9) for n, x in inputs.items()})
+
+    monkeypatch.setattr(census, "_generated", of_another)
     verdict = census.judge("LlamaForCausalLM")
     assert (verdict.outcome, verdict.reason) == ("differs", "text 0 with lookup at gamma 0")
 

@@ -43,6 +43,8 @@ MESSAGES = (
     r"own forward of the whole text by \S+ of their spread, and no text is the right one; (use a "
     rf"configuration whose window is the whole context|{INSTEAD_})(; {INSTEAD_})?",
     rf"{FAMILY} has no output layer of tokens; give a model that writes text",
+    # of prompts with media
+    r"prompt \d holds [\w, ]+: its generate changes the prompt that it is given; give text",
 )
 FORMS = (  # the best first
     "transformers",
@@ -82,11 +84,20 @@ BY_ROW = [
     "xLSTMForCausalLM",
     "SwitchTransformersForConditionalGeneration",
 ]
+WITH_MEDIA = [  # pictures of several shapes, sounds, and pictures beside the text
+    "Blip2ForConditionalGeneration",
+    "MllamaForConditionalGeneration",
+    "MoonshineStreamingForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+    "UdopForConditionalGeneration",
+]
 REFUSED = [
+    "BlipForConditionalGeneration",
     "ReformerModelWithLMHead",
     "RobertaForCausalLM",
 ]
-OTHER_INPUT = ["PI0ForConditionalGeneration", "WhisperForConditionalGeneration"]
+NO_TEXT = ["PI0ForConditionalGeneration"]
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +121,8 @@ SLOW = (  # seconds each
     *("Lfm2ForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen3NextForCausalLM"),
     *("Gemma3nForCausalLM", "GPTJForCausalLM", "SwitchTransformersForConditionalGeneration"),
     *("FSMTForConditionalGeneration", "PaliGemmaForConditionalGeneration"),
+    *("Qwen3VLForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    "UdopForConditionalGeneration",
 )
 
 
@@ -129,18 +142,25 @@ def test_a_class_that_runs_row_by_row(name: str) -> None:
     assert verdict.outcome == "equal" and "row by row" in (verdict.form or "")
 
 
+@pytest.mark.parametrize("name", quick(WITH_MEDIA))
+def test_a_class_with_pictures_or_sounds(name: str) -> None:
+    assert judged(name).outcome == "equal"
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_class_that_is_refused(name: str) -> None:
     assert judged(name).outcome == "refused"
 
 
-@pytest.mark.parametrize("name", OTHER_INPUT)
-def test_a_class_that_writes_no_text_from_ids(name: str) -> None:
-    assert judged(name).outcome == "not from ids"
+@pytest.mark.parametrize("name", NO_TEXT)
+def test_a_class_that_writes_no_text(name: str) -> None:
+    assert judged(name).outcome == "no text"
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", sorted({*KNOWN} - {*RUNS, *BY_ROW, *REFUSED, *OTHER_INPUT}))
+@pytest.mark.parametrize(
+    "name", sorted({*KNOWN} - {*RUNS, *BY_ROW, *REFUSED, *WITH_MEDIA, *NO_TEXT})
+)
 @pytest.mark.filterwarnings("ignore")  # of transformers' own code, at random configurations
 def test_every_other_class(name: str) -> None:
     judged(name)
