@@ -23,6 +23,7 @@ from foretoken.models import store
 from foretoken.models.base import Model
 from foretoken.models.openvino.blocks import kept
 from foretoken.models.openvino.explicit import ExplicitModel
+from foretoken.models.openvino.media import MediaModel
 from foretoken.models.openvino.paged import PagedModel, paged
 from foretoken.models.openvino.tracing import Exported, core
 from foretoken.models.openvino.weights import (
@@ -35,7 +36,7 @@ from foretoken.models.openvino.weights import (
 from foretoken.models.store import Convertible
 
 # Raised where the same weights become another graph: conversions kept before are made again
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
 CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
@@ -52,10 +53,17 @@ Result = TypeVar("Result")
 def compiled(exported: Exported, dtype: str = "float32", cache: str | None = None) -> Model:
     """The model, ready to run on this machine's CPU. cache: the dtype of keys and values, by itself
     that of the arithmetic; RefusedError where it is given and there are no pages."""
-    ready, facts = readied(exported, dtype, cache)
+    hears = bool(exported.facts.get("hears"))
+    graphs = {name: x for name, x in exported.graphs.items() if not (hears and name == "encoder")}
+    ready, facts = readied(Exported(graphs, exported.facts), dtype, cache)
     if facts["form"] == "paged":
         return PagedModel(ready["decoder"], facts, ready.get("join"))
-    return ExplicitModel(ready.get("encoder"), ready["decoder"], facts)
+    if not hears:
+        parts = ready.get("cross"), ready.get("encoder")
+        return ExplicitModel(ready["decoder"], facts, *parts)
+    kind = "float32" if dtype in ROUNDED else dtype
+    encoder = partial(_ready_graph, exported.graphs["encoder"], settings(kind))
+    return MediaModel(ready["decoder"], facts, ready["cross"], encoder)
 
 
 def readied(
@@ -87,10 +95,11 @@ def _compiled(
         options["KV_CACHE_PRECISION"] = cache or options["INFERENCE_PRECISION_HINT"]
         # by channel the tokens of a page would share scales, draft tokens that are rejected too
         options |= {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"} if cache == CACHED["int8"] else {}
-    return {
-        name: core().compile_model(widened_in_products(graph), "CPU", options)
-        for name, graph in graphs.items()
-    }
+    return {name: _ready_graph(graph, options) for name, graph in graphs.items()}
+
+
+def _ready_graph(graph: ov.Model, options: dict[str, Any]) -> ov.CompiledModel:
+    return core().compile_model(widened_in_products(graph), "CPU", options)
 
 
 def arithmetic(graph: ov.CompiledModel) -> str:
@@ -276,10 +285,13 @@ class Conversion:
 
                 loaded = thinned(loaded, self.some)
             exported = way.export(loaded, self.taps)
+            whole: dict[str, ov.Model] = {}
+            if exported.facts.get("hears"):  # it computes much and reads little: no time is saved
+                whole["encoder"] = halved(exported.graphs.pop("encoder"))
             smaller = ROUNDED.get(self.dtype, halved)
             bits = 4 if self.dtype == "int4" else 8  # blocks of more are rounded
             graphs = {name: smaller(kept(graph, bits)) for name, graph in exported.graphs.items()}
-            return Exported(graphs, exported.facts)
+            return Exported(graphs | whole, exported.facts)
         except (RefusedError, MemoryError):
             raise
         except Exception as error:  # a tracer raises anything

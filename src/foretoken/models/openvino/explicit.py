@@ -42,17 +42,21 @@ Pair = tuple[Array, Array]
 class ExplicitModel:
     """Runs what `export_explicit` made: `facts` and its graphs, compiled for the CPU.
 
-    `encoder` is None for a decoder-only model. The cache has the precision of the decoder's inputs
-    `keys.i` and `values.i`.
+    `encoder` and `cross` are None for a decoder-only model. The cache has the precision of the
+    decoder's inputs `keys.i` and `values.i`.
     """
 
     runtime = "openvino"
     takes_tensors = False
 
     def __init__(
-        self, encoder: ov.CompiledModel | None, decoder: ov.CompiledModel, facts: dict[str, Any]
+        self,
+        decoder: ov.CompiledModel,
+        facts: dict[str, Any],
+        cross: ov.CompiledModel | None = None,
+        encoder: ov.CompiledModel | None = None,
     ) -> None:
-        self.encoder_decoder = encoder is not None
+        self.encoder_decoder = cross is not None
         self.vocab_size: int = facts["vocab_size"]
         self.context: int | None = facts["context"]
         self.source_context: int | None = facts["source_context"]
@@ -62,6 +66,7 @@ class ExplicitModel:
         self.device = torch.device("cpu")
         self.encoder_seconds = 0.0
         self.encoder = None if encoder is None else Feed(encoder, [])
+        self.cross = None if cross is None else Feed(cross, [])
         self.decoder = Feed(decoder, list(range(facts["layers"])))
         self.shapes = shapes(decoder, facts["layers"])
         self.caches: list[Slots] = []  # of the rows, and of their sources if there are any
@@ -99,11 +104,9 @@ class ExplicitModel:
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         if not prompts:
             return
-        if self.encoder is not None:
-            check_sources(prompts, sources, self.source_context)
         check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
         own = Slots.empty(len(prompts), self.shapes)
-        fresh = [own, *self._read(sources)]
+        fresh = [own, *self._read(prompts, sources)]
         for at in range(0, max(map(len, prompts)), CHUNK):
             blocks = [p[at : at + CHUNK] for p in prompts]
             self._run(self.decoder, fresh, own.lengths, blocks, [0] * len(prompts))
@@ -142,20 +145,31 @@ class ExplicitModel:
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.lengths), rows))
 
-    def _read(self, sources: list[list[int]] | None) -> list[Slots]:
+    def _read(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Slots]:
         """Keys and values of the sources, if there are any."""
-        if self.encoder is None or sources is None:
+        if self.cross is None:
             return []
+        start = perf_counter()
+        states, lengths = self._encoded(prompts, sources)
+        self.cross.put("states", states)
+        self.cross.run()
+        self.encoder_seconds += perf_counter() - start
+        B, S = len(lengths), max(lengths)
+        read = (self.cross.read(name) for name in ("cross_keys", "cross_values"))
+        keys, values = (resized(x, roomy(B), S, B) for x in read)
+        return [Slots(lengths, (keys, values), 1)]
+
+    def _encoded(
+        self, prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> tuple[Array, list[int]]:
+        """The encoder's states `[B, S, H]` of the sources, and how many each has."""
+        check_sources(prompts, sources, self.source_context)
+        assert self.encoder is not None and sources is not None
         lengths = [len(source) for source in sources]
         self.encoder.put("ids", padded(sources, self.device).numpy())
         self.encoder.put("sources", np.array(lengths))
-        start = perf_counter()
         self.encoder.run()
-        self.encoder_seconds += perf_counter() - start
-        B, S = len(sources), max(lengths)
-        read = (self.encoder.read(name) for name in ("cross_keys", "cross_values"))
-        keys, values = (resized(x, roomy(B), S, B) for x in read)
-        return [Slots(lengths, (keys, values), 1)]
+        return self.encoder.read("states"), lengths
 
     def _run(
         self,

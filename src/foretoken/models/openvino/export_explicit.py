@@ -24,9 +24,11 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
+from foretoken.errors import RefusedError
 from foretoken.models.openvino.tracing import Exported, traced
 from foretoken.models.stock.attention import Forward, KeptPositions
 from foretoken.models.stock.cache import admit, given, growing_cache, has_own_attention
+from foretoken.models.stock.media import encoder_input, encoder_weights, made_up, random_states
 from foretoken.models.stock.positions import RUNNING, takes_positions
 from foretoken.models.stock.sizes import (
     context_limit,
@@ -92,6 +94,13 @@ class Block(Fresh):
             self.bias = module.relative_attention_bias(buckets).permute(0, 3, 1, 2) + mask
         assert self.bias is not None
         return self.bias
+
+
+class WithSource(EncoderDecoderCache):
+    """A block and, beside it, the keys and values of its rows' sources."""
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        return self.self_attention_cache.get_query_offset(layer_idx)
 
 
 class Slotted(Block):
@@ -200,26 +209,34 @@ def export_explicit(model: PreTrainedModel) -> Exported:
     -> logits [1, N, V], hidden [1, N, width] (what the head reads), new_keys and new_values
     [layers, B, heads, n, dim]. With an encoder also sources [B] (tokens of each row's source),
     cross_keys.i and cross_values.i [B, heads, S, dim], made by
-    "encoder": ids [B, S], sources [B] -> cross_keys and cross_values [layers, B, heads, S, dim].
+    "encoder": ids [B, S], sources [B], or what else it reads, all of one size -> states [B, S, H];
+    "cross": states -> cross_keys and cross_values [layers, B, heads, S, dim].
 
     Raises RefusedError for a model whose rows cannot be rolled back one by one.
     """
     admit(model)
+    media = heard(model)
     past, cross = probe(model)
     two = torch.ones(2, dtype=torch.long)
     feed = {"ids": two[:, None].repeat(1, 3), "lengths": two, "keep": torch.arange(4)}
     graphs = {}
     if cross:
         feed["sources"] = two
-        inputs = {"ids": feed["ids"], "sources": two}
-        graphs["encoder"] = recorded(EncoderGraph(model), inputs, ["cross_keys", "cross_values"])
+        if media:
+            graphs["encoder"] = recorded(MediaEncoder(model), media, ["states"], sized=True)
+        else:
+            inputs = {"ids": feed["ids"], "sources": two}
+            graphs["encoder"] = recorded(EncoderGraph(model), inputs, ["states"])
+        states = {"states": random_states(model, feed["ids"])}
+        graphs["cross"] = recorded(CrossGraph(model), states, ["cross_keys", "cross_values"])
     feed |= {f"keys.{i}": k for i, (k, _) in enumerate(past)}
     feed |= {f"values.{i}": v for i, (_, v) in enumerate(past)}
     feed |= {f"cross_keys.{i}": k for i, (k, _) in enumerate(cross)}
     feed |= {f"cross_values.{i}": v for i, (_, v) in enumerate(cross)}
     outputs = ["logits", "hidden", "new_keys", "new_values"]
     graphs["decoder"] = recorded(DecoderGraph(model, list(feed)), feed, outputs)
-    return Exported(graphs, facts(model, len(past)))
+    about = media_facts(model, media, graphs["encoder"]) if media else {}
+    return Exported(graphs, facts(model, len(past)) | about)
 
 
 def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
@@ -238,6 +255,34 @@ def facts(model: PreTrainedModel, layers: int) -> dict[str, Any]:
     }
 
 
+def media_facts(
+    model: PreTrainedModel, media: dict[str, Tensor], encoder: ov.Model
+) -> dict[str, Any]:
+    """Return the facts of an encoder of media: shapes, and a digest of its weights."""
+    ((name, x),) = media.items()
+    states = [*encoder.output(0).get_shape()]
+    hears = {
+        "input": name,
+        "shape": [*x.shape],
+        "states": states,
+        "weights": encoder_weights(model),
+    }
+    return {"hears": hears, "source_context": states[1]}
+
+
+def heard(model: PreTrainedModel) -> dict[str, Tensor] | None:
+    """Return an example of what an encoder of media reads; None for one of text. RefusedError for
+    media of many sizes."""
+    if model.main_input_name == "input_ids" or not model.config.is_encoder_decoder:
+        return None
+    if inputs := made_up(model):
+        return inputs
+    raise RefusedError(
+        f"{type(model).__name__} reads {model.main_input_name} of any size, and a graph of "
+        "OpenVINO those of one; give runtime='transformers'"
+    )
+
+
 @torch.no_grad()
 def probe(model: PreTrainedModel) -> tuple[Pairs, Pairs]:
     """Example keys and values of every layer, for two rows: of the past and of the source."""
@@ -247,7 +292,8 @@ def probe(model: PreTrainedModel) -> tuple[Pairs, Pairs]:
         model(input_ids=ids, **given(model, own), use_cache=True)
         return pairs(own), []
     cache = EncoderDecoderCache(own, DynamicCache())
-    model(input_ids=ids[:, :4], decoder_input_ids=ids, **given(model, cache), use_cache=True)
+    sources = encoder_input(model, ids[:, :4])
+    model(**sources, decoder_input_ids=ids, **given(model, cache), use_cache=True)
     return pairs(own), pairs(cache.cross_attention_cache)
 
 
@@ -255,11 +301,14 @@ def pairs(cache: Any) -> Pairs:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def recorded(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> ov.Model:
-    """The graph over inputs like `feed`, all sizes free but heads and the width of states."""
+def recorded(
+    graph: nn.Module, feed: dict[str, Tensor], outputs: list[str], *, sized: bool = False
+) -> ov.Model:
+    """The graph over inputs like `feed`, all sizes free but heads and the width of states; sized:
+    none."""
     model = traced(graph.eval(), tuple(feed.values()))
     for port, (name, x) in zip(model.inputs, feed.items(), strict=True):
-        shape = [-1] * x.ndim
+        shape = [*x.shape] if sized else [-1] * x.ndim
         if x.ndim == 4:
             shape[1] = x.shape[1]
         if x.is_floating_point():
@@ -273,23 +322,37 @@ def recorded(graph: nn.Module, feed: dict[str, Tensor], outputs: list[str]) -> o
 
 
 class EncoderGraph(nn.Module):
-    """Sources -> the keys and values that the decoder's cross-attention will read."""
+    """Sources -> the encoder's states."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.running = Forward(model, "explicit")
         self.model = self.running.model
 
-    def forward(self, ids: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor, sources: Tensor) -> Tensor:
         mask = within(sources, ids.shape[1]).long()
         with self.running(None):
-            states = self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
+            return self.model.get_encoder()(input_ids=ids, attention_mask=mask)[0]
+
+
+class MediaEncoder(EncoderGraph):
+    """Sounds or pictures -> the encoder's states."""
+
+    def forward(self, inputs: Tensor) -> Tensor:  # pyright: ignore
+        with self.running(None):
+            return self.model.get_encoder()(inputs)[0]
+
+
+class CrossGraph(EncoderGraph):
+    """An encoder's states -> the keys and values that the decoder's cross-attention will read."""
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore
+        with self.running(None):
             # The decoder runs for its cross-attention's projections; its logits are no output.
             cross = Fresh()
             self.model(
-                decoder_input_ids=ids[:, :1],
+                decoder_input_ids=torch.zeros(states.shape[0], 1, dtype=torch.long),
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),  # pyright: ignore
-                attention_mask=mask,
                 **given(self.model, EncoderDecoderCache(Fresh(), cross)),
                 use_cache=True,
             )
@@ -331,11 +394,12 @@ class DecoderGraph(nn.Module):
         for i, layer in enumerate(cross.layers):
             layer.keys, layer.values = feed[f"cross_keys.{i}"], feed[f"cross_values.{i}"]
             layer.is_initialized = True
-        cache = EncoderDecoderCache(block, cross)
+        cache = WithSource(block, cross)
         cache.is_updated = dict.fromkeys(range(len(block.past)), True)
         rows, _, width, _ = feed["cross_keys.0"].shape
         states = feed["cross_keys.0"].new_zeros(rows, width, 1)  # only its shape is read
-        return {
+        positions = {"decoder_position_ids": block.positions} if self.takes_positions else {}
+        return positions | {
             "decoder_input_ids": feed["ids"],
             "encoder_outputs": BaseModelOutput(last_hidden_state=states),  # pyright: ignore
             "attention_mask": within(feed["sources"], width).long(),

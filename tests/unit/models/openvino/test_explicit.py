@@ -38,7 +38,7 @@ def compiled(model: PreTrainedModel) -> tuple[Any, ...]:
     graphs = {
         name: core().compile_model(graph, "CPU", EXACT) for name, graph in exported.graphs.items()
     }
-    return graphs.get("encoder"), graphs["decoder"], exported.facts
+    return graphs["decoder"], exported.facts, graphs.get("cross"), graphs.get("encoder")
 
 
 @cache
