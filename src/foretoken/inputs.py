@@ -96,8 +96,9 @@ class InputProcessor:
         (media,) = media_of(output, encodes=self.target.encoder_decoder)
         return cast(Prompt, media)
 
-    def _media(self, prompts: Any) -> list[Media] | None:
-        """The media of prompts that are a processor's output, or a list of such; None for text."""
+    def _media(self, prompts: Any) -> list[Media | list[int]] | None:
+        """The media of prompts that are a processor's output, or a list of such, and the ids of
+        those that hold none; None for text."""
         if isinstance(prompts, Media):  # of a conversation that has been read
             return [prompts]
         several = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
@@ -107,7 +108,8 @@ class InputProcessor:
         if any("role" in each for each in outputs) or not any(map(is_media, outputs)):
             return None
         encodes = self.target.encoder_decoder
-        return [media for each in outputs for media in media_of(each, encodes=encodes)]
+        read = [media for each in outputs for media in media_of(each, encodes=encodes)]
+        return [media if media.inputs else media.ids for media in read]
 
     def _ids_with(self, media: Media, i: int) -> list[int]:
         """The ids of a prompt with media that the target reads; InputError otherwise."""
@@ -116,7 +118,9 @@ class InputProcessor:
         if problem is not None:
             names = ", ".join(sorted(media.inputs))
             reason = problem or f"the target on {self.target.runtime} reads ids only"
-            remedy = "give text" if reads else "load it with runtime='transformers'"
+            remedy = "load it with runtime='transformers'" if reads is None else "give text"
+            if reads is not None and reads.needs_media:
+                remedy = "give what its processor makes of a sound or picture"
             raise InputError(f"prompt {i} holds {names}: {reason}; {remedy}")
         ids = _within(media.ids, self.target.vocab_size, f"prompt {i}")
         if not ids and not self.target.encoder_decoder:

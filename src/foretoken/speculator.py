@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -32,6 +32,7 @@ from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
 from foretoken.models.base import BatchInvariant, Model
+from foretoken.models.guided import Guided
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
@@ -83,6 +84,7 @@ class Speculator:
         predicted_output: Makes the predictor of a request that has no prediction of its own; None:
             none.
         processor: Loads the processor of pictures and sounds; None where the model has none.
+        structure: Builds the target's network, with its weights or none; None where it has none.
         choose: Measures which draft is the fastest, for `prepared`; None where that is known, or
             was said.
 
@@ -105,6 +107,7 @@ class Speculator:
     predicted_output: Callable[[Request], TextPrediction] | None = field(default=None, repr=False)
     choose: Callable[[Speculator], Speculator] | None = field(default=None, repr=False)
     processor: Callable[[], Any] | None = field(default=None, repr=False)
+    structure: Callable[[], Any] | None = field(default=None, repr=False)
     inputs: InputProcessor = field(init=False, repr=False)
     costing: PairCosts = field(init=False, repr=False)
     scheduler: Scheduler = field(init=False, repr=False)
@@ -176,6 +179,35 @@ class Speculator:
             True
         """
         return self if self.choose is None else self.choose(self)
+
+    def guided(self, scale: float, negative: Prompt | None = None) -> Speculator:
+        """Return this pair under classifier-free guidance, which is then the target's distribution.
+
+        The logits of every new token are c + (scale - 1) (c - u): c behind the prompt, u behind
+        `negative`, with the same new tokens. The target reads both in one forward pass; the drafter
+        knows nothing of it.
+
+        Args:
+            scale: The weight of c; 1 is no guidance.
+            negative: The other prompt, a text or ids, the same for all; None is each prompt's last
+                token, as `guidance_scale` of transformers has it.
+
+        Returns:
+            The Speculator, over the same models: one of the two generates at a time.
+
+        Raises:
+            InputError: `scale` is no number, or `negative` no prompt.
+            RefusedError: The target has an encoder, or the draft reads the target's own states.
+
+        Examples:
+            >>> import foretoken
+            >>> spec = foretoken.load().guided(1.5, "It was a dark")
+            >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
+            >>> len(out.tokens)
+            8
+        """
+        ids = None if negative is None else self.inputs.ids(negative)
+        return replace(self, target=Guided(self.target, scale, ids), choose=None)
 
     def generate(
         self,

@@ -1,21 +1,26 @@
-"""Speech to text by a tiny random Whisper: windows, times and texts are those of transformers' own
-`generate`, with a draft and without; and the command."""
+"""Speech to text by a tiny random Whisper: windows, times of pieces and words, silence and texts
+are those of transformers' own `generate`, with a draft and without; and the command."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import soundfile
+import torch
+import transformers as t
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 import foretoken
 import speech
 from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
-from foretoken.transcription import Segment, Transcription, transcribe
+from foretoken.models.openvino.media import MediaModel
+from foretoken.speech.transcription import Segment, Transcription, transcribe
+from foretoken.speech.word_times import TimedWindows
 
 RATE = 16_000
 
@@ -31,14 +36,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def spec(folders: tuple[Path, Path]) -> foretoken.Speculator:
-    return foretoken.load(*folders)
+    return foretoken.load(*folders, runtime="transformers")
 
 
-def by_transformers(spec: foretoken.Speculator, samples: Any) -> list[list[int]]:
+def by_transformers(
+    folder: Path, samples: Any, language: str | None = "en", **more: Any
+) -> list[list[int]]:
     """The ids of the segments with text that transformers makes by itself."""
-    assert spec.processor is not None
-    network: Any = spec.target.model  # pyright: ignore
-    processor = spec.processor()
+    network: Any = WhisperForConditionalGeneration.from_pretrained(folder)
+    processor = WhisperProcessor.from_pretrained(folder)
     longer = len(samples) > 30 * RATE
     inputs = processor(
         samples,
@@ -48,7 +54,7 @@ def by_transformers(spec: foretoken.Speculator, samples: Any) -> list[list[int]]
         padding="longest" if longer else "max_length",
         return_attention_mask=True,
     )
-    asked = {"language": "en", "task": "transcribe", "do_sample": False}
+    asked = {"language": language, "task": "transcribe", "do_sample": False, **more}
     made = network.generate(**inputs, **asked, return_timestamps=True, return_segments=True)
     pieces = [piece["tokens"].tolist() for piece in made["segments"][0]]
     tokenizer = processor.tokenizer
@@ -57,10 +63,10 @@ def by_transformers(spec: foretoken.Speculator, samples: Any) -> list[list[int]]
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(75, marks=pytest.mark.prove)])
 def test_windows_and_texts_are_those_of_transformers(
-    spec: foretoken.Speculator, seconds: float
+    spec: foretoken.Speculator, folders: tuple[Path, Path], seconds: float
 ) -> None:
     samples = noise(seconds)
-    wanted = by_transformers(spec, samples)
+    wanted = by_transformers(folders[0], samples)
     assert wanted
     for gamma in (0, 3):
         made = transcribe(spec, samples, language="en", gamma=gamma)
@@ -68,6 +74,22 @@ def test_windows_and_texts_are_those_of_transformers(
         assert made.seconds == seconds
         times = [(segment.start, segment.end) for segment in made.segments]
         assert all(0 <= start <= end for start, end in times) and times == sorted(times)
+
+
+@pytest.mark.openvino
+def test_the_same_on_openvino(folders: tuple[Path, Path]) -> None:
+    """Where transformers' `generate` has no weights; a language is heard in the first window, which
+    is read once."""
+    spec, samples = foretoken.load(*folders), noise(3)
+    target = cast(MediaModel, spec.target)
+    runs, run, counts = list[int](), target.hearing.run, list[int]()
+    target.hearing.run = lambda: (runs.append(1), run())  # pyright: ignore
+    for language in ("en", None):
+        made = transcribe(spec, samples, language=language, gamma=3)
+        wanted = by_transformers(folders[0], samples, language)
+        assert [segment.tokens for segment in made.segments] == wanted and wanted
+        counts.append(len(runs))
+    assert counts[1] == 2 * counts[0]
 
 
 def test_progress_ends_with_the_sound(spec: foretoken.Speculator) -> None:
@@ -86,8 +108,93 @@ def test_what_cannot_be_transcribed(spec: foretoken.Speculator) -> None:
         transcribe(spec, np.zeros(0))
     with pytest.raises(InputError, match="cannot transcribe so"):
         transcribe(spec, noise(1), language="klingon")
-    with pytest.raises(RefusedError, match="is no Whisper model"):
+    with pytest.raises(InputError, match=r"prompt holds <\|en\|>, which is no text"):
+        transcribe(spec, noise(1), prompt="so <|en|>")
+    with pytest.raises(RefusedError, match="writes no speech down: its folder has no processor"):
         transcribe(foretoken.load(), noise(1))
+
+
+def test_words_have_the_times_of_transformers(
+    folders: tuple[Path, Path], spec: foretoken.Speculator
+) -> None:
+    """Of a long sound, so that windows begin within it; the target stays as it is."""
+    assert spec.processor is not None
+    network: Any = t.WhisperForConditionalGeneration.from_pretrained(folders[0])
+    samples = noise(31)
+    inputs = spec.processor()(
+        samples,
+        sampling_rate=RATE,
+        return_tensors="pt",
+        truncation=False,
+        padding="longest",
+        return_attention_mask=True,
+    )
+    asked = {"language": "en", "do_sample": False, "return_timestamps": True}
+    theirs = network.generate(
+        **inputs, **asked, return_segments=True, return_token_timestamps=True
+    )["segments"][0]
+    target: Any = spec.target
+    timed = TimedWindows(spec, target.model, int(inputs["attention_mask"].sum()), None)
+
+    def begun(done: Any) -> None:
+        timed.seek = int(done[0, 0])
+
+    ours = target.model.generate(
+        **inputs, **asked, return_segments=True, custom_generate=timed, monitor_progress=begun
+    )["segments"][0]
+    for own, their in zip(ours, theirs, strict=True):
+        assert own["tokens"].tolist() == their["tokens"].tolist()
+        times = own["result"]["token_timestamps"][slice(*own["idxs"])]
+        assert torch.allclose(times.float(), their["token_timestamps"].float(), atol=1e-4)
+    assert target.model.config._attn_implementation == "sdpa"
+
+    texts: list[str] = []
+    made = transcribe(spec, samples, language="en", words=True, gamma=3, told=texts.append)
+    assert made.language == "en" and "".join(texts).strip() == made.text
+    plain = transcribe(spec, samples, language="en")
+    assert made.segments and [s.tokens for s in made.segments] == [s.tokens for s in plain.segments]
+    for segment in made.segments:
+        assert segment.words
+        joined = "".join(word.text for word in segment.words)
+        assert joined == "".join(segment.text.split())
+        ends = [time for word in segment.words for time in (word.start, word.end)]
+        assert ends == sorted(ends) and 0 <= ends[0] <= ends[-1] <= 31
+
+
+def test_text_that_comes_before(folders: tuple[Path, Path], spec: foretoken.Speculator) -> None:
+    """It is read before each window, its end where it is too long."""
+    assert spec.processor is not None
+    samples, processor = noise(2), spec.processor()
+    ids = processor.get_prompt_ids("Two captains", return_tensors="pt")
+    wanted = by_transformers(folders[0], samples, prompt_ids=ids)
+    own = transcribe(spec, samples, language="en", prompt="Two captains", gamma=3)
+    assert [s.tokens for s in own.segments] == wanted
+    assert transcribe(spec, samples, language="en", prompt="so " * 500).seconds == 2
+
+
+@pytest.mark.parametrize("silent", [True, pytest.param(False, marks=pytest.mark.prove)])
+def test_silence_is_detected_as_by_transformers(spec: foretoken.Speculator, silent: bool) -> None:
+    """What is silent has no pieces. A threshold of likelihood makes windows fall back."""
+    target: Any = spec.target
+    assert spec.processor is not None
+    inputs = spec.processor()(
+        noise(2), sampling_rate=RATE, return_tensors="pt", return_attention_mask=True
+    )
+    asked: dict[str, Any] = {"language": "en", "return_timestamps": True, "return_segments": True}
+    asked |= {"no_speech_threshold": 0.0 if silent else 1.0, "logprob_threshold": -0.01}
+    asked |= {"temperature": (0.0, 0.0), "compression_ratio_threshold": 1.35}
+    theirs = target.model.generate(**inputs, **asked)["segments"][0]
+    ours = target.model.generate(**inputs, **asked, custom_generate=spec)["segments"][0]
+    assert [p["tokens"].tolist() for p in ours] == [p["tokens"].tolist() for p in theirs]
+    assert bool(ours) != silent
+
+
+@pytest.mark.prove
+def test_twenty_minutes(folders: tuple[Path, Path], spec: foretoken.Speculator) -> None:
+    samples = noise(1200)
+    made = transcribe(spec, samples, language="en", gamma=2)
+    assert made.seconds == 1200 and made.segments[-1].end > 1170
+    assert [segment.tokens for segment in made.segments] == by_transformers(folders[0], samples)
 
 
 def test_the_command(
@@ -113,6 +220,7 @@ def test_the_command(
     made = transcribe(spec, short, language="en")
     document = json.loads(printed)
     assert code == 0 and document["text"] == made.text and document["seconds"] == 1
+    assert all(segment["words"] for segment in document["segments"])
     for form, begins in (("srt", "1\n00:00:"), ("vtt", "WEBVTT\n\n00:00:")):
         code, printed, _ = console("transcribe", files[2], *options, "--format", form)
         assert code == 0 and (not made.segments or printed.startswith(begins))

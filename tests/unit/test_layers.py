@@ -30,7 +30,7 @@ LAYERS = [
     ["costing.probe"],
     ["costing.pair_costs"],
     ["speculator"],
-    ["loading", "serving", "transcription"],
+    ["loading", "serving", "speech"],
     ["transformers_integration.attach"],
     ["server"],
     ["cluster"],

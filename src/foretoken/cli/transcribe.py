@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,16 +28,19 @@ def transcribe(
         list[Path], Argument(metavar="FILE...", help="Audio files: WAV, FLAC, OGG or MP3.")
     ],
     target: Annotated[
-        str | None, Option(help="Whisper model: a folder or hub id.", show_default=False)
+        str | None, Option(help="Model that hears: a folder or hub id.", show_default=False)
     ] = None,
     draft: Annotated[
         str | None,
-        Option(help="Draft: a smaller Whisper such as distil-whisper, lookup or none."),
+        Option(help="Draft: a smaller model of the kind, as distil-whisper; lookup or none."),
     ] = "none",
     language: Annotated[
         str | None, Option(help="Language, such as en. Default: as the model hears.")
     ] = None,
     translate: Annotated[bool, Option("--translate", help="Write it in English.")] = False,
+    prompt: Annotated[
+        str | None, Option(help="Text that comes before, or names that may be said.")
+    ] = None,
     format: Annotated[str, Option(help="Print text, srt, vtt or json.")] = "text",
     output: Annotated[
         Path | None,
@@ -49,9 +52,10 @@ def transcribe(
     gamma: option.Guesses = None,
     temperature: option.Temperature = 0.0,
 ) -> None:
-    """Write down what is said in audio files, with the times of every piece."""
+    """Write down what is said in audio files, with the times of every piece; in JSON also those of
+    every word, where the model tells them."""
     if target is None:
-        raise InputError("no model is given; give --target with a Whisper's folder or hub id")
+        raise InputError("no model is given; give --target with a folder or hub id")
     if format not in FORMATS:
         raise InputError(f"--format is {shown(format)}; give one of {', '.join(FORMATS)}")
     if output is None and len(audio) > 1 and format != "text":
@@ -63,10 +67,12 @@ def transcribe(
         raise InputError(f"two files would be written to {twice}; give them different names")
     loading.require(target)
     quiet()
-    from foretoken.transcription import transcribe as transcribed  # late: torch takes seconds
+    from foretoken.speech import transcription  # late: torch takes seconds
 
     spec = loading.load(target, draft)
-    asked = {"language": language, "translate": translate, "gamma": gamma}
+    asked: dict[str, Any] = {"language": language, "translate": translate, "prompt": prompt}
+    asked |= {"gamma": gamma, "temperature": temperature}
+    asked["words"] = format == "json" and transcription.tells_words(spec)
     failed = False
     for i, file in enumerate(audio):
         if named and named[i].exists():
@@ -74,7 +80,7 @@ def transcribe(
             continue
         try:
             with _progress(file) as told:
-                made = transcribed(spec, file, temperature=temperature, progress=told, **asked)
+                made = transcription.transcribe(spec, file, progress=told, **asked)
         except ForetokenError as error:  # other files go on
             if len(audio) == 1:
                 raise

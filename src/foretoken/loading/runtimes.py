@@ -226,10 +226,11 @@ def _torch(
 def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
     """Return the first form on torch that passes the self-check; what it costs, and the objections
     to those before it. Raises RefusedError where none passes."""
-    from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN  # late: takes seconds
+    from foretoken.models.stock.media import writer  # late: takes seconds
+    from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN
     from foretoken.models.stock.selfcheck import ON_TORCH, UnbuiltError, self_check
 
-    objections: list[str] = []
+    network, objections = writer(network), list[str]()
     for form in (ON_TORCH, BY_ROW, BY_TOKEN):
         try:
             itself = self_check(network, form).itself

@@ -273,6 +273,7 @@ def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
     # Models that read pictures or sounds, too; older versions lack some
     names = ("ImageTextToText", "SpeechSeq2Seq", "MultimodalLM")
     others = [getattr(library, f"AutoModelFor{name}", None) for name in names]
+    others.append(_of_images())
     remote = getattr(config, "auto_map", None) or {}
     for auto in (*text, *filter(None, others)):
         # not `in auto._model_mapping.keys()`: it imports the configs of all families
@@ -283,6 +284,16 @@ def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
         f"{name} is a {config.model_type} model, neither causal nor encoder-decoder; "
         "give a model that generates text"
     )
+
+
+def _of_images() -> Any:
+    """Return the auto class of models that write images token by token (ImageGPT), of which
+    transformers has the mapping alone."""
+    from transformers.models.auto import auto_factory, modeling_auto  # late: as above
+
+    mapping = {"_model_mapping": modeling_auto.MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING}
+    base: Any = auto_factory._BaseAutoModelClass
+    return type("AutoModelForCausalImageModeling", (base,), mapping)
 
 
 def tokenizer(

@@ -129,4 +129,5 @@ class LoadedTarget:
             suggested=settings.suggested,
             predicted_output=predicted_output,
             processor=self.known.processor,
+            structure=lambda: self.known.facts.structure,
         )

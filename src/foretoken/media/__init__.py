@@ -4,3 +4,5 @@
 TEXT = frozenset(
     "input_ids attention_mask token_type_ids special_tokens_mask length offset_mapping".split()
 )
+# What processors tell themselves: which sound each of their windows is of
+UNREAD = frozenset({"audio_chunk_index"})

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, shown
-from foretoken.media import TEXT
+from foretoken.media import TEXT, UNREAD
 
+ENCODED = "encoder_outputs"  # states that an encoder has made of media, in place of these
 LEADING = "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
 
 
@@ -55,6 +56,13 @@ def is_media(output: Mapping[str, Any]) -> bool:
     return not TEXT.issuperset(output)
 
 
+def main_input(network: Any) -> str:
+    """Return the name of what a network of transformers reads first; of a pair of models, what its
+    encoder does."""
+    own: str = network.main_input_name
+    return getattr(getattr(network, "encoder", None), "main_input_name", own)
+
+
 def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     """Return the media of each prompt in a processor's output.
 
@@ -66,7 +74,8 @@ def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     Raises:
         InputError: A value is no tensor, or cannot be divided among prompts.
     """
-    inputs = {name: _tensor(name, x) for name, x in output.items() if x is not None}
+    said = {name: x for name, x in output.items() if x is not None and name not in UNREAD}
+    inputs = {name: _tensor(name, x) for name, x in said.items()}
     ids = inputs.pop(LEADING if encodes else "input_ids", None)
     if ids is None and not encodes:
         raise InputError("prompts holds no input_ids; give all that the processor returns")

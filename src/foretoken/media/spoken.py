@@ -5,6 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word, with the seconds from the beginning of the sound at which it starts and ends."""
+
+    text: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +26,14 @@ class Segment:
         end: Seconds from the beginning of the sound.
         text: The words.
         tokens: Their ids, with those of times.
+        words: The words with their times, where these were asked for.
     """
 
     start: float
     end: float
     text: str
     tokens: list[int]
+    words: list[Word] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,7 @@ class Transcription:
         seconds: The length of the sound.
         segments: Its pieces, in order.
         language: The code of the language, such as "en", that was given or heard; None where the
-            model knows one alone.
+            model does not say.
     """
 
     seconds: float
@@ -62,7 +74,10 @@ def as_vtt(made: Transcription) -> str:
 
 
 def as_json(made: Transcription) -> str:
-    document = {"text": made.text, **asdict(made)}
+    document: dict[str, Any] = {"text": made.text, **asdict(made)}
+    for segment in document["segments"]:
+        if segment["words"] is None:  # the model does not tell
+            del segment["words"]
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.controls.own import OwnEnding, require, require_own
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import forced
-from foretoken.media.inputs import Media, media_of
+from foretoken.media.inputs import Media, main_input, media_of
 from foretoken.models.base import Model, ReadsMedia
 from foretoken.models.base import longest as longest_of
 from foretoken.request import Request, Row
@@ -50,6 +50,7 @@ SAME = tuple(
     and name not in ("min_new_tokens", "stop_strings")
 )
 
+DETECTOR = "WhisperNoSpeechDetection"
 ASSISTANT_TOKENS = (None, 20)  # transformers fills 20 in where nobody has asked
 
 
@@ -115,7 +116,7 @@ class GenerateCall:
         the target cannot read."""
         given, inputs = media_in(self.rest), self.inputs
         kinds = {*_listed(getattr(self.model, "input_modalities", ()))}
-        heard = bool(given) or not kinds <= {"text"} or self.model.main_input_name != "input_ids"
+        heard = bool(given) or not kinds <= {"text"} or main_input(self.model) != "input_ids"
         if self.encoder_decoder and inputs is not None and heard:
             rows = self._encoded(target, inputs, given)
         elif given and not self.encoder_decoder:
@@ -148,12 +149,15 @@ class GenerateCall:
 
     def _encoded(self, target: Model, inputs: Tensor, given: Mapping[str, Any]) -> list[Media]:
         """The media that an encoder has read, and its output for the target, which shares it."""
-        output, name = self.rest["encoder_outputs"], self.model.main_input_name
+        output, name = self.rest["encoder_outputs"], main_input(self.model)
         if name == "input_ids":  # transformers has merged pictures with them
             return [Media([], {"encoder_outputs": states[None]}) for states in output[0]]
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
         mask = self.rest.get("attention_mask")
         rows = media_of({name: inputs, "attention_mask": mask, **given}, encodes=True)
+        if kept := getattr(output, "kept", None):  # by `weightless`: the target reads them
+            each = len(rows) // len(kept)  # rows that go on from the same media
+            return [replace(row, encoded=kept[b // each]) for b, row in enumerate(rows)]
         key: str | None = getattr(target, "encoder_key", None)
         for b, row in enumerate(rows if key else ()):
             each = {n: x[b : b + 1] if isinstance(x, Tensor) else x for n, x in output.items()}
@@ -205,7 +209,9 @@ class GenerateCall:
         V = (target.source_vocab_size if sources else None) or target.vocab_size
         for b, ids in enumerate(sources or prompts):
             if not 0 <= min(ids) <= max(ids) < V:
-                raise InputError(f"row {b} of input_ids holds ids outside 0..{V - 1}")
+                known = min(ids) >= 0 and self._embedded(max(ids))  # ImageGPT's start has no logit
+                kind = ForeignError if known else InputError
+                raise kind(f"row {b} of input_ids holds ids outside 0..{V - 1}")
         limit = params.max_new_tokens
         longest = max(map(len, prompts))
         most = longest_of(target)
@@ -230,6 +236,10 @@ class GenerateCall:
             )
             for b, prompt in enumerate(prompts)
         ]
+
+    def _embedded(self, token: int) -> bool:
+        """Tell whether the model reads an id."""
+        return 0 <= token < len(cast(Any, self.model.get_input_embeddings()).weight)
 
     def _params(self) -> SamplingParams:
         config, width = self.config, self.ids.shape[1]
@@ -256,12 +266,23 @@ class GenerateCall:
             device=first.device,
             model_kwargs=self.rest,
         )
-        processors = given(self.processors, built)
+        processors = self._without_detectors(given(self.processors, built))
         _require_own(processors)
         padded = any(len(prompt) < self.ids.shape[1] for prompt in self.prompts())
         if padded or len(self.ids) > 1:
             require_anywhere(processors, padded=padded)
         return processors
+
+    def _without_detectors(self, processors: list[Any]) -> list[Any]:
+        """The processors without Whisper's detection of silence, which changes no scores: it looks
+        at the first ones only, and at the model, and does so here."""
+        detectors = [each for each in processors if type(each).__name__ == DETECTOR]
+        if detectors:
+            begun = {"decoder_input_ids": self.ids, "encoder_outputs": self.rest["encoder_outputs"]}
+            scores = self.model(**begun, use_cache=False, return_dict=True).logits[:, -1]
+            for each in detectors:
+                each(self.ids, scores)
+        return [each for each in processors if each not in detectors]
 
     def _own_criteria(self) -> list[Any]:
         """Return the criteria that the config does not explain; lengths are ours to count."""

@@ -41,6 +41,9 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {
     "max_matching_ngram_size": (None, 2),
 }
 
+# More to say of an entry that is left out
+REMEDIES = {"guidance_scale": ", and give a guided Speculator: spec.guided(scale, negative)"}
+
 # Arguments of a model's forward that are not read here, or are checked
 EXPECTED = {
     "attention_mask",
@@ -155,7 +158,8 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
     for entry, values in (NOT_FOLLOWED | UNKNOWN).items():
         value = getattr(config, entry, None)
         if value not in values:
-            raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out")
+            remedy = REMEDIES.get(entry, "")
+            raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out{remedy}")
     if config.cache_implementation == "quantized":
         raise ForeignError("cache_implementation='quantized' changes the law; leave it out")
     for name in ("past_key_values", "cache"):

@@ -23,6 +23,7 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"--ray ": "several processes: tests/e2e",
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
     r"NOVELS": "the text is no part of the repository",
+    r"standins digits": "minutes, and scikit-learn is an extra: test_digits.py trains small ones",
     r"^foretoken-lab report": "half an hour: test_report.py has a recipe of a tiny pair",
 }
 # In the ordinary tests; all others by `make prove`

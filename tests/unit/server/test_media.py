@@ -24,7 +24,7 @@ from foretoken.media.spoken import as_srt, as_vtt
 from foretoken.server import media
 from foretoken.server.media import is_public
 from foretoken.server.options import ServerOptions
-from foretoken.transcription import transcribe
+from foretoken.speech.transcription import transcribe
 from pictured import llava_folder
 from served import LOADING, serving
 from speech import whisper
@@ -248,7 +248,10 @@ def test_a_model_that_reads_text_only(tmp_path: Path) -> None:
         response = post(address, {"messages": asking(url(file(RED)))})
         assert "this model reads text only" in response.json()["error"]["message"]
         answer = httpx2.post(f"{address}/v1/audio/transcriptions", files={"file": b"RIFF"})
-        assert answer.status_code == 400 and "Whisper is one" in answer.json()["error"]["message"]
+        assert (
+            answer.status_code == 400
+            and "writes no speech down" in answer.json()["error"]["message"]
+        )
 
 
 # Speech
@@ -291,6 +294,13 @@ def test_transcriptions_are_those_of_the_library(spoken: str, whispers: tuple[st
     assert (told.language, told.duration, told.text) == ("en", 45.0, made.text)
     assert [s.tokens for s in told.segments] == [s.tokens for s in made.segments]
     assert [(s.start, s.end) for s in told.segments] == [(s.start, s.end) for s in made.segments]
+    units = ["word"]
+    timed = ask(response_format="verbose_json", timestamp_granularities=units, prompt="a captain")
+    known = transcribe(spec, sound, language="en", prompt="a captain", words=True, gamma=2)
+    words = [word for segment in known.segments for word in segment.words or ()]
+    assert [(w.word, w.start, w.end) for w in timed.words] == [
+        (w.text, w.start, w.end) for w in words
+    ]
     assert ask(response_format="srt") == as_srt(made)
     assert ask(response_format="vtt") == as_vtt(made)
     events = list(ask(stream=True))
@@ -314,7 +324,7 @@ def test_transcriptions_are_those_of_the_library(spoken: str, whispers: tuple[st
         ({"stream": "true", "response_format": "srt"}, noise(1), "leave one out", "stream"),
         ({"include[]": "logprobs"}, noise(1), "include[]", "include[]"),
         ({"model": "other"}, noise(1), "is not served here", "model"),
-        ({GRANULARITIES: "word"}, noise(1), "single words", GRANULARITIES),
+        ({GRANULARITIES: "word"}, noise(1), "are told in verbose_json", GRANULARITIES),
     ],
 )  # fmt: skip
 def test_forms_that_are_refused(

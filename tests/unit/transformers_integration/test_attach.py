@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, ImageGPTConfig, ImageGPTForCausalImageModeling
 
 import foretoken
 from foretoken.errors import ForeignError, InputError, RefusedError
-from pairs import DEVICE, PROMPTS, random, relative, target
+from pairs import DEVICE, PROMPTS, lively, random, relative, target
 from refusals import REFUSALS, Recorder
 from tiny import byte_level, llama
 
@@ -179,6 +179,20 @@ def test_a_caller_s_mistakes_stay_errors(model, options):
     foretoken.attach(model, "lookup")
     with pytest.raises(ValueError):
         model.generate(IDS, **(PLAIN | {"do_sample": True} | options))
+
+
+def test_a_start_without_a_logit_is_left_to_transformers(caplog):
+    """ImageGPT's: the last id, which no image holds."""
+    caplog.set_level("INFO", "foretoken")
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 32}
+    images = lively(ImageGPTForCausalImageModeling, ImageGPTConfig(vocab_size=20, **shape))
+    ids, options = torch.tensor([[19]]), {"max_new_tokens": 5, "do_sample": False}
+    own = images.generate(ids, **options)
+    foretoken.attach(images, "lookup")
+    assert torch.equal(images.generate(ids, **options), own)
+    assert "row 0 of input_ids holds ids outside 0..18" in told(caplog)[-1]
+    with pytest.raises(InputError, match="ids outside 0..18"):
+        images.generate(torch.tensor([[20]]), **options)
 
 
 def test_arguments_by_their_place(model):

@@ -281,6 +281,8 @@ class Forward:
         head = self.model.get_output_embeddings()
         if head is not None:
             head.register_forward_pre_hook(needed_only)
+        if self.model.config.is_encoder_decoder:
+            self.model.get_decoder().register_forward_pre_hook(own_states_only, with_kwargs=True)
         count_by_row(self.model)
         keep_by_row(self.model)
         give_both(self.model)
@@ -337,6 +339,17 @@ def needed_only(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | Non
     """A forward pre-hook of the output layer."""
     needed = RUNNING.get().needed
     return needed.enter(head, args) if needed is not None else None
+
+
+def own_states_only(
+    decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """A forward pre-hook of a decoder, which hides the states of an encoder of sounds or pictures
+    behind a row's own: families take a mask of what was heard, and shorten it each in its way."""
+    heard = getattr(RUNNING.get().cache, "heard", None)
+    if heard is None or "encoder_attention_mask" not in given:
+        return None
+    return args, given | {"encoder_attention_mask": heard}
 
 
 def give_both(model: PreTrainedModel) -> None:

@@ -23,6 +23,7 @@ from foretoken.models.base import Tree
 from foretoken.models.rows import Places, by_place, roomy
 from foretoken.models.shown import Shown
 from foretoken.models.states import Based, Cursor, StateLayer
+from foretoken.models.stock.positions import COUNTED, counts_itself
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
@@ -36,6 +37,8 @@ KEEPS_BOTH = {
     "LinearAttentionAndSlidingWindowAttentionLayer",
 }
 KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
+# Families that make more of a picture than a text's tokens, or an encoder's states
+APART = {"git", "mllama", "pp_formulanet", "udop"}
 INSTEAD = "use transformers' own generate for such a model, or draft with another"
 Pair = tuple[Tensor, Tensor]  # keys and values
 
@@ -157,6 +160,7 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         self.tree: Tree | None = None  # of the running forward
         self.view: Any = None  # the keys handed out last
         self.made: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
+        self.heard: Tensor | None = None  # [B, S], 1 where an encoder's states are a row's own
 
     @property
     def decoder(self) -> RaggedCache:
@@ -394,7 +398,8 @@ def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     keeping = KEEPS_TOKENS | KEEPS_BOTH
     layers = [RaggedLayer() if n in keeping else x for n, x in zip(names, stock, strict=True)]
     states = {i: StateLayer() for i, n in enumerate(names) if n in KEEPS_STATE | KEEPS_BOTH}
-    for name in ("num_decoder_layers", "decoder_layers"):  # the stock ones are the encoder's
+    # the stock ones are the encoder's
+    for name in ("num_decoder_layers", "decoder_layers", "decoder_num_hidden_layers"):
         if model.config.is_encoder_decoder and getattr(model.config, name, None):
             layers = [RaggedLayer() for _ in range(getattr(model.config, name))]
     return RaggedCache(layers, rows, model.device, states)
@@ -447,7 +452,8 @@ def _reads_both_ways(model: PreTrainedModel) -> bool:
 
 
 def _counts_from_padding(model: PreTrainedModel) -> bool:
-    return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
+    counts = any(hasattr(part, COUNTED) for part in model.modules())
+    return counts and not counts_itself(model)
 
 
 def has_own_attention(part: Any) -> bool:
@@ -467,6 +473,8 @@ def objection(model: PreTrainedModel) -> str | None:
     reason = no_writer(model)
     if reason:
         return reason
+    if model.config.model_type in APART:
+        return "it makes more of a picture than a text's tokens, or an encoder's states"
     if getattr(model.config, "attention_type", "") == "block_sparse":
         return "its attention changes with how much it reads at once; set attention_type"
     own: list[Any] = [part for part in model.modules() if has_own_attention(part)]

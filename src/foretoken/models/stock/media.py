@@ -2,7 +2,8 @@
 it, the encoder's, and the check that a model reads them exactly over a ragged cache.
 
 The check is made on the first media of their kind, against the model's own `generate`: what a
-processor makes of a picture is each family's own, so that none can be made up.
+processor makes of a picture is each family's own, so that none can be made up, but where all have
+one size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,27 +22,22 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import MoEModelOutput
 
 from foretoken.errors import RefusedError, kind_of, one_line
-from foretoken.media.inputs import Media
+from foretoken.media.inputs import ENCODED, Media, main_input
 from foretoken.models.base import ReadsMedia
 from foretoken.models.stock.attention import twin
-from foretoken.models.stock.sizes import always_as_many, encoder_limit, sketch
+from foretoken.models.stock.sizes import reads_ids, sketch
 
 NEW = 4  # tokens of the check: the first by the prompt's pass, the others by one behind it
 # Largest |delta logit| over the spread of the logits; half precisions round at every layer
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
 COARSE = 0.05
 KINDS = 64  # of random states
+SMALL = 64  # frames, or pixels along a side
 # transformers' own preparation of an encoder-decoder, and its name before 5.23
 PREPARES = "_maybe_prepare_encoder_kwargs_for_generation"
 PREPARED = "_prepare_encoder_decoder_kwargs_for_generation"
-ENCODED = "encoder_outputs"  # media that an encoder has read
 NO_TOKEN = 2**30  # ends no text
-
-
-class RunsNetwork(ReadsMedia, Protocol):
-    """One that runs a network of transformers."""
-
-    model: PreTrainedModel
+WRITERS = ("language_model", "text_model", "text_decoder")
 
 
 @lru_cache
@@ -50,11 +46,44 @@ def accepted_by(kind: type[PreTrainedModel]) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)
 
 
+def writer(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model that writes: the one within it, where its own `generate` makes the first
+    pass's arguments of a picture and hands them over, as BLIP-2's; else itself."""
+    if model.main_input_name == "input_ids":
+        return model
+    parts: Any = (getattr(model, name, None) for name in WRITERS)
+    return next((x for x in parts if isinstance(x, PreTrainedModel) and x.can_generate()), model)
+
+
+def handed_over(model: PreTrainedModel, text: Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a model's `generate` hands over to that of its `writer`, or those
+    given where it is its own. RefusedError where it hands over another text."""
+
+    def stop(**given: Any) -> None:
+        raise Reached(given)
+
+    if writer(model) is model:
+        return inputs
+    outer: Any = twin(model)
+    vars(writer(outer))["generate"] = stop
+    try:
+        outer.generate(input_ids=text.clone(), **inputs)
+        raise AssertionError("its generate does not run that of the model within it")
+    except Reached as reached:
+        given: dict[str, Any] = reached.args[0]
+    ids = given.pop("input_ids", None)
+    if ids is not None and not torch.equal(ids, text):
+        raise RefusedError("its generate changes the prompt that it is given")
+    masked = writer(model).config.is_encoder_decoder  # what a decoder reads is not padded here
+    tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
+    return {n: x for n, x in tensors.items() if masked or n != "attention_mask"}
+
+
 def first_pass(network: Any, text: Tensor, inputs: dict[str, Tensor]) -> dict[str, Any]:
     """Return a forward's arguments for a prompt `[1, n]` with media, as `generate` makes them."""
     given: dict[str, Any] = {"use_cache": True, "attention_mask": None, **inputs}
     if "position_ids" in inputs:
-        given["position_ids"] = _continued(inputs["position_ids"], text.shape[1])
+        given["position_ids"] = continued(inputs["position_ids"], text.shape[1])
     elif "position_ids" in accepted_by(type(network)):
         known = {"input_ids": text, **inputs}
         given["position_ids"] = network._prepare_position_ids_for_generation(text, known)
@@ -66,10 +95,8 @@ class Reached(Exception):
     """The decoder is about to run, with these arguments."""
 
 
-def embedded_parts(network: Any, inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """Return arguments of several forwards, over `size` tokens each, in place of those of one: the
-    embeddings of its tokens and media, and their positions. RefusedError where the decoder is given
-    more than these."""
+def decoder_arguments(network: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a network's decoder gets in a forward, which ends there."""
 
     def stop(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         raise Reached(given)
@@ -79,9 +106,16 @@ def embedded_parts(network: Any, inputs: dict[str, Any], size: int) -> list[dict
         network(**inputs, return_dict=True)
         raise AssertionError("the decoder did not run")
     except Reached as reached:
-        given: dict[str, Any] = reached.args[0]
+        return reached.args[0]
     finally:
         hook.remove()
+
+
+def embedded_parts(network: Any, inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """Return arguments of several forwards, over `size` tokens each, in place of those of one: the
+    embeddings of its tokens and media, and their positions. RefusedError where the decoder is given
+    more than these."""
+    given = decoder_arguments(network, inputs)
     embeds, positions = given["inputs_embeds"], given.get("position_ids")
     beside = {n for n, x in given.items() if isinstance(x, Tensor)} - {
         "inputs_embeds",
@@ -99,11 +133,10 @@ def embedded_parts(network: Any, inputs: dict[str, Any], size: int) -> list[dict
     return parts
 
 
-def _continued(positions: Tensor, length: int) -> Tensor:
-    """A prompt's positions, of several axes or one, cut, or counted on, up to `length`."""
+def continued(positions: Tensor, length: int) -> Tensor:
+    """Positions of several axes or one, cut, or counted on, up to `length`."""
     more = torch.arange(1, max(0, length - positions.shape[-1]) + 1, device=positions.device)
-    behind = (positions[-3:].max() + more).expand(*positions.shape[:-1], -1)
-    return torch.cat([positions, behind], -1)[..., :length]
+    return torch.cat([positions, positions[..., -1:] + more], -1)[..., :length]
 
 
 def shift_of(positions: Tensor | None, n: int) -> int:
@@ -122,39 +155,55 @@ class EncoderOutput(MoEModelOutput):
 
 
 def encoder_key(model: PreTrainedModel) -> str:
-    """Return a digest of an encoder's weights and precision."""
+    """Return the name of an encoder: a digest of its weights, its precision and device."""
+    return f"{encoder_weights(model)} {str(model.dtype).removeprefix('torch.')} {model.device}"
+
+
+def encoder_weights(model: PreTrainedModel) -> str:
+    """Return a digest of an encoder's weights, whatever their precision."""
     weights = sketch(cast(PreTrainedModel, model.get_encoder()))
-    digest = hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
-    return f"{digest} {model.dtype} {model.device}"
+    return hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
 
 
-def encoded(network: Any, media: Media, key: str = "") -> Any:
+def encoded(network: Any, media: Media, key: str = "", whole: PreTrainedModel | None = None) -> Any:
     """Return the encoder's output, states `[1, S, H]` first, of media, as `generate` makes it; what
-    media hold of this encoder is returned. key: of the encoder; "": its output is not kept."""
-    if key in media.encoded:
-        return media.encoded[key]
+    media hold of this encoder is returned. key: of the encoder; "": its output is not kept. whole:
+    a model that makes the encoder's input of them."""
     inputs = media.fitted(0, network.dtype, network.device)
     if ENCODED in inputs:
         return EncoderOutput(last_hidden_state=inputs[ENCODED])  # pyright: ignore
-    output = _run_encoder(network, inputs)
+    if whole is not None and writer(whole) is not whole:
+        inputs, key = handed_over(whole, inputs.pop("input_ids"), inputs), ""
+    output = media.encoded.get(key)
+    if output is None:
+        output = _run_encoder(network, inputs)
     if key:
         media.encoded[key] = output
-    return output
+    # a decoder may add positions to them, in place
+    return type(output)(**{**output, "last_hidden_state": output.last_hidden_state.clone()})
+
+
+def heard(
+    network: Any, media: Media, key: str = "", whole: PreTrainedModel | None = None
+) -> Tensor:
+    """Return the encoder's states `[1, S, H]` of media, without those of padding, which the
+    family's own code hides from its decoder; as `encoded` otherwise."""
+    output = encoded(network, media, key, whole)
+    mask = media.fitted(0, network.dtype, network.device).get("attention_mask")
+    if mask is None and getattr(output, "attention_mask", None) is None:
+        return output[0]
+    begun = torch.zeros(1, 1, dtype=torch.long, device=network.device)
+    inputs = {ENCODED: output, "attention_mask": mask, "decoder_input_ids": begun}
+    own = decoder_arguments(network, inputs).get("encoder_attention_mask")
+    return output[0] if own is None else output[0][:, own[0].bool()]
 
 
 def _run_encoder(network: Any, inputs: dict[str, Tensor]) -> Any:
-    main = network.main_input_name if network.main_input_name in inputs else "input_ids"
+    names = (main_input(network), "inputs_embeds", "input_ids")
+    main = next((name for name in names if name in inputs), next(iter(inputs)))
     rest = {name: x for name, x in inputs.items() if name != main}
     prepare = getattr(network, PREPARES, None) or getattr(network, PREPARED)
     return prepare(inputs[main], rest, main, GenerationConfig())[ENCODED]
-
-
-def padding(model: PreTrainedModel, media: Media) -> str | None:
-    """Say that media of an encoder are padded, if they are: its decoder would have to be told."""
-    mask = media.inputs.get("attention_mask")
-    if not model.config.is_encoder_decoder or always_as_many(model) or mask is None or mask.all():
-        return None
-    return "attention_mask leaves out a part of them; process each sound or text by itself"
 
 
 class Objections:
@@ -165,25 +214,26 @@ class Objections:
         self.model = model
         self._known: dict[frozenset[str], str | None] = {}
 
-    def to(self, media: Media, fresh: Callable[[], RunsNetwork]) -> str | None:
+    def to(self, media: Media, fresh: Callable[[], ReadsMedia]) -> str | None:
         """Say why the model cannot read these, or None; tried on a fresh one, without rows."""
-        if reason := padding(self.model, media):
-            return reason
         names = frozenset(media.inputs)
         if names not in self._known:
-            self._known[names] = objection(fresh(), media)
+            self._known[names] = objection(self.model, fresh(), media)
         return self._known[names]
 
 
-def objection(fresh: RunsNetwork, media: Media) -> str | None:
-    """Say why a model, which has no rows, cannot read these media exactly, or None."""
-    network: Any = fresh.model
+def objection(model: PreTrainedModel, fresh: ReadsMedia, media: Media) -> str | None:
+    """Say why `fresh`, without rows, which runs a network, cannot read these media exactly, or
+    None."""
+    network: Any = model
     try:
         network._validate_model_kwargs({**media.inputs})
     except (ValueError, TypeError):
         return f"{type(network).__name__} does not take {', '.join(sorted(media.inputs))}"
     try:
-        delta = deviation(fresh, media)
+        delta = deviation(network, fresh, media)
+    except RefusedError as error:
+        return str(error)
     except Exception as error:  # a family's code raises anything
         return f"{type(network).__name__} raised {kind_of(error)}: {one_line(error)}"
     if delta < TOLERANCE.get(network.dtype, COARSE):
@@ -195,10 +245,10 @@ def objection(fresh: RunsNetwork, media: Media) -> str | None:
 
 
 @torch.inference_mode()
-def deviation(fresh: RunsNetwork, media: Media) -> float:
-    """Largest |delta logit| over the spread of the logits between a model and its own `generate`,
-    of some tokens behind a prompt with media."""
-    network, prompt = twin(fresh.model), media.ids or [0]
+def deviation(model: PreTrainedModel, fresh: ReadsMedia, media: Media) -> float:
+    """Largest |delta logit| over the spread of the logits between `fresh`, without rows, which runs
+    a network, and the network's own `generate`, of some tokens behind a prompt with media."""
+    network, prompt = twin(model), media.ids or [0]
     text = torch.tensor([prompt], device=network.device)
     made = _generated(network, text, media)
     new = made.sequences[0, -NEW:].tolist()
@@ -223,14 +273,43 @@ def _generated(network: Any, text: Tensor, media: Media) -> Any:
         return network.generate(input_ids=text, **inputs, generation_config=settings)
     settings.decoder_start_token_id = int(text[0, 0])
     # a family's own, as Whisper's, cuts sounds into windows and calls this one
-    mixin: Any = GenerationMixin
-    return mixin.generate(network, **inputs, decoder_input_ids=text, generation_config=settings)
+    kind: Any = GenerationMixin if writer(network) is network else type(network)
+    return kind.generate(network, **inputs, decoder_input_ids=text, generation_config=settings)
+
+
+@torch.inference_mode()
+def made_up(model: PreTrainedModel) -> dict[str, Tensor] | None:
+    """Return random inputs `[1, ..]` of an encoder of media that refuses those of another size: it
+    always makes as many states, and its decoder knows no mask for fewer. None for other
+    encoders."""
+    shape = _shape(model) if model.config.is_encoder_decoder else None
+    if shape is None:
+        return None
+    smaller = torch.zeros(shape[0], *(min(SMALL, n // 2) for n in shape[1:]))
+    encoder: Any = model.get_encoder()
+    try:
+        encoder(smaller[None].to(model.device, model.dtype))
+        return None
+    except ValueError:  # the encoder's own words
+        noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+        return {model.main_input_name: noise.to(model.device, model.dtype)}
+
+
+def _shape(model: PreTrainedModel) -> list[int] | None:
+    """Return the sizes of a sound or picture, by an encoder's configuration."""
+    config: Any = getattr(model.config, "encoder", model.config)
+    if model.main_input_name == "input_features" and hasattr(config, "num_mel_bins"):
+        return [config.num_mel_bins, 2 * config.max_source_positions]  # two frames make a state
+    size = getattr(config, "image_size", None)
+    if model.main_input_name == "pixel_values" and size:
+        return [config.num_channels, *(size if isinstance(size, list | tuple) else (size, size))]
+    return None
 
 
 def encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
     """Return a forward's argument for a source `[1, m]`: its ids, or states of random numbers by
     them where the encoder reads no ids, as inputs of such encoders are each family's own."""
-    if model.main_input_name == "input_ids":
+    if reads_ids(model):
         return {"input_ids": source}
     return {ENCODED: EncoderOutput(last_hidden_state=random_states(model, source))}  # pyright: ignore
 
@@ -238,15 +317,23 @@ def encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
 def stand_in(model: PreTrainedModel, source: list[int]) -> Tensor:
     """Random states in place of media, by which passes are measured: as many as the encoder always
     makes, else one for each id."""
-    count = encoder_limit(model) if always_as_many(model) else None
     ids = torch.tensor([source], device=model.device)
-    return random_states(model, ids if count is None else ids[:, :1].expand(1, count))
+    if inputs := made_up(model):
+        encoder: Any = model.get_encoder()
+        with torch.device("meta"):  # for the number of its states
+            (x,) = inputs.values()
+            count = type(encoder)(encoder.config)(x.to("meta", torch.get_default_dtype()))[0].shape[
+                1
+            ]
+        ids = ids[:, :1].expand(1, count)
+    return random_states(model, ids)
 
 
 def random_states(model: PreTrainedModel, source: Tensor) -> Tensor:
     """`[1, m, H]`, of an encoder's width."""
     config: Any = model.config
-    parts = [getattr(config, "encoder", None), config, config.get_text_config()]
+    encoders = [getattr(config, name, None) for name in ("encoder", "encoder_config")]
+    parts = [*encoders, config, config.get_text_config()]
     sizes = [getattr(part, name, None) for part in parts for name in ("d_model", "hidden_size")]
     width = next(size for size in sizes if isinstance(size, int))
     table = torch.randn(KINDS, width, generator=torch.Generator().manual_seed(0))

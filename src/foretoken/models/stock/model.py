@@ -8,7 +8,6 @@ a decoder.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -21,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
-from foretoken.media.inputs import Media
+from foretoken.media.inputs import ENCODED, Media
 from foretoken.models.base import Blocks, LentKeys, Tree, counts_of
 from foretoken.models.rows import (
     BEYOND,
@@ -47,15 +46,16 @@ from foretoken.models.stock.cache import (
 )
 from foretoken.models.stock.lending import lenders, rows_of
 from foretoken.models.stock.media import (
-    ENCODED,
     EncoderOutput,
     Objections,
     embedded_parts,
-    encoded,
     encoder_key,
     first_pass,
+    handed_over,
+    heard,
     shift_of,
     stand_in,
+    writer,
 )
 from foretoken.models.stock.positions import takes_positions
 from foretoken.models.stock.sizes import (
@@ -65,6 +65,7 @@ from foretoken.models.stock.sizes import (
     no_logits,
     output_rows,
     positions,
+    reads_ids,
     switch_of,
 )
 from foretoken.transfer import sent
@@ -79,11 +80,12 @@ class StockModel(ABC):
     source_vocab_size: int | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+        self.whole, self.model = model, writer(model)
         self.taps: tuple[int, ...] = ()
         self.attached: list[Media | None] = []
-        self.needs_media = model.main_input_name != "input_ids"
+        self.needs_media = not reads_ids(model)
         self._objections = Objections(model)
+        model = self.model
         self.showing = False
         self.device = model.device
         self.computed = str(model.dtype).removeprefix("torch.")
@@ -158,7 +160,7 @@ class StockModel(ABC):
             self.cache = read
 
     def objection(self, media: Media) -> str | None:
-        return self._objections.to(media, lambda: type(self)(self.model))  # pyright: ignore
+        return self._objections.to(media, lambda: type(self)(self.whole))  # pyright: ignore
 
     def _read_media(
         self,
@@ -269,13 +271,13 @@ class CausalModel(StockModel):
     encoder_decoder = False
 
     def __init__(self, model: PreTrainedModel) -> None:
-        admit(model, states=True)
-        if model.config.is_encoder_decoder:
+        admit(writer(model), states=True)
+        if writer(model).config.is_encoder_decoder:
             raise RefusedError(
                 f"{type(model).__name__} has an encoder: run it as an encoder-decoder"
             )
         super().__init__(model)
-        self.takes_positions = takes_positions(model)
+        self.takes_positions = takes_positions(self.model)
 
     def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
         layer = lenders(self.model.config.get_text_config(decoder=True))[kind]
@@ -301,9 +303,9 @@ class CausalModel(StockModel):
         fresh.long = [self._beyond]
         check_room([0], [n], [self.longest if self._beyond else self.context])
         text = torch.tensor([ids], device=self.device)
+        fitted = media.fitted(n, self.model.dtype, self.device)
         with self.running(None) as model:
-            fitted = media.fitted(n, self.model.dtype, self.device)
-            inputs = first_pass(model, text, fitted)
+            inputs = first_pass(model, text, handed_over(self.whole, text, fitted))
             # states follow from a few tokens at a time: their embeddings are made for all
             whole = not fresh.states or n <= PASS
             parts = [inputs] if whole else embedded_parts(model, inputs, PASS)
@@ -349,15 +351,16 @@ class Seq2SeqModel(StockModel):
     encoder_decoder = True
 
     def __init__(self, model: PreTrainedModel) -> None:
-        admit(model)
-        if not model.config.is_encoder_decoder:
+        admit(writer(model))
+        if not writer(model).config.is_encoder_decoder:
             raise RefusedError(f"{type(model).__name__} has no encoder: run it as a causal model")
         super().__init__(model)
+        model = self.model
         self.source_context: int | None = encoder_limit(model)
         self.source_vocab_size: int | None = encoder_rows(model)
-        accepted = inspect.signature(model.forward).parameters
-        self.takes_positions = "decoder_position_ids" in accepted
+        self.takes_positions = takes_positions(model)
         self.encoder_seconds = 0.0
+        self._heard_width = 1  # of the encoder's states
         # [n, H] by the source's ids: what this very encoder made of them, in somebody else's run
         self.heard: dict[tuple[int, ...], Tensor] = {}
 
@@ -391,7 +394,7 @@ class Seq2SeqModel(StockModel):
         """With the media in the encoder."""
         start = perf_counter()
         with self.running(None) as model:
-            states = encoded(model, media, self.encoder_key)[0]
+            states = heard(model, media, self.encoder_key, self.whole)
         self.encoder_seconds += perf_counter() - start
         fresh = self._fresh([states.shape[1]])
         fresh.states = states
@@ -405,7 +408,8 @@ class Seq2SeqModel(StockModel):
             blocks = [p[at : at + CHUNK] or [0] * (at == 0) for p in prompts]
             self._run(fresh, blocks, [0] * len(prompts))
         fresh.decoder.lengths = [len(p) for p in prompts]
-        fresh.states = None
+        if fresh.states is not None:
+            self._heard_width, fresh.states = fresh.states.shape[-1], None
         return fresh
 
     def _encoded(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
@@ -423,11 +427,13 @@ class Seq2SeqModel(StockModel):
         return read.last_hidden_state
 
     def _inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
-        positions = {"decoder_position_ids": cache.decoder.positions}
+        positions, mask = {"decoder_position_ids": cache.decoder.positions}, cache.mask()
+        if self.needs_media:  # masks of what the encoder has read are longer than its states
+            cache.decoder.heard, mask = mask, None
         return {
             "decoder_input_ids": ids,
             ENCODED: EncoderOutput(last_hidden_state=self._states(cache)),  # pyright: ignore
-            "attention_mask": cache.mask(),
+            "attention_mask": mask,
             **(positions if self.takes_positions else {}),
         }
 
@@ -435,5 +441,5 @@ class Seq2SeqModel(StockModel):
         """The encoder's; once their keys and values are cached, only the shape is read."""
         if cache.states is not None:
             return cache.states
-        shape = len(cache.cross.lengths), max(cache.cross.lengths), 1
+        shape = len(cache.cross.lengths), max(cache.cross.lengths), self._heard_width
         return torch.zeros((), dtype=self.model.dtype, device=self.device).expand(shape)

@@ -33,22 +33,38 @@ class Running(NamedTuple):
     noted: dict[int, Tensor] | None = None  # states by tap, where somebody reads them
 
 
+COUNTED = "create_position_ids_from_input_ids"
 IDLE = Running(None, None)
 RUNNING: ContextVar[Running] = ContextVar("foretoken_running", default=IDLE)
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Tell whether a decoder-only model is given its positions."""
-    return "position_ids" in inspect.signature(model.forward).parameters
+    """Tell whether a model's decoder is given its positions."""
+    accepted = inspect.signature(model.forward).parameters
+    if model.config.is_encoder_decoder:
+        return "decoder_position_ids" in accepted
+    return "position_ids" in accepted and not counts_itself(model)
+
+
+def counts_itself(model: PreTrainedModel) -> bool:
+    """Tell whether its own code counts positions behind the padding id also in `generate`, which
+    gives it none."""
+    network: Any = model
+    if not any(hasattr(part, COUNTED) for part in model.modules()):
+        return False
+    ids = torch.ones(1, 1, dtype=torch.long, device=model.device)
+    made = network.prepare_inputs_for_generation(ids, position_ids=ids, is_first_iteration=True)
+    return made.get("position_ids") is None
 
 
 def count_by_row(model: PreTrainedModel) -> None:
     """Let the parts of a twin that count from the longest row count by each row."""
     counts = model.config.is_encoder_decoder or not takes_positions(model)
-    decoder: Any = model.get_decoder() if counts else None
-    table = getattr(decoder, "embed_positions", None)
-    if isinstance(table, nn.Embedding) or counts_from_padding(table):
-        decoder.embed_positions = OwnPositions(table)
+    decoder: Any = model.get_decoder() if counts else nn.Module()
+    for part in list(decoder.modules()):
+        table = getattr(part, "embed_positions", None)
+        if isinstance(table, nn.Embedding) or counts_from_padding(table):
+            part.embed_positions = OwnPositions(table)
     for part in list(model.modules()):
         for name, buffer in part._buffers.items():
             if buffer is not None and is_causal_table(buffer):
@@ -61,7 +77,7 @@ def count_by_row(model: PreTrainedModel) -> None:
 
 def counts_from_padding(table: Any) -> bool:
     """Tell whether these are positions counted behind the padding id, as M2M100's."""
-    counted = hasattr(table, "create_position_ids_from_input_ids")
+    counted = hasattr(table, COUNTED)
     return counted and isinstance(getattr(table, "weights", None), Tensor)
 
 
@@ -94,7 +110,8 @@ class OwnPositions(nn.Module):
         places = places.clamp(max=len(weight) - 1)
         if self.padding is not None:
             ids = args[0] if args else kwargs["input_ids"]
-            places = torch.where(ids == self.padding, self.padding, places)
+            if ids is not None:  # else embeddings of a prompt with a picture
+                places = torch.where(ids == self.padding, self.padding, places)
         return F.embedding(places, weight)
 
 

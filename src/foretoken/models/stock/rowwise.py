@@ -23,19 +23,21 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.configuration_utils import GenerationMode
 
 from foretoken.errors import RefusedError
-from foretoken.media.inputs import Media
+from foretoken.media.inputs import ENCODED, Media
 from foretoken.models.base import Blocks
 from foretoken.models.rows import check_lengths, check_room, check_sources, staying
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.cache import INSTEAD, no_writer
 from foretoken.models.stock.media import (
-    ENCODED,
     Objections,
     accepted_by,
+    continued,
     encoded,
     encoder_key,
     first_pass,
+    handed_over,
     stand_in,
+    writer,
 )
 from foretoken.models.stock.selfcheck import Form, forward, generated
 from foretoken.models.stock.sizes import (
@@ -43,6 +45,7 @@ from foretoken.models.stock.sizes import (
     encoder_limit,
     encoder_rows,
     output_rows,
+    reads_ids,
 )
 
 # Names that families have for what they keep of a text, in the output and as an argument
@@ -59,12 +62,14 @@ class OwnRow:
 
     text: list[int]
     source: dict[str, Any]  # the encoder's output, by its name as an argument of a forward
-    media: Media | None = None  # that a decoder reads with the first pass
+    media: Media | None = None  # that a decoder reads
     prompt: int = 0  # tokens that are read at once; 0: those up to the first logits, or any
     read: int = 0
     kept: Kept = field(default_factory=Kept)
     # `read` and a copy of `kept` before each block since the last rollback
     earlier: list[tuple[int, Kept]] = field(default_factory=list[tuple[int, Kept]])
+    handed: Kept = field(default_factory=Kept)  # as every pass is given its source or media
+    positions: Tensor | None = None  # of its prompt with media
 
     def fork(self) -> OwnRow:
         """Return a row of the same text, with a cache of its own."""
@@ -108,8 +113,11 @@ class RowwiseModel:
     padding = 0
 
     def __init__(self, model: PreTrainedModel, *, single: bool = False) -> None:
+        self.whole, self.model, self.single = model, writer(model), single
+        self.needs_media = not reads_ids(model)
+        self._objections = Objections(model)
+        model = self.model
         admit(model)
-        self.model, self.single = model, single
         self.network: Any = twin(model)
         self.device, self.computed = model.device, str(model.dtype).removeprefix("torch.")
         self.encoder_decoder = bool(model.config.is_encoder_decoder)
@@ -120,8 +128,6 @@ class RowwiseModel:
         self.encoder_seconds = 0.0
         self.rows: list[OwnRow] = []
         self.attached: list[Media | None] = []
-        self.needs_media = model.main_input_name != "input_ids"
-        self._objections = Objections(model)
         self._prompts: list[int] = []  # lengths of those of the rows that join next
         self._keeps = True  # False for a family without any cache, once it is known
 
@@ -180,15 +186,7 @@ class RowwiseModel:
         self.permute(staying(len(self.rows), rows))
 
     def objection(self, media: Media) -> str | None:
-        if not self.encoder_decoder and self._turns:
-            return f"{type(self.model).__name__} runs row by row, and has positions of several axes"
-        return self._objections.to(media, lambda: RowwiseModel(self.model, single=self.single))
-
-    @cached_property
-    def _turns(self) -> bool:
-        """True where positions behind a picture depend on it, and the network remembers only one
-        row's."""
-        return any(hasattr(part, "rope_deltas") for part in self.network.modules())
+        return self._objections.to(media, lambda: RowwiseModel(self.whole, single=self.single))
 
     @cached_property
     def encoder_key(self) -> str:
@@ -200,11 +198,12 @@ class RowwiseModel:
             media = Media([], {ENCODED: stand_in(self.network, source)})
         if media is None:
             ids = {"input_ids": torch.tensor([source], device=self.device)}
-            output = encoded(self.network, Media([], ids))
-        else:
-            output = encoded(self.network, media, self.encoder_key)
+            return {ENCODED: encoded(self.network, Media([], ids))}
+        output = encoded(self.network, media, self.encoder_key, self.whole)
         self.encoder_seconds += perf_counter() - start
-        return {ENCODED: output}
+        given = media.fitted(0, self.model.dtype, self.device)
+        masks = {n: given[n] for n in ("attention_mask",) if n in given}  # as `generate` passes it
+        return {ENCODED: output, **masks}
 
     def _extend(self, row: OwnRow, block: list[int], need: int) -> list[tuple[int, Tensor]]:
         """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
@@ -248,11 +247,14 @@ class RowwiseModel:
         """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
         kept = row.kept or fresh_cache(self.model)
         text = torch.tensor([row.text[:end]], device=self.device)
+        given = self._given(row, text)
         if row.media is not None and not row.read:
-            fitted = row.media.fitted(end, self.model.dtype, self.device)
-            inputs = first_pass(self.network, text, fitted) | kept
+            inputs = first_pass(self.network, text, given) | kept
+            row.positions = inputs.get("position_ids")
         else:
-            inputs = prepared(self.network, text, row.read, {**row.source, **kept}, wanted)
+            inputs = prepared(self.network, text, row.read, {**given, **kept}, wanted)
+            if row.positions is not None:
+                inputs["position_ids"] = continued(row.positions, end)[..., row.read :]
         output = self.network(**inputs, return_dict=True)
         row.kept = next(({CACHES[n]: output[n]} for n in CACHES if output.get(n) is not None), {})
         self._keeps = bool(row.kept)
@@ -260,6 +262,16 @@ class RowwiseModel:
             row.kept = {}
         row.read = end if row.kept else 0
         return output.logits[0, -wanted:]
+
+    def _given(self, row: OwnRow, text: Tensor) -> Kept:
+        """Return a row's source or media as `generate` gives them to the preparation of every
+        pass."""
+        if row.source and not row.read:
+            row.handed = copy.deepcopy(row.source)  # some families add to an encoder's states
+        elif row.media is not None and (self.whole is self.model or not row.read):
+            fitted = row.media.fitted(text.shape[1], self.model.dtype, self.device)
+            row.handed = handed_over(self.whole, text, fitted)
+        return row.handed
 
 
 def prepared(
@@ -291,12 +303,21 @@ def fresh_cache(model: PreTrainedModel) -> Kept:
 
 
 def croppable(kept: Kept) -> bool:
-    """Tell whether all that is kept are keys and values, each of its token alone."""
-    return bool(kept) and all(
-        type(part) is DynamicCache and {type(layer).__name__ for layer in part.layers} <= APPENDS
-        for cache in kept.values()
-        for part in [getattr(cache, "self_attention_cache", cache)]
-    )
+    """Tell whether all that is kept are keys and values, each of its token alone: layers that
+    attend to a picture keep another number."""
+    parts: list[Any] = [getattr(cache, "self_attention_cache", cache) for cache in kept.values()]
+    for part in parts:
+        if type(part) is not DynamicCache:
+            return False
+        layers: list[Any] = part.layers
+        keys = [x.keys for x in layers if getattr(x, "keys", None) is not None]
+        if not {type(x).__name__ for x in layers} <= APPENDS or len({*map(_slots, keys)}) > 1:
+            return False
+    return bool(kept)
+
+
+def _slots(keys: Tensor) -> int:
+    return keys.shape[-2] if keys.ndim > 1 else 0
 
 
 def crop(kept: Kept, tokens: int) -> None:

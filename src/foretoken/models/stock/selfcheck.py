@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -38,18 +39,24 @@ from transformers import (
 from transformers.generation.utils import GenerationMixin
 
 from foretoken.errors import RefusedError, kind_of
-from foretoken.media.inputs import Media
-from foretoken.models.base import Model, ReadsPrompts, Switches
+from foretoken.media.inputs import ENCODED, Media
+from foretoken.models.base import Model, ReadsMedia, ReadsPrompts, Switches
 from foretoken.models.rows import staying
-from foretoken.models.stock import cache
+from foretoken.models.stock import cache, media
 from foretoken.models.stock.attention import twin
-from foretoken.models.stock.media import ENCODED, NO_TOKEN, encoder_input, random_states
+from foretoken.models.stock.media import (
+    NO_TOKEN,
+    encoder_input,
+    made_up,
+    random_states,
+    writer,
+)
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.sizes import LIMITS, always_as_many, context_limit, switch_of
+from foretoken.models.stock.sizes import LIMITS, context_limit, reads_ids, switch_of
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
-CHECK_FORMAT = 7
+CHECK_FORMAT = 8
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
@@ -117,7 +124,8 @@ class Form:
 
 
 def on_torch(model: PreTrainedModel) -> Model:
-    return (Seq2SeqModel if model.config.is_encoder_decoder else CausalModel)(model)
+    encodes = writer(model).config.is_encoder_decoder
+    return (Seq2SeqModel if encodes else CausalModel)(model)
 
 
 ON_TORCH = Form(
@@ -196,7 +204,8 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
                 raise UnbuiltError(_told(name, reason, form)) from error
             small, itself = twin(model), True
     try:
-        delta = deviation(small, form.run(small), form.whole)
+        runner = form.run(small)
+        delta = max(deviation(small, runner, form.whole), media_deviation(small, runner))
         apart = contradiction(small, form.whole)
     except RefusedError:
         raise
@@ -247,6 +256,15 @@ def deviation(model: PreTrainedModel, runner: Model | None = None, whole: Whole 
     rows.start([3])  # alone: nothing is padded, and an encoder has no mask
     rows.score(2)
     return rows.worst / rows.spread
+
+
+def media_deviation(model: PreTrainedModel, runner: Model) -> float:
+    """The same against the stock model's `generate`, of inputs of an encoder that can be made up;
+    those of other families are tried when the first come."""
+    if not isinstance(runner, ReadsMedia) or not (inputs := made_up(model)):
+        return 0.0
+    runner.permute([])  # no rows are left
+    return media.deviation(model, runner, Media([], inputs))
 
 
 def contradiction(model: PreTrainedModel, whole: Whole = forward) -> float:
@@ -314,7 +332,7 @@ class CheckedRows:
         self.model, self.dice, self.whole = model, dice, whole
         self.runner = runner or on_torch(model)
         self.ids = min(self.runner.vocab_size, VOCABULARY)
-        self.source_length = 10 if always_as_many(model) else 0  # states; 0: any number
+        self.source_length = 10 if made_up(model) else 0  # states, always as many; 0: any number
         self.texts: list[list[int]] = []
         self.sources: list[list[int]] = []
         self.prompts: list[int] = []  # tokens of each text; 0: those to the first logits
@@ -339,7 +357,7 @@ class CheckedRows:
 
     def heard(self, sources: list[list[int]]) -> list[list[int]] | None:
         """The sources for the runner, or their states, handed to it."""
-        if not self.runner.encoder_decoder or self.model.main_input_name == "input_ids":
+        if not self.runner.encoder_decoder or reads_ids(self.model):
             return sources if self.runner.encoder_decoder else None
         tensors = [torch.tensor([s], device=self.model.device) for s in sources]
         states = [{ENCODED: random_states(self.model, x)} for x in tensors]
@@ -417,10 +435,15 @@ class CheckedRows:
 
 
 def small_copy(
-    kind: type[PreTrainedModel], config: PreTrainedConfig, switch: int = CONTEXT
+    kind: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    switch: int = CONTEXT,
+    *,
+    reads_text: bool = True,
 ) -> PreTrainedModel:
     """A random model of that class and structure, in float32 on the CPU: as narrow as its code
-    allows, at most the configuration as it is. Raises whatever its code raises."""
+    allows, at most the configuration as it is. Raises whatever its code raises. reads_text: it is
+    tried on some."""
     problem: Exception | None = None
     for attempt in (
         lambda: shrunk(config, HEAD, switch),
@@ -438,9 +461,11 @@ def small_copy(
             small: Any = kind(own).float().eval()
             stir(small)
             ids = torch.ones(1, 2, dtype=torch.long)
+            if not reads_text:
+                return small
             with torch.inference_mode():
                 sources = {"decoder_input_ids": ids} | encoder_input(small, ids)
-                small(**(sources if own.is_encoder_decoder else {"input_ids": ids}))
+                writer(small)(**(sources if own.is_encoder_decoder else {"input_ids": ids}))
             return small
         except Exception as error:  # narrow widths may not fit each other
             problem = problem or error
@@ -543,9 +568,14 @@ def shrink(part: PreTrainedConfig, head: int | None, switch: int, ties: bool, ea
         settings |= tied(part, settings)
     layers_own = getattr(vars(part).get("_heterogeneity_spec"), "per_layer_attributes", ())
     for name, value in settings.items():
-        if name not in layers_own and value_of(part, name) is not None:
-            with suppress(AttributeError, NotImplementedError):  # one that follows from others
+        before = value_of(part, name)
+        if name in layers_own or before is None:
+            continue
+        with suppress(AttributeError, NotImplementedError):  # one that follows from others
+            try:
                 setattr(part, name, value)
+            except StrictDataclassFieldValidationError:  # there are several
+                setattr(part, name, [value] * len(before))
     ropes: dict[str, Any] = getattr(part, "rope_parameters", None) or {}
     for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
         shrink_rope(rope, head == HEAD, switch)

@@ -79,15 +79,15 @@ def encoder_limit(model: PreTrainedModel) -> int | None:
     return context_limit(model.config.get_text_config(encoder=True))
 
 
-def always_as_many(model: PreTrainedModel) -> bool:
-    """Tell whether the encoder makes as many states of whatever it reads, so that the decoder's
-    code knows no mask for those of shorter ones."""
-    return model.config.model_type == "whisper"
+def reads_ids(model: PreTrainedModel) -> bool:
+    """Tell whether a model, or its encoder, reads ids with nothing beside them, such as a picture,
+    or the places of words on a page."""
+    return model.main_input_name == "input_ids" and model.config.model_type != "udop"
 
 
 def encoder_rows(model: PreTrainedModel) -> int:
     """Ids that the encoder knows: some families give it a vocabulary of its own, some read none."""
-    if model.main_input_name != "input_ids":
+    if not reads_ids(model):
         return output_rows(model)
     encoder: Any = model.get_encoder()
     try:

@@ -9,34 +9,40 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as t
 from transformers.generation.utils import GenerationMixin
 
 import foretoken
 from foretoken.errors import ForeignError, InputError
 from foretoken.media.inputs import media_of
 from foretoken.models.stock import media as stock_media
-from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.table import TableModel
 from media_models import (
     DECODERS,
     ENCODERS,
+    LAYERS,
     MARK,
+    PATCHES,
     Made,
     built,
+    ids,
     lfm2_vl,
     llava,
     moonshine,
     other,
+    pixels,
     qwen3_5,
     relative,
     speech2text,
     whisper,
 )
+from media_models import TEXT as SIZES
 from oracle import random_model
+from sound_models import HEARING, LISTENERS, canary, cohere_asr, speecht5, vibevoice_asr
 from tiny import llama
 
-FAMILIES = [*DECODERS, *ENCODERS]
-QUICK = {"llava", "qwen2_5_vl", "gemma3", "qwen3_5", "whisper", "moonshine"}
+FAMILIES = [*DECODERS, *ENCODERS, *LISTENERS, *HEARING]
+QUICK = {"llava", "qwen2_5_vl", "gemma3", "qwen3_5", "whisper", "moonshine", "canary"}
 EACH = [
     pytest.param(f, id=f.__name__, marks=[] if f.__name__ in QUICK else pytest.mark.prove)
     for f in FAMILIES
@@ -58,11 +64,10 @@ def generated(model: Any, inputs: Any, **more: Any) -> list[int]:
 @pytest.mark.parametrize("family", EACH)
 def test_logits_are_those_of_generate(family: Callable[[], Made]) -> None:
     model, inputs = built(family)
-    encodes = model.config.is_encoder_decoder
-    fresh = Seq2SeqModel(model) if encodes else CausalModel(model)
-    (media,) = media_of(inputs, encodes=encodes)
-    assert stock_media.deviation(fresh, media) < 1e-5
-    assert fresh.objection(media) is None
+    target: Any = foretoken.load(model, "lookup").target
+    (media,) = media_of(inputs, encodes=model.config.is_encoder_decoder)
+    assert target.objection(media) is None
+    assert stock_media.deviation(model, target, media) < 1e-5
 
 
 @pytest.mark.parametrize("family", EACH)
@@ -143,18 +148,56 @@ def test_a_draft_whose_context_is_too_short_is_silent() -> None:
     assert out.tokens == generated(model, inputs) and not any(step.drafted for step in out.steps)
 
 
-@pytest.mark.parametrize("family", [speech2text, moonshine])
-def test_padding_of_sounds_is_refused(family: Callable[[], Made]) -> None:
-    """Its decoder would have to be told, by each family in its own way."""
+@pytest.mark.parametrize("family", [speech2text, moonshine, canary, cohere_asr, speecht5])
+def test_padding_of_sounds_is_not_heard(family: Callable[[], Made]) -> None:
+    """Its decoder is told, by each family in its own way; also beside a sound without padding."""
     model, inputs = built(family)
     padded = {**inputs, "attention_mask": inputs["attention_mask"].clone()}
-    padded["attention_mask"][:, -len(padded["attention_mask"][0]) // 2 :] = 0
-    spec = foretoken.load(model, "lookup")
-    spec.generate(inputs, max_new_tokens=2)
-    with pytest.raises(InputError, match="attention_mask leaves out a part of them"):
-        spec.generate(padded, max_new_tokens=2)
-    with pytest.raises(ForeignError, match="attention_mask leaves out a part of them"):
-        generated(model, padded, custom_generate=spec)
+    padded["attention_mask"][:, padded["attention_mask"].shape[1] // 2 :] = 0
+    spec = foretoken.load(model, relative(model))
+    wanted = [generated(model, inputs), generated(model, padded)]
+    for gamma in (0, 3):
+        both: Any = [inputs, padded]
+        texts = spec.generate(both, max_new_tokens=NEW, gamma=gamma, ignore_eos=True)
+        assert [c.tokens for c in texts] == wanted
+    assert generated(model, padded, custom_generate=spec) == wanted[1]
+
+
+def test_sounds_to_which_a_model_adds_noise() -> None:
+    """No two of its texts have to be equal."""
+    model, inputs = built(vibevoice_asr)
+    with pytest.raises(InputError, match="VibeVoiceAsrForConditionalGeneration is not exact"):
+        foretoken.load(model, "lookup").generate(inputs, max_new_tokens=2)
+
+
+def test_a_model_within_a_model_that_writes() -> None:
+    """BLIP-2's own `generate` makes embeddings of its pictures and hands them to a model of text,
+    with an encoder or without."""
+    vision, former = {**PATCHES, "hidden_size": 32}, {"encoder_hidden_size": 32, **LAYERS}
+    for text in (
+        {"model_type": "opt", **SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
+        {"model_type": "t5", "vocab_size": 100, "d_model": 32, "d_kv": 16, "d_ff": 64,
+         "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 3},
+    ):  # fmt: skip
+        config = t.Blip2Config(
+            vision_config=vision, qformer_config=former, text_config=text,
+            num_query_tokens=4, image_token_index=MARK,
+        )  # fmt: skip
+        model, inputs = built(
+            lambda config=config: (
+                t.Blip2ForConditionalGeneration(config),
+                {"input_ids": ids(4), "pixel_values": pixels(3, 28, 28)},
+            )
+        )
+        model.language_model.generation_config.eos_token_id = None
+        changed, spec = other(inputs), foretoken.load(model, relative(model))
+        settings = {"max_new_tokens": NEW, "do_sample": False}
+        wanted = [model.generate(**x, **settings)[0, -NEW:].tolist() for x in (inputs, changed)]
+        both: Any = [inputs, changed]
+        texts = spec.generate(both, max_new_tokens=NEW, gamma=3, ignore_eos=True)
+        assert [c.tokens for c in texts] == wanted and wanted[0] != wanted[1]
+        with pytest.raises(InputError, match="is text, and the target"):
+            spec.generate([[4, 5]], max_new_tokens=2)
 
 
 def test_an_encoder_that_target_and_draft_share_runs_once() -> None:

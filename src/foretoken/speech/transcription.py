@@ -1,0 +1,278 @@
+"""Speech to text, with speculation: Whisper's own `generate` cuts sounds into windows and times
+what is said, other models get windows cut where it is quiet; every window's text is generated here.
+
+Knows no files of text and no command line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.media.sounds import sound
+from foretoken.media.spoken import Segment, Transcription, Word
+from foretoken.models.base import ReadsMedia
+from foretoken.speech.windows import WindowTranscriber, arguments, ear, objection
+from foretoken.speech.word_times import HEADS, TimedWindows
+
+if TYPE_CHECKING:
+    from foretoken.speculator import Speculator
+
+PREVIOUS = "<|startofprev|>"  # marks what came before, to Whisper
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """A caller's wishes; `options`: those that transformers' `generate` knows."""
+
+    language: str | None
+    translate: bool
+    prompt: str | None
+    words: bool
+    options: dict[str, Any]
+    progress: Callable[[float], None]
+    told: Callable[[str], None]
+
+
+def transcribe(
+    spec: Speculator,
+    audio: Any,
+    *,
+    language: str | None = None,
+    translate: bool = False,
+    prompt: str | None = None,
+    words: bool = False,
+    temperature: float = 0.0,
+    gamma: int | None = None,
+    progress: Callable[[float], None] | None = None,
+    told: Callable[[str], None] | None = None,
+) -> Transcription:
+    """Write down what is said, in the target's own distribution, window by window.
+
+    Args:
+        spec: A model that hears, with its processor and perhaps a draft.
+        audio: A file, its bytes, or samples `[n]` at the rate that the processor reads.
+        language: The language, such as "en"; None lets the model say, where it can.
+        translate: Write it in English.
+        prompt: Text that comes before, or names and words that may be said: each window's text is
+            written as if behind it.
+        words: Tell when each word was said. Whisper can, where its generation config names the
+            heads that follow the sound.
+        temperature: 0 takes the likeliest tokens.
+        gamma: Draft tokens for each target forward; None chooses before every step.
+        progress: Is told the part that is done, from 0 to 1.
+        told: Is told the new text of each window, and "" with every token of it; an exception that
+            it raises ends the transcription.
+
+    Returns:
+        The segments, with their times; of other models than Whisper one for each window.
+
+    Raises:
+        InputError: The sound cannot be read, or the model does not know the language.
+        RefusedError: The target writes no speech down, or does not tell when words were said.
+
+    Examples:
+        >>> import foretoken
+        >>> transcribe(foretoken.load(), "talk.wav")
+        Traceback (most recent call last):
+        foretoken.errors.RefusedError: the target (...) writes no speech down: ...
+    """
+    network, processor = _hearing(spec)
+    rate = ear(processor).sampling_rate
+    samples = sound(audio, rate, "the audio")
+    options: dict[str, Any] = {"do_sample": bool(temperature), "num_assistant_tokens": gamma}
+    options |= {"temperature": temperature} if temperature else {}
+    ignored: Callable[[Any], None] = lambda _: None  # noqa: E731
+    wishes = Wishes(
+        language, translate, prompt, words, options, progress or ignored, told or ignored
+    )
+    write = _by_whisper if cuts(network) else _by_windows
+    try:
+        pieces, spoken = write(spec, network, processor, samples, wishes)
+    except ValueError as error:  # transformers', of a language that it does not know
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the model cannot transcribe so: {one_line(error)}") from None
+    pieces = [piece for piece in pieces if piece.text.strip()]
+    return Transcription(len(samples) / rate, pieces, spoken)
+
+
+def transcribes(spec: Speculator) -> bool:
+    """Tell whether `transcribe` takes this target."""
+    try:
+        _hearing(spec)
+    except (InputError, RefusedError):
+        return False
+    return True
+
+
+def tells_words(spec: Speculator) -> bool:
+    """Tell whether `transcribe` can say when each word was said by this target."""
+    network: Any = getattr(spec.target, "model", None)
+    config = getattr(network, "generation_config", None)
+    return transcribes(spec) and cuts(network) and getattr(config, HEADS, None) is not None
+
+
+def _network(spec: Speculator) -> Any:
+    """The target's network; where it runs elsewhere than on torch, one without weights."""
+    network = getattr(spec.target, "model", None)
+    hears = isinstance(spec.target, ReadsMedia) and spec.target.needs_media
+    if network is not None or not hears or spec.structure is None:
+        return network
+    from foretoken.transformers_integration.weightless import weightless  # late: takes seconds
+
+    return weightless(spec.structure(), spec)
+
+
+def cuts(network: Any) -> bool:
+    """Tell whether a network's `generate` cuts sounds into windows, as Whisper's."""
+    return "return_segments" in inspect.signature(type(network).generate).parameters
+
+
+def _hearing(spec: Speculator) -> tuple[Any, Any]:
+    """The network that writes speech down, and its processor. RefusedError where it does not."""
+    network: Any = _network(spec)
+    kind = spec.target.runtime if network is None else type(network).__name__
+    processor = None
+    if not hasattr(network, "generate"):
+        reason: str | None = "its encoder has been converted; load it with runtime='transformers'"
+    elif spec.processor is None:
+        reason = "its folder has no processor, which would read sounds"
+    else:
+        processor = spec.processor()
+        reason = None if cuts(network) else objection(network, processor)
+    if reason:
+        raise RefusedError(f"the target ({kind}) writes no speech down: {reason}")
+    return network, processor
+
+
+def _by_windows(
+    spec: Speculator, network: Any, processor: Any, samples: Any, wishes: Wishes
+) -> tuple[list[Segment], str | None]:
+    if wishes.words:
+        raise RefusedError(
+            f"{type(network).__name__} does not tell when words were said; leave words out"
+        )
+    asked, options = arguments(network, processor, wishes.language, wishes.prompt, wishes.translate)
+    transcriber = WindowTranscriber(
+        spec, network, processor, wishes.options | options, asked, wishes.told
+    )
+    rate, pieces = ear(processor).sampling_rate, list[Segment]()
+    for begin, end, text, tokens in transcriber.write(samples):
+        pieces.append(Segment(round(begin / rate, 2), round(end / rate, 2), text, tokens))
+        wishes.progress(end / len(samples))
+        if text:
+            wishes.told(text)
+    return pieces, wishes.language
+
+
+def _by_whisper(
+    spec: Speculator, network: Any, processor: Any, samples: Any, wishes: Wishes
+) -> tuple[list[Segment], str | None]:
+    reads, config = processor.feature_extractor, network.generation_config
+    inputs = processor(
+        samples,
+        sampling_rate=reads.sampling_rate,
+        return_tensors="pt",
+        truncation=False,
+        padding="longest" if len(samples) > reads.n_samples else "max_length",
+        return_attention_mask=True,
+    )
+    asked: dict[str, Any] = {"task": "translate" if wishes.translate else "transcribe"}
+    if not getattr(config, "is_multilingual", True):
+        asked = {}
+        if wishes.translate or wishes.language is not None:
+            raise InputError("this Whisper knows one language; leave language and translate out")
+    if wishes.language is not None:
+        asked["language"] = wishes.language
+    if wishes.prompt is not None:
+        asked["prompt_ids"] = _prompt(network, processor.tokenizer, wishes.prompt)
+    windows = Windows(processor.tokenizer, config, wishes.told)
+    frames = int(inputs["attention_mask"].sum())
+    if wishes.words and not hasattr(spec.target, "model"):
+        problem = f"words are timed by torch alone, and the target runs on {spec.target.runtime}"
+        raise RefusedError(f"{problem}; load it with runtime='transformers'")
+    timed = TimedWindows(spec, network, frames, windows) if wishes.words else None
+
+    def begun(done: torch.Tensor) -> None:
+        at, total = (int(x) for x in done[0])
+        if timed:
+            timed.seek = at
+        wishes.progress(min(1.0, at / total) if total else 1.0)
+
+    made = network.generate(
+        inputs["input_features"].to(network.device, network.dtype),
+        attention_mask=inputs["attention_mask"].to(network.device),
+        return_timestamps=True,
+        return_segments=True,
+        custom_generate=timed or spec,
+        streamer=windows,
+        monitor_progress=begun,
+        **wishes.options | asked,
+    )
+    tokenizer, language = processor.tokenizer, windows.language
+    pieces: list[Segment] = []
+    for piece in made["segments"][0]:
+        tokens = piece["tokens"].tolist()
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        said = timed.words(tokenizer, piece, language) if timed else None
+        words = None if said is None else [Word(*each) for each in said]
+        start, end = (round(float(piece[name]), 2) for name in ("start", "end"))
+        pieces.append(Segment(start, end, text, tokens, words))
+    return pieces, language
+
+
+def _prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
+    """The ids of what came before, the last of them where there are too many."""
+    mark = tokenizer.convert_tokens_to_ids(PREVIOUS)
+    if mark is None or mark == tokenizer.unk_token_id:
+        raise InputError(f"the tokenizer has no {PREVIOUS}; leave prompt out")
+    ids = tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    if special := {*tokenizer.all_special_ids}.intersection(ids):
+        named = tokenizer.convert_ids_to_tokens(min(special))
+        raise InputError(f"prompt holds {named}, which is no text; leave it out")
+    room = network.config.max_target_positions // 2 - 1  # as Whisper's own code leaves
+    return torch.tensor([mark, *ids[-room:]], device=network.device)
+
+
+class Windows:
+    """A streamer of transformers that tells the text of each window once it is whole: Whisper
+    throws a last piece away that the window cuts off, and hears it again in the next one."""
+
+    def __init__(self, tokenizer: Any, config: Any, told: Callable[[str], None]) -> None:
+        self.language: str | None = None
+        self._tokenizer, self._told = tokenizer, told
+        self._languages = {
+            i: mark for mark, i in (getattr(config, "lang_to_id", None) or {}).items()
+        }
+        self._times = getattr(config, "no_timestamps_token_id", 0) + 1  # the first id of a time
+        self._tokens: list[int] | None = None  # None: what comes next is what a window begins with
+
+    def put(self, value: torch.Tensor) -> None:
+        ids = value.flatten().tolist()
+        if self._tokens is None:
+            self._tokens = []
+            spoken = [self._languages[token] for token in ids if token in self._languages]
+            self.language = spoken[-1].strip("<|>") if spoken else self.language
+        else:
+            self._tokens += ids
+        self._told("")
+
+    def end(self) -> None:
+        text = self._tokenizer.decode(self._kept(self._tokens or []), skip_special_tokens=True)
+        self._tokens = None
+        if text.strip():
+            self._told(text)
+
+    def _kept(self, tokens: list[int]) -> list[int]:
+        """The tokens up to the last two times in a row, between which a piece ends; all where there
+        are none, or where the window ends with a piece."""
+        ends = (self._tokenizer.eos_token_id, self._tokenizer.pad_token_id)
+        times = [token >= self._times for token in tokens if token not in ends]
+        pairs = [i + 1 for i in range(len(times) - 1) if times[i] and times[i + 1]]
+        return tokens if not pairs or times[-2:] == [False, True] else tokens[: pairs[-1]]

@@ -1,0 +1,202 @@
+"""Speech to text by other models than Whisper: each window's text is that of transformers' own
+`generate`, and windows are cut where it is quiet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import foretoken
+from foretoken.errors import InputError, RefusedError
+from foretoken.media.windows import windows
+from foretoken.speech.transcription import tells_words, transcribe, transcribes
+from media_models import MARK, Made, V, built, llava, moonshine, qwen2_audio, relative
+from sound_models import canary, cohere_asr, qwen3_asr
+
+RATE = 16_000
+AUDIO = {"audio_token": "<audio>", "audio_bos_token": "<a>", "audio_eos_token": "</a>"}
+COHERE = "<|startofcontext|> <|startoftranscript|> <|emo:undefined|> <|en|> <|pnc|> <|noitn|> "
+COHERE += "<|notimestamp|> <|nodiarize|> ▁"
+PARTS = (
+    "{% for m in messages %} w8 {% for p in m.content %}{% if p.type == 'audio' %}<audio>"
+    "{% else %} {{ p.text or p.source_language ~ ' ' ~ p.target_language }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+def words() -> Any:
+    """Whole words, so that texts can be read: w3 is the id 3."""
+    names = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(3, V))]
+    marks = [*AUDIO.values(), "<unk>", *COHERE.split()]
+    names[MARK - len(marks) + 1 :] = reversed(marks)
+    backend = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return t.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        extra_special_tokens=AUDIO,
+    )
+
+
+def spec_of(made: Made, processor: Any) -> foretoken.Speculator:
+    model, _ = made
+    return replace(foretoken.load(model, relative(model)), processor=lambda: processor)
+
+
+def talk(seconds: float, *pauses: float) -> Any:
+    """Noise with pauses of a fifth of a second."""
+    samples = np.random.default_rng(0).normal(size=int(seconds * RATE)).astype(np.float32) / 10
+    for pause in pauses:
+        samples[int(pause * RATE) : int((pause + 0.2) * RATE)] = 0
+    return samples
+
+
+@pytest.fixture(scope="module")
+def heard() -> foretoken.Speculator:
+    """A Moonshine."""
+    extractor = t.Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True)
+    return spec_of(built(moonshine), t.Wav2Vec2Processor(extractor, words()))
+
+
+def generated(spec: foretoken.Speculator, inputs: Any, begun: int, **more: Any) -> str:
+    """The text of transformers' own `generate`."""
+    network: Any = spec.target.model  # pyright: ignore
+    assert spec.processor is not None
+    ids = network.generate(**inputs, do_sample=False, **more)[0, begun:]
+    return spec.processor().decode(ids.tolist(), skip_special_tokens=True).strip()
+
+
+def test_sounds_are_cut_where_it_is_quiet() -> None:
+    samples = talk(70, 24.0, 47.5)
+    (_, first), (again, second), (last, end) = windows(samples, RATE, 30.0)
+    assert (again, last, end) == (first, second, len(samples))
+    assert 24.0 <= first / RATE <= 24.2 and 47.5 <= second / RATE <= 47.7
+    assert windows(samples, RATE, 70.0) == [(0, len(samples))]
+    for n in range(1, 200):  # never longer than asked, never tiny
+        cut = windows(np.ones(n, np.float32), 10, 3.0)
+        lengths = [end - begin for begin, end in cut]
+        assert sum(lengths) == n and max(lengths) <= 30
+        assert len(cut) == 1 or min(lengths) >= 7
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_an_encoder_hears_each_window(heard: foretoken.Speculator, gamma: int) -> None:
+    assert heard.processor is not None
+    samples, processor = talk(40, 19.0), heard.processor()
+    (_, cut), _ = windows(samples, RATE, 30.0)
+    limit: Any = {"max_new_tokens": 20}
+    heard.target.model.generation_config.max_new_tokens = 20  # pyright: ignore
+    wanted = [
+        generated(heard, processor(part, sampling_rate=RATE, return_tensors="pt"), 1, **limit)
+        for part in (samples[:cut], samples[cut:])
+    ]
+    shares: list[float] = []
+    texts: list[str] = []
+    made = transcribe(heard, samples, gamma=gamma, progress=shares.append, told=texts.append)
+    assert [s.text.strip() for s in made.segments] == wanted and wanted[0] != wanted[1]
+    assert made.text == " ".join(wanted) == "".join(texts)
+    assert [(s.start, s.end) for s in made.segments] == [
+        (0.0, round(cut / RATE, 2)),
+        (round(cut / RATE, 2), 40.0),
+    ]
+    assert shares == [cut / len(samples), 1.0] and texts.count("") > 4
+    assert transcribes(heard) and not tells_words(heard)
+
+
+def test_texts_end_in_time_where_the_model_does_not_say(heard: foretoken.Speculator) -> None:
+    config = heard.target.model.generation_config  # pyright: ignore
+    config.max_new_tokens = None
+    (segment,) = transcribe(heard, talk(0.5)).segments
+    assert len(segment.tokens) == 64 + 16
+
+
+def test_a_caller_that_gives_up_ends_it(heard: foretoken.Speculator) -> None:
+    def told(text: str) -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        transcribe(heard, talk(1), told=told)
+
+
+def test_what_a_model_is_not_told(heard: foretoken.Speculator) -> None:
+    for wish in ({"language": "en"}, {"prompt": "so"}, {"translate": True}):
+        with pytest.raises(InputError, match=f"the model takes no {next(iter(wish))}; leave"):
+            transcribe(heard, talk(1), **wish)
+    with pytest.raises(RefusedError, match="does not tell when words were said"):
+        transcribe(heard, talk(1), words=True)
+
+
+def test_a_processor_that_is_to_be_told_the_language() -> None:
+    """Cohere's, which makes the decoder's prompt of it, and cuts sounds itself from 30 s on."""
+    extractor = t.CohereAsrFeatureExtractor(feature_size=16)
+    processor = t.CohereAsrProcessor(extractor, words())
+    spec = spec_of(built(cohere_asr), processor)
+    with pytest.raises(InputError, match="the model is to be told the language; give it"):
+        transcribe(spec, talk(1))
+    with pytest.raises(InputError, match="Unsupported language: 'tlh'"):
+        transcribe(spec, talk(1), language="tlh")
+    inputs = processor(talk(2), "en", sampling_rate=RATE)
+    del inputs["audio_chunk_index"]
+    begun = inputs["decoder_input_ids"].shape[1] + 1
+    spec.target.model.generation_config.max_new_tokens = 12  # pyright: ignore
+    wanted = generated(spec, inputs, begun)
+    assert transcribe(spec, talk(2), language="en", gamma=2).text == wanted
+    made = transcribe(spec, talk(33), language="en", gamma=2)
+    assert len(made.segments) == 2 and made.language == "en"
+
+
+@pytest.mark.parametrize("family", [qwen3_asr, canary])
+def test_a_request_of_the_processor(family: Any) -> None:
+    """The language, its translation and what comes before go into the prompt."""
+    if family is qwen3_asr:
+        extractor: Any = t.Qwen3ASRFeatureExtractor(feature_size=8)
+        processor: Any = t.Qwen3ASRProcessor(extractor, words(), chat_template=PARTS)
+        asked, own = {"prompt": "w5 w6"}, {"prompt": "w5 w6"}
+    else:
+        extractor = t.ParakeetFeatureExtractor(feature_size=16)
+        processor = t.CanaryProcessor(extractor, words(), chat_template=PARTS)
+        asked, own = {"language": "de", "translate": True}, {}
+        own = {"source_language": "de", "target_language": "en"}
+    spec = spec_of(built(family), processor)
+    samples = talk(2)
+    inputs = processor.apply_transcription_request(audio=samples, **own)
+    tensors = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+    begun = tensors.get("decoder_input_ids", tensors.get("input_ids"))
+    assert begun is not None
+    count = begun.shape[1] + (family is canary)
+    spec.target.model.generation_config.max_new_tokens = 20  # pyright: ignore
+    wanted = generated(spec, tensors, count)
+    for gamma in (0, 3):
+        assert transcribe(spec, samples, gamma=gamma, **asked).text == wanted
+    assert transcribe(spec, samples, temperature=1.0).seconds == 2
+
+
+def test_models_that_write_no_speech_down() -> None:
+    tokens = words()
+    model, _ = built(qwen2_audio)
+    ears = t.Qwen2AudioProcessor(t.WhisperFeatureExtractor(feature_size=8), tokens)
+    spec = replace(foretoken.load(model, "lookup"), processor=lambda: ears)
+    with pytest.raises(RefusedError, match="Qwen2Audio.*no request.*spec.generate"):
+        transcribe(spec, talk(1))
+    model, _ = built(llava)
+    eyes = t.LlavaProcessor(t.CLIPImageProcessorPil(), tokens)
+    spec = replace(foretoken.load(model, "lookup"), processor=lambda: eyes)
+    with pytest.raises(RefusedError, match="LlavaFor.*its processor reads no sounds"):
+        transcribe(spec, talk(1))
+    assert not transcribes(spec)
+
+
+@pytest.mark.prove
+def test_twenty_minutes_in_windows(heard: foretoken.Speculator) -> None:
+    heard.target.model.generation_config.max_new_tokens = 20  # pyright: ignore
+    made = transcribe(heard, talk(1200), gamma=2)
+    ends = [segment.end for segment in made.segments]
+    assert len(ends) == 48 and ends[-1] == 1200
