@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import tempfile
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -50,8 +52,17 @@ def pair(rest: float) -> tuple[Any, Any]:
                 out.bias.mul_(rest)
     draft = copy.deepcopy(target)
     draft.model.decoder.layers = draft.model.decoder.layers[:DRAFT_LAYERS]
-    draft.config.decoder_layers = draft.config.num_hidden_layers = DRAFT_LAYERS
+    draft.config.decoder_layers = DRAFT_LAYERS
     return target, draft
+
+
+def loaded(target: Any, draft: Any, runtime: str, draft_dtype: str) -> foretoken.Speculator:
+    """The pair as it is loaded from folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, network in (("target", target), ("draft", draft)):
+            network.save_pretrained(Path(folder, name))
+        folders = Path(folder, "target"), Path(folder, "draft")
+        return foretoken.load(*folders, runtime=runtime, draft_dtype=draft_dtype)
 
 
 def main() -> None:
@@ -59,6 +70,8 @@ def main() -> None:
     parser.add_argument("--rest", type=float, default=0.15)
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--runtime", default="auto")
+    parser.add_argument("--draft-dtype", default="float32")
     given = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
     target, draft = pair(given.rest)
@@ -67,7 +80,8 @@ def main() -> None:
         "input_features": features,
         "decoder_input_ids": torch.tensor([[3, 7]]),
     }
-    spec = foretoken.load(target, draft)
+    spec = loaded(target, draft, given.runtime, given.draft_dtype)
+    draft.config.num_hidden_layers = DRAFT_LAYERS  # of caches in assisted generation
     mixin: Any = GenerationMixin
 
     def theirs(**more: Any) -> list[int]:
@@ -107,6 +121,8 @@ def main() -> None:
         "draft_layers": DRAFT_LAYERS,
         "rest": given.rest,
         "tokens": given.tokens,
+        "runtime": spec.target.runtime,
+        "draft_dtype": given.draft_dtype,
         "rounds": given.rounds,
         "seconds": taken,
         "encoder_seconds": alone,

@@ -163,7 +163,7 @@ class Routes:
         engine = self._chosen(request, asked)
         asked.require()
         if engine.info is not None and not engine.info.transcribes:
-            problem = f"{request.state.model} is no model that writes speech down; Whisper is one"
+            problem = f"{request.state.model} writes no speech down; serve a Whisper, or the like"
             raise BadRequestError(problem, "model")
         hearing = Hearing(engine, asked.to_engine(self.options.gamma))
         if asked.streams:

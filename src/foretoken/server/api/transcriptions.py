@@ -23,6 +23,7 @@ from foretoken.server.process.messages import Heard, Reply, TranscribeRequest
 
 MOST_FIELDS = 32
 Unit = Literal["segment", "word"]
+UNITS = "timestamp_granularities[]"
 
 
 class Translate(Body):
@@ -62,7 +63,9 @@ class Translate(Body):
             return FORMATS[self.response_format](made)
         asked = {"temperature": self.temperature}
         segments = [{"id": i, **asdict(each), **asked} for i, each in enumerate(made.segments)]
-        return {
+        words = [word for segment in segments for word in segment.pop("words") or ()]
+        told = [{"word": each.pop("text"), **each} for each in words]
+        return ({"words": told} if told else {}) | {
             "task": "translate" if self.translates else "transcribe",
             "language": made.language,
             "duration": made.seconds,
@@ -76,25 +79,33 @@ class Transcribing(Translate):
     """Request to write speech down in its own language, as the fields of a form."""
 
     language: str | None = Field(None, description="its code, such as en; else as the model hears")
-    timestamp_granularities: list[Unit] = Field(["segment"], alias="timestamp_granularities[]")
+    timestamp_granularities: list[Unit] = Field(["segment"], alias=UNITS)
     chunking_strategy: Literal["auto"] | None = None
     stream: bool = False
 
     translates: ClassVar[bool] = False
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {**Translate.sets, "language": ("language",)}
+    sets: ClassVar[dict[str, tuple[str, ...]]] = {
+        **Translate.sets,
+        "language": ("language",),
+        "words": (UNITS,),
+    }
 
     @property
     def streams(self) -> bool:
         return self.stream
 
+    @property
+    def tells_words(self) -> bool:
+        return "word" in self.timestamp_granularities
+
     def to_engine(self, gamma: int | None) -> TranscribeRequest:
-        return replace(super().to_engine(gamma), language=self.language)
+        asked = super().to_engine(gamma)
+        return replace(asked, language=self.language, words=self.tells_words)
 
     def require(self) -> None:
-        if "word" in self.timestamp_granularities:
-            field = "timestamp_granularities[]"
-            problem = "times of single words are not known here; ask for segment"
-            raise BadRequestError(f"{field}: {problem}", field)
+        if self.tells_words and self.response_format != "verbose_json":
+            problem = f"are told in verbose_json, and response_format is {self.response_format}"
+            raise BadRequestError(f"times of words {problem}; change one of them", UNITS)
         if self.stream and self.response_format != "json":
             problem = f"stream gives events of JSON, and response_format is {self.response_format}"
             raise BadRequestError(f"{problem}; leave one out", "stream")

@@ -79,6 +79,7 @@ class TranscribeRequest:
     prompt: str | None = None  # text before it
     temperature: float = 0.0
     gamma: int | None = None
+    words: bool = False  # whether to tell when each was said
 
 
 @dataclass(frozen=True, slots=True)

@@ -415,7 +415,8 @@ class Worker:
         self.listening.submit(self._transcribe, id, request, gone)
 
     def _transcribe(self, id: int, request: TranscribeRequest, gone: Flag) -> None:
-        from foretoken.transcription import transcribe
+        from foretoken.speech.transcription import transcribe
+        from foretoken.speech.windows import ear
 
         beat = 0.0
 
@@ -429,7 +430,7 @@ class Worker:
 
         try:
             assert self.spec.processor is not None  # it is said not to transcribe elsewhere
-            hertz = self.spec.processor().feature_extractor.sampling_rate
+            hertz = ear(self.spec.processor()).sampling_rate
             with about("audio"):
                 samples = self.media.sound(request.audio, hertz, "the file")
             written = transcribe(
@@ -437,6 +438,8 @@ class Worker:
                 samples,
                 language=request.language,
                 translate=request.translate,
+                prompt=request.prompt,
+                words=request.words,
                 temperature=request.temperature,
                 gamma=request.gamma,
                 told=told,
@@ -507,7 +510,7 @@ class Worker:
 
     def _info(self) -> ModelInfo:
         from foretoken.drafters.none import NoDrafter
-        from foretoken.transcription import transcribes
+        from foretoken.speech.transcription import transcribes
 
         spec, tokenizer = self.spec, self.spec.tokenizer
         drafts = not isinstance(spec.drafter, NoDrafter)
