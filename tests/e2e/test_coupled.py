@@ -55,6 +55,7 @@ CASES = [  # each family and each way once soon
 ]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_one_text_whatever_draft_tokens(name: str, way: dict[str, float]) -> None:
     texts_found, accepted = texts(name, way)

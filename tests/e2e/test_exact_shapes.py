@@ -29,6 +29,7 @@ def test_ten_thousand_tokens(way: str, dtype: str) -> None:
     assert comparison["first_differences"] == [] and comparison["texts_that_differ"] == 0
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_default_pair(dtype: str) -> None:
     """Greedy and coupled; the plain texts alone, the others together."""

@@ -32,6 +32,7 @@ def soon(name: str) -> Any:
     return name if name in SOON else pytest.param(name, marks=pytest.mark.prove)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", CAUSAL)
 def test_greedy_text_is_transformers_own(name: str) -> None:
     """Alone and in a ragged batch, whose rows end at different times."""

@@ -139,6 +139,7 @@ def come_and_go(
     return stats
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", EVERY)
 def test_rows_that_come_and_go(name: str) -> None:
     stats = come_and_go(name, "hybrid", (3, 30), [100] * 5, 7)
@@ -188,6 +189,7 @@ def test_ten_turns_of_a_conversation(draft: str) -> None:
             text = [*text, *done.tokens, 9, 40 + turn]
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 @pytest.mark.parametrize("draft", ["lookup", pytest.param("self:int8", marks=pytest.mark.prove)])
 def test_ten_turns_of_a_conversation_on_openvino(draft: str) -> None:

@@ -92,6 +92,7 @@ def test_greedy_texts(name: str) -> None:
             assert 0 < sum(text.stats.accepted for text in together) < drafted
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
 def test_sampled_texts_follow_from_their_draws(name: str) -> None:
     """At temperature 1 with shared noise a text follows from its key and the target's distributions

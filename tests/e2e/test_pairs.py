@@ -287,6 +287,7 @@ def test_eagle_loads_beside_its_target(folders: Path, draft: str, taps: str, run
     require_loaded(folders, draft, taps, runtime)
 
 
+@pytest.mark.prove
 def test_the_layers_are_measured_where_the_file_does_not_say(
     folders: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def lively(name: str) -> PreTrainedModel:
 PROMPTS = [[5, 17, 33], [(7 * i + 3) % 62 + 2 for i in range(30)]]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_beyond_every_threshold(name: str) -> None:
     model = lively(name)

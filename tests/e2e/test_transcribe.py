@@ -76,6 +76,7 @@ def test_windows_and_texts_are_those_of_transformers(
         assert all(0 <= start <= end for start, end in times) and times == sorted(times)
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 def test_the_same_on_openvino(folders: tuple[Path, Path]) -> None:
     """Where transformers' `generate` has no weights; a language is heard in the first window, which

@@ -132,6 +132,7 @@ def assert_same(beams: list[Beam], model, prompt, limit, eos, **options) -> None
     assert [b.score for b in beams] == pytest.approx(numbers, abs=1e-5)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("stopping", STOPPING)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_beams_are_those_of_transformers(name: str, stopping) -> None:

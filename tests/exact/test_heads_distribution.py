@@ -87,6 +87,7 @@ def case(
     )
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("make", "gamma", "count"), [(causal, 2, 2), (seq2seq, 1, 1)])
 def test_three_steps_leave_the_distribution_as_it_is(make, gamma, count, rule, monkeypatch):

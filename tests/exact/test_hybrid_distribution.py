@@ -111,6 +111,7 @@ def test_a_hybrid_drafts_for_a_hybrid(name: str, rule: str, monkeypatch) -> None
     assert bias(found, law(name), monkeypatch) < 1e-12
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "length", [PASS - 3, PASS - 1, pytest.param(PASS + REWIND, marks=pytest.mark.prove)]
 )

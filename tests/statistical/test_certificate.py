@@ -172,6 +172,7 @@ BROKEN_RULES = {
 }
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", BROKEN_RULES)
 def test_a_broken_rule_is_found(name):
     certificate = issue(rule=BROKEN_RULES[name], texts=128)

@@ -133,6 +133,7 @@ def test_texts_have_the_exact_distribution(
     assert oracle.p_value(sampled(name, kind, rule, 2, params), exact(name, params)) > ALPHA
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("kind", "params"), [("model", CUT), pytest.param("ngram", PLAIN, marks=pytest.mark.prove)]
 )

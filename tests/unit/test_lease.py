@@ -189,6 +189,7 @@ LEASE = ("foretoken/engine/batch.py", "foretoken/lease.py", "contextlib.py")
 INSIDE = ("foretoken/step.py", "foretoken/drafters", "foretoken/models")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("files", "stride", "queued"),
     [

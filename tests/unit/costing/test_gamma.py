@@ -326,6 +326,7 @@ def test_useless_draft_tokens_cost_at_most_2_percent(known):
         assert plain / seconds(Adaptive(known), texts, known) >= 0.98
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("greedy", [False, True], ids=["overlaps", "outcomes"])
 @pytest.mark.parametrize(
     ("alphas", "span", "decay"),

@@ -44,7 +44,8 @@ MESSAGES = (
     rf"configuration whose window is the whole context|{INSTEAD_})(; {INSTEAD_})?",
     rf"{FAMILY} has no output layer of tokens; give a model that writes text",
     # of prompts with media
-    r"prompt \d holds [\w, ]+: its generate changes the prompt that it is given; give text",
+    r"prompt \d holds [\w, ]+: its generate changes the prompt that it is given; "
+    "give (text|what its processor makes of a sound or picture)",
 )
 FORMS = (  # the best first
     "transformers",

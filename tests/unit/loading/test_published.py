@@ -69,6 +69,7 @@ def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == runtime
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 def test_a_conversion_of_blocks_is_kept_for_its_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

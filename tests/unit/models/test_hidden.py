@@ -48,6 +48,7 @@ def test_on_torch(name):
     shows_what_the_head_reads(form(network), network)
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 @pytest.mark.parametrize("family", ["Llama", "T5"])
 def test_on_openvino(family):

@@ -31,6 +31,7 @@ def marian(source: int, target: int) -> MarianMTModel:
     return model
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "runtime", ["transformers", pytest.param("openvino", marks=pytest.mark.openvino)]
 )

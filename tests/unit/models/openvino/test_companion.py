@@ -110,6 +110,7 @@ class Hosted:
         self.drafting.leave(rows)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_exact_copy_scores_what_the_target_scores(name: str) -> None:
     """Through joins, rollbacks, copied rows and leaving: it reads the target's keys and values."""
@@ -118,6 +119,7 @@ def test_an_exact_copy_scores_what_the_target_scores(name: str) -> None:
     assert both.drafted > 20 and both.apart < 1e-4
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("name", "dtype"), ROUNDED)
 def test_draft_tokens_leave_no_trace(
     name: str, dtype: str, monkeypatch: pytest.MonkeyPatch

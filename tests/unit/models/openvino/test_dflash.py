@@ -84,6 +84,7 @@ def played(model: BlockRows) -> list[Tensor]:
     return said
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_guess_as_on_torch(name):
     config = CONFIGS[name]

@@ -242,6 +242,7 @@ def test_a_small_graph_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds_halves(halved(product(matrix()))) == {ov.Type.f32}
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_a_model_of_bfloat16_computes_what_the_stock_model_does(

@@ -71,6 +71,7 @@ def test_texts_are_those_of_generate(runtime: str) -> None:
         require_stock(spec, model(), gamma)
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 @pytest.mark.parametrize("name", ["Phi3", pytest.param("Phimoe", marks=pytest.mark.prove)])
 def test_texts_are_those_of_generate_on_openvino(name: str) -> None:

@@ -88,6 +88,7 @@ def test_texts_of_a_ragged_batch_are_those_of_generate(name: str) -> None:
         assert [text.tokens for text in texts] == expected
 
 
+@pytest.mark.prove
 @pytest.mark.openvino
 @pytest.mark.parametrize(
     "name",
@@ -103,6 +104,7 @@ def test_texts_on_openvino_are_those_of_generate(name: str) -> None:
         assert [text.tokens for text in texts] == expected
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", ["MPT", "GPT-J", "CodeGen", "GPT-Neo", "XGLM", "M2M-100"])
 @pytest.mark.parametrize("form", ["torch", pytest.param("openvino", marks=pytest.mark.openvino)])
 def test_padding_may_pass_the_end_of_the_context(name: str, form: str) -> None:

@@ -32,6 +32,7 @@ def test_rows_are_exact_over_their_own_caches(name: str) -> None:
     assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.read_whole) < 1e-5
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", [*SINGLE, *PROMPTED])
 def test_a_family_that_takes_one_token_in_a_pass(name: str) -> None:
     """Every logit is that of `generate` itself, for the same prompt."""
@@ -110,6 +111,7 @@ def test_a_crop_to_the_wrong_length_is_found(monkeypatch: pytest.MonkeyPatch) ->
         check(build("BloomForCausalLM"), BY_ROW)
 
 
+@pytest.mark.prove
 def test_a_block_is_not_read_at_once_where_that_is_wrong() -> None:
     model = build("MambaForCausalLM")
     with pytest.raises(RefusedError, match="is not exact over a cache of each row"):
@@ -155,6 +157,7 @@ def waiting(spec: foretoken.Speculator) -> list[list[int]]:
     return [done[id] for id in ids]
 
 
+@pytest.mark.prove
 def test_a_row_that_waits_again_keeps_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has written is read token by token again, as `generate` read it."""
     spec = foretoken.load(build("XLNetLMHeadModel"), "lookup", runtime="transformers")
