@@ -109,3 +109,17 @@ def test_a_conversation_with_a_sound(tmp_path: Path) -> None:
     for gamma in (0, 3):
         (out,) = spec.generate(chat, gamma=gamma, **NEW)
         assert out.tokens == wanted
+
+
+def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
+    """The first picture's size is wrong, and it is refused alone."""
+    spec = foretoken.load(folder, "lookup", runtime="transformers")
+    processor: Any = t.AutoProcessor.from_pretrained(folder)
+    good = processor(text="<image>What is it?", images=RED, return_tensors="pt")
+    for bad in (good["pixel_values"][..., :20], good["pixel_values"] * float("nan")):
+        with pytest.raises(InputError, match="prompt 0 holds pixel_values"):
+            spec.generate({**good, "pixel_values": bad}, **NEW)
+    assert spec.generate(good, **NEW)[0].tokens
+    last = processor(text="a<image>", images=RED, return_tensors="pt")
+    with pytest.raises(InputError, match="last token stands for one of them"):
+        spec.generate(last, **NEW)

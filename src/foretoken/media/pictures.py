@@ -60,7 +60,7 @@ def picture(value: Any, place: str, most: int | None = None) -> Image:
 
 def _opened(value: Any, place: str) -> Image:
     """The picture in a file, a data URL or an array; its pixels are not read yet."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     array = getattr(value, "__array__", None)
     try:
@@ -73,14 +73,25 @@ def _opened(value: Any, place: str) -> Image:
             if isinstance(value, str | Path) and "://" not in str(value):
                 return Image.open(value, formats=FORMATS)
             if array is not None:
-                return Image.fromarray(array())
+                return Image.fromarray(_bytes(array(), place))
     except InputError:
         raise
+    except UnidentifiedImageError:
+        raise InputError(
+            f"{place} is no picture in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}; {GIVE}"
+        ) from None
     except Image.DecompressionBombError:
         raise InputError(f"{place} has more than {MOST_PIXELS:,} pixels; make it smaller") from None
     except Exception as error:  # files hold anything
         raise InputError(f"{place} is no picture: {one_line(error)}; {GIVE}") from None
     raise InputError(f"{place} is {shown(value)}; {GIVE}")
+
+
+def _bytes(values: Any, place: str) -> Any:
+    """An array of bytes; InputError for others, whose range nobody knows."""
+    if str(values.dtype) == "uint8":
+        return values
+    raise InputError(f"{place} is an array of {values.dtype}; give bytes (uint8), 0 to 255")
 
 
 def decoded(url: str, place: str) -> bytes:
@@ -99,7 +110,9 @@ def _plain(image: Image) -> Image:
     from PIL import Image
 
     if image.mode.startswith(("I;16", "I")):  # 16 bits of grey
-        image = image.convert("I").point(lambda value: value / 256).convert("L")
+        wide = image.convert("I")
+        narrow = image.mode == "I" and wide.getextrema()[1] <= 255  # pyright: ignore
+        image = wide.point(lambda value: value / (1 if narrow else 256)).convert("L")
     if "A" not in image.mode and "transparency" not in image.info:
         return image.convert("RGB")
     layered = image.convert("RGBA")

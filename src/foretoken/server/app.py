@@ -19,6 +19,7 @@ from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from foretoken.server.access import Access
@@ -159,7 +160,10 @@ class Routes:
         return await self._written_down(request, Translate)
 
     async def _written_down(self, request: Request, kind: type[Translate]) -> Response:
-        asked = await form(request, kind)
+        try:
+            asked = await form(request, kind)
+        except ClientDisconnect:
+            raise ApiError(499, "the client is gone") from None
         engine = self._chosen(request, asked)
         asked.require()
         if engine.info is not None and not engine.info.transcribes:
@@ -295,7 +299,9 @@ class Routes:
         self, engine: Engines, asked: Body, prompts: Sequence[Prompt]
     ) -> list[Prompt]:
         """Return prompts with the bytes of their pictures and sounds."""
-        kinds = engine.info.media if engine.info else ()
+        if engine.info is None:
+            raise UnavailableError("the model is loading", 2)
+        kinds = engine.info.media
         return await self.media.read(prompts, kinds, asked.param("prompt"))
 
     async def _generation(self, request: Request, asked: ApiRequest) -> Generation:

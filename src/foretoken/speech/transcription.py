@@ -17,6 +17,7 @@ from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.media.sounds import sound
 from foretoken.media.spoken import Segment, Transcription, Word
 from foretoken.models.base import ReadsMedia
+from foretoken.sampling.params import SamplingParams
 from foretoken.speech.windows import WindowTranscriber, arguments, ear, objection
 from foretoken.speech.word_times import HEADS, TimedWindows
 
@@ -82,6 +83,7 @@ def transcribe(
         Traceback (most recent call last):
         foretoken.errors.RefusedError: the target (...) writes no speech down: ...
     """
+    SamplingParams(temperature=temperature)  # InputError for one that is none
     network, processor = _hearing(spec)
     rate = ear(processor).sampling_rate
     samples = sound(audio, rate, "the audio")
@@ -115,7 +117,7 @@ def tells_words(spec: Speculator) -> bool:
     """Tell whether `transcribe` can say when each word was said by this target."""
     network: Any = getattr(spec.target, "model", None)
     config = getattr(network, "generation_config", None)
-    return transcribes(spec) and cuts(network) and getattr(config, HEADS, None) is not None
+    return config is not None and cuts(network) and getattr(config, HEADS, None) is not None
 
 
 def _network(spec: Speculator) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.errors import InputError, about, one_line, shown
@@ -32,6 +33,9 @@ MEDIA = {"image": ("image", "url", "path", "base64"), "audio": ("audio", "url", 
 # others would write nothing, without a word
 LOOP = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
 STRING = re.compile(r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b""")
+# Arguments of processors, which would read files and addresses of a client's choice
+PROCESSORS = frozenset("images videos audio audios text processor_kwargs device".split())
+OWN = frozenset("tools documents add_generation_prompt continue_final_message".split())
 RATE = 16_000  # Hz of processors that name no other
 
 
@@ -225,6 +229,12 @@ def media(
     source = _source(processor.tokenizer, None) if template_of is None else str(template_of)
     hertz = rate(processor)
     read = [_read(i, message, hertz, source) for i, message in enumerate(messages)]
+    if taken := sorted(PROCESSORS & variables.keys()):
+        raise InputError(
+            f"chat_template_kwargs holds {taken[0]!r}, which is the processor's; leave it out"
+        ).about("chat_template_kwargs")
+    named = _variables_of(source)  # transformers hands all others to the processor
+    variables = {name: value for name, value in variables.items() if name in named}
     try:
         return processor.apply_chat_template(
             read,
@@ -247,6 +257,19 @@ def kinds(processor: Any) -> tuple[str, ...]:
     """Return the kinds of media that a processor reads in messages."""
     parts = {"image": "image_processor", "audio": "feature_extractor"}
     return tuple(kind for kind, part in parts.items() if getattr(processor, part, None) is not None)
+
+
+@lru_cache(16)
+def _variables_of(source: str) -> frozenset[str]:
+    """The variables that a template reads, and those that transformers itself takes."""
+    from jinja2 import Environment, TemplateError, meta  # late: takes a while
+
+    try:
+        extensions = ["jinja2.ext.loopcontrols", "jinja2.ext.do"]
+        read = meta.find_undeclared_variables(Environment(extensions=extensions).parse(source))
+    except TemplateError:  # of tags that transformers alone knows
+        read = set[str]()
+    return OWN | read
 
 
 def _parts(message: Message) -> list[Mapping[str, Any]]:

@@ -195,6 +195,28 @@ def test_pictures_that_unfold(pictured: str, expected: dict[str, str]) -> None:
     )
 
 
+def test_arguments_of_the_processor_are_not_a_client_s(pictured: str, tmp_path: Path) -> None:
+    """They would read files of the server."""
+    RED.save(tmp_path / "own.png")
+    for name, value in (("images", [str(tmp_path / "own.png")]), ("processor_kwargs", {"a": 1})):
+        body = {"messages": asking(url(file(BLUE))), "chat_template_kwargs": {name: value}}
+        response = post(pictured, body | GREEDY)
+        assert response.status_code == 400, response.text
+        assert f"holds '{name}', which is the processor's" in response.json()["error"]["message"]
+
+
+def test_arguments_that_no_template_reads(pictured: str, expected: dict[str, str]) -> None:
+    body = {"messages": asking(url(file(RED))), "chat_template_kwargs": {"do_resize": False}}
+    assert content(post(pictured, body | GREEDY)) == expected["red"]
+
+
+def test_tools_beside_pictures(pictured: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {"messages": asking(url(file(RED))), "tools": [tool], **GREEDY}
+    response = post(pictured, body)  # read as far as this model can be held to a grammar
+    assert response.status_code == 400 and "EOS token and the model names none" in response.text
+
+
 def test_pictures_of_other_roles(pictured: str) -> None:
     messages = asking(url(file(RED)))
     messages[0]["role"] = "system"

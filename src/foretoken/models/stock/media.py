@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
@@ -37,6 +39,7 @@ SMALL = 64  # frames, or pixels along a side
 PREPARES = "_maybe_prepare_encoder_kwargs_for_generation"
 PREPARED = "_prepare_encoder_decoder_kwargs_for_generation"
 NO_TOKEN = 2**30  # ends no text
+MARK = re.compile(r"(image|audio|video)_token_(id|index)")
 WRITERS = ("language_model", "text_model", "text_decoder")
 
 
@@ -216,32 +219,44 @@ class Objections:
 
     def to(self, media: Media, fresh: Callable[[], ReadsMedia]) -> str | None:
         """Say why the model cannot read these, or None; tried on a fresh one, without rows."""
+        if media.ids and media.ids[-1] in marks(self.model):
+            return "the prompt's last token stands for one of them, and text has to follow"
         names = frozenset(media.inputs)
-        if names not in self._known:
-            self._known[names] = objection(self.model, fresh(), media)
-        return self._known[names]
+        if names in self._known:
+            return self._known[names]
+        reason, judged = objection(self.model, fresh(), media)
+        if judged:
+            self._known[names] = reason
+        return reason
 
 
-def objection(model: PreTrainedModel, fresh: ReadsMedia, media: Media) -> str | None:
+def marks(model: PreTrainedModel) -> set[int]:
+    """The ids that stand for pictures and sounds in a prompt."""
+    settings = vars(model.config).items()
+    return {id for name, id in settings if MARK.fullmatch(name) and isinstance(id, int)}
+
+
+def objection(model: PreTrainedModel, fresh: ReadsMedia, media: Media) -> tuple[str | None, bool]:
     """Say why `fresh`, without rows, which runs a network, cannot read these media exactly, or
-    None."""
+    None; and whether that is so of all media of their kind, rather than of faulty ones."""
     network: Any = model
     try:
         network._validate_model_kwargs({**media.inputs})
     except (ValueError, TypeError):
-        return f"{type(network).__name__} does not take {', '.join(sorted(media.inputs))}"
+        return f"{type(network).__name__} does not take {', '.join(sorted(media.inputs))}", True
     try:
         delta = deviation(network, fresh, media)
     except RefusedError as error:
-        return str(error)
+        return str(error), True
     except Exception as error:  # a family's code raises anything
-        return f"{type(network).__name__} raised {kind_of(error)}: {one_line(error)}"
+        return f"{type(network).__name__} raised {kind_of(error)}: {one_line(error)}", False
     if delta < TOLERANCE.get(network.dtype, COARSE):
-        return None
-    return (
+        return None, True
+    reason = (
         f"{type(network).__name__} is not exact with them: logits differ by "
         f"{delta:.1e} of their spread from transformers' generate"
     )
+    return reason, math.isfinite(delta)
 
 
 @torch.inference_mode()

@@ -156,6 +156,8 @@ def _response(tokenizer: Any) -> dict[str, Any] | None:
 def _written(turn: dict[str, Any]) -> dict[str, Any]:
     """A message whose calls stand in its text, for a template that reads no others."""
     calls: Any = turn.get("tool_calls")
+    if not calls:
+        return turn
     try:
         functions = [call["function"] for call in calls or ()]
         heads = [f'{{"name": {json.dumps(f["name"])}, "arguments": ' for f in functions]
