@@ -29,6 +29,10 @@ OURS = frozenset(
 
 # Kinds of parts that are no text, and the names that their contents have
 MEDIA = {"image": ("image", "url", "path", "base64"), "audio": ("audio", "url", "path")}
+# Kinds that are not read, and why: transformers would fetch addresses, or drop them
+WEB = "an address, which is not fetched here; give a part of the type image or audio"
+UNREAD = {"video": "a video, which is not read here; give pictures of it"}
+UNREAD |= dict.fromkeys(("image_url", "input_image", "audio_url", "input_audio", "video_url"), WEB)
 # Templates that go through the parts of a content, and those that know texts, too: of a text, the
 # others would write nothing, without a word
 LOOP = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
@@ -207,7 +211,7 @@ def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
 def holds_media(messages: Sequence[Message]) -> bool:
     """Tell whether a part of a message is a picture or a sound."""
     parts = [part for message in messages for part in _parts(message)]
-    return any(part.get("type") in (*MEDIA, "video") for part in parts)
+    return any(part.get("type") in (*MEDIA, *UNREAD) for part in parts)
 
 
 def media(
@@ -291,8 +295,8 @@ def _read(i: int, message: Message, hertz: int, source: str) -> dict[str, Any]:
 
 def _read_part(place: str, part: Mapping[str, Any], hertz: int) -> dict[str, Any]:
     kind = part.get("type")
-    if kind == "video":
-        raise InputError(f"{place} is a video, which is not read here; give pictures of it")
+    if kind in UNREAD:
+        raise InputError(f"{place} is {UNREAD[kind]}")
     if kind not in MEDIA:
         return dict(part)
     values = [part[name] for name in MEDIA[kind] if part.get(name) is not None]
