@@ -124,3 +124,22 @@ def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
     last = processor(text="a<image>", images=RED, return_tensors="pt")
     with pytest.raises(InputError, match="last token stands for one of them"):
         spec.generate(last, **NEW)
+
+
+def test_a_faulty_row_fails_alone(folder: Path) -> None:
+    """A model's code may raise anything over its picture; the row beside it is what it is alone."""
+    spec = foretoken.load(folder, "lookup", runtime="transformers")
+    processor: Any = t.AutoProcessor.from_pretrained(folder)
+    good = processor(text="<image>What is it?", images=RED, return_tensors="pt")
+    alone = spec.generate(good, **NEW)[0].tokens
+    with foretoken.Engine(spec) as engine:
+        kept = engine.add(good, gamma=0, **NEW)
+        engine.step()
+        faulty = engine.add(
+            {**good, "pixel_values": good["pixel_values"][..., :20]}, gamma=0, **NEW
+        )
+        ends: dict[int, Any] = {}
+        while engine.running or engine.waiting:
+            ends |= {e.id: e for e in engine.step() if e.finish_reason is not None}
+    assert "the model cannot read pixel_values" in str(ends[faulty].error)
+    assert ends[kept].completion.tokens == alone

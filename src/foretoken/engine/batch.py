@@ -17,6 +17,7 @@ import torch
 from foretoken.drafters.base import Drafter, Grades, ReadsTarget, held, require_apart
 from foretoken.drafters.mixture import FirstRowsDrafter, KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
+from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.lease import Lease
 from foretoken.models.base import (
     Encodes,
@@ -203,7 +204,8 @@ class Batch:
         if isinstance(self.target, ReadsPrompts):  # rows that join again have written some
             self.target.prompted([len(row.request.prompt) for row in rows])
         _attach(self.target, rows)
-        self.target.start(heads, self._sources(rows))
+        with _reading(rows):
+            self.target.start(heads, self._sources(rows))
         encoded = _encoded(self.target) - encoded
         recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled
         for row, head, k in zip(rows, heads, recalled, strict=True):
@@ -223,7 +225,8 @@ class Batch:
             start, encoded = perf_counter(), _encoded(drafter)
             lease.expect(0, len(some))
             _attach(drafter, some)
-            drafter.start(places, texts, self._sources(some))
+            with _reading(some):
+                drafter.start(places, texts, self._sources(some))
             seconds, encoded = perf_counter() - start, _encoded(drafter) - encoded
             for row in some:
                 row.draft_encoder_seconds += encoded
@@ -295,6 +298,22 @@ def _attach(part: object, rows: list[Row]) -> None:
         if isinstance(each, ReadsMedia):  # what a join that failed has left goes, too
             own = [m if m and each.objection(m) is None else None for m in media]
             each.attached = own if any(own) else []
+
+
+@contextmanager
+def _reading(rows: list[Row]) -> Generator[None]:
+    """Rows join; where a model's code raises anything over their media, that is refused, as other
+    rows have nothing to do with it."""
+    try:
+        yield
+    except (ForetokenError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        names = {name for row in rows if row.request.media for name in row.request.media.inputs}
+        if not names:
+            raise
+        reason = f"its code raised {kind_of(error)}: {one_line(error)}"
+        raise RefusedError(f"the model cannot read {', '.join(sorted(names))}: {reason}") from error
 
 
 def _encoded(part: object) -> float:

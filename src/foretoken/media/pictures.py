@@ -99,10 +99,15 @@ def decoded(url: str, place: str) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise InputError(f"{place} is {shown(url)}; give a data URL in base64")
+    return from_base64(body, place)
+
+
+def from_base64(text: str, place: str) -> bytes:
+    """Return the bytes of a text; InputError where it is not in base64."""
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InputError(f"{place} is a data URL that is not in base64; encode it again") from None
+        raise InputError(f"{place} is not in base64; encode it again") from None
 
 
 def _plain(image: Image) -> Image:

@@ -5,20 +5,19 @@ operator names. They are not decoded here.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import ipaddress
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 
 from foretoken.errors import InputError, kind_of, shown
-from foretoken.media.pictures import DATA, decoded
+from foretoken.media.pictures import DATA, decoded, from_base64
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.process.messages import MEDIA, Prompt, is_chat, parts
+from foretoken.server.process.messages import Prompt, is_chat
+from foretoken.text.chat import MEDIA, parts_of
 
 MOST = 32  # pictures and sounds of a request
 SECONDS = 20.0  # to fetch one
@@ -59,7 +58,7 @@ class MediaReader:
             (f"message {i}, part {j}", turn, part)
             for chat in chats
             for i, turn in enumerate(chat)
-            for j, part in enumerate(parts(turn))
+            for j, part in enumerate(cast(list[dict[str, Any]], parts_of(turn)))
             if part["type"] in MEDIA
         ]
         if len(media) > MOST:
@@ -83,7 +82,7 @@ class MediaReader:
         if given.startswith(DATA):
             file = decoded(given, place)
         elif part["type"] == "audio":
-            file = _from_base64(given, place)
+            file = from_base64(given, place)
         else:
             raise InputError(f"{place} is {shown(given)}; give a data URL")
         if len(file) > self.most:
@@ -171,10 +170,3 @@ def is_public(number: str) -> bool:
     if isinstance(ip, ipaddress.IPv6Address) and (ip.sixtofour or ip.teredo or ip in NAT64):
         return False
     return ip.is_global and not ip.is_multicast
-
-
-def _from_base64(text: str, place: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InputError(f"{place} is not in base64; encode it again") from None

@@ -28,7 +28,10 @@ OURS = frozenset(
 )
 
 # Kinds of parts that are no text, and the names that their contents have
-MEDIA = {"image": ("image", "url", "path", "base64"), "audio": ("audio", "url", "path")}
+MEDIA: dict[str, tuple[str, ...]] = {
+    "image": ("image", "url", "path", "base64"),
+    "audio": ("audio", "url", "path"),
+}
 # Kinds that are not read, and why: transformers would fetch addresses, or drop them
 WEB = "an address, which is not fetched here; give a part of the type image or audio"
 UNREAD = {"video": "a video, which is not read here; give pictures of it"}
@@ -210,8 +213,8 @@ def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def holds_media(messages: Sequence[Message]) -> bool:
     """Tell whether a part of a message is a picture or a sound."""
-    parts = [part for message in messages for part in _parts(message)]
-    return any(part.get("type") in (*MEDIA, *UNREAD) for part in parts)
+    kinds_of = (part.get("type") for message in messages for part in parts_of(message))
+    return any(kind in (*MEDIA, *UNREAD) for kind in kinds_of)
 
 
 def media(
@@ -276,7 +279,8 @@ def _variables_of(source: str) -> frozenset[str]:
     return OWN | read
 
 
-def _parts(message: Message) -> list[Mapping[str, Any]]:
+def parts_of(message: Message) -> list[Mapping[str, Any]]:
+    """Return the parts of a message's content, of which a text has none."""
     content = message.get("content") if isinstance(message, Mapping) else None
     listed = cast(list[Any], content) if isinstance(content, list | tuple) else []
     return [part for part in listed if isinstance(part, Mapping)]
@@ -285,7 +289,7 @@ def _parts(message: Message) -> list[Mapping[str, Any]]:
 def _read(i: int, message: Message, hertz: int, source: str) -> dict[str, Any]:
     """A message whose pictures and sounds are read."""
     plain = _plain(message, source)
-    if parts := _parts(message):
+    if parts := parts_of(message):
         numbered = enumerate(parts)
         plain["content"] = [
             _read_part(f"message {i}, part {j}", part, hertz) for j, part in numbered

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
+from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODED, Media
 from foretoken.models.base import Blocks, LentKeys, Tree, counts_of
 from foretoken.models.rows import (
@@ -176,7 +176,7 @@ class StockModel(ABC):
             if one is None or (source is None and not prompt and len(one.ids) > 1):
                 rows.append(self.read([prompt], source))
             else:
-                rows.append(self._read_one(prompt, one))
+                rows.append(self.read_with(prompt, one))
         for row in rows[1:]:
             rows[0].join(row)
         return rows[0]
@@ -184,18 +184,6 @@ class StockModel(ABC):
     @abstractmethod
     def read_with(self, prompt: list[int], media: Media) -> Any:
         """A cache of its own with a prompt and its media."""
-
-    def _read_one(self, prompt: list[int], media: Media) -> Any:
-        """The same; RefusedError where the family's code raises anything, which is about this
-        prompt alone."""
-        try:
-            return self.read_with(prompt, media)
-        except (ForetokenError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            names, kind = ", ".join(sorted(media.inputs)), type(self.whole).__name__
-            reason = f"its code raised {kind_of(error)}: {one_line(error)}"
-            raise RefusedError(f"{kind} cannot read {names} of a prompt: {reason}") from error
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:

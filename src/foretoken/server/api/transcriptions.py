@@ -56,7 +56,7 @@ class Translate(Body):
 
     def body(self, made: Transcription) -> str | dict[str, Any]:
         """Return the answer: JSON, or text in another format."""
-        usage = {"type": "duration", "seconds": math.ceil(made.seconds)}
+        usage = _usage(made)
         if self.response_format == "json":
             return {"text": made.text, "usage": usage}
         if self.response_format != "verbose_json":
@@ -109,6 +109,10 @@ class Transcribing(Translate):
         if self.stream and self.response_format != "json":
             problem = f"stream gives events of JSON, and response_format is {self.response_format}"
             raise BadRequestError(f"{problem}; leave one out", "stream")
+
+
+def _usage(made: Transcription) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(made.seconds)}
 
 
 def documented(kind: type[Translate]) -> dict[str, Any]:
@@ -196,6 +200,6 @@ async def events(hearing: Hearing) -> AsyncGenerator[str]:
                 begun = True
                 yield answers.event({"type": "transcript.text.delta", "delta": delta})
             continue
-        usage = {"type": "duration", "seconds": math.ceil(part.seconds)}
-        yield answers.event({"type": "transcript.text.done", "text": part.text, "usage": usage})
+        done = {"type": "transcript.text.done", "text": part.text, "usage": _usage(part)}
+        yield answers.event(done)
     yield answers.DONE

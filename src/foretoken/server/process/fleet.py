@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,17 +23,16 @@ from foretoken.server.process.client import (
     UnavailableError,
 )
 from foretoken.server.process.messages import (
-    MEDIA,
     Accepted,
     GenerateRequest,
     ModelInfo,
     StepOutput,
     TranscribeRequest,
     is_chat,
-    parts,
 )
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Setup
+from foretoken.text.chat import MEDIA, parts_of
 
 MOVES = 3  # engines that a text may lose: one that ends them itself is not to end all
 WAIT = 300.0  # seconds that a text waits for an engine, where all are being started again
@@ -64,12 +63,12 @@ def digests(request: GenerateRequest) -> list[int]:
 def _said(message: dict[str, Any]) -> str:
     """A message's content, with a digest for each picture and sound."""
 
-    def said(part: dict[str, Any]) -> str:
+    def said(part: Mapping[str, Any]) -> str:
         if part["type"] not in MEDIA:
             return part["text"]
         return hashlib.blake2b(part[part["type"]], digest_size=CHARACTERS // 2).hexdigest()
 
-    return "".join(map(said, parts(message))) or str(message.get("content"))
+    return "".join(map(said, parts_of(message))) or str(message.get("content"))
 
 
 class EngineFleet:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeGuard, cast
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
+from foretoken.text import chat
 from foretoken.text.replies.grammar import Wish
 
 Prompt = str | list[int] | list[dict[str, Any]]  # a text, ids, or messages
-MEDIA = ("image", "audio")  # kinds of parts that are no text, as chat templates have them
 Kind = Literal["input", "length", "busy", "refused", "failed", "dead"]
 
 
@@ -21,14 +21,7 @@ def is_chat(prompt: Prompt) -> TypeGuard[list[dict[str, Any]]]:
 
 def holds_media(prompt: Prompt) -> bool:
     """Return whether a prompt is messages with pictures or sounds among their parts."""
-    turns = prompt if is_chat(prompt) else []
-    return any(part.get("type") in MEDIA for turn in turns for part in parts(turn))
-
-
-def parts(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of a message's content, of which a text has none."""
-    content = message.get("content")
-    return cast(list[dict[str, Any]], content) if isinstance(content, list) else []
+    return is_chat(prompt) and chat.holds_media(prompt)
 
 
 @dataclass(frozen=True, slots=True)

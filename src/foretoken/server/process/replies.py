@@ -159,7 +159,7 @@ def _written(turn: dict[str, Any]) -> dict[str, Any]:
     if not calls:
         return turn
     try:
-        functions = [call["function"] for call in calls or ()]
+        functions = [call["function"] for call in calls]
         heads = [f'{{"name": {json.dumps(f["name"])}, "arguments": ' for f in functions]
         arguments = [f["arguments"] for f in functions]
         pairs = zip(heads, arguments, strict=True)
@@ -167,7 +167,7 @@ def _written(turn: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, LookupError):  # no calls, which is for the template to say
         return turn
     text = "\n".join(part for part in (turn.get("content"), *told) if part)
-    return {**turn, "content": text} if told else turn
+    return {**turn, "content": text}
 
 
 def _specials(tokenizer: Any, text: str) -> dict[str, int]:

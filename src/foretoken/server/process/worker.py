@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import signal
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
@@ -59,9 +60,9 @@ from foretoken.server.process.messages import (
     TranscribeRequest,
     holds_media,
     is_chat,
-    parts,
 )
 from foretoken.serving.options import AllEngineKeywords
+from foretoken.text.chat import parts_of, rate
 from foretoken.text.decoding import Spelling, decode
 from foretoken.theory import steps_factor
 
@@ -360,27 +361,25 @@ class Worker:
 
     def _decoded(self, i: int, message: dict[str, Any]) -> dict[str, Any]:
         """A message with its pictures and sounds as arrays."""
-        from foretoken.text.chat import rate
-
         assert self.spec.processor is not None  # messages of others hold no media
         hertz = rate(self.spec.processor())
 
-        def decoded(j: int, part: dict[str, Any]) -> dict[str, Any]:
+        def decoded(j: int, part: Mapping[str, Any]) -> dict[str, Any]:
             kind, place = part["type"], f"message {i}, part {j}"
             if kind == "image":
                 return {"type": kind, kind: self.media.picture(part[kind], place)}
             if kind == "audio":
                 return {"type": kind, kind: self.media.sound(part[kind], hertz, place)}
-            return part
+            return dict(part)
 
-        read = [decoded(j, part) for j, part in enumerate(parts(message))]
+        read = [decoded(j, part) for j, part in enumerate(parts_of(message))]
         return message | {"content": read or message.get("content")}
 
     def _require_short(self, prompt: Prompt, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
         texts: list[Any] = [prompt]
         if is_chat(prompt):
-            told = [(turn.get("content"), parts(turn)) for turn in prompt]
+            told = [(turn.get("content"), parts_of(turn)) for turn in prompt]
             texts = [text for text, read in told if not read]
             texts += [part.get("text") for _, read in told for part in read]
         size, context = sum(len(text or "") for text in texts), self.engine.longest
