@@ -161,13 +161,16 @@ def network(
     config: PreTrainedConfig,
     rest_seed: int,
     eps: float,
+    device: str = "cpu",
 ) -> PreTrainedModel:
     """`seed` fixes the core, `rest_seed` the rest, which writes with size eps.
 
-    It computes in float32, with weights that `dtype` holds.
+    It computes in float32, with weights that `dtype` holds. The rest differs with the kind of
+    device, the core does not.
     """
-    model = family.model(config).eval().requires_grad_(False)
-    rest = torch.Generator().manual_seed(rest_seed)
+    with torch.device(device):
+        model = family.model(config).eval().requires_grad_(False)
+    rest = torch.Generator(device).manual_seed(rest_seed)
     for name, weight in model.named_parameters():
         core = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         if weight.ndim == 1:
@@ -195,7 +198,8 @@ def _set_norm(name: str, weight: Tensor, core: torch.Generator, config: Any) -> 
         spread = math.sqrt(2 * math.log(config.vocab_size))
         scaled = getattr(config, "scale_decoder_outputs", False)
         weight *= spread * (len(weight) ** 0.5 if scaled else 1) / WIDTH**0.5
-        weight[:WIDTH] *= torch.randint(2, (WIDTH,), generator=core) * 2 - 1
+        signs = torch.randint(2, (WIDTH,), generator=core) * 2 - 1
+        weight[:WIDTH] *= signs.to(weight.device)
     if isinstance(config, Qwen3_5TextConfig):
         weight -= 1  # its norms add 1
     return None
@@ -206,7 +210,7 @@ def _set_states(name: str, weight: Tensor, core: torch.Generator) -> None:
     weight.fill_(1)  # its norm, of each head
     if name.endswith("A_log"):
         weight.copy_(torch.linspace(-3, 1, len(weight)))
-        weight[:HEADS] = torch.linspace(-2, 0, HEADS)
+        weight[:HEADS].copy_(torch.linspace(-2, 0, HEADS))
     elif name.endswith("dt_bias"):
         weight.fill_(-1)
 
@@ -227,7 +231,7 @@ def _set_matrix(
     layer = re.search(r"(?:layers|block)\.(\d+)\.", name)
     if layer is None or layer[1] == "0":
         block = torch.randn(len(rows), len(columns), generator=core)
-        weight[rows[:, None], columns] = spread * block
+        weight[rows[:, None], columns] = (spread * block).to(weight.device)
 
 
 def _kind(name: str) -> str:

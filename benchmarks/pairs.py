@@ -63,7 +63,8 @@ def texts(target: PreTrainedModel, new: int, sampled: bool, seed: int) -> Texts:
     """Texts after random prompts or sources, at temperature 1 or greedy."""
     vocab, reads_source = target.config.vocab_size, target.config.is_encoder_decoder
     random = torch.Generator().manual_seed(seed)
-    read = torch.randint(2, vocab, (ROWS, SOURCE if reads_source else PROMPT), generator=random)
+    width = SOURCE if reads_source else PROMPT
+    read = torch.randint(2, vocab, (ROWS, width), generator=random).to(target.device)
     way = {"do_sample": True, "top_k": 0} if sampled else {"do_sample": False}
     torch.manual_seed(seed)
     mask = torch.ones_like(read)

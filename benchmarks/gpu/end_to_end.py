@@ -1,17 +1,21 @@
 """Tokens a second on a GPU, on a synthetic pair, against transformers; and one step looked at.
 
-The pair is built here: two random networks that share a core (benchmarks/networks.py), so the
-figures are those of its size and of the alpha that it turns out to have. The formula is Theorem
-3.8 with that alpha, and with passes timed by the GPU's clock.
+The pair is built here: random networks that share a core (benchmarks/networks.py), and for each
+temperature a draft whose alpha is that asked for, found by bisection as benchmarks/pairs.py does.
+The formula is Theorem 3.8 with the alpha that the texts had, and with passes timed by the GPU's
+clock. transformers' static cache is compiled for each batch size, which takes a minute: it runs at
+the first one.
 
-    python benchmarks/gpu/end_to_end.py --params 1B --draft-params 60M --eps 0.1
-    python benchmarks/gpu/end_to_end.py --params 8B --batches 1 16
+    python benchmarks/gpu/end_to_end.py --params 3B --draft-params 60M --alpha 0.8
+    python benchmarks/gpu/end_to_end.py --family t5 --params 11B --draft-params 60M \\
+        --alpha 0.75 0.62 --gammas 7 --batches 1    # the paper's headline, at its scale
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from itertools import cycle
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -22,50 +26,66 @@ from rich.table import Table
 
 import foretoken
 import gpu
+import pairs
 from foretoken import theory
 from foretoken.models.base import Model
 from networks import FAMILIES, count, network, shape
 
-TARGET_EPS = 0.003
-GAMMAS = (0, 2, 4, 8)  # passes over 1, 3, 5 and 9 tokens: none is padded
 PROMPT = 32
 
 
 def main() -> None:
     parser = gpu.parser(__doc__)
+    parser.add_argument("--family", choices=("llama", "t5"), default="llama")
     parser.add_argument("--params", default="1B")
     parser.add_argument("--draft-params", default="60M")
-    parser.add_argument("--eps", type=float, default=0.1, help="of the draft: more, less alpha")
+    parser.add_argument("--alpha", type=float, nargs="+", default=[0.8], help="one per temperature")
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--runtimes", nargs="+", default=["graphs", "compiled"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     arguments = parser.parse_args()
     gpu.need()
-    target = _network(arguments, arguments.params, TARGET_EPS, 0)
-    draft = _network(arguments, arguments.draft_params, arguments.eps, 1)
+    target = _network(arguments, arguments.params, pairs.TARGET_EPS, 0)
+    goals = dict(zip(arguments.temperatures, cycle(arguments.alpha), strict=False))
+    drafts = {t: _draft(arguments, target, t, alpha) for t, alpha in goals.items()}
     table = Table(
         "batch", "T", "way", "tokens/s", "over plain", "formula", "alpha", "waits", "load"
     )
     rows: list[dict[str, Any]] = []
     for batch in arguments.batches:
         for temperature in arguments.temperatures:
-            rows += _rows(arguments, target, draft, batch, temperature)
+            rows += _rows(arguments, target, drafts[temperature], batch, temperature)
             gpu.save("gpu-end-to-end", arguments.out, {"rows": rows} | vars(arguments))
+    names = ("batch", "temperature", "way", "speed", "speedup", "formula", "alpha", "waits", "load")
     for row in rows:
-        names = ("batch", "temperature", "way", "speed", "speedup", "formula", "alpha", "waits")
-        names += ("load",)
         table.add_row(*(_shown(row.get(name)) for name in names))
     Console().print(table)
 
 
 def _network(arguments: Any, params: str, eps: float, seed: int) -> Any:
-    family, dtype = FAMILIES["llama"], getattr(torch, arguments.dtype)
-    config = family.config(*shape(family, count(params), arguments.vocab), arguments.vocab, 4096)
-    return network(family, dtype, 0, config, 100 + seed, eps).to(gpu.DEVICE, dtype)
+    family, dtype = FAMILIES[arguments.family], getattr(torch, arguments.dtype)
+    size = shape(family, count(params), arguments.vocab)
+    config = family.config(*size, arguments.vocab, 4096)
+    return network(family, dtype, 0, config, 100 + seed, eps, gpu.DEVICE).to(dtype)
+
+
+def _draft(arguments: Any, target: Any, temperature: float, goal: float) -> Any:
+    """A draft whose distributions are that near the target's on the target's own texts."""
+    texts = pairs.texts(target, pairs.NEW, temperature > 0, seed=0)
+    near = pairs.alpha if temperature else pairs.agreement
+
+    def measured(eps: float) -> float:
+        draft = _network(arguments, arguments.draft_params, eps, 1)
+        return near(texts.distributions, texts.seen_by(draft))
+
+    eps, reached = pairs.bisect(measured, goal)
+    print(f"T = {temperature:g}: a draft of eps {eps:.3g} has alpha {reached:.3f}", flush=True)
+    return _network(arguments, arguments.draft_params, eps, 1)
 
 
 def _rows(
@@ -100,7 +120,7 @@ def _ours(
     spec = foretoken.load(target, draft, device=gpu.DEVICE, runtime=runtime)
     options = {"max_new_tokens": arguments.tokens, "temperature": temperature, "seed": 0}
     rows: list[dict[str, Any]] = []
-    for gamma in (*GAMMAS, None):
+    for gamma in (0, *arguments.gammas, None):
         spec.generate(prompts, gamma=gamma, **options)  # all is recorded
         waited = perf_counter() - start
         texts: list[Any] = []
@@ -145,12 +165,17 @@ def _formula(spec: Any, alpha: float, gamma: int, batch: int) -> float:
 
 def _pass(model: Model, n: int, batch: int) -> float:
     block = torch.ones(batch, n, dtype=torch.long, device=gpu.DEVICE)
-    model.start([[1] * PROMPT] * batch)
+    prompt = [1] * PROMPT
+    if model.encoder_decoder:
+        model.start([[1]] * batch, [prompt] * batch)
+    else:
+        model.start([prompt] * batch)
+    length = 1 if model.encoder_decoder else PROMPT
     try:
 
         def run() -> None:
             model.score(block, [n] * batch)
-            model.set_lengths([PROMPT] * batch)
+            model.set_lengths([length] * batch)
 
         return gpu.seconds(run)
     finally:
@@ -179,13 +204,13 @@ def _peers(
     options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}
     options |= {"top_k": 0, "temperature": 1.0} if temperature else {}
     peers: dict[str, Callable[[], object]] = {
-        "transformers": lambda: target.generate(ids, **options),
-        "transformers static": lambda: target.generate(
-            ids, cache_implementation="static", **options
-        ),
+        "transformers": lambda: target.generate(ids, **options)
     }
+    if len(prompts) == arguments.batches[0]:
+        static = options | {"cache_implementation": "static"}
+        peers["transformers static"] = lambda: target.generate(ids, **static)
     if len(prompts) == 1:  # it serves no more
-        for gamma in GAMMAS[1:]:
+        for gamma in arguments.gammas:
             peers[f"transformers assisted {gamma}"] = _assisted(target, draft, ids, gamma, options)
     return peers
 
