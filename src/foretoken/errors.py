@@ -223,6 +223,8 @@ SIZES = {
     "string_too_short": "it is too short, {min_length} characters at least",
     "string_too_long": "it is too long, {max_length} characters at most",
     "too_short": "it is too short, {min_length} at least",
+    "bytes_too_short": "it is empty",
+    "bytes_type": "it is no file; send it as one",
     "too_long": "it is too long, {max_length} at most",
     "string_pattern_mismatch": "it has characters that it may not have",
     "missing": "it is missing",

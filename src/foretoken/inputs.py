@@ -17,6 +17,7 @@ from foretoken.errors import ForetokenError, InputError, about, shown
 from foretoken.generation_config import Ends, forced, resolved
 from foretoken.media.inputs import Media, is_media, media_of
 from foretoken.models.base import Model, ReadsMedia, longest
+from foretoken.models.guided import Guided
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Request, Row, TextPrediction
 from foretoken.sampling.checks import Structured, as_ids
@@ -72,7 +73,7 @@ class InputProcessor:
         requests: list[Request] = []
         for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
             media = prompt if isinstance(prompt, Media) else None
-            ids = self.ids(prompt, i) if media is None else self._ids_with(media, i)
+            ids = self.ids(prompt, f"prompt {i}") if media is None else self._ids_with(media, i)
             if media is None or not self.target.encoder_decoder:
                 self._require_fit(ids, i)
             with _naming_prompt(i, count=len(prompts)):
@@ -119,6 +120,8 @@ class InputProcessor:
             names = ", ".join(sorted(media.inputs))
             reason = problem or f"the target on {self.target.runtime} reads ids only"
             remedy = "load it with runtime='transformers'" if reads is None else "give text"
+            if isinstance(self.target, Guided):
+                reason, remedy = "guidance reads ids only", "leave one of them out"
             if reads is not None and reads.needs_media:
                 remedy = "give what its processor makes of a sound or picture"
             raise InputError(f"prompt {i} holds {names}: {reason}; {remedy}")
@@ -201,19 +204,19 @@ class InputProcessor:
         """V of prompts: what the encoder reads has its own vocabulary."""
         return self.target.source_vocab_size or self.target.vocab_size
 
-    def ids(self, prompt: Prompt, i: int = 0) -> list[int]:
-        """Return a prompt's ids, special tokens of the tokenizer included; `i`: its number, for
-        errors."""
+    def ids(self, prompt: Prompt, name: str = "prompt 0") -> list[int]:
+        """Return a prompt's ids, special tokens of the tokenizer included; `name`: what errors call
+        it."""
         if isinstance(self.target, ReadsMedia) and self.target.needs_media:
-            problem = f"prompt {i} is text, and the target's encoder reads pictures or sounds"
+            problem = f"{name} is text, and the target's encoder reads pictures or sounds"
             raise InputError(f"{problem}; give what its processor makes of them")
         if len(prompt) == 0:
-            raise InputError(f"prompt {i} is empty; give a text or ids to continue")
+            raise InputError(f"{name} is empty; give a text or ids to continue")
         if isinstance(prompt, str):
-            prompt = self._tokenized(prompt, f"prompt {i}")
+            prompt = self._tokenized(prompt, name)
             if not prompt:
-                raise InputError(f"prompt {i} has no tokens; give a text that has some")
-        return _within(prompt, self.readable, f"prompt {i}")
+                raise InputError(f"{name} has no tokens; give a text that has some")
+        return _within(prompt, self.readable, name)
 
     def prediction(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the new tokens that a caller expects: ids, or a text, which gets no special

@@ -35,6 +35,7 @@ from foretoken.models.base import BatchInvariant, Model
 from foretoken.models.guided import Guided
 from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
+from foretoken.sampling.checks import as_ids
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
 from foretoken.sampling.verifier import Verifier
 from foretoken.sampling.verify import Rule
@@ -206,7 +207,9 @@ class Speculator:
             >>> len(out.tokens)
             8
         """
-        ids = None if negative is None else self.inputs.ids(negative)
+        if negative is not None and not isinstance(negative, str):
+            negative = list(as_ids("negative", negative))
+        ids = None if negative is None else self.inputs.ids(negative, "negative")
         return replace(self, target=Guided(self.target, scale, ids), choose=None)
 
     def generate(
@@ -561,7 +564,7 @@ class Speculator:
             >>> spec.tokenizer.decode(spec.ids("It was"))
             'It was'
         """
-        return self.inputs.ids(prompt, i)
+        return self.inputs.ids(prompt, f"prompt {i}")
 
     def prediction(self, given: Prompt) -> tuple[int, ...]:
         """Return the new tokens that a caller expects.

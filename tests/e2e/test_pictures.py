@@ -68,6 +68,7 @@ def test_a_conversation_with_a_picture(folder: Path, tmp_path: Path) -> None:
         ({"type": "image"}, "part 0 has 0 of image, url, path, base64"),
         ({"type": "video", "video": "a.mp4"}, "a video, which is not read here"),
         ({"type": "image", "url": "http://127.0.0.1/a.png"}, "give a file, a data URL"),
+        ({"type": "audio", "audio": "a.wav"}, "of the type audio, and the model reads text and im"),
     ],
 )
 def test_parts_that_cannot_be_read(folder: Path, part: dict[str, Any], message: str) -> None:
@@ -121,6 +122,13 @@ def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
         with pytest.raises(InputError, match="prompt 0 holds pixel_values"):
             spec.generate({**good, "pixel_values": bad}, **NEW)
     assert spec.generate(good, **NEW)[0].tokens
+    mask = good["attention_mask"]
+    faults = {"attention_mask": mask[:, 1:], "input_ids": good["input_ids"].double()}
+    for name, bad in faults.items():
+        with pytest.raises(InputError, match=f"^{name} is "):
+            spec.generate({**good, name: bad}, **NEW)
+    with pytest.raises(InputError, match="guidance reads ids only; leave one of them out"):
+        spec.guided(2.0).generate(good, **NEW)
     last = processor(text="a<image>", images=RED, return_tensors="pt")
     with pytest.raises(InputError, match="last token stands for one of them"):
         spec.generate(last, **NEW)

@@ -109,6 +109,9 @@ def test_what_cannot_be_transcribed(spec: foretoken.Speculator) -> None:
         transcribe(spec, np.zeros(0))
     with pytest.raises(InputError, match="cannot transcribe so"):
         transcribe(spec, noise(1), language="klingon")
+    with pytest.raises(InputError, match="language is 5; give a str"):
+        transcribe(spec, noise(1), language=5)  # pyright: ignore[reportArgumentType]
+    assert transcribe(spec, noise(1), prompt="", language="") == transcribe(spec, noise(1))
     with pytest.raises(InputError, match=r"prompt holds <\|en\|>, which is no text"):
         transcribe(spec, noise(1), prompt="so <|en|>")
     with pytest.raises(RefusedError, match="writes no speech down: its folder has no processor"):
@@ -234,6 +237,7 @@ def test_the_command(
         (["--target", "x", "--format", "doc"], "--format is 'doc'; give one of text, srt"),
         (["--target", "x", "b.wav", "--format", "srt"], "give --output"),
         (["--target", "x", "b/a.wav", "--output", "out"], "two files would be written"),
+        (["--target", "x", "--output", "/proc/x"], "--output is /proc/x, which cannot be made"),
     ],
 )
 def test_mistakes_of_the_command(arguments: list[str], message: str, console: Run) -> None:

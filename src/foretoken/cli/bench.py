@@ -192,7 +192,7 @@ def _load(
                 f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
                 "give a shorter one or a smaller --max-new-tokens"
             )
-    ids = [spec.inputs.ids(prompt, i) for i, prompt in enumerate(prompts)]
+    ids = [spec.inputs.ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
     return spec, [
         RaceTask(prompt, tokens, options.params, seed + i) for i, prompt in enumerate(ids)
     ]

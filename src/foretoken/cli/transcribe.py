@@ -63,6 +63,8 @@ def transcribe(
     if output is not None and output.exists() and not output.is_dir():
         raise InputError(f"--output is {output}, which is no folder; give a folder")
     named = [_place(output, file, format) for file in audio] if output else []
+    if output is not None:
+        _make(output)
     if twice := next((place for place in named if named.count(place) > 1), None):
         raise InputError(f"two files would be written to {twice}; give them different names")
     loading.require(target)
@@ -91,11 +93,19 @@ def transcribe(
         if not named:
             sys.stdout.write(text)
             continue
-        named[i].parent.mkdir(parents=True, exist_ok=True)
         files.write(named[i], text.encode())
         print(f"{file}: {made.seconds:.0f} s, {named[i]}", file=sys.stderr)
     if failed:
         raise Exit(1)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder; InputError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"--output is {folder}, which cannot be made ({error.strerror})"
+        raise InputError(f"{problem}; give another folder") from None
 
 
 def _place(folder: Path, file: Path, format: str) -> Path:

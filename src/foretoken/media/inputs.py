@@ -80,6 +80,7 @@ def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     if ids is None and not encodes:
         raise InputError("prompts holds no input_ids; give all that the processor returns")
     mask = None if encodes else inputs.pop("attention_mask", None)
+    _require_ids(ids, mask)
     count = len(next(iter(inputs.values())) if ids is None else ids)
     several = {name: len(x) for name, x in inputs.items() if len(x) != count}
     if count != 1 and several:
@@ -92,6 +93,17 @@ def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
         _media(b, ids, mask, inputs if count == 1 else {n: x[b : b + 1] for n, x in inputs.items()})
         for b in range(count)
     ]
+
+
+def _require_ids(ids: Tensor | None, mask: Tensor | None) -> None:
+    """InputError for ids that are none, and a mask of another shape."""
+    if ids is None:
+        return
+    if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        kind = f"{str(ids.dtype).removeprefix('torch.')} {[*ids.shape]}"
+        raise InputError(f"input_ids is {kind}; give whole numbers [B, n]")
+    if mask is not None and mask.shape != ids.shape:
+        raise InputError(f"attention_mask is {[*mask.shape]} and input_ids {[*ids.shape]}")
 
 
 def _media(b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor]) -> Media:

@@ -46,6 +46,8 @@ def picture(value: Any, place: str, most: int | None = None) -> Image:
     opened = value if isinstance(value, Image.Image) else _opened(value, place)
     width, height = opened.size
     most = MOST_PIXELS if most is None else most
+    if not width * height:
+        raise InputError(f"{place} has {width} x {height} pixels; give a picture")
     if width * height > most:
         raise InputError(
             f"{place} has {width} x {height} pixels, more than {most:,}; make it smaller"
@@ -66,7 +68,7 @@ def _opened(value: Any, place: str) -> Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked
-            if isinstance(value, str) and value.startswith(DATA):
+            if is_data_url(value):
                 return Image.open(io.BytesIO(decoded(value, place)), formats=FORMATS)
             if isinstance(value, bytes):
                 return Image.open(io.BytesIO(value), formats=FORMATS)
@@ -94,10 +96,15 @@ def _bytes(values: Any, place: str) -> Any:
     raise InputError(f"{place} is an array of {values.dtype}; give bytes (uint8), 0 to 255")
 
 
+def is_data_url(value: Any) -> bool:
+    """Tell whether a value is a URL that holds its file itself."""
+    return isinstance(value, str) and value[: len(DATA)].lower() == DATA
+
+
 def decoded(url: str, place: str) -> bytes:
     """Return the bytes in a data URL; InputError where they are not in base64."""
     head, comma, body = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise InputError(f"{place} is {shown(url)}; give a data URL in base64")
     return from_base64(body, place)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import InputError, one_line, shown
-from foretoken.media.pictures import DATA, decoded
+from foretoken.media.pictures import decoded, is_data_url
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ def sound(value: Any, rate: int, place: str, most: float | None = None) -> NDArr
 
     Args:
         value: A file's path, a file's bytes, a data URL, or an array of samples at that rate
-            already, `[n]`.
+            already, `[n]`: floats from -1 to 1, or integers of 16 or 32 bits with sign.
         rate: Samples a second.
         place: Where it stands, for errors.
         most: Seconds at most; None sets no limit.
@@ -40,9 +40,9 @@ def sound(value: Any, rate: int, place: str, most: float | None = None) -> NDArr
     import numpy as np  # late: the command line does without
 
     if hasattr(value, "__array__"):
-        samples, own = np.asarray(value, dtype=np.float32), rate
-        if samples.ndim != 1:
-            raise InputError(f"{place} has the shape {samples.shape}; give one channel of samples")
+        samples, own = _floats(np.asarray(value), place), rate
+        if most is not None and len(samples) > most * rate:
+            raise _too_long(place, len(samples) / rate, most)
     else:
         samples, own = _read(value, place, most)
     if not len(samples):
@@ -60,7 +60,7 @@ def _read(value: Any, place: str, most: float | None) -> tuple[NDArray[np.float3
         import soundfile  # late: an extra
     except ImportError:
         raise InputError(f"{place} needs soundfile; pip install 'foretoken[media]'") from None
-    if isinstance(value, str) and value.startswith(DATA):
+    if is_data_url(value):
         value = decoded(value, place)
     if isinstance(value, bytes):
         value = io.BytesIO(value)
@@ -86,8 +86,22 @@ def _require_length(file: Any, place: str, most: float | None) -> None:
         problem = f"{place} has {rate} samples a second"
         raise InputError(f"{problem}; give {LEAST_RATE} to {MOST_RATE}")
     if most is not None and file.frames > most * rate:
-        seconds = file.frames / rate
-        raise InputError(f"{place} lasts {seconds:.0f} s, at most {most:g} go; cut it")
+        raise _too_long(place, file.frames / rate, most)
+
+
+def _too_long(place: str, seconds: float, most: float) -> InputError:
+    return InputError(f"{place} lasts {seconds:.0f} s, at most {most:g} go; cut it")
+
+
+def _floats(values: NDArray[Any], place: str) -> NDArray[np.float32]:
+    """Samples from -1 to 1; InputError for what is no channel of samples."""
+    if values.ndim != 1:
+        raise InputError(f"{place} has the shape {values.shape}; give one channel of samples")
+    if values.dtype.kind == "f":
+        return values.astype("float32")
+    if str(values.dtype) not in ("int16", "int32"):  # nobody knows the range of others
+        raise InputError(f"{place} is an array of {values.dtype}; give floats, -1 to 1, or int16")
+    return (values / 2.0 ** (8 * values.itemsize - 1)).astype("float32")
 
 
 def _resampled(samples: NDArray[np.float32], own: int, rate: int) -> NDArray[np.float32]:

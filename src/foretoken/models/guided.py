@@ -8,7 +8,6 @@ know of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,6 +18,8 @@ from torch import Tensor
 from foretoken.errors import InputError, RefusedError, as_float, shown
 from foretoken.models.base import Blocks, Model, ReadsPrompts
 from foretoken.models.rows import staying
+
+MOST = 1000  # of a scale: logits stay far from what float32 holds
 
 
 @dataclass(slots=True)
@@ -48,8 +49,10 @@ class Guided:
         if model.encoder_decoder:
             raise RefusedError("guidance reads two prompts, and an encoder one; leave it out")
         self.inner, self.scale, self.negative = model, as_float(scale), [*(negative or ())]
-        if not math.isfinite(self.scale):
-            raise InputError(f"scale is {shown(scale)}; give a number, 1 being no guidance")
+        if not abs(self.scale) <= MOST:  # NaN included
+            raise InputError(
+                f"scale is {shown(scale)}; give one from -{MOST} to {MOST}, 1 being no guidance"
+            )
         self.holds = (model,)
         self.vocab_size, self.device = model.vocab_size, model.device
         self.runtime, self.computed = model.runtime, model.computed

@@ -67,4 +67,5 @@ class Access:
         return self.max_file + FIELDS if path.startswith(FILES) else self.max_body
 
     def _too_large(self, path: str) -> str:
-        return f"the body is larger than {self._most(path)} bytes; send less"
+        allows = "--max-media allows" if path.startswith(FILES) else "--max-body allows"
+        return f"the body is larger than the {self._most(path)} bytes that {allows}; send less"

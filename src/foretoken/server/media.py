@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx2
 
 from foretoken.errors import InputError, kind_of, shown
-from foretoken.media.pictures import DATA, decoded, from_base64
+from foretoken.media.pictures import decoded, from_base64, is_data_url
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import Prompt, is_chat
 from foretoken.text.chat import MEDIA, parts_of
@@ -77,9 +77,9 @@ class MediaReader:
     async def _file(self, place: str, part: dict[str, Any]) -> bytes:
         """The bytes of a picture or a sound. InputError where there are none, or too many."""
         given: str = part[part["type"]]
-        if given.startswith(("http://", "https://")):
+        if given[:8].lower().startswith(("http://", "https://")):
             return await self._fetched(given, place)
-        if given.startswith(DATA):
+        if is_data_url(given):
             file = decoded(given, place)
         elif part["type"] == "audio":
             file = from_base64(given, place)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.errors import InputError, RefusedError, one_line, shown
 from foretoken.media.sounds import sound
 from foretoken.media.spoken import Segment, Transcription, Word
 from foretoken.models.base import ReadsMedia
@@ -84,6 +84,9 @@ def transcribe(
         foretoken.errors.RefusedError: the target (...) writes no speech down: ...
     """
     SamplingParams(temperature=temperature)  # InputError for one that is none
+    for name, value in (("language", language), ("prompt", prompt)):
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{name} is {shown(value)}; give a str, or leave it out")
     network, processor = _hearing(spec)
     rate = ear(processor).sampling_rate
     samples = sound(audio, rate, "the audio")
@@ -91,7 +94,13 @@ def transcribe(
     options |= {"temperature": temperature} if temperature else {}
     ignored: Callable[[Any], None] = lambda _: None  # noqa: E731
     wishes = Wishes(
-        language, translate, prompt, words, options, progress or ignored, told or ignored
+        language or None,
+        translate,
+        prompt or None,
+        words,
+        options,
+        progress or ignored,
+        told or ignored,
     )
     write = _by_whisper if cuts(network) else _by_windows
     try:

@@ -32,6 +32,8 @@ MEDIA: dict[str, tuple[str, ...]] = {
     "image": ("image", "url", "path", "base64"),
     "audio": ("audio", "url", "path"),
 }
+# The parts of processors that read them
+READERS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 # Kinds that are not read, and why: transformers would fetch addresses, or drop them
 WEB = "an address, which is not fetched here; give a part of the type image or audio"
 UNREAD = {"video": "a video, which is not read here; give pictures of it"}
@@ -91,6 +93,7 @@ def ids(
         variables = _variables(chat_template_kwargs)
     for i, message in enumerate(messages):
         _require_role(i, message["role"], source)
+    _require_parts(messages, source)
     try:
         rendered = tokenizer.apply_chat_template(
             [_plain(message, source) for message in messages],
@@ -167,6 +170,26 @@ def _require_role(i: int, role: str, source: str) -> None:
         raise InputError(problem).about(f"prompt[{i}].role")
 
 
+def _require_parts(
+    messages: Sequence[Message], source: str, reads: Sequence[str] | None = None
+) -> None:
+    """InputError for a part of a kind that the template would leave out, or that the processor does
+    not read; None: a tokenizer alone is asked."""
+    for i, message in enumerate(messages):
+        for j, part in enumerate(parts_of(message)):
+            kind, place = part.get("type"), f"message {i}, part {j}"
+            if kind in MEDIA and reads is not None and kind not in reads:
+                known = " and ".join(("text", *reads))
+                raise InputError(f"{place} is of the type {kind}, and the model reads {known}")
+            if kind in (None, "text", *MEDIA, *UNREAD) or f"'{kind}'" in source:
+                continue
+            if f'"{kind}"' not in source:
+                raise InputError(
+                    f"{place} has the type {shown(kind)}, which the chat template "
+                    "does not know; leave it out"
+                )
+
+
 def _plain(message: Message, source: str) -> dict[str, Any]:
     """A message as the template reads it: one that calls tools instead has an empty content, a text
     is a part where the template knows parts alone, and arguments of calls, which clients send as
@@ -235,6 +258,7 @@ def media(
     template_of = template or getattr(processor, "chat_template", None)
     source = _source(processor.tokenizer, None) if template_of is None else str(template_of)
     hertz = rate(processor)
+    _require_parts(messages, source, kinds(processor))
     read = [_read(i, message, hertz, source) for i, message in enumerate(messages)]
     if taken := sorted(PROCESSORS & variables.keys()):
         raise InputError(
@@ -262,8 +286,9 @@ def rate(processor: Any) -> int:
 
 def kinds(processor: Any) -> tuple[str, ...]:
     """Return the kinds of media that a processor reads in messages."""
-    parts = {"image": "image_processor", "audio": "feature_extractor"}
-    return tuple(kind for kind, part in parts.items() if getattr(processor, part, None) is not None)
+    return tuple(
+        kind for kind, parts in READERS.items() if any(getattr(processor, p, None) for p in parts)
+    )
 
 
 @lru_cache(16)

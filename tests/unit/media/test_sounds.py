@@ -50,7 +50,13 @@ def test_channels_are_averaged() -> None:
 
 
 def test_samples_themselves() -> None:
-    assert sound(tone(16_000), 16_000, "audio 0").shape == (8000,)
+    read = sound(tone(16_000), 16_000, "audio 0")
+    assert read.shape == (8000,)
+    for kind in ("int16", "int32"):  # as files hold them
+        whole = (tone(16_000).astype("float64") * np.iinfo(kind).max).astype(kind)
+        assert np.allclose(sound(whole, 16_000, "audio 0"), read, atol=1e-4)
+    headed = "DATA:audio/wav;BASE64," + base64.b64encode(saved(read, 16_000)).decode()
+    assert len(sound(headed, 16_000, "audio 0")) == 8000
 
 
 @pytest.mark.parametrize(
@@ -66,12 +72,19 @@ def test_samples_themselves() -> None:
         (5, "give an audio file"),
         (np.zeros((2, 9)), "one channel"),
         (np.full(9, np.nan), "not finite"),
+        (np.zeros(9, np.uint8), "an array of uint8; give floats, -1 to 1, or int16"),
+        (np.zeros(9, bool), "an array of bool"),
     ],
 )
 def test_what_is_no_sound(value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         sound(value, 16_000, "audio 2")
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_samples_that_last_too_long() -> None:
+    with pytest.raises(InputError, match="lasts 2 s, at most 1 go; cut it"):
+        sound(tone(16_000, 2.0), 16_000, "audio 2", most=1)
 
 
 def test_a_file_that_was_cut_is_read_as_far_as_it_goes() -> None:

@@ -94,11 +94,13 @@ def test_no_guidance_is_the_model_to_the_bit(spec) -> None:
 
 
 def test_what_cannot_be_guided_is_refused(spec) -> None:
-    for scale in ("much", float("nan"), float("inf")):
-        with pytest.raises(InputError, match="^scale is .*give a number"):
+    for scale in ("much", float("nan"), float("inf"), 1e300):
+        with pytest.raises(InputError, match="^scale is .*give one from -1000 to 1000"):
             spec.guided(scale)
-    with pytest.raises(InputError, match="^prompt 0 holds the id 999"):
-        spec.guided(2.0, [999])
+    negatives = {"holds the id 999": [999], "is 5; give": 5, "holds 'a'": ["a"], "is empty": []}
+    for problem, negative in negatives.items():
+        with pytest.raises(InputError, match=f"^negative {problem}"):
+            spec.guided(2.0, negative)
     with pytest.raises(InputError, match="^negative has 500 tokens, the model holds"):
         spec.guided(2.0, [3] * 500)
     with pytest.raises(RefusedError, match="an encoder"):

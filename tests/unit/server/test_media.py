@@ -337,7 +337,7 @@ def test_transcriptions_are_those_of_the_library(spoken: str, whispers: tuple[st
 @pytest.mark.parametrize(
     ("fields", "file", "message", "param"),
     [
-        ({}, b"", "file", "file"),
+        ({}, b"", "file: it is empty", "file"),
         ({}, b"no sound", "the file cannot be read", "file"),
         ({}, noise(100, 4000), "lasts 100 s, at most 90 go", "file"),
         ({"language": "xx"}, noise(1), "xx", None),
@@ -362,10 +362,15 @@ def test_forms_that_are_refused(
 def test_no_form(spoken: str) -> None:
     for path in ("transcriptions", "translations"):
         answer = httpx2.post(f"{spoken}/v1/audio/{path}", json={"model": "tiny"})
-        assert answer.status_code == 400 and "file" in answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        told = answer.json()["error"]["message"]
+        assert told == "send a form, with Content-Type: multipart/form-data"
     files = {"file": ("a.wav", b"0" * 2_200_000)}
     answer = httpx2.post(f"{spoken}/v1/audio/transcriptions", files=files)
-    assert answer.status_code == 413
+    assert answer.status_code == 413 and "--max-media allows" in answer.text
+    twice = [("file", ("a.wav", noise(1))), ("file", ("b.wav", noise(1)))]
+    answer = httpx2.post(f"{spoken}/v1/audio/transcriptions", files=twice)
+    assert answer.status_code == 400 and "file is given twice" in answer.text
     document = httpx2.get(f"{spoken}/openapi.json").json()
     body = document["paths"]["/v1/audio/transcriptions"]["post"]["requestBody"]["content"]
     assert set(body["multipart/form-data"]["schema"]["properties"]) >= {

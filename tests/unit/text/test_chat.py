@@ -81,6 +81,14 @@ def test_parts_and_calls_of_tools_are_for_the_template():
     assert text([calls], "{{ messages[0].tool_calls[0].function.name }}") == "look"
 
 
+def test_parts_that_a_template_does_not_know_are_not_dropped() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "sea"}, {"type": "file"}]}
+    known = "{% for p in messages[0].content %}{{ p.text if p.type == 'text' }}"
+    with pytest.raises(InputError, match="^message 0, part 1 has the type 'file', which the"):
+        text([message], known + "{% endfor %}")
+    assert text([message], known + "{{ 'F' if p.type == 'file' }}{% endfor %}") == "seaF"
+
+
 @pytest.mark.parametrize("named", ["m.content", "m['content']", 'm["content"]'])
 def test_a_text_is_a_part_where_a_template_knows_parts_alone(named: str) -> None:
     loop = f"{{% for p in {named} %}}{{{{ p.text }}}}{{% endfor %}}"

@@ -22,6 +22,7 @@ from foretoken.server.process.fleet import Engines
 from foretoken.server.process.messages import Heard, Reply, TranscribeRequest
 
 MOST_FIELDS = 32
+FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 Unit = Literal["segment", "word"]
 UNITS = "timestamp_granularities[]"
 
@@ -127,7 +128,9 @@ def documented(kind: type[Translate]) -> dict[str, Any]:
 async def form(request: Request, kind: type[Translate]) -> Translate:
     """Return a form's fields, checked. Raises BadRequestError or RequestValidationError."""
     given: dict[str, Any] = {}
-    async with request.form(max_files=1, max_fields=MOST_FIELDS) as fields:
+    if request.headers.get("content-type", "").partition(";")[0].strip() not in FORMS:
+        raise BadRequestError(f"send a form, with Content-Type: {FORMS[0]}")
+    async with request.form(max_files=2, max_fields=MOST_FIELDS) as fields:
         for name, value in fields.multi_items():
             held = await value.read() if isinstance(value, UploadFile) else value
             if name.endswith("[]"):
