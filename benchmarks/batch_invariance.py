@@ -4,7 +4,7 @@ arrivals, against plain decoding alone: the same to the bit, over 10,000 tokens 
 Expected: no token differs where `spec.exact` is "bitwise"; on OpenVINO (the negative control) some
 do, and texts part there for good.
 
-    python benchmarks/batch_invariance.py FILE.gguf --draft drafts/smollm2 --dtypes int8,int4
+    python benchmarks/batch_invariance.py FILE.gguf --draft smollm2 --dtypes int8,int4
 """
 
 from __future__ import annotations

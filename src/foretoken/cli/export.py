@@ -20,7 +20,7 @@ from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.render import page, prose
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.loading import hub
+from foretoken.loading import hub, named
 
 if TYPE_CHECKING:
     from foretoken.lab.measurement.result import Measurement
@@ -135,11 +135,9 @@ def _setting(
     for name, value in (("target", target), ("draft", draft)):
         if value == "":
             raise InputError(f"{name} is empty; give a folder or a hub id, or leave it out")
-    if target is None:
-        import foretoken
-
-        assets = Path(foretoken.__file__).parent / "assets"
-        target, draft = str(assets / "target"), draft or str(assets / "draft")
+    if pair := named.pair(named.NOVELS if target is None else target):
+        target, draft = str(pair.target), draft or (str(pair.draft) if pair.draft else None)
+    draft = str(named.draft(draft) or draft) if draft else None
     if draft is None:
         raise InputError("a target of yours needs --draft; give a folder, a hub id, lookup or none")
     if gamma is None and draft != "none":

@@ -35,7 +35,7 @@ def generate(
     cluster: option.Cluster,
     words: option.Words = None,
     prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
-    target: option.Target = None,
+    target: option.ChatTarget = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
     seed: option.TextSeed = 0,
@@ -66,6 +66,7 @@ def generate(
 
     # Mistakes are told before torch is imported, which takes seconds, and before models load
     target, prompt = option.target_and_prompt(words, target)
+    target = option.chosen(target)
     options, template = sampling.given, messages.template
     require(gamma, rule, lenience)
     keys_of(seed, [1])

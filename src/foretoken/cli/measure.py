@@ -22,6 +22,7 @@ from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, labelled, milliseconds, page, prose, table
 from foretoken.costing.contention import remark
 from foretoken.errors import InputError, RefusedError
+from foretoken.loading.named import NOVELS
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
@@ -131,14 +132,12 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
 def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
     """Return the drafts that a target has without a second model."""
     loading.require(target)
-    import foretoken  # late: torch takes seconds to import
     from foretoken.loading.draft import kinds
     from foretoken.loading.runtimes import Placement
     from foretoken.loading.sources import source
     from foretoken.loading.target import ModelFacts
 
-    model = target or str(Path(foretoken.__file__).parent / "assets" / "target")
-    read = source(model, loading.revision, loading.trust_remote_code)
+    read = source(target or NOVELS, loading.revision, loading.trust_remote_code)
     facts = ModelFacts(read, Placement(loading.dtype, runtime=loading.runtime))
     # some of its layers alone would need states of their own
     return [*kinds(loading.dtype, 0 if facts.has_states else facts.layers), "lookup"]

@@ -6,6 +6,7 @@ what the fields of `SamplingParams` and `LoadOptions` declare.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from typer import Argument, Option
 
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.loading import adapters, hub
+from foretoken.loading import adapters, hub, named
 from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.loading.options import LoadOptions
 from foretoken.sampling.checks import (
@@ -267,14 +268,24 @@ class PairLoading(_loading("pair"), Loading):
 
 Target = Annotated[
     str | None,
-    Option(help="Target model: a folder, hub id or GGUF file. Default: the pair that ships."),
+    Option(
+        help="Target model: a folder, hub id, GGUF file, or a name that foretoken models lists. "
+        "Default: novels, the pair that ships."
+    ),
+]
+ChatTarget = Annotated[
+    str | None,
+    Option(
+        help="Target model: a folder, hub id, GGUF file, or a name that foretoken models lists. "
+        "Default: smollm2 where it is installed, else novels."
+    ),
 ]
 Draft = Annotated[
     str | None,
     Option(
         help="Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, "
-        "mtp, heads:FILE, ngram:FILE, copy, uniform or none. Default: with --target, self or "
-        "lookup, as measured costs say; else the one that ships."
+        "mtp, heads:FILE, ngram:FILE, copy, uniform or none. Default: self or lookup, as measured "
+        "costs say; of novels the one that ships."
     ),
 ]
 
@@ -284,6 +295,15 @@ def target(positional: str | None, named: str | None) -> str | None:
     if positional is not None and named is not None and positional != named:
         raise InputError(f"the target is {positional!r} and --target {named!r}; give one of them")
     return positional if named is None else named
+
+
+def chosen(target: str | None) -> str:
+    """Return the target, or the default one, which is told where it is not the pair that ships."""
+    if target is not None:
+        return target
+    if (default := named.default()) != named.NOVELS:
+        print(f"no target is given: {default} (foretoken models lists others)", file=sys.stderr)
+    return default
 
 
 Place = Annotated[str | None, Argument(metavar="TARGET", help="Target model, as with --target.")]

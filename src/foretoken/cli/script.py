@@ -23,6 +23,7 @@ from foretoken.cli import (
     export,
     generate,
     measure,
+    models,
     serve,
     trace,
     train,
@@ -86,6 +87,7 @@ for each in (
     certify.certify,
     trace.trace,
     serve.serve,
+    models.models,
     doctor.doctor,
 ):
     app.command()(each)

@@ -15,6 +15,7 @@ from foretoken.cli.command import Config, command
 from foretoken.cli.speculative import Speculative, speculative
 from foretoken.errors import InputError
 from foretoken.loading import adapters, hub
+from foretoken.loading.named import NOVELS
 from foretoken.sampling.options import DeclaredOption
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
@@ -123,7 +124,7 @@ def serve(
     engine: EngineFlags,
     cluster: option.Cluster,
     place: option.Place = None,
-    target: option.Target = None,
+    target: option.ChatTarget = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
     rule: option.Rule = "block",
@@ -143,7 +144,7 @@ def serve(
     draft, gamma, rule = speculative(speculative_config, draft, gamma, rule)
     require(gamma, rule, 1.0)
     cluster.require()
-    target = option.target(place, target)
+    target = option.chosen(option.target(place, target))
     loading.require(target)
     if server.chat_template is not None:
         given["chat_template"] = read_text(server.chat_template, "a Jinja template")
@@ -189,8 +190,8 @@ def _given(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
     }
 
 
-def _name(target: str | None) -> str:
+def _name(target: str) -> str:
     """Return what the model is called where nobody says."""
-    if target is None:
+    if target == NOVELS:
         return "foretoken"
     return Path(target).resolve().name if Path(target).exists() else target

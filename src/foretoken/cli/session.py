@@ -37,6 +37,7 @@ from foretoken.text.decoding import REPLACEMENT
 STYLES = {"accepted": view.ACCEPTED, "corrected": view.CORRECTED, "bonus": view.CORRECTED}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
 SETTABLE = tuple(name for name, each in OPTIONS.items() if each.panel and each.one_text)
+SHORT = 8  # tokens whose pace says little
 WIDTH = 22  # of the first column of /help
 HEADS = ("system", "developer")  # roles of messages that come before the turns
 Message = dict[str, Any]
@@ -142,6 +143,7 @@ class Session:
                     else:
                         self._answer(line[1:] if line.startswith("//") else line)
                         self._tell_limit()
+                        self._tell_speed()
                 except (ForetokenError, OSError) as error:
                     _tell(f"error: {error}")
                 except KeyboardInterrupt:
@@ -158,6 +160,7 @@ class Session:
         try:
             with closing(self.source.parts(prompt, self.options, self.asked - 1, reply)) as parts:
                 for part in parts:
+                    reply.waited = reply.waited or perf_counter() - start
                     reply.text += part.text
                     self.printer.put(part)
         except BaseException:
@@ -182,6 +185,16 @@ class Session:
             return
         if reply.finish_reason == "length" and reply.tokens >= most:
             _tell(f"the text is cut off after {most} tokens; /set max_new_tokens allows more")
+
+    def _tell_speed(self) -> None:
+        """Say how fast the answer was, and how that compares with plain decoding as measured."""
+        reply = self.reply
+        if reply is None or reply.tokens < SHORT:
+            return
+        each = (reply.seconds - reply.waited) / (reply.tokens - 1)
+        plain = self.source.plain_seconds(self.options)
+        told = f"{reply.tokens} tokens, the first after {reply.waited:.2f} s, then {1 / each:.0f} a"
+        _tell(f"{told} second{f', about {plain / each:.2f} of plain' if plain else ''}")
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")

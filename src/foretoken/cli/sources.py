@@ -75,6 +75,7 @@ class ChatReply:
     overlaps: list[float] = field(default_factory=list[float])  # sum min(p, q), by draft token
     bias: float = 0.0  # of all tokens; 0 where the source does not say
     seconds: float = 0.0
+    waited: float = 0.0  # of these, until the first token
     finish_reason: str | None = None  # None: broken off
 
 
@@ -91,6 +92,14 @@ class LocalModel:
     @property
     def name(self) -> str:
         return f"{self.spec.target_name}, {self.spec.draft_name}"
+
+    def plain_seconds(self, options: Mapping[str, Any]) -> float | None:
+        """Return what a token takes by plain decoding, behind a short text; None where it has not
+        been measured."""
+        costing, params = self.spec.costing, SamplingParams(**options)
+        if self.gamma is not None or not costing.known_for(params):
+            return None
+        return costing.step_costs(params).seconds(0)
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise InputError or RefusedError for options that the model cannot honour."""
@@ -156,7 +165,8 @@ def local(
     if messages and template.text is None and not getattr(spec.tokenizer, "chat_template", None):
         raise InputError(
             f"{spec.target_name} has no chat template, which makes a prompt of messages; give "
-            "--chat-template FILE, or continue plain text: foretoken chat --raw"
+            "--chat-template FILE, continue plain text (foretoken chat --raw), or talk with a chat "
+            "model: foretoken chat smollm2"
         )
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)
@@ -185,6 +195,9 @@ class RemoteModel:
     def name(self) -> str:
         draft = self.facts.get("draft")
         return f"{self.model} at {place(self.client)}{f', {draft}' if draft else ''}"
+
+    def plain_seconds(self, options: Mapping[str, Any]) -> None:
+        """Return None: a server does not tell."""
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise InputError for options that a request has no name for."""

@@ -22,13 +22,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from foretoken.errors import InputError, one_line
 from foretoken.storage.cache import cache_folder, versions
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 NEEDED = ("gguf", "accelerate")  # transformers reads such files with these
@@ -64,6 +63,12 @@ def parsed_once(file: Path | None) -> Iterator[None]:
             library.GGUFReader, library.get_tensor_name_map = own
 
 
+def header(file: Path) -> Any:
+    """Return a file's fields and the places of its tensors, as a reader of the package gguf."""
+    with parsed_once(file):
+        return import_module("gguf").GGUFReader(str(file))
+
+
 @lru_cache(maxsize=1)
 def _reader(kind: Any, path: str, changed: int) -> Any:
     """The parsed file. Its header is read in slices of a plain array: those of a memory map take
@@ -83,9 +88,9 @@ def forget_file() -> None:
 
 def weight(file: Path, name: str) -> Tensor | None:
     """Return a single weight of a file in float32, by its name there; None for another."""
-    library: Any = import_module("gguf")
-    with parsed_once(file):
-        parts = library.GGUFReader(str(file)).tensors
+    import torch  # late: heads of files are read without
+
+    parts = header(file).tensors
         part = next((part for part in parts if part.name == name), None)
     if part is None:
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, one_line, shown
+from foretoken.loading import named
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
 MAGIC = b"GGUF"
@@ -25,6 +26,8 @@ def path(name: str | Path) -> str:
     """Return the folder or hub id as a string. Raises InputError for a name that can be neither."""
     if not isinstance(name, str | Path):
         raise InputError(f"target is {shown(name)}; give a folder, a hub id or a model")
+    if pair := named.pair(name):
+        return str(pair.target)
     if is_folder(name) or str(name).endswith(".gguf"):
         return str(name)
     if isinstance(name, Path) or not HUB_ID.fullmatch(name):

