@@ -91,7 +91,7 @@ def weight(file: Path, name: str) -> Tensor | None:
     import torch  # late: heads of files are read without
 
     parts = header(file).tensors
-        part = next((part for part in parts if part.name == name), None)
+    part = next((part for part in parts if part.name == name), None)
     if part is None:
         return None
     values = import_module("gguf.quants").dequantize(part.data, part.tensor_type)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, one_line
-from foretoken.loading import gguf, named, published
+from foretoken.loading import named, published
 from foretoken.storage.files import parse_json
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -168,6 +168,8 @@ def _of_gguf(name: str, file: Path) -> ModelHere | None:
 
 def _header(file: Path) -> dict[str, Any]:
     """What a GGUF file says of itself; its precision: the kind that most of its bytes have."""
+    from foretoken.loading import gguf  # late: NumPy, which `--help` does without
+
     reader = gguf.header(file)
     family = reader.fields["general.architecture"].contents()
     tokens = reader.fields.get("tokenizer.ggml.tokens")
