@@ -1,6 +1,8 @@
 # The commands of this project. Each makes .venv when it is missing; nothing but Python 3.11 is needed.
 PYTHON ?= python3
 BIN := .venv/bin
+# Where torch without CUDA is; for a GPU: make TORCH_INDEX=https://download.pytorch.org/whl/cu130
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 CPUS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -8,7 +10,7 @@ export NO_MKDOCS_2_WARNING = 1
 # With it each process would compile all tests anew
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo chat serve report quick test clients newest check docs prove clean
+.PHONY: demo chat serve report quick test clients newest package lowest check docs prove clean
 
 demo: .venv/ready
 	$(BIN)/foretoken generate --target novels --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
@@ -48,6 +50,15 @@ newest: .venv/ready
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -q -n $(CPUS) -m "not prove" \
 		tests/unit/models tests/unit/loading tests/unit/transformers_integration tests/unit/drafters tests/e2e/test_families.py tests/e2e/test_openvino.py
 
+# The wheel and the sdist, in clean environments (downloaded): make package PYTHONS="python3.11 python3.13"
+PYTHONS ?= $(PYTHON)
+package:
+	TORCH_INDEX=$(TORCH_INDEX) $(PYTHON) tests/package.py $(PYTHONS)
+
+# The same with the oldest dependencies that pyproject.toml allows
+lowest:
+	TORCH_INDEX=$(TORCH_INDEX) $(PYTHON) tests/package.py --lowest $(PYTHON)
+
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -66,7 +77,7 @@ prove: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --extra-index-url $(TORCH_INDEX) torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 

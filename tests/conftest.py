@@ -16,6 +16,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # else the one of all workers
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="foretoken-tests-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
+os.environ["FORETOKEN_TARGET"] = "novels"  # whatever else is installed
 os.environ.pop("COLUMNS", None)  # workers of pytest-xdist have one, as a terminal would
 
 import pytest

