@@ -73,8 +73,10 @@ def main() -> None:
     families: list[dict[str, Any]] = sorted(document["families"], key=_rank)
     runs = [each for each in families if each["outcome"] == "equal"]
     lines = [HEAD.format(**document["versions"]), *_counts(families), "", "## Those that run"]
-    lines += ["| class | how |", "|---|---|"]
-    lines += [f"| {each['name']} | {FORMS[each['form']]} |" for each in runs]
+    for form, words in FORMS.items():
+        names = [each["name"] for each in runs if each["form"] == form]
+        if names:
+            lines += ["", f"### {words[0].upper()}{words[1:]}", ", ".join(names)]
     for outcome, title in TITLES.items():
         lines += ["", f"## {title}", "| class | reason |", "|---|---|"]
         lines += [_reason(each) for each in families if each["outcome"] == outcome]
