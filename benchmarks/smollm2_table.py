@@ -64,6 +64,7 @@ def _run(arguments: Any, folder: Path, draft: str, temperature: float) -> dict[s
         command = [sys.executable, "-m", "foretoken", "bench", "--target", arguments.target]
         command += ["--draft", draft, "--dtype", arguments.dtype, "--prompts", str(PROMPTS)]
         command += ["--temperature", str(temperature), "--gamma", "2", "--out", str(folder)]
+        command += ["--max-new-tokens", "64"]
         peers = PEERS if draft == next(iter(DRAFTS)) else ()
         command += [word for peer in peers for word in ("--vs", peer)]
         subprocess.run(command, check=True)

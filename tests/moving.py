@@ -316,6 +316,12 @@ class Alone:
             assert [step.kept for step in done.steps] == [step.kept for step in own.steps]
             assert [step.guesses for step in done.steps] == [step.guesses for step in own.steps]
 
+    def require_failing(self, asked: Asked, error: Exception) -> None:
+        """A text that fails does so alone too, or its draft's logits end it where this may be."""
+        own = RUNTIMES[self.runtime].own and DRAFT_SICK in asked.prompt  # as `require` says
+        if not own or "the draft's logits hold NaN" not in str(error):
+            assert self(asked).error is not None, asked
+
     def _require_near(self, asked: Asked, own: list[int], found: list[int], place: int) -> None:
         """The two tokens at the first difference are within noise of one another."""
         noise = RUNTIMES[self.runtime].noise()

@@ -183,8 +183,8 @@ class Callers(RuleBasedStateMachine):
         except StopIteration as end:
             self.alone.require(sampling, tokens, end.value)
             self.pieces = None
-        except Exception:
-            assert self.alone(sampling).error is not None
+        except Exception as error:
+            self.alone.require_failing(sampling, error)
             self.pieces = None
         else:
             self.alone.require(sampling, tokens, None)

@@ -165,8 +165,8 @@ def local(
     if messages and template.text is None and not getattr(spec.tokenizer, "chat_template", None):
         raise InputError(
             f"{spec.target_name} has no chat template, which makes a prompt of messages; give "
-            "--chat-template FILE, continue plain text (foretoken chat --raw), or talk with a chat "
-            "model: foretoken chat smollm2"
+            "--chat-template FILE, or continue plain text: foretoken chat --raw; or talk with a "
+            "chat model: foretoken chat smollm2"
         )
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)

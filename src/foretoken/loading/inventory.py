@@ -29,10 +29,10 @@ class ModelHere:
         name: As `--target` or `--draft` takes it.
         family: The kind of its config, or of a draft over a target's states.
         draft: True for a draft that is no model by itself.
-        precision: That its weights are kept in.
+        precision: The form of its weights.
         size: Bytes of its weights.
         vocabulary: Rows of its output layer; None where the head does not say.
-        width: Of its hidden states; None where the head does not say.
+        width: The size of its hidden states; None where the head does not say.
         encoder: True where an encoder reads the prompt.
         path: Its folder or file.
     """
@@ -167,7 +167,7 @@ def _of_gguf(name: str, file: Path) -> ModelHere | None:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """What a GGUF file says of itself; its precision: the kind that most of its bytes have."""
+    """Read a GGUF file's own account; its precision: the kind that most of its bytes have."""
     from foretoken.loading import gguf  # late: NumPy, which `--help` does without
 
     reader = gguf.header(file)

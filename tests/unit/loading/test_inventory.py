@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from console import Run, mistake
-from foretoken.loading import named
+from foretoken.loading import inventory, named
 from foretoken.loading.inventory import ModelHere, models
 from gguf_file import write_gguf
 from tiny import byte_level, llama
@@ -25,6 +26,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(named, "PACKAGE", "a_package_that_nobody_has")
+    (tmp_path / "site" / "package").mkdir(parents=True)
+    monkeypatch.setattr(inventory, "sys", SimpleNamespace(path=["", str(tmp_path / "site")]))
     return cache
 
 
@@ -71,7 +74,9 @@ def test_folders_and_what_is_below_them(tmp_path: Path) -> None:
 
 
 def test_gguf_files(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", llama(320, hidden_size=64), byte_level())
+    write_gguf(
+        tmp_path / "tiny.gguf", llama(320, hidden_size=64, intermediate_size=96), byte_level()
+    )
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     here = found(tmp_path)
     whole, broken = (here[str(tmp_path / f"{name}.gguf")] for name in ("tiny", "broken"))
@@ -80,11 +85,22 @@ def test_gguf_files(tmp_path: Path) -> None:
     assert broken.precision.startswith("unreadable: ") and broken.vocabulary is None
 
 
+def test_a_package_with_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "site" / "package" / "tiny.gguf"
+    write_gguf(file, llama(320, hidden_size=64, intermediate_size=96), byte_level())
+    assert found()[str(file)].family == "llama"
+    assert len(found(tmp_path / "site")) == len(found())  # each once
+
+
 def test_the_cache_of_the_hub(hub: Path, tmp_path: Path) -> None:
     folder = hub / "models--some--model"
     commit = "a" * 40
     made(folder / "snapshots" / commit, 500, vocab_size=320)
-    write_gguf(folder / "snapshots" / commit / "q.gguf", llama(320), byte_level())
+    write_gguf(
+        folder / "snapshots" / commit / "q.gguf",
+        llama(320, hidden_size=64, intermediate_size=96),
+        byte_level(),
+    )
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(commit)
     (folder / "blobs").mkdir()

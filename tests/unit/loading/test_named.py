@@ -71,7 +71,9 @@ def test_a_folder_of_that_name_is_a_folder(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_environment_names_the_default(monkeypatch: pytest.MonkeyPatch, console: Run) -> None:
     monkeypatch.setenv(named.DEFAULT, "/nowhere/model")
-    mistake(console("generate", "Hi"), "/nowhere/model")
+    code, printed, told = console("generate", "Hi")
+    assert code == 2 and printed == ""
+    assert told.startswith("no target is given: /nowhere/model") and told.count("\n") == 2
     assert named.default() == "/nowhere/model"
     monkeypatch.setenv(named.DEFAULT, "")
     assert named.default() in ("novels", "smollm2")
