@@ -26,7 +26,7 @@ DRAFTS = {
     "self:int4": "itself in four bits",
     "smollm2": "the draft that ships",
 }
-PEERS = ("llama.cpp", "openvino-genai", "onnxruntime-genai", "transformers")
+PEERS = {0.0: ("llama.cpp", "openvino-genai", "onnxruntime-genai"), 0.7: ()}  # plain, greedy only
 TEMPERATURES = (0.0, 0.7)
 
 
@@ -44,6 +44,8 @@ def main() -> None:
         for draft in DRAFTS
         for T in TEMPERATURES
     }
+    # transformers has no weights of eight bits
+    wide = [_run(arguments, out / f"float32-{T:g}", "none", T, "float32") for T in TEMPERATURES]
     print("| | greedy: tokens/s | first token | T = 0.7: tokens/s |\n|---|---|---|---|")
     first = next(iter(DRAFTS))
     plain = [_figures(runs[first, T], "foretoken", 0) for T in TEMPERATURES]
@@ -53,22 +55,40 @@ def main() -> None:
         own = [_figures(runs[draft, T], "foretoken", None) for T in TEMPERATURES]
         bases = [_figures(runs[draft, T], "foretoken", 0)[0] for T in TEMPERATURES]
         print(_line(f"with {words}", *own, bases))
-    for peer in PEERS:
-        theirs = [_figures(runs[first, T], peer, 0) for T in TEMPERATURES]
-        print(_line(peer, *theirs))
+    for peer in PEERS[0.0]:
+        print(_line(peer, _figures(runs[first, 0.0], peer, 0), None))
+    print(_line("foretoken, plain, float32", *(_figures(run, "foretoken", 0) for run in wide)))
+    print(_line("transformers, float32", *(_figures(run, "transformers", 0) for run in wide)))
 
 
-def _run(arguments: Any, folder: Path, draft: str, temperature: float) -> dict[str, Any]:
+def _run(
+    arguments: Any, folder: Path, draft: str, temperature: float, dtype: str | None = None
+) -> dict[str, Any]:
     """The document of a bench, made where it is not there; the first draft's has the peers."""
     if not (folder / "bench.json").exists():
         command = [sys.executable, "-m", "foretoken", "bench", "--target", arguments.target]
-        command += ["--draft", draft, "--dtype", arguments.dtype, "--prompts", str(PROMPTS)]
-        command += ["--temperature", str(temperature), "--gamma", "2", "--out", str(folder)]
-        command += ["--max-new-tokens", "64"]
-        peers = PEERS if draft == next(iter(DRAFTS)) else ()
+        command += ["--draft", draft, "--dtype", dtype or arguments.dtype]
+        command += ["--prompts", str(_prompts(arguments.target, folder.parent))]
+        command += ["--temperature", str(temperature), "--out", str(folder)]
+        command += ["--gamma", "0" if dtype else "2", "--max-new-tokens", "64"]
+        peers = PEERS[temperature] if draft == next(iter(DRAFTS)) else ()
+        peers = ("transformers",) if dtype else peers
         command += [word for peer in peers for word in ("--vs", peer)]
         subprocess.run(command, check=True)
     return json.loads((folder / "bench.json").read_text())
+
+
+def _prompts(target: str, folder: Path) -> Path:
+    """A file with the chats as the target's own template has them, as ids."""
+    from transformers import AutoTokenizer  # late: takes seconds
+
+    file, tokenizer = folder / "prompts.jsonl", AutoTokenizer.from_pretrained(target)
+    chats = [json.loads(line)["messages"] for line in PROMPTS.read_text().splitlines()]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+    ids = [tokenizer.apply_chat_template(chat, **options) for chat in chats]
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in ids))
+    return file
 
 
 def _figures(document: dict[str, Any], name: str, gamma: int | None) -> tuple[float, float] | None:

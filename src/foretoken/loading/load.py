@@ -81,7 +81,9 @@ def load(
     device = usable(asked.device)
     ships = target in (None, named.NOVELS)
     target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
-    if pair := named.pair(named.NOVELS if target is None else target):
+    if target is None:
+        target = named.NOVELS
+    if pair := named.pair(target):
         target, draft = pair.target, pair.draft if draft is None else draft
     draft = named.draft(draft) or draft
     placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
@@ -117,8 +119,7 @@ def require_adapters(
     of any are read."""
     if names:
         asked = LoadOptions(**options)
-        pair = named.pair(named.NOVELS if target is None else target)
-        model = pair.target if pair else target
+        model = named.NOVELS if target is None else target
         base = source(model, asked.revision, asked.trust_remote_code)
         for name in names:
             adapters.require_fit(base.empty, adapters.folder(name))

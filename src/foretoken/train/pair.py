@@ -95,8 +95,8 @@ def read_target(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A target by name (None: the one that ships) in float32 on the CPU, with an adapter merged
     where one is given, and the tokenizer of that name (None: its own)."""
-    pair = named.pair(named.NOVELS if target is None else target)
-    name = target if pair is None else str(pair.target)
+    target = target or named.NOVELS
+    name = str(pair.target) if (pair := named.pair(target)) else target
     source = sources.source(name, revision, trust_remote_code, adapter)
     network = source.network(torch.float32, CPU)
     if tokenizer is None:
