@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import foretoken
 import machine
 from foretoken.lab.rounding import pieces, rounding
-from foretoken.loading.load import asset
+from foretoken.loading.named import asset
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent / ".peers" / "llama.cpp" / "bin" / "python"

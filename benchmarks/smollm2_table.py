@@ -82,7 +82,8 @@ def _prompts(target: str, folder: Path) -> Path:
     """A file with the chats as the target's own template has them, as ids."""
     from transformers import AutoTokenizer  # late: takes seconds
 
-    file, tokenizer = folder / "prompts.jsonl", AutoTokenizer.from_pretrained(target)
+    file = folder / "prompts.jsonl"
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     chats = [json.loads(line)["messages"] for line in PROMPTS.read_text().splitlines()]
     options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
     ids = [tokenizer.apply_chat_template(chat, **options) for chat in chats]

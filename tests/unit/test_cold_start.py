@@ -161,7 +161,7 @@ def test_a_model_brings_no_families_but_its_own():
     """Keys of the auto classes are the configs of all families: to ask for them takes seconds."""
     code = """
 import sys
-from foretoken.loading.load import asset
+from foretoken.loading.named import asset
 from foretoken.loading.sources import source, tokenizer
 
 source(asset("target"), None, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.lab import census
-from foretoken.loading import hub, memory
+from foretoken.loading import hub, memory, named
 from foretoken.loading import load as loading
 from foretoken.models.families import build
 from loads import PADDED, refused
@@ -368,5 +367,5 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkey
 
 
 def test_the_missing_default_pair_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(import_module("foretoken.loading.load"), "files", lambda package: tmp_path)
-    refused(InputError, "the default pair is missing at .*target; install the package again")
+    monkeypatch.setattr(named, "files", lambda package: tmp_path)
+    refused(InputError, "a model that ships is missing at .*target; install the package again")

@@ -702,7 +702,8 @@ def test_keys_and_bounds(guarded: str) -> None:
     pieces = (b" " * 500 for _ in range(5))  # whose length is not said beforehand
     answer = httpx2.post(f"{url}/v1/completions", content=pieces, headers=headers)
     assert (
-        answer.status_code == 413 and "larger than 2000 bytes" in answer.json()["error"]["message"]
+        answer.status_code == 413
+        and "larger than the 2000 bytes" in answer.json()["error"]["message"]
     )
     headers = {"Authorization": "Bearer other", "X-Request-Id": "mine"}
     answer = httpx2.get(f"{url}/v1/models", headers=headers)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from foretoken.errors import RefusedError
-from foretoken.loading.load import asset
+from foretoken.loading.named import asset
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.models.families import CAUSAL, build
