@@ -154,7 +154,7 @@ class Session:
         """Ask, and print the reply; one that broke off is kept too."""
         asked = [*(self.messages or []), {"role": "user", "content": text}]
         prompt = text if self.messages is None else asked
-        reply, start = ChatReply(), perf_counter()
+        reply, start = ChatReply(plain=self.source.plain_seconds(self.options)), perf_counter()
         self.reply = reply
         self.asked += 1
         try:
@@ -191,10 +191,13 @@ class Session:
         reply = self.reply
         if reply is None or reply.tokens < SHORT:
             return
+        told, plain = f"{reply.tokens} tokens, the first after {reply.waited:.2f} s", reply.plain
+        if plain is None and self.source.plain_seconds(self.options) is not None:
+            _tell(f"{told}; what steps cost was measured meanwhile")
+            return
         each = (reply.seconds - reply.waited) / (reply.tokens - 1)
-        plain = self.source.plain_seconds(self.options)
-        told = f"{reply.tokens} tokens, the first after {reply.waited:.2f} s, then {1 / each:.0f} a"
-        _tell(f"{told} second{f', about {plain / each:.2f} of plain' if plain else ''}")
+        faster = f", about {plain / each:.2f} times plain decoding's pace" if plain else ""
+        _tell(f"{told}, then {1 / each:.0f} a second{faster}")
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")

@@ -76,6 +76,7 @@ class ChatReply:
     bias: float = 0.0  # of all tokens; 0 where the source does not say
     seconds: float = 0.0
     waited: float = 0.0  # of these, until the first token
+    plain: float | None = None  # seconds a token by plain decoding, where known before the reply
     finish_reason: str | None = None  # None: broken off
 
 
