@@ -335,9 +335,10 @@ class Flat:
         return self._made(need)
 
     def repeats(self, rows: int) -> bool:
-        """Tell whether the last pass was over one token of so many rows, with the same padding."""
+        """Tell whether the last pass was over one token of so many rows, with the same padding: of
+        a row that read two tokens without padding, the second one's logits were needed."""
         same = len(self.feed.past) == rows and len(self.feed.ids) == rows + self.padding
-        return same and self.states is None
+        return same and self.feed.needed == list(range(rows)) and self.states is None
 
     def again(self, ids: list[int]) -> None:
         """The last pass, one token further in all rows: these."""

@@ -75,13 +75,15 @@ def test_a_pass_is_padded_where_that_costs_less_than_a_change(model: PagedModel)
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("counts", [[9, 0, 9, 9], [1, 12, 3, 3], [0, 0, 5, 0]])
+@pytest.mark.parametrize("counts", [[9, 0, 9, 9], [1, 12, 3, 3], [0, 0, 5, 0], [0, 0, 0, 6]])
+@pytest.mark.parametrize("blocks", [[[9, 8], [7], [3], [2]], [[9], [7], [3], [2, 8]]])
 def test_it_goes_on_as_it_would_token_by_token(
-    model: PagedModel, counts: list[int], padded: bool
+    model: PagedModel, blocks: list[list[int]], counts: list[int], padded: bool
 ) -> None:
-    """Rows within a page and over its end, alone and beside others, with passes that are padded."""
-    prompts = [[5, 6, 7], list(range(2, 30)), list(range(3, 34)), list(range(4, 37))]
-    blocks, V = [[9, 8], [7], [3], [2]], 50
+    """Rows within a page and over its end, alone and beside others, with passes that are padded:
+    also to the size of a block that was read before."""
+    prompts, V = [[5, 6, 7], list(range(2, 30)), list(range(3, 34)), list(range(4, 37))], 50
+    blocks = [block if n else [] for block, n in zip(blocks, counts, strict=True)]
     model.start(prompts)
     model.price(float if padded else None, 30.0, single=True)
     stepwise = token_by_token(model, blocks, counts, V)
