@@ -6,6 +6,7 @@ One pair is loaded at a time, so that a large target is in memory once.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from foretoken.options import Prompt
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import BATCH, Speculator
+from foretoken.text import chat
 from foretoken.train.ngram import fit
 from foretoken_lab.recipe import Recipe, RecipeDraft, read_prompts
 
@@ -46,9 +48,13 @@ class Pairs:
         self._written: dict[tuple[int, float, int], list[WrittenTexts]] = {}
         self._tables: dict[int, Drafter] = {}
 
-    @property
+    @cached_property
     def prompts(self) -> list[Prompt]:
-        return [task.prompt for task in self.tasks]
+        plain: list[Prompt] = [task.prompt for task in self.tasks]
+        if not self.recipe.prompts.chat:
+            return plain
+        tokenizer = self._any().tokenizer
+        return [chat.ids([{"role": "user", "content": text}], tokenizer) for text in plain]
 
     @property
     def timed(self) -> list[Prompt]:

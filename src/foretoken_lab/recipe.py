@@ -87,6 +87,7 @@ class Prompts(RecipeForm):
     prompt: str = "prompt"
     reference: str = "reference"
     prefix: str = ""  # put before every prompt
+    chat: bool = False  # each is a user's message, in the target's chat template
     longest: Annotated[int, Field(ge=1)] | None = None  # characters; a longer one is left out
     limit: Annotated[int, Field(ge=2)] | None = None  # the first so many
 

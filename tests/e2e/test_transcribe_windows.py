@@ -16,8 +16,9 @@ import foretoken
 from foretoken.errors import InputError, RefusedError
 from foretoken.media.windows import windows
 from foretoken.speech.transcription import tells_words, transcribe, transcribes
+from foretoken.speech.windows import INSTRUCTION
 from media_models import MARK, Made, V, built, llava, moonshine, qwen2_audio, relative
-from sound_models import canary, cohere_asr, qwen3_asr
+from sound_models import canary, cohere_asr, granite_speech, qwen3_asr
 
 RATE = 16_000
 AUDIO = {"audio_token": "<audio>", "audio_bos_token": "<a>", "audio_eos_token": "</a>"}
@@ -179,12 +180,63 @@ def test_a_request_of_the_processor(family: Any) -> None:
     assert transcribe(spec, samples, temperature=1.0).seconds == 2
 
 
+class GraniteEars(t.SequenceFeatureExtractor):
+    """Reads sounds in the shapes of GraniteSpeechFeatureExtractor, which needs torchaudio: frames
+    of 20 ms, of which a window of 4 becomes 2 tokens."""
+
+    model_input_names = ["input_features"]
+
+    def __call__(self, audios: Any, device: str = "cpu") -> t.BatchFeature:
+        (samples,) = audios
+        frames = torch.as_tensor(samples)[: len(samples) // 320 * 320].view(1, -1, 16, 20)
+        count = -(-frames.shape[1] // 4) * 2
+        mask = torch.ones(1, count).bool()
+        features = frames.abs().mean(3).log()
+        return t.BatchFeature(
+            {"input_features": features, "audio_embed_sizes": [count], "input_features_mask": mask}
+        )
+
+
+STRINGS = "{% for m in messages %}{{ ' w8 ' + m['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize("family", [granite_speech, qwen2_audio])
+def test_a_chat_model_is_asked_in_a_message(family: Any) -> None:
+    """Granite's template knows texts alone: the sound is the processor's mark in one."""
+    if family is granite_speech:
+        extractor: Any = GraniteEars(16, RATE, 0.0)
+        tokens = words()
+        tokens.chat_template = STRINGS
+        processor: Any = t.GraniteSpeechProcessor(extractor, tokens)
+    else:
+        extractor = t.WhisperFeatureExtractor(feature_size=8, hop_length=200, chunk_length=1)
+        processor = t.Qwen2AudioProcessor(extractor, words(), chat_template=PARTS)
+    spec = spec_of(built(family), processor)
+    samples = talk(0.9)
+    spec.target.model.generation_config.max_new_tokens = 20  # pyright: ignore
+    for prompt, said in ((None, INSTRUCTION), ("w5 w6", "w5 w6")):
+        if family is granite_speech:
+            inputs = processor([f" w8 <audio>{said}"], [samples], return_tensors="pt")
+        else:
+            text = f" w8 <audio> {said}"
+            inputs = processor(
+                text=[text], audio=[samples], sampling_rate=RATE, return_tensors="pt"
+            )
+        tensors = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+        wanted = generated(spec, tensors, tensors["input_ids"].shape[1])
+        for gamma in (0, 3):
+            assert transcribe(spec, samples, prompt=prompt, gamma=gamma).text == wanted
+    with pytest.raises(InputError, match="the model takes no language; leave it out"):
+        transcribe(spec, samples, language="en")
+
+
 def test_models_that_write_no_speech_down() -> None:
     tokens = words()
     model, _ = built(qwen2_audio)
     ears = t.Qwen2AudioProcessor(t.WhisperFeatureExtractor(feature_size=8), tokens)
+    ears.chat_template = None
     spec = replace(foretoken.load(model, "lookup"), processor=lambda: ears)
-    with pytest.raises(RefusedError, match="Qwen2Audio.*no request.*spec.generate"):
+    with pytest.raises(RefusedError, match="Qwen2Audio.*neither a request.*nor a chat template"):
         transcribe(spec, talk(1))
     model, _ = built(llava)
     eyes = t.LlavaProcessor(t.CLIPImageProcessorPil(), tokens)

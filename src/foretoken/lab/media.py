@@ -326,6 +326,7 @@ def _number(size: Any) -> int:
 WINDOWED = {"vision_config": {"window_size": 56}}
 NECK = {"sam_config": {"downsample_channels": [16, 32]}}
 STARTS = {"vision_start_token_id": 90, "audio_start_token_id": 91}
+HEARS = {"projector_config": {"encoder_hidden_size": 32}, "downsample_rate": 4}
 QFORMER = {"qformer_config": {"encoder_hidden_size": 32}}
 BESIDE: dict[str, dict[str, Any]] = {
     "AriaForConditionalGeneration": {"projector_patch_to_query_dict": {SIDE**2: 4}},
@@ -339,8 +340,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "FunAsrNanoForConditionalGeneration": {"adaptor_config": {"hidden_size": WIDTH}},
     "Granite4VisionForConditionalGeneration": QFORMER
     | {"deepstack_layer_map": [(-1, 0)], "downsample_rate": "1/2"},
-    "GraniteSpeechForConditionalGeneration": {"projector_config": {"encoder_hidden_size": 32}},
-    "GraniteSpeechPlusForConditionalGeneration": {"projector_config": {"encoder_hidden_size": 32}},
+    "GraniteSpeechForConditionalGeneration": HEARS,
+    "GraniteSpeechPlusForConditionalGeneration": HEARS,
     "HyperCLOVAXVisionV2ForConditionalGeneration": WINDOWED,
     "Idefics2ForConditionalGeneration": {"perceiver_config": {"hidden_size": WIDTH}},
     "InstructBlipForConditionalGeneration": QFORMER,
@@ -356,6 +357,10 @@ BESIDE: dict[str, dict[str, Any]] = {
             "projector_input_dim": 32,
             "projector_output_dim": 32,
         }
+    },
+    "MusicFlamingoForConditionalGeneration": {
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1200, "partial_rotary_factor": 0.5},
     },
     "MiniCPMOcrForConditionalGeneration": {"insert_layer_id": 1, "vision_config": FIRST},
     "MiniCPMV4_6ForConditionalGeneration": {"insert_layer_id": 1, "vision_config": FIRST},
@@ -477,6 +482,17 @@ def _qwen2_audio(config: Any, dice: torch.Generator) -> Inputs:
     return _heard(config, dice) | {"feature_attention_mask": torch.ones(1, FRAMES).long()}
 
 
+def _granite_speech(config: Any, dice: torch.Generator) -> Inputs:
+    """Two windows of frames, each of which becomes some tokens."""
+    window, bins = config.window_size, config.encoder_config.input_dim
+    count = 2 * window // config.downsample_rate
+    heard = {"input_features": torch.randn(1, 2 * window, bins, generator=dice)}
+    heard["input_features_mask"] = torch.ones(1, count).bool()
+    before, behind = AROUND[0]
+    ids = [*before, *[config.audio_token_index] * count, *behind]
+    return {"input_ids": torch.tensor([ids]), **heard}
+
+
 def _music_flamingo(config: Any, dice: torch.Generator) -> Inputs:
     return _heard(config, dice) | {"input_features_mask": torch.ones(1, FRAMES).long()}
 
@@ -521,6 +537,8 @@ BY_HAND: dict[str, Callable[[Any, torch.Generator], Inputs]] = {
     "Emu3ForConditionalGeneration": _emu3,
     "EvollaForProteinText2Text": _evolla,
     "Granite4VisionForConditionalGeneration": _granite4,
+    "GraniteSpeechForConditionalGeneration": _granite_speech,
+    "GraniteSpeechPlusForConditionalGeneration": _granite_speech,
     "IdeficsForVisionText2Text": _idefics,
     "Inkling2ForConditionalGeneration": _inkling2,
     "InklingForConditionalGeneration": _inkling,

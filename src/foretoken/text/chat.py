@@ -267,6 +267,8 @@ def media(
     named = _variables_of(source)  # transformers hands all others to the processor
     variables = {name: value for name, value in variables.items() if name in named}
     try:
+        if not _knows_parts(read, source):
+            return _marked(read, processor, template, variables)
         return processor.apply_chat_template(
             read,
             chat_template=template,
@@ -279,9 +281,49 @@ def media(
         raise InputError(f"the processor refuses the messages: {one_line(error)}") from None
 
 
+def _knows_parts(messages: list[dict[str, Any]], source: str) -> bool:
+    """Tell whether a template goes through parts, or names the kinds of these messages' media."""
+    kinds_of = {part["type"] for message in messages for part in parts_of(message)} & MEDIA.keys()
+    return bool(LOOP.search(source)) or all(
+        f"'{kind}'" in source or f'"{kind}"' in source for kind in kinds_of
+    )
+
+
+def _marked(
+    messages: list[dict[str, Any]],
+    processor: Any,
+    template: str | None,
+    variables: dict[str, Any],
+) -> Mapping[str, Any]:
+    """As `media`, for a template that knows texts alone (Granite Speech's): each picture or sound
+    is the processor's mark in its message's text, and given to it beside."""
+    given: dict[str, list[Any]] = {kind: [] for kind in MEDIA}
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        content = ""
+        for part in parts_of(message):
+            kind = part["type"]
+            content += getattr(processor, f"{kind}_token") if kind in MEDIA else part["text"]
+            if kind in MEDIA:
+                given[kind].append(part[kind])
+        written.append({**message, "content": content or message["content"]})
+    text = processor.tokenizer.apply_chat_template(
+        written, chat_template=template, tokenize=False, **variables
+    )
+    begun = processor.tokenizer.bos_token
+    named = {"images": given["image"], "audio": given["audio"]}
+    return processor(
+        text=[text],
+        add_special_tokens=not (begun and text.startswith(begun)),
+        return_tensors="pt",
+        **{name: values for name, values in named.items() if values},
+    )
+
+
 def rate(processor: Any) -> int:
     """Return the samples a second of the sounds that a processor reads."""
-    return getattr(getattr(processor, "feature_extractor", None), "sampling_rate", RATE)
+    rates = (getattr(getattr(processor, n, None), "sampling_rate", None) for n in READERS["audio"])
+    return next(filter(None, rates), RATE)
 
 
 def kinds(processor: Any) -> tuple[str, ...]:

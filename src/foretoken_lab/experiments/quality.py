@@ -156,7 +156,8 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     """Scores of both greedy texts and the share that is equal; or nats a token of both."""
     spec, recipe, gamma = pairs.spec(case["draft"]), pairs.recipe, case["gamma"]
     if case["what"] == "scores":
-        tasks = [(task.prompt, task.reference) for task in pairs.tasks]
+        references = (task.reference for task in pairs.tasks)
+        tasks = list(zip(pairs.prompts, references, strict=True))
         texts = [(a, b) for a, b in tasks if isinstance(a, str) and b is not None]
         if len(texts) < len(tasks):
             raise InputError("scores need prompts that are text, with references; give both")

@@ -9,6 +9,7 @@ import torch
 
 import foretoken
 from foretoken.errors import InputError, RefusedError
+from foretoken.lab.census import build
 from foretoken.models.base import ReadsPrompts
 from foretoken.models.guided import Guided
 from foretoken.models.table import TableModel
@@ -24,9 +25,18 @@ def spec() -> foretoken.Speculator:
     return foretoken.load(model, relative(model), runtime="transformers")
 
 
-def theirs(model: Any, prompt: list[int], negative: list[int] | None, new: int = 12) -> list[int]:
+def theirs(
+    model: Any,
+    prompt: list[int],
+    negative: list[int] | None,
+    new: int = 12,
+    allowed: list[int] | None = None,
+) -> list[int]:
     """The tokens of transformers' own guided `generate`, without draft tokens, of one prompt."""
-    given = {} if negative is None else {"negative_prompt_ids": torch.tensor([negative])}
+    given: dict[str, Any] = (
+        {} if allowed is None else {"prefix_allowed_tokens_fn": lambda *_: allowed}
+    )
+    given |= {} if negative is None else {"negative_prompt_ids": torch.tensor([negative])}
     settings = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0}
     ids = torch.tensor([prompt])
     with torch.inference_mode():
@@ -107,3 +117,26 @@ def test_what_cannot_be_guided_is_refused(spec) -> None:
         foretoken.load(target("T5"), "lookup").guided(2.0)
     with pytest.raises(RefusedError, match="no likelihoods under guidance"):
         spec.guided(2.0).generate(PROMPTS[0], max_new_tokens=2, prompt_logprobs=1, gamma=0)
+
+
+@pytest.mark.parametrize("family", ["Emu3ForCausalLM", "ChameleonForConditionalGeneration"])
+def test_families_that_write_image_tokens(family: str) -> None:
+    """Emu3's are ids of its text model, of which its own mask allows some; Chameleon's code leaves
+    them out itself."""
+    torch.manual_seed(0)
+    model = build(family)
+    allowed = list(range(20, 60)) if family.startswith("Emu3") else None
+    spec = foretoken.load(model, relative(model)).guided(SCALE, NEGATIVE)
+    for gamma in (0, 1, 4):
+        outs = spec.generate(PROMPTS, max_new_tokens=12, gamma=gamma, allowed_token_ids=allowed)
+        for out, prompt in zip(outs, PROMPTS, strict=True):
+            assert out.tokens == theirs(model, prompt, NEGATIVE, allowed=allowed)
+
+
+def test_janus_writes_images_by_code_of_its_own() -> None:
+    torch.manual_seed(0)
+    model: Any = build("JanusForConditionalGeneration")
+    spec = foretoken.load(model, "lookup")
+    ids = torch.tensor([[5, 6, 7]])
+    with pytest.raises((ValueError, RefusedError), match="generation_mode|custom_generate"):
+        model.generate(ids, generation_mode="image", custom_generate=spec, max_new_tokens=4)
