@@ -208,7 +208,7 @@ class InputProcessor:
         """Return a prompt's ids, special tokens of the tokenizer included; `name`: what errors call
         it."""
         if isinstance(self.target, ReadsMedia) and self.target.needs_media:
-            problem = f"{name} is text, and the target's encoder reads pictures or sounds"
+            problem = f"{name} is text, and the target reads pictures or sounds"
             raise InputError(f"{problem}; give what its processor makes of them")
         if len(prompt) == 0:
             raise InputError(f"{name} is empty; give a text or ids to continue")

@@ -358,10 +358,6 @@ BESIDE: dict[str, dict[str, Any]] = {
             "projector_output_dim": 32,
         }
     },
-    "MusicFlamingoForConditionalGeneration": {
-        "head_dim": 32,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1200, "partial_rotary_factor": 0.5},
-    },
     "MiniCPMOcrForConditionalGeneration": {"insert_layer_id": 1, "vision_config": FIRST},
     "MiniCPMV4_6ForConditionalGeneration": {"insert_layer_id": 1, "vision_config": FIRST},
     "MiniCPMV4_7ForConditionalGeneration": {"insert_layer_id": 1, "vision_config": FIRST},
@@ -377,6 +373,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "Molmo2ForConditionalGeneration": {"adapter_config": {"vision_feature_layer": [-1]}},
     "MuseGlimmerForConditionalGeneration": {"out_hidden_size": 128},
     "MuseSparkForConditionalGeneration": {"out_hidden_size": 128},
+    "MusicFlamingoForConditionalGeneration": {"head_dim": 32},
     "NemotronH_Omni_Reasoning_V3": {"vision_hidden_size": 32},
     "Ovis2ForConditionalGeneration": {
         "hidden_size": WIDTH, "visual_indicator_token_ids": [90, 91, 92, 93, 94]

@@ -101,6 +101,37 @@ def merged(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
         return wrapped.merge_and_unload(safe_merge=True)
 
 
+def carried(path: str) -> bool:
+    """Tell whether a folder is a model with an adapter of its own beside it, as Granite Speech's,
+    and no adapter by itself."""
+    try:
+        config = parse_json((Path(path) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("has_lora_adapter") is True
+
+
+def merged_inside(network: PreTrainedModel) -> PreTrainedModel:
+    """Return a network that transformers has loaded with an adapter of its own, with that merged:
+    its `generate` turns it off for text, so what is left reads text beside sounds alone."""
+    changed: Any = network
+    if not getattr(changed, "_hf_peft_config_loaded", False):
+        raise InputError(
+            f"{type(network).__name__} needs its adapter, and there is none, or no peft to read "
+            "it; pip install 'foretoken[peft]'"
+        )
+    from peft.tuners.tuners_utils import BaseTunerLayer  # late: as above
+
+    for name, part in [*network.named_modules()]:
+        if isinstance(part, BaseTunerLayer):
+            part.merge(safe_merge=True)
+            above, _, own = name.rpartition(".")
+            setattr(network.get_submodule(above), own, part.get_base_layer())
+    changed._hf_peft_config_loaded = False
+    changed.config.adapter_merged = True
+    return network
+
+
 @contextmanager
 def _told(network: PreTrainedModel, adapter: Path) -> Iterator[None]:
     """InputError, in a line, for whatever peft raises of an adapter and a network."""

@@ -89,6 +89,11 @@ def place(
     """
     loaded = isinstance(source, Source)
     device = placement.device if loaded else source.device
+    if loaded and source.own_adapter:
+        if placement.runtime not in ("auto", "transformers"):
+            problem = f"{source.name} has an adapter of its own, which is merged on torch alone"
+            raise RefusedError(f"{problem}; load it with runtime='transformers'")
+        placement = replace(placement, runtime="transformers")
     plain = placement.runtime == "auto" and not placement.kv_dtype
     if not loaded and plain and device.type != "cuda":
         model, remarks = _torch(source, placement.dtype, device, placement.taps)

@@ -70,6 +70,18 @@ class Source:
     def trust(self) -> bool:
         return self.options["trust_remote_code"]
 
+    @property
+    def own_adapter(self) -> bool:
+        """True for a model that brings an adapter for its sounds, which its `generate` turns off
+        for text."""
+        if self.gguf or (hub.is_folder(self.path) and not self._adapter_beside):
+            return False
+        return getattr(self.config, "has_lora_adapter", False) is True
+
+    @property
+    def _adapter_beside(self) -> bool:
+        return (Path(self.path) / adapters.CONFIG).exists()
+
     @cached_property
     def config(self) -> PreTrainedConfig:
         """The model's config. Raises InputError where it cannot be read."""
@@ -144,6 +156,8 @@ class Source:
         gguf.forget_file()
         if "quantization_config" in options:
             quantized.forget(network, dtype, self.name)
+        if self.own_adapter:
+            network = adapters.merged_inside(network)
         if self.adapter is not None:
             network = adapters.merged(network, self.adapter)
         ready: Any = network
@@ -193,7 +207,10 @@ def source(
     InputError where there is no such model, RefusedError for an adapter in its place."""
     path, options = hub.path(name), {"revision": revision, "trust_remote_code": trust}
     if hub.is_folder(path) and (Path(path) / adapters.CONFIG).exists():
-        raise RefusedError(f"{name} holds an adapter; give its base model, and adapter={path!r}")
+        if not adapters.carried(path):
+            problem = f"{name} holds an adapter; give its base model, and adapter={path!r}"
+            raise RefusedError(problem)
+        adapters.folder(path)  # says what it needs
     change = None if adapter is None else adapters.folder(adapter)
     named = str(name) if adapter is None else f"{name} with {adapter}"
     if file := hub.gguf(path, revision):
@@ -236,6 +253,13 @@ def unwrapped(model: object, name: str) -> object:
     while inside := WRAPPERS.get(f"{type(model).__module__}.{type(model).__qualname__}"):
         model = getattr(model, inside)
     if in_memory(model) or isinstance(model, type) or hasattr(model, "propose"):
+        config = getattr(model, "config", None)
+        switched = getattr(config, "has_lora_adapter", False)
+        if switched and getattr(model, "_hf_peft_config_loaded", False):
+            raise InputError(
+                f"{name} is a {type(model).__name__} whose generate turns its adapter on and off; "
+                "give its folder, of which the adapter is merged"
+            )
         return model
     kind = type(model).__name__
     if hasattr(model, "merge_and_unload"):

@@ -295,7 +295,7 @@ def _marked(
     template: str | None,
     variables: dict[str, Any],
 ) -> Mapping[str, Any]:
-    """As `media`, for a template that knows texts alone (Granite Speech's): each picture or sound
+    """Do as `media` for a template that knows texts alone (Granite Speech's): each picture or sound
     is the processor's mark in its message's text, and given to it beside."""
     given: dict[str, list[Any]] = {kind: [] for kind in MEDIA}
     written: list[dict[str, Any]] = []

@@ -18,6 +18,8 @@ from foretoken.loading.adapters import folder
 from foretoken.loading.load import require_adapters
 from foretoken.models.families import build
 from foretoken.train.pair import read_target
+from media_models import built
+from sound_models import granite_speech
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
 PROMPT = [5, 17, 33]
@@ -189,3 +191,29 @@ def test_doctor_names_it(tmp_path: Path, console: Run) -> None:
     saved(tmp_path)
     shown = console("doctor", str(tmp_path / "base"), "--adapter", str(tmp_path / "adapter"))
     assert shown.code == 0 and f"base with {tmp_path / 'adapter'} runs on" in shown.out
+
+
+def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
+    """Granite Speech's, which `generate` turns off for text: merged, and text by itself refused."""
+    model, inputs = built(granite_speech)
+    model.config.has_lora_adapter = True  # pyright: ignore
+    model.save_pretrained(tmp_path)
+    rank = peft.LoraConfig(
+        r=4, target_modules=r".*language_model.*(q_proj|v_proj)", init_lora_weights=False
+    )
+    peft.get_peft_model(model, rank).save_pretrained(str(tmp_path))
+    theirs: Any = type(model).from_pretrained(tmp_path, trust_remote_code=False).eval()
+    made = theirs.generate(**inputs, max_new_tokens=8, do_sample=False)
+    spec = foretoken.load(tmp_path, "lookup")
+    for gamma in (0, 3):
+        (out,) = spec.generate(inputs, max_new_tokens=8, gamma=gamma)
+        assert out.tokens == made[0, inputs["input_ids"].shape[1] :].tolist()
+    with pytest.raises(InputError, match="prompt 0 is text, and the target reads pictures or s"):
+        spec.generate([[5, 6, 7]], max_new_tokens=4)
+    with pytest.raises(InputError, match="generate turns its adapter on and off; give its folder"):
+        foretoken.load(theirs, "lookup")
+    with pytest.raises(RefusedError, match="merged on torch alone; load it with runtime='transf"):
+        foretoken.load(tmp_path, "lookup", runtime="openvino")
+    (tmp_path / "adapter_config.json").unlink()
+    plain = foretoken.load(tmp_path, "lookup", runtime="transformers")
+    assert plain.generate([[5, 6, 7]], max_new_tokens=4)[0].tokens

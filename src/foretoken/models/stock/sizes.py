@@ -81,8 +81,9 @@ def encoder_limit(model: PreTrainedModel) -> int | None:
 
 def reads_ids(model: PreTrainedModel) -> bool:
     """Tell whether a model, or its encoder, reads ids with nothing beside them, such as a picture,
-    or the places of words on a page."""
-    return model.main_input_name == "input_ids" and model.config.model_type != "udop"
+    or the places of words on a page; a model with an adapter for sounds merged does not."""
+    beside = model.config.model_type == "udop" or getattr(model.config, "adapter_merged", False)
+    return model.main_input_name == "input_ids" and not beside
 
 
 def encoder_rows(model: PreTrainedModel) -> int:

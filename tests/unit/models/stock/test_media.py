@@ -302,7 +302,7 @@ def test_an_engine_with_little_memory(family: Callable[[], Made]) -> None:
 
 def test_text_for_an_encoder_of_sounds() -> None:
     model, _ = built(whisper)
-    with pytest.raises(InputError, match="encoder reads pictures or sounds"):
+    with pytest.raises(InputError, match="the target reads pictures or sounds"):
         foretoken.load(model, "lookup").generate([[4, 5]], max_new_tokens=2)
 
 
