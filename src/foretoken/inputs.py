@@ -90,27 +90,32 @@ class InputProcessor:
             return chat.ids(messages, self.tokenizer, *template)
         if self.processor is None:
             raise InputError(
-                "messages hold pictures or sounds, and the model's folder has no processor; give "
-                "what a processor makes of them, or text"
+                "messages hold pictures or sounds, and the model has no processor in its folder, "
+                "or is in memory; give what a processor makes of them, or text"
             )
         output = chat.media(messages, self.processor(), *template)
         (media,) = media_of(output, encodes=self.target.encoder_decoder)
         return cast(Prompt, media)
 
-    def _media(self, prompts: Any) -> list[Media | list[int]] | None:
-        """The media of prompts that are a processor's output, or a list of such, and the ids of
-        those that hold none; None for text."""
+    def _media(self, prompts: Any) -> list[Media | Prompt] | None:
+        """The media of prompts that are a processor's output, or a list with such, and the ids or
+        texts of those that hold none; None for text alone."""
         if isinstance(prompts, Media):  # of a conversation that has been read
             return [prompts]
         several = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
-        if not several or not all(isinstance(each, Mapping) for each in several):
+        outputs = [each for each in several if isinstance(each, Mapping)]
+        listed = isinstance(prompts, list | tuple)
+        known = (is_media(each) or (listed and "input_ids" in each) for each in outputs)
+        if any("role" in each for each in outputs) or not any(known):
             return None
-        outputs = cast(list[Mapping[str, Any]], several)
-        if any("role" in each for each in outputs) or not any(map(is_media, outputs)):
-            return None
-        encodes = self.target.encoder_decoder
-        read = [media for each in outputs for media in media_of(each, encodes=encodes)]
-        return [media if media.inputs else media.ids for media in read]
+        read: list[Media | Prompt] = []
+        for each in several:
+            if isinstance(each, Mapping):
+                made = media_of(each, encodes=self.target.encoder_decoder)
+                read += [media if media.inputs else media.ids for media in made]
+            else:
+                read += as_list([each])
+        return read
 
     def _ids_with(self, media: Media, i: int) -> list[int]:
         """The ids of a prompt with media that the target reads; InputError otherwise."""
@@ -208,8 +213,8 @@ class InputProcessor:
         """Return a prompt's ids, special tokens of the tokenizer included; `name`: what errors call
         it."""
         if isinstance(self.target, ReadsMedia) and self.target.needs_media:
-            problem = f"{name} is text, and the target reads pictures or sounds"
-            raise InputError(f"{problem}; give what its processor makes of them")
+            problem = f"{name} is text alone, and the target reads pictures or sounds"
+            raise InputError(f"{problem}: give what its processor makes of them, or transcribe")
         if len(prompt) == 0:
             raise InputError(f"{name} is empty; give a text or ids to continue")
         if isinstance(prompt, str):

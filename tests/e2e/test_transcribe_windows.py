@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 import transformers as t
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import foretoken
+from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
 from foretoken.media.windows import windows
 from foretoken.speech.transcription import tells_words, transcribe, transcribes
 from foretoken.speech.windows import INSTRUCTION
+from foretoken.text.chat import media
 from media_models import MARK, Made, V, built, llava, moonshine, qwen2_audio, relative
 from sound_models import canary, cohere_asr, granite_speech, qwen3_asr
 
@@ -228,6 +232,55 @@ def test_a_chat_model_is_asked_in_a_message(family: Any) -> None:
             assert transcribe(spec, samples, prompt=prompt, gamma=gamma).text == wanted
     with pytest.raises(InputError, match="the model takes no language; leave it out"):
         transcribe(spec, samples, language="en")
+
+
+@pytest.mark.openvino
+def test_the_command_puts_a_chat_model_on_torch(tmp_path: Path, console: Run) -> None:
+    model, _ = built(qwen2_audio)
+    extractor = t.WhisperFeatureExtractor(feature_size=8, hop_length=200, chunk_length=1)
+    processor = t.Qwen2AudioProcessor(extractor, words(), chat_template=PARTS)
+    model.save_pretrained(tmp_path / "m")
+    processor.save_pretrained(tmp_path / "m")
+    soundfile.write(tmp_path / "a.wav", talk(0.9), RATE)
+    command = ["transcribe", str(tmp_path / "a.wav"), "--target", str(tmp_path / "m")]
+    code, printed, _ = console(*command)
+    assert code == 0 and printed.startswith("w")
+    mistake(console(*command, "--dtype", "int8"), "hears on torch alone, and --dtype is int8; give")
+    mistake(console("transcribe", "no.wav", *command[2:]), "there is no file no.wav")
+
+
+LOOPS = (
+    "{% for m in messages %}{% if m.content is string %} w8 {{ m.content }}{% else %} w8 "
+    "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [STRINGS, LOOPS, {"default": LOOPS, "other": STRINGS}])
+@pytest.mark.parametrize("owner", ["tokenizer", "processor"])
+def test_templates_without_marks_for_sounds(owner: str, template: Any) -> None:
+    processor: Any = t.GraniteSpeechProcessor(GraniteEars(16, RATE, 0.0), words())
+    (processor if owner == "processor" else processor.tokenizer).chat_template = template
+    parts = [{"type": "audio", "audio": talk(0.16)}, {"type": "text", "text": " w5"}]
+    silent = [{"type": "text", "text": ""}]
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": silent}]
+    named = ["other"] if isinstance(template, dict) else []
+    for name in (None, *named):
+        made = media([*turns, {"role": "user", "content": "w6"}], processor, name)
+        text = processor.tokenizer.decode(made["input_ids"][0])
+        assert text.split() == ["w8", *["<audio>"] * 4, "w5", "w8", "w8", "w6"]
+        assert made["input_features"].shape == (1, 8, 16)
+
+
+def test_a_sound_of_which_the_end_would_be_dropped() -> None:
+    extractor = t.WhisperFeatureExtractor(feature_size=8, hop_length=200, chunk_length=1)
+    processor: Any = t.Qwen2AudioProcessor(extractor, words(), chat_template=PARTS)
+
+    def message(seconds: float) -> Any:
+        return [{"role": "user", "content": [{"type": "audio", "audio": talk(seconds)}]}]
+
+    assert media(message(1.0), processor)["input_features"].shape == (1, 8, 80)
+    with pytest.raises(InputError, match="a sound lasts 3 s, and the model hears the first 1; cut"):
+        media(message(3.0), processor)
 
 
 def test_models_that_write_no_speech_down() -> None:

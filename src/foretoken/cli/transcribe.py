@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from typer import Argument, Exit, Option
 
 from foretoken.cli import option
 from foretoken.cli.command import command, quiet
-from foretoken.errors import ForetokenError, InputError, shown
+from foretoken.errors import ForetokenError, InputError, RefusedError, shown
 from foretoken.media.spoken import FORMATS
 from foretoken.storage import files
 
@@ -71,7 +72,7 @@ def transcribe(
     quiet()
     from foretoken.speech import transcription  # late: torch takes seconds
 
-    spec = loading.load(target, draft)
+    spec = _hearing(loading, target).load(target, draft)
     asked: dict[str, Any] = {"language": language, "translate": translate, "prompt": prompt}
     asked |= {"gamma": gamma, "temperature": temperature}
     asked["words"] = format == "json" and transcription.tells_words(spec)
@@ -97,6 +98,20 @@ def transcribe(
         print(f"{file}: {made.seconds:.0f} s, {named[i]}", file=sys.stderr)
     if failed:
         raise Exit(1)
+
+
+def _hearing(loading: option.PairLoading, target: str) -> option.PairLoading:
+    """Put a model that hears with its prompt on torch: on OpenVINO encoders alone hear."""
+    if loading.runtime != "auto":
+        return loading
+    from foretoken.loading.sources import source  # late: as below
+
+    if source(target, loading.revision, loading.trust_remote_code).config.is_encoder_decoder:
+        return loading
+    if loading.dtype in ("int8", "int4"):
+        problem = f"{target} hears on torch alone, and --dtype is {loading.dtype}"
+        raise RefusedError(f"{problem}; give float32 or bfloat16")
+    return replace(loading, runtime="transformers")
 
 
 def _make(folder: Path) -> None:

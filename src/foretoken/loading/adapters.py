@@ -122,11 +122,12 @@ def merged_inside(network: PreTrainedModel) -> PreTrainedModel:
         )
     from peft.tuners.tuners_utils import BaseTunerLayer  # late: as above
 
-    for name, part in [*network.named_modules()]:
-        if isinstance(part, BaseTunerLayer):
-            part.merge(safe_merge=True)
-            above, _, own = name.rpartition(".")
-            setattr(network.get_submodule(above), own, part.get_base_layer())
+    with _told(network, Path(str(network.name_or_path))):
+        for name, part in [*network.named_modules()]:
+            if isinstance(part, BaseTunerLayer):
+                part.merge(safe_merge=True)
+                above, _, own = name.rpartition(".")
+                setattr(network.get_submodule(above), own, part.get_base_layer())
     changed._hf_peft_config_loaded = False
     changed.config.adapter_merged = True
     return network

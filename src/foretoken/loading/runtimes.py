@@ -89,10 +89,12 @@ def place(
     """
     loaded = isinstance(source, Source)
     device = placement.device if loaded else source.device
-    if loaded and source.own_adapter:
-        if placement.runtime not in ("auto", "transformers"):
+    own = loaded and source.own_adapter
+    if own:
+        rounds = placement.dtype in ROUNDED or placement.kv_dtype
+        if placement.runtime not in ("auto", "transformers") or rounds:
             problem = f"{source.name} has an adapter of its own, which is merged on torch alone"
-            raise RefusedError(f"{problem}; load it with runtime='transformers'")
+            raise RefusedError(f"{problem}; leave runtime, int8 and int4 out")
         placement = replace(placement, runtime="transformers")
     plain = placement.runtime == "auto" and not placement.kv_dtype
     if not loaded and plain and device.type != "cuda":
@@ -101,7 +103,7 @@ def place(
     dtype = dtype_of(source, placement)
     if early is not None and early.placement == placement and (model := early.model()) is not None:
         return Placed(model, "it passed the self-check")
-    reason = "it was asked for"
+    reason = "its own adapter is merged there" if own else "it was asked for"
     on_openvino = dtype in ROUNDED or placement.kv_dtype is not None
     fast = "graphs" if device.type == "cuda" and not on_openvino else "openvino"
     if placement.runtime != "auto":
@@ -183,6 +185,9 @@ def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Place
     """Do as `place`, so that logits are, to the bit, a function of the text: on ONNX Runtime, or on
     torch in forwards of one width on a grid. Raises RefusedError for a model that cannot run so."""
     dtype, reason = dtype_of(source, placement), "it was asked for"
+    if isinstance(source, Source) and source.own_adapter:
+        problem = f"{source.name} has an adapter of its own, for sounds, which are not read so"
+        raise RefusedError(f"{problem}; leave exact_shapes out")
     if placement.runtime != "transformers" and placement.device.type == "cpu":
         try:
             return Placed(_onnx(source, dtype, placement).made_invariant(), reason)

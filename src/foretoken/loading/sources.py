@@ -35,6 +35,7 @@ WRAPPERS = {
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
 }
+LIBRARIES = ("torchaudio", "mistral-common", "librosa")  # that some processors need beside
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = (
     "tokenizer_config.json",  # a tokenizer of bytes has no other file
@@ -211,6 +212,8 @@ def source(
             problem = f"{name} holds an adapter; give its base model, and adapter={path!r}"
             raise RefusedError(problem)
         adapters.folder(path)  # says what it needs
+        if adapter is not None:
+            raise RefusedError(f"{name} brings an adapter, and takes no other; leave adapter out")
     change = None if adapter is None else adapters.folder(adapter)
     named = str(name) if adapter is None else f"{name} with {adapter}"
     if file := hub.gguf(path, revision):
@@ -374,7 +377,8 @@ def processor(model: Source) -> Callable[[], Any] | None:
             return AutoProcessor.from_pretrained(model.path, **model.options)
         except Exception as error:  # the library raises many kinds, and its extras are missing
             problem = f"the processor of {model.name} cannot be read: {one_line(error)}"
-            raise InputError(f"{problem}; pip install 'foretoken[media]'") from None
+            named = next((each for each in LIBRARIES if each in str(error)), "'foretoken[media]'")
+            raise InputError(f"{problem}; pip install {named}") from None
 
     return load
 

@@ -45,7 +45,7 @@ class Media:
             if not isinstance(x, Tensor):
                 continue
             x = x.to(device, dtype if x.is_floating_point() else None)
-            if n and tuple(x.shape) == (1, n):
+            if n and tuple(x.shape) == (1, n) and _of_text(name):
                 x = torch.cat([x, x.new_zeros(1, max(0, length - n))], 1)[:, :length]
             made[name] = x
         return made
@@ -114,8 +114,14 @@ def _media(b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Te
     if mask is None:
         return Media(cast(list[int], own.tolist()), inputs)
     keep = mask[b].bool()
-    cut = {n: x[:, keep] if x.shape == (1, len(keep)) else x for n, x in inputs.items()}
+    of_text = {n for n, x in inputs.items() if x.shape == (1, len(keep)) and _of_text(n)}
+    cut = {n: x[:, keep] if n in of_text else x for n, x in inputs.items()}
     return Media(cast(list[int], own[keep].tolist()), cut)
+
+
+def _of_text(name: str) -> bool:
+    """Tell whether an input may have one number for each id: masks of frames do not."""
+    return not any(part in name for part in ("feature", "audio", "pixel", "values"))
 
 
 def _tensor(name: str, value: Any) -> Tensor:

@@ -75,7 +75,12 @@ def _read(value: Any, place: str, most: float | None) -> tuple[NDArray[np.float3
     except InputError:
         raise
     except Exception as error:  # files hold anything
-        raise InputError(f"{place} cannot be read: {one_line(error)}; {GIVE}") from None
+        problem = "it is no sound that is read here, or damaged"
+        if isinstance(value, str | Path) and not Path(value).is_file():
+            problem = f"there is no file {value}"
+        elif "Format not recognised" not in str(error):
+            problem = one_line(error)
+        raise InputError(f"{place} cannot be read: {problem}; {GIVE}") from None
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), rate
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, as_float, shown
-from foretoken.models.base import Blocks, Model, ReadsPrompts
+from foretoken.models.base import Blocks, Model, ReadsMedia, ReadsPrompts
 from foretoken.models.rows import staying
 
 MOST = 1000  # of a scale: logits stay far from what float32 holds
@@ -48,6 +48,9 @@ class Guided:
     def __init__(self, model: Model, scale: float, negative: Sequence[int] | None = None) -> None:
         if model.encoder_decoder:
             raise RefusedError("guidance reads two prompts, and an encoder one; leave it out")
+        if isinstance(model, ReadsMedia) and model.needs_media:
+            problem = "guidance reads ids alone, and this model none without a sound or picture"
+            raise RefusedError(f"{problem}; leave it out")
         self.inner, self.scale, self.negative = model, as_float(scale), [*(negative or ())]
         if not abs(self.scale) <= MOST:  # NaN included
             raise InputError(

@@ -167,7 +167,10 @@ class Routes:
         engine = self._chosen(request, asked)
         asked.require()
         if engine.info is not None and not engine.info.transcribes:
-            problem = f"{request.state.model} writes no speech down; serve a Whisper, or the like"
+            problem = (
+                f"{request.state.model} writes no speech down as it is served; the server's log "
+            )
+            problem += "says why at its start, else serve a Whisper, or the like"
             raise BadRequestError(problem, "model")
         hearing = Hearing(engine, asked.to_engine(self.options.gamma))
         if asked.streams:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.errors import InputError, about, one_line, shown
 from foretoken.media.pictures import picture
 from foretoken.media.sounds import sound
+from foretoken.text.templates import reads_parts, reads_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,12 +92,13 @@ def ids(
     source = _source(tokenizer, template)
     with about("chat_template_kwargs"):
         variables = _variables(chat_template_kwargs)
+    own = _resolved(tokenizer, template, variables)
     for i, message in enumerate(messages):
         _require_role(i, message["role"], source)
     _require_parts(messages, source)
     try:
         rendered = tokenizer.apply_chat_template(
-            [_plain(message, source) for message in messages],
+            [_plain(message, own) for message in messages],
             chat_template=template,
             tokenize=True,
             return_dict=False,
@@ -133,6 +135,15 @@ def _require_message(i: int, message: Any) -> None:
         raise InputError(
             f"message {i} has the content {shown(content)}; give a str or a list of parts"
         ).about(f"prompt[{i}].content")
+    for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
+        known = isinstance(part, Mapping)
+        if not known or (
+            part.get("type", "text") == "text" and not isinstance(part.get("text"), str)
+        ):
+            problem = f"message {i}, part {j} is {shown(part)}"
+            raise InputError(
+                f"{problem}; give a dict with 'type', and 'text' in one of text"
+            ).about(f"prompt[{i}].content")
     try:
         str(content).encode()
     except UnicodeEncodeError:
@@ -163,6 +174,16 @@ def _source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
     return str(named.get(template, template))
 
 
+def _resolved(owner: Any, template: str | None, variables: Mapping[str, Any]) -> str:
+    """The text of the template that transformers takes, of all where a tokenizer or processor has
+    several by name."""
+    own = getattr(owner, "chat_template", None)
+    named = own if isinstance(own, Mapping) else {}
+    if template is None and named:
+        template = "tool_use" if variables.get("tools") and "tool_use" in named else "default"
+    return str(named.get(template, template or own))
+
+
 def _require_role(i: int, role: str, source: str) -> None:
     """InputError for one that no chat knows: OpenAI's, and what the template itself names."""
     if role not in ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
@@ -190,17 +211,29 @@ def _require_parts(
                 )
 
 
-def _plain(message: Message, source: str) -> dict[str, Any]:
+def _plain(message: Message, template: str) -> dict[str, Any]:
     """A message as the template reads it: one that calls tools instead has an empty content, a text
-    is a part where the template knows parts alone, and arguments of calls, which clients send as
-    JSON, are what it says. Fields that are null, as clients send them, transformers leaves out."""
+    is a part where the template knows parts alone, parts are a text where it knows texts alone, and
+    arguments of calls, which clients send as JSON, are what it says. Fields that are null, as
+    clients send them, transformers leaves out."""
     plain = {**message, "content": ""} if message.get("content") is None else dict(message)
-    if isinstance(plain["content"], str) and LOOP.search(source) and not STRING.search(source):
+    parts = parts_of(plain)
+    if isinstance(plain["content"], str) and not _reads_texts(template):
         plain["content"] = [{"type": "text", "text": plain["content"]}]
+    elif not isinstance(plain["content"], str) and reads_parts(template) is False:
+        if all("text" in part for part in parts) and _reads_texts(template):
+            plain["content"] = "".join(str(part["text"]) for part in parts)
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
         plain["tool_calls"] = [_plain_call(call) for call in cast(list[Any], calls)]
     return plain
+
+
+def _reads_texts(template: str) -> bool:
+    """Tell whether a template writes texts, where it fails on a message by its words."""
+    if (known := reads_texts(template)) is not None:
+        return known or not reads_parts(template)
+    return not LOOP.search(template) or bool(STRING.search(template))
 
 
 def _plain_call(call: Any) -> Any:
@@ -255,58 +288,95 @@ def media(
     require(messages)
     with about("chat_template_kwargs"):
         variables = _variables(chat_template_kwargs)
-    template_of = template or getattr(processor, "chat_template", None)
-    source = _source(processor.tokenizer, None) if template_of is None else str(template_of)
+    owner = processor if getattr(processor, "chat_template", None) else processor.tokenizer
+    source, own = _source(owner, template), _resolved(owner, template, variables)
     hertz = rate(processor)
     _require_parts(messages, source, kinds(processor))
-    read = [_read(i, message, hertz, source) for i, message in enumerate(messages)]
+    read = [_read(i, message, hertz, own) for i, message in enumerate(messages)]
     if taken := sorted(PROCESSORS & variables.keys()):
         raise InputError(
             f"chat_template_kwargs holds {taken[0]!r}, which is the processor's; leave it out"
         ).about("chat_template_kwargs")
     named = _variables_of(source)  # transformers hands all others to the processor
     variables = {name: value for name, value in variables.items() if name in named}
-    try:
-        if not _knows_parts(read, source):
-            return _marked(read, processor, template, variables)
-        return processor.apply_chat_template(
-            read,
-            chat_template=template,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-            **variables,
+
+    def rendered(messages: list[dict[str, Any]]) -> Mapping[str, Any]:
+        try:
+            if not _knows_media(messages, own, processor):
+                return _marked(messages, processor, own, variables)
+            return processor.apply_chat_template(
+                messages,
+                chat_template=own,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+                **variables,
+            )
+        except Exception as error:  # a template is a program
+            raise InputError(f"the processor refuses the messages: {one_line(error)}") from None
+
+    made = rendered(read)
+    _require_heard(read, made, rendered, processor)
+    return made
+
+
+def _require_heard(
+    messages: list[dict[str, Any]],
+    made: Mapping[str, Any],
+    rendered: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
+    processor: Any,
+) -> None:
+    """InputError where the processor drops the end of a sound: where it makes the same of sounds
+    that are cut at the length its feature extractor pads to."""
+    most = getattr(getattr(processor, "feature_extractor", None), "n_samples", None) or 0
+    sounds = [part["audio"] for each in messages for part in parts_of(each) if "audio" in part]
+    longest = max(map(len, sounds), default=0)
+    if not most or longest <= most:
+        return
+    import torch  # late: the command line does without
+
+    cut = [dict(message) for message in messages]
+    for message in cut:
+        if parts := parts_of(message):
+            ends = ({"audio": part["audio"][:most]} if "audio" in part else {} for part in parts)
+            message["content"] = [{**part, **end} for part, end in zip(parts, ends, strict=True)]
+    again = rendered(cut)
+    if all(torch.equal(x, again[name]) for name, x in made.items() if isinstance(x, torch.Tensor)):
+        hertz = rate(processor)
+        raise InputError(
+            f"a sound lasts {longest / hertz:.0f} s, and the model hears the first "
+            f"{most / hertz:.0f}; cut it into pieces, or transcribe it"
         )
-    except Exception as error:  # a template is a program
-        raise InputError(f"the processor refuses the messages: {one_line(error)}") from None
 
 
-def _knows_parts(messages: list[dict[str, Any]], source: str) -> bool:
-    """Tell whether a template goes through parts, or names the kinds of these messages' media."""
-    kinds_of = {part["type"] for message in messages for part in parts_of(message)} & MEDIA.keys()
-    return bool(LOOP.search(source)) or all(
-        f"'{kind}'" in source or f'"{kind}"' in source for kind in kinds_of
+def _knows_media(messages: list[dict[str, Any]], template: str, processor: Any) -> bool:
+    """Tell whether a template has marks of its own for these messages' media, or the processor has
+    none to be put there."""
+    kinds_of = {str(part.get("type")) for each in messages for part in parts_of(each)}
+    kinds_of &= MEDIA.keys()
+    return all(
+        reads_parts(template, kind) is not False or not getattr(processor, f"{kind}_token", None)
+        for kind in kinds_of
     )
 
 
 def _marked(
-    messages: list[dict[str, Any]],
-    processor: Any,
-    template: str | None,
-    variables: dict[str, Any],
+    messages: list[dict[str, Any]], processor: Any, template: str, variables: dict[str, Any]
 ) -> Mapping[str, Any]:
-    """Do as `media` for a template that knows texts alone (Granite Speech's): each picture or sound
-    is the processor's mark in its message's text, and given to it beside."""
+    """Do as `media` for a template without marks for media (Granite Speech's): each picture or
+    sound is the processor's mark in its message's text, and given to it beside."""
     given: dict[str, list[Any]] = {kind: [] for kind in MEDIA}
     written: list[dict[str, Any]] = []
     for message in messages:
-        content = ""
-        for part in parts_of(message):
-            kind = part["type"]
-            content += getattr(processor, f"{kind}_token") if kind in MEDIA else part["text"]
-            if kind in MEDIA:
-                given[kind].append(part[kind])
-        written.append({**message, "content": content or message["content"]})
+        content = message["content"]
+        if not isinstance(content, str):
+            content = ""
+            for part in parts_of(message):
+                kind = part.get("type")
+                content += getattr(processor, f"{kind}_token") if kind in MEDIA else part["text"]
+                if kind in MEDIA:
+                    given[kind].append(part[kind])
+        written.append(_plain({**message, "content": content}, template))
     text = processor.tokenizer.apply_chat_template(
         written, chat_template=template, tokenize=False, **variables
     )
@@ -353,9 +423,9 @@ def parts_of(message: Message) -> list[Mapping[str, Any]]:
     return [part for part in listed if isinstance(part, Mapping)]
 
 
-def _read(i: int, message: Message, hertz: int, source: str) -> dict[str, Any]:
+def _read(i: int, message: Message, hertz: int, template: str) -> dict[str, Any]:
     """A message whose pictures and sounds are read."""
-    plain = _plain(message, source)
+    plain = _plain(message, template)
     if parts := parts_of(message):
         numbered = enumerate(parts)
         plain["content"] = [

@@ -208,12 +208,25 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
     for gamma in (0, 3):
         (out,) = spec.generate(inputs, max_new_tokens=8, gamma=gamma)
         assert out.tokens == made[0, inputs["input_ids"].shape[1] :].tolist()
-    with pytest.raises(InputError, match="prompt 0 is text, and the target reads pictures or s"):
+    with pytest.raises(
+        InputError, match="prompt 0 is text alone, and the target reads pictures or s"
+    ):
         spec.generate([[5, 6, 7]], max_new_tokens=4)
+    with pytest.raises(RefusedError, match="guidance reads ids alone, and this model none without"):
+        spec.guided(2.0)
+    with pytest.raises(RefusedError, match="an adapter of its own, for sounds.*exact_shapes out"):
+        foretoken.load(tmp_path, "lookup", exact_shapes=True)
+    with pytest.raises(RefusedError, match="brings an adapter, and takes no other"):
+        foretoken.load(tmp_path, "lookup", adapter=tmp_path)
     with pytest.raises(InputError, match="generate turns its adapter on and off; give its folder"):
         foretoken.load(theirs, "lookup")
-    with pytest.raises(RefusedError, match="merged on torch alone; load it with runtime='transf"):
+    with pytest.raises(RefusedError, match="merged on torch alone; leave runtime"):
         foretoken.load(tmp_path, "lookup", runtime="openvino")
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    broken = {name: weight * float("nan") for name, weight in weights.items()}
+    save_file(broken, tmp_path / "adapter_model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="does not fit.*NaNs"):
+        foretoken.load(tmp_path, "lookup")
     (tmp_path / "adapter_config.json").unlink()
     plain = foretoken.load(tmp_path, "lookup", runtime="transformers")
     assert plain.generate([[5, 6, 7]], max_new_tokens=4)[0].tokens

@@ -268,7 +268,7 @@ def test_a_model_that_reads_text_only(tmp_path: Path) -> None:
 
     with serving(*pair(tmp_path)) as (address, _):
         response = post(address, {"messages": asking(url(file(RED)))})
-        assert "this model reads text only" in response.json()["error"]["message"]
+        assert "this model is served for text only" in response.json()["error"]["message"]
         answer = httpx2.post(f"{address}/v1/audio/transcriptions", files={"file": b"RIFF"})
         assert (
             answer.status_code == 400

@@ -122,6 +122,34 @@ def test_a_call_of_tools_without_content_in_templates_of_every_style(template, e
     assert text([called | content], head + template) == f".{expected}"
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "{% macro all(content) %}{% for c in content %}{{ c.text }}{% endfor %}{% endmacro %}"
+        "{% for m in messages %}<{{ m.role }}>{{ all(m.content) }}{% endfor %}",
+        "{% for m in messages %}{% set content = m.content %}<{{ m.role }}>"
+        "{% for c in content %}{{ c.text }}{% endfor %}{% endfor %}",
+        "{% for m in messages %}<{{ m.role }}>{% for c in m.get('content') %}{{ c['text'] }}"
+        "{% endfor %}{% endfor %}",
+    ],
+)
+def test_no_text_is_lost_however_a_template_goes_through_parts(loop: str) -> None:
+    made = tokenizer(loop).decode(chat.ids([USER, THOUGHT], tokenizer(loop)))
+    assert made == "<user>Where are you going?<assistant>To the"
+
+
+def test_parts_of_text_are_a_text_where_a_template_knows_texts_alone() -> None:
+    parts = [{"type": "text", "text": "Where "}, {"text": "to?"}]
+    assert text([USER | {"content": parts}]) == text([USER | {"content": "Where to?"}])
+    assert text([USER | {"content": []}]) == text([USER | {"content": ""}])
+
+
+@pytest.mark.parametrize("part", ["Where?", {"type": "text"}, {"text": 5}, 7])
+def test_parts_that_are_none(part: Any) -> None:
+    with pytest.raises(InputError, match="^message 0, part 1 is .*; give a dict with 'type'"):
+        text([USER | {"content": [{"type": "text", "text": "a"}, part]}])
+
+
 def test_a_role_that_the_template_names_is_known():
     robot = {"role": "robot", "content": "a"}
     with pytest.raises(InputError, match="^message 1 has the role 'robot'; give one of system, d"):

@@ -196,7 +196,7 @@ def test_a_model_within_a_model_that_writes() -> None:
         both: Any = [inputs, changed]
         texts = spec.generate(both, max_new_tokens=NEW, gamma=3, ignore_eos=True)
         assert [c.tokens for c in texts] == wanted and wanted[0] != wanted[1]
-        with pytest.raises(InputError, match="is text, and the target"):
+        with pytest.raises(InputError, match="is text alone, and the target"):
             spec.generate([[4, 5]], max_new_tokens=2)
 
 
@@ -227,6 +227,25 @@ def test_several_prompts_in_one_output_of_a_processor() -> None:
     texts = [c.tokens for c in spec.generate(both, max_new_tokens=NEW, ignore_eos=True)]
     assert texts[0] == generated(model, inputs)
     assert texts[1] == generated(model, {**other(inputs), "input_ids": long})
+
+
+def test_texts_and_outputs_with_and_without_pictures_in_one_list() -> None:
+    model, inputs = built(llava)
+    spec = foretoken.load(model, "lookup")
+    plain = {"input_ids": torch.tensor([[0, 4, 5]]), "attention_mask": torch.tensor([[0, 1, 1]])}
+    mixed: Any = [inputs, [4, 5], plain]
+    texts = [c.tokens for c in spec.generate(mixed, max_new_tokens=NEW, ignore_eos=True)]
+    assert texts[0] == generated(model, inputs) and texts[1] == texts[2] != texts[0]
+    alone: Any = [plain]
+    assert spec.generate(alone, max_new_tokens=NEW, ignore_eos=True)[0].tokens == texts[1]
+
+
+def test_a_mask_of_frames_is_not_cut_like_text() -> None:
+    ids = torch.tensor([[0, 4, 5], [6, 7, 8]])
+    output = {"input_ids": ids, "attention_mask": (ids > 0).long(), "token_type_ids": ids}
+    made = media_of(output | {"feature_attention_mask": torch.ones(2, 3)}, encodes=False)
+    first = {name: tuple(x.shape) for name, x in made[0].inputs.items()}
+    assert first == {"token_type_ids": (1, 2), "feature_attention_mask": (1, 3)}
 
 
 def test_calls_of_generate_that_cannot_be_decoded() -> None:
@@ -302,7 +321,7 @@ def test_an_engine_with_little_memory(family: Callable[[], Made]) -> None:
 
 def test_text_for_an_encoder_of_sounds() -> None:
     model, _ = built(whisper)
-    with pytest.raises(InputError, match="the target reads pictures or sounds"):
+    with pytest.raises(InputError, match="text alone, and the target reads pictures or sounds"):
         foretoken.load(model, "lookup").generate([[4, 5]], max_new_tokens=2)
 
 
