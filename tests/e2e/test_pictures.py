@@ -79,7 +79,7 @@ def test_parts_that_cannot_be_read(folder: Path, part: dict[str, Any], message: 
 
 def test_a_model_without_a_processor() -> None:
     spec = foretoken.load()
-    with pytest.raises(InputError, match="the model's folder has no processor"):
+    with pytest.raises(InputError, match="the model has no processor in its folder"):
         spec.generate(asked(RED), **NEW)
 
 
