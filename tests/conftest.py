@@ -40,28 +40,14 @@ settings.register_profile("prove", deadline=None, max_examples=200)
 settings.load_profile("foretoken")
 
 
-VARIANTS = 3  # of a parametrized test, that `make test` runs: the first, the last, one between
-WHOLE = ("tests/exact/", "tests/statistical/")  # all variants of these
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """OpenVINO and ONNX Runtime run on CPUs only; what draws its examples is among the proofs, as
-    are the other variants of a test with many."""
-    variants: dict[str, list[pytest.Item]] = {}
+    """OpenVINO and ONNX Runtime run on CPUs only; what draws its examples is among the proofs."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("drawn")
         if {"openvino", "onnx"} & {*item.keywords}:
             item.add_marker("cpu_only")
-        if "prove" not in item.keywords and not item.nodeid.startswith(WHOLE):
-            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for every in variants.values():
-        last = len(every) - 1
-        kept = {last * i // (VARIANTS - 1) for i in range(VARIANTS)}
-        for i, item in enumerate(every):
-            if i not in kept:
-                item.add_marker("prove")
 
 
 # Frozen, for all pairs: what is measured on a busy machine differs from run to run, and takes up to

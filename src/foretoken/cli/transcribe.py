@@ -40,7 +40,10 @@ def transcribe(
     ] = None,
     translate: Annotated[bool, Option("--translate", help="Write it in English.")] = False,
     prompt: Annotated[
-        str | None, Option(help="Text that comes before, or names that may be said.")
+        str | None,
+        Option(
+            help="Text that comes before, or names that may be said; to a chat model, what to do."
+        ),
     ] = None,
     format: Annotated[str, Option(help="Print text, srt, vtt or json.")] = "text",
     output: Annotated[

@@ -101,16 +101,6 @@ def merged(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
         return wrapped.merge_and_unload(safe_merge=True)
 
 
-def carried(path: str) -> bool:
-    """Tell whether a folder is a model with an adapter of its own beside it, as Granite Speech's,
-    and no adapter by itself."""
-    try:
-        config = parse_json((Path(path) / "config.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("has_lora_adapter") is True
-
-
 def merged_inside(network: PreTrainedModel) -> PreTrainedModel:
     """Return a network that transformers has loaded with an adapter of its own, with that merged:
     its `generate` turns it off for text, so what is left reads text beside sounds alone."""

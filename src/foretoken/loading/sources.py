@@ -75,13 +75,10 @@ class Source:
     def own_adapter(self) -> bool:
         """True for a model that brings an adapter for its sounds, which its `generate` turns off
         for text."""
-        if self.gguf or (hub.is_folder(self.path) and not self._adapter_beside):
+        folder = hub.is_folder(self.path)
+        if self.gguf or (folder and not _holds(self.path, (adapters.CONFIG,))):
             return False
         return getattr(self.config, "has_lora_adapter", False) is True
-
-    @property
-    def _adapter_beside(self) -> bool:
-        return (Path(self.path) / adapters.CONFIG).exists()
 
     @cached_property
     def config(self) -> PreTrainedConfig:
@@ -208,7 +205,7 @@ def source(
     InputError where there is no such model, RefusedError for an adapter in its place."""
     path, options = hub.path(name), {"revision": revision, "trust_remote_code": trust}
     if hub.is_folder(path) and (Path(path) / adapters.CONFIG).exists():
-        if not adapters.carried(path):
+        if _json(Path(path) / "config.json").get("has_lora_adapter") is not True:
             problem = f"{name} holds an adapter; give its base model, and adapter={path!r}"
             raise RefusedError(problem)
         adapters.folder(path)  # says what it needs

@@ -142,8 +142,8 @@ def _require_read(
 ) -> None:
     """BadRequestError for a kind that the model does not read, or from whom none comes."""
     if not kinds:
-        problem = "this model is served for text only (else with --runtime transformers, where "
-        problem += "it reads more); give a text, or parts with texts"
+        problem = "this model is served for text only; give a text, or parts with texts, or serve "
+        problem += "it with --runtime transformers if it reads more"
         raise BadRequestError(problem, field)
     if kind not in kinds:
         reads = " and ".join(NAMES[each] for each in kinds)

@@ -61,7 +61,8 @@ def transcribe(
         language: The language, such as "en"; None lets the model say, where it can.
         translate: Write it in English.
         prompt: Text that comes before, or names and words that may be said: each window's text is
-            written as if behind it.
+            written as if behind it. A chat model is told this behind the sound, in place of
+            "can you transcribe the speech into a written format?".
         words: Tell when each word was said. Whisper can, where its generation config names the
             heads that follow the sound.
         temperature: 0 takes the likeliest tokens.

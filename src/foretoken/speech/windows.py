@@ -19,7 +19,7 @@ from torch import Tensor
 from foretoken.errors import InputError, one_line
 from foretoken.media.inputs import main_input
 from foretoken.media.windows import windows
-from foretoken.text.chat import media
+from foretoken.text.chat import READERS, media
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 LONGEST = 30.0  # seconds of a window: as long as such models were trained with
 TOKENS, MORE = 32, 64  # a second, and beside, at most: where a model writes on and on
 REQUEST = "apply_transcription_request"
-EARS = ("feature_extractor", "audio_processor")  # names of the part that hears
 # What a chat model is told behind the sound, unless the prompt says it: Granite Speech's own words
 INSTRUCTION = "can you transcribe the speech into a written format?"
 # What a request may be told, and the names that processors have for it
@@ -41,7 +40,9 @@ NAMES = {
 
 def ear(processor: Any) -> Any:
     """Return the part of a processor that reads sounds, or None."""
-    return next((part for name in EARS if (part := getattr(processor, name, None))), None)
+    return next(
+        (part for name in READERS["audio"] if (part := getattr(processor, name, None))), None
+    )
 
 
 def objection(network: Any, processor: Any) -> str | None:

@@ -6,7 +6,6 @@ Knows no models. The template writes the whole prompt: no special tokens are add
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -39,10 +38,6 @@ READERS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_
 WEB = "an address, which is not fetched here; give a part of the type image or audio"
 UNREAD = {"video": "a video, which is not read here; give pictures of it"}
 UNREAD |= dict.fromkeys(("image_url", "input_image", "audio_url", "input_audio", "video_url"), WEB)
-# Templates that go through the parts of a content, and those that know texts, too: of a text, the
-# others would write nothing, without a word
-LOOP = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
-STRING = re.compile(r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b""")
 # Arguments of processors, which would read files and addresses of a client's choice
 PROCESSORS = frozenset("images videos audio audios text processor_kwargs device".split())
 OWN = frozenset("tools documents add_generation_prompt continue_final_message".split())
@@ -218,22 +213,15 @@ def _plain(message: Message, template: str) -> dict[str, Any]:
     clients send them, transformers leaves out."""
     plain = {**message, "content": ""} if message.get("content") is None else dict(message)
     parts = parts_of(plain)
-    if isinstance(plain["content"], str) and not _reads_texts(template):
+    if isinstance(plain["content"], str) and not reads_texts(template):
         plain["content"] = [{"type": "text", "text": plain["content"]}]
     elif not isinstance(plain["content"], str) and reads_parts(template) is False:
-        if all("text" in part for part in parts) and _reads_texts(template):
+        if all("text" in part for part in parts) and reads_texts(template):
             plain["content"] = "".join(str(part["text"]) for part in parts)
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
         plain["tool_calls"] = [_plain_call(call) for call in cast(list[Any], calls)]
     return plain
-
-
-def _reads_texts(template: str) -> bool:
-    """Tell whether a template writes texts, where it fails on a message by its words."""
-    if (known := reads_texts(template)) is not None:
-        return known or not reads_parts(template)
-    return not LOOP.search(template) or bool(STRING.search(template))
 
 
 def _plain_call(call: Any) -> Any:

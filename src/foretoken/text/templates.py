@@ -1,30 +1,37 @@
 """Contents that a chat template reads: found by having it write a message, as no two go through one
 alike.
 
-Where a template fails on that message, nothing is known.
+Where a template fails on that message, its words decide on texts, and on parts nothing is known.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any
 
 WORD = "wordforatry"
+# Templates that go through the parts of a content, and those that know texts, too
+LOOP = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
+STRING = re.compile(r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b""")
 MARKS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 
 
-def reads_texts(template: str) -> bool | None:
-    """Tell whether it writes a content that is a text; None where nothing is known."""
+def reads_texts(template: str) -> bool:
+    """Tell whether it writes a content that is a text: of that, one which knows parts alone would
+    write nothing, without a word."""
     written = _written(template)
-    return None if written is None else WORD in written
+    if written is None:
+        return not LOOP.search(template) or bool(STRING.search(template))
+    return WORD in written or not reads_parts(template)
 
 
 def reads_parts(template: str, kind: str = "text") -> bool | None:
     """Tell whether it writes the parts of this kind in a list: "text", or "image" and "audio", for
-    which it has a mark. None as above."""
+    which it has a mark; None where nothing is known."""
     plain = _written(template, "text")
     if plain is None:
-        return False if reads_texts(template) else None
+        return False if WORD in (_written(template) or "") else None
     if kind == "text":
         return _whole(plain)
     written = _written(template, kind)
