@@ -16,7 +16,7 @@ from foretoken.beam.search import (
     BeamParams,
     beam_search,
     beams_of,
-    require_one_reading,
+    require_searchable,
 )
 from foretoken.controls.own import require_beams
 from foretoken.costing.gamma import Gamma
@@ -33,7 +33,7 @@ from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
 from foretoken.models.base import BatchInvariant, Model
 from foretoken.models.guided import Guided
-from foretoken.options import Prompt, Prompts, Seed, as_list, check, check_beams
+from foretoken.options import Prompt, Prompts, Seed, check, check_beams
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.checks import as_ids
 from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
@@ -410,13 +410,13 @@ class Speculator:
         """
         params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
         width = check_beams(gamma, num_beams, draft_beams)
-        listed = as_list(prompts)
+        listed = self.inputs.prompts(prompts)
         requests = self.inputs.requests(
             listed, gathered(None, controls, len(listed), "beam_search"), 0
         )
         for request in requests:
             require_beams(request.params, controls)
-            require_one_reading(self.target, request)
+            require_searchable(self.target, request)
         shaping = [row.controls for row in self.inputs.rows(requests)]
         draft = None
         if gamma and isinstance(self.drafter, LMDrafter) and not self.drafter.shares:

@@ -168,9 +168,12 @@ class Recipe(RecipeForm):
     @property
     def digest(self) -> str:
         """A digest of all that its measurements depend on but machine and package: prompts
-        included, and which files its models are. InputError where the prompts cannot be read."""
+        included, and which files its models are, wherever they lie. InputError where the prompts
+        cannot be read."""
         unmeasured = {"title": True, "experiments": True}
-        fields = self.model_dump(exclude={**unmeasured, "drafts": {"__all__": {"distilled_from"}}})
+        fields = _renamed(self, _without_folder, _without_folder).model_dump(
+            exclude={**unmeasured, "drafts": {"__all__": {"distilled_from"}}}
+        )
         try:
             text = Path(self.prompts.file).read_bytes()
         except OSError as error:
@@ -223,6 +226,12 @@ def _renamed(recipe: Recipe, model: Callable[[str], str], file: Callable[[str], 
     ]
     target = recipe.target and model(recipe.target)
     return recipe.model_copy(update={"prompts": prompts, "drafts": drafts, "target": target})
+
+
+def _without_folder(name: str) -> str:
+    """A model's or file's name without its folder where that is of this machine."""
+    kind, colon, file = name.rpartition(":")
+    return f"{kind}{colon}{Path(file).name}" if Path(file).is_absolute() else name
 
 
 def placed(name: str, folder: Path) -> str:

@@ -225,6 +225,9 @@ def test_the_command(
     document = json.loads(printed)
     assert code == 0 and document["text"] == made.text and document["seconds"] == 1
     assert all(segment["words"] for segment in document["segments"])
+    code, printed, _ = console("transcribe", files[0], files[2], *options)
+    first, second = printed.split(f"==> {files[2]} <==\n")
+    assert code == 0 and first.startswith(f"==> {files[0]} <==\n") and second.strip()
     for form, begins in (("srt", "1\n00:00:"), ("vtt", "WEBVTT\n\n00:00:")):
         code, printed, _ = console("transcribe", files[2], *options, "--format", form)
         assert code == 0 and (not made.segments or printed.startswith(begins))

@@ -409,8 +409,14 @@ def beams_of(
     return beams
 
 
-def require_one_reading(target: Model, request: Request) -> None:
-    """RefusedError for beams that may outgrow how the target has read their prompt."""
+def require_searchable(target: Model, request: Request) -> None:
+    """RefusedError for a prompt with media, and for beams that may outgrow how the target has read
+    their prompt."""
+    if request.media is not None:
+        held = ", ".join(sorted(request.media.inputs))
+        raise RefusedError(
+            f"a beam search reads ids alone, and a prompt holds {held}; call generate"
+        )
     context, room = target.context, request.limit
     if context is not None and len(request.prompt) + room > context:
         raise RefusedError(

@@ -26,6 +26,7 @@ from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
     from foretoken.costing.stored import Kept
+    from foretoken.loading.sources import Source
 
 EXACT = "float32"
 ROOM = 8_000_000_000  # bytes that a class may take to be tried
@@ -296,7 +297,22 @@ def _placed(
     placed = place(read, placement)
     steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant
     found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
-    return {**found, "exact": "bitwise" if steady else "rounding"}
+    lacks = _lacks(read)
+    return {**found, "exact": "bitwise" if steady else "rounding", "lacks": lacks}
+
+
+def _lacks(read: Source) -> str | None:
+    """Say why the processor of a model's pictures and sounds cannot be loaded; None where it can,
+    or there is none."""
+    from foretoken.loading.sources import processor
+
+    load = processor(read)
+    try:
+        if load is not None:
+            load()
+    except InputError as error:
+        return str(error)
+    return None
 
 
 EXACT_TEXT = {
@@ -311,6 +327,8 @@ def _show_placed(console: Console, document: dict[str, Any]) -> None:
     console.print(line, soft_wrap=True, markup=False)
     if document.get("exact"):
         console.print(EXACT_TEXT[document["exact"]], soft_wrap=True)
+    if document.get("lacks"):
+        console.print(f"text alone: {document['lacks']}", soft_wrap=True, markup=False)
 
 
 def _rounded(

@@ -95,6 +95,8 @@ def transcribe(
             continue
         text = FORMATS[format](made)
         if not named:
+            if len(audio) > 1:  # as `head` does
+                print(f"==> {file} <==")
             sys.stdout.write(text)
             continue
         files.write(named[i], text.encode())

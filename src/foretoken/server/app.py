@@ -267,6 +267,9 @@ class Routes:
     def _require_template(self, engine: Engines, field: str | None) -> None:
         info = engine.info
         if self.options.chat_template is None and info and not info.chat:
+            if info.transcribes:
+                problem = "the model has no chat template; it writes speech down: send a file to "
+                raise BadRequestError(problem + "/v1/audio/transcriptions", "model")
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
                 "send a text to /v1/completions",

@@ -152,8 +152,8 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
     """ForeignError for an entry of the config that is not followed, or a cache."""
     if (config.num_beams or 1) > 1:
         raise ForeignError(
-            f"num_beams={config.num_beams} asks for a beam search; call the Speculator's "
-            "beam_search, or give num_beams=1"
+            f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or call the "
+            "Speculator's beam_search, which reads ids alone"
         )
     for entry, values in (NOT_FOLLOWED | UNKNOWN).items():
         value = getattr(config, entry, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -65,6 +66,19 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
     assert shown.target == "models/target" and shown.prompts.file == "prompts.txt"
     assert shown.drafts == recipe.drafts  # a name
     assert shown_from(recipe, tmp_path / "elsewhere") == recipe
+
+
+def test_the_digest_does_not_depend_on_where_the_recipe_lies(tmp_path):
+    """Measurements that a checkout holds are used by others."""
+    digests: set[str] = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "prompts.txt").write_text("one\ntwo\n")
+        (tmp_path / name / "table.ngram").write_bytes(b"x")
+        os.utime(tmp_path / name / "table.ngram", (1, 1))
+        text = LEAST.replace("models/draft", "ngram:table.ngram")
+        digests.add(read(written(tmp_path / name, text)).digest)
+    assert len(digests) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from foretoken.models.families import build
 from foretoken.train.pair import read_target
 from media_models import built
 from sound_models import granite_speech
+from tiny import llama
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
 PROMPT = [5, 17, 33]
@@ -191,6 +192,15 @@ def test_doctor_names_it(tmp_path: Path, console: Run) -> None:
     saved(tmp_path)
     shown = console("doctor", str(tmp_path / "base"), "--adapter", str(tmp_path / "adapter"))
     assert shown.code == 0 and f"base with {tmp_path / 'adapter'} runs on" in shown.out
+
+
+def test_doctor_says_which_library_a_processor_lacks(tmp_path: Path, console: Run) -> None:
+    llama(32, 64).save_pretrained(tmp_path)
+    assert "text alone" not in console("doctor", str(tmp_path)).out
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "NoSuchProcessor"}')
+    shown = console("doctor", str(tmp_path))
+    assert shown.code == 0 and "text alone: the processor of" in shown.out
+    assert "pip install 'foretoken[media]'" in shown.out
 
 
 def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:

@@ -359,6 +359,14 @@ def test_forms_that_are_refused(
     assert message in error["message"] and (param is None or error["param"] == param)
 
 
+def test_a_model_that_writes_speech_down_is_asked_for_a_chat(spoken: str) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}]}
+    answer = httpx2.post(f"{spoken}/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and "/v1/audio/transcriptions" in answer.text
+    answer = httpx2.post(f"{spoken}/v1/completions", json={"prompt": "Hello"})
+    assert answer.status_code == 400 and "transcri" in answer.text
+
+
 def test_no_form(spoken: str) -> None:
     for path in ("transcriptions", "translations"):
         answer = httpx2.post(f"{spoken}/v1/audio/{path}", json={"model": "tiny"})
