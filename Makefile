@@ -10,7 +10,7 @@ export NO_MKDOCS_2_WARNING = 1
 # With it each process would compile all tests anew
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo chat serve report quick test clients newest package lowest check docs prove clean
+.PHONY: demo chat serve report quick test clients newest package lowest check docs docs/cli prove clean
 
 demo: .venv/ready
 	$(BIN)/foretoken generate --target novels --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
@@ -59,16 +59,20 @@ package:
 lowest:
 	TORCH_INDEX=$(TORCH_INDEX) $(PYTHON) tests/package.py --lowest $(PYTHON)
 
-check: .venv/ready
+check: docs/cli
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/pytest -q -m "not prove" tests/unit/test_layers.py tests/unit/docs --deselect tests/unit/docs/test_commands.py
-	$(BIN)/typer foretoken.cli utils docs --name foretoken --title "Command line" --output docs/cli.md
 	$(BIN)/mkdocs build --strict
 
-docs: .venv/ready
-	$(BIN)/typer foretoken.cli utils docs --name foretoken --title "Command line" --output docs/cli.md
+# A page for each command, made of its help
+docs/cli: .venv/ready
+	mkdir -p build $@
+	$(BIN)/typer foretoken.cli utils docs --name foretoken --title "Command line" --output build/cli.md
+	awk '/^## /{ page = substr($$3, 1, length($$3) - 1); sub("^## ", "# ") } { print > ("$@/" (page ? page : "index") ".md") }' build/cli.md
+
+docs: docs/cli
 	$(BIN)/mkdocs build --strict
 	@echo build/site/index.html
 

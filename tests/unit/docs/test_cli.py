@@ -1,4 +1,4 @@
-"""The page of the command line, docs/cli.md, is built from the commands' own help."""
+"""The pages of the command line, docs/cli/, are built from the commands' own help."""
 
 from __future__ import annotations
 
