@@ -163,8 +163,8 @@ def prepare(spec: Speculator, params: SamplingParams) -> None:
     """Choose the draft of later starts, behind the texts of this one."""
     if spec.choose is None:
         return
-    said = "choosing the fastest draft for later starts, once for this model; Ctrl-C leaves it"
-    print(said, file=sys.stderr)
+    said = "choosing the fastest draft for later starts, once for this model, in 10 to 60 s mostly"
+    print(f"{said}; Ctrl-C leaves it", file=sys.stderr)
     try:
         spec.prepared().costing.step_costs(params)
     except KeyboardInterrupt:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +28,9 @@ from foretoken.storage.files import parse_json
 FACTS, CARD = "facts.json", "card.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
 STALE = 24 * 3600  # seconds; older ones were left
+PACES = "paces.json"  # of conversions, seconds for each byte of a model's files
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +173,23 @@ class Convertible(Protocol):
     def commit(self) -> str | None: ...
 
     def code(self) -> list[str]: ...
+
+
+@contextmanager
+def told(source: Convertible, form: str, runtime: str) -> Generator[None]:
+    """Say that a model is converted, about how long that will take, by the size of its files and
+    the pace of the last one here, and how long it took."""
+    size = sum(file.stat().st_size for file in source.files() or [])
+    kind = f"{runtime} from {'GGUF' if source.gguf else 'weights'}"
+    pace = remembered(PACES).get(kind, 1e-7 if source.gguf else 1e-8)
+    about = f", about {size * pace:.0f} s" if isinstance(pace, float) and size * pace > 1 else ""
+    log.info("converting %s to %s for %s%s", source.name, form, runtime, about)
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    log.info("converted %s in %.1f s", source.name, seconds)
+    if size:
+        remember(PACES, kind, seconds / size)
 
 
 def key_of(source: Convertible, *choices: str | int) -> str:

@@ -37,7 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def converting(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "foretoken.models.openvino.conversion")
+    caplog.set_level(logging.INFO, "foretoken.models.store")
     return caplog
 
 

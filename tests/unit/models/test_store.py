@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,36 @@ def test_a_damaged_one_is_as_none(damage: str) -> None:
     assert store.keep("k", written(4.0), "m", "float32")
     loaded = store.find("k")
     assert loaded is not None and runs(loaded) == 4.0
+
+
+@dataclass
+class Weights:
+    """A model's files."""
+
+    file: Path
+    name = "m"
+    gguf = None
+
+    def files(self) -> list[Path]:
+        return [self.file]
+
+
+def test_how_long_a_conversion_takes_is_said_before(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the size of the files, and then by the pace of the last one."""
+    caplog.set_level("INFO", "foretoken.models.store")
+    source: Any = Weights(folder / "weights")
+    with source.file.open("wb") as file:
+        file.truncate(10**9)
+    clock = iter([0.0, 40.0, 100.0, 140.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    for about in (10, 40):
+        with store.told(source, "int8", "OpenVINO"):
+            pass
+        said = f"converting m to int8 for OpenVINO, about {about} s", "converted m in 40.0 s"
+        assert tuple(record.getMessage() for record in caplog.records) == said
+        caplog.clear()
 
 
 def test_several_writers_at_once() -> None:

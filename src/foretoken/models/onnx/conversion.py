@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,10 +97,8 @@ class OnnxConversion:
 
         states = [f"with states {','.join(map(str, self.taps))}"] if self.taps else []
         form = " ".join([f"{self.dtype} (onnx)", *map(str, self.some), *states])
-        log.info("converting %s to %s for ONNX Runtime", source.name, form)
-        start = time.perf_counter()
-        kept = store.keep(key, write, store.title_of(source), form)
-        log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
+        with store.told(source, form, "ONNX Runtime"):
+            kept = store.keep(key, write, store.title_of(source), form)
         if not kept:
             where = store.folder() or "a cache folder"
             log.warning("it could not be kept in %s and is made again each time", where)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -264,14 +263,12 @@ class Conversion:
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
         states = f"with states {','.join(map(str, self.taps))}"
         form = " ".join([self.dtype, *map(str, self.some), *([states] if self.taps else [])])
-        log.info("converting %s to %s for OpenVINO", source.name, form)
-        start = time.perf_counter()
-        exported = self._made(way)
-        exported.facts.update(self.more(), identity=key)  # costs are remembered by it
-        title = store.title_of(source) + (f" for {self.ends.name}" if self.ends else "")
-        was_kept = store.keep(key, partial(_written, exported), title, form)
-        stored = _found(key) if was_kept else None
-        log.info("converted %s in %.1f s", source.name, time.perf_counter() - start)
+        with store.told(source, form, "OpenVINO"):
+            exported = self._made(way)
+            exported.facts.update(self.more(), identity=key)  # costs are remembered by it
+            title = store.title_of(source) + (f" for {self.ends.name}" if self.ends else "")
+            was_kept = store.keep(key, partial(_written, exported), title, form)
+            stored = _found(key) if was_kept else None
         if stored is None:
             where = store.folder() or "a cache folder"
             log.warning("it could not be kept in %s and is made again each time", where)
