@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,7 @@ FORMS = (  # the best first
 # What `foretoken doctor --families --json` said, by name
 RESULT = "benchmarks/results/families.json"
 TRIED = json.loads((Path(__file__).parents[3] / RESULT).read_text())["families"]
+LARGE = 40  # seconds that the census took: such a class takes gigabytes
 KNOWN = {each["name"]: Verdict(**each) for each in TRIED}
 
 RUNS = [
@@ -107,9 +110,16 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.logging.get_logger("transformers"), "disabled", True)
 
 
+def alone(name: str) -> Verdict:
+    """Judged in a process of its own: what it leaves behind in memory goes with it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(judge, name).result()
+
+
 def judged(name: str) -> Verdict:
     """It is refused in our words, or is as before or better."""
-    verdict, known = judge(name), KNOWN[name]
+    known = KNOWN[name]
+    verdict = alone(name) if known.seconds > LARGE else judge(name)
     if verdict.outcome == "refused":
         assert any(re.fullmatch(message, verdict.reason or "") for message in MESSAGES)
     assert verdict.outcome == known.outcome or verdict.outcome == "equal", verdict
