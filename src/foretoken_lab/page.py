@@ -75,7 +75,7 @@ def _cell(text: str) -> str:
     return _line(text).replace("|", "\\|")
 
 
-def _rendered(template: str, report: PaperReport) -> str:
+def _rendered(template: str, **known: Any) -> str:
     environment = Environment(
         autoescape=template.endswith("html"),
         trim_blocks=True,
@@ -84,7 +84,6 @@ def _rendered(template: str, report: PaperReport) -> str:
     )
     environment.filters |= {"line": _line, "cell": _cell, "svg": svg}
     text = resources.files("foretoken_lab").joinpath(template).read_text("utf-8")
-    known = {"report": report, "view": view, "style": Markup(view.STYLE)}
     return environment.from_string(text).render(known).rstrip() + "\n"
 
 
@@ -115,14 +114,17 @@ def document(report: PaperReport) -> dict[str, Any]:
 
 
 def write(report: PaperReport, out: Path) -> list[Path]:
-    """Write them to a folder, each whole or not at all; returns page, Markdown and JSON. OSError,
-    naming the file, where one cannot be written."""
+    """Write them to a folder, each whole or not at all; returns page, Markdown, which links to a
+    file for each chapter, and JSON. OSError, naming the file, where one cannot be written."""
     (out / "plots").mkdir(parents=True, exist_ok=True)
     for chapter in report.chapters:
         for plot in (plot for section in chapter.sections for plot in section.plots):
             files.write(out / "plots" / f"{chapter.name}-{plot.name}.png", png(plot))
-    for name, template in ((PAGE, "page.html"), (TEXT, "page.md")):
-        files.write(out / name, _rendered(template, report).encode())
+        text = _rendered("chapter.md", chapter=chapter)
+        files.write(out / f"report-{chapter.name}.md", text.encode())
+    style = Markup(view.STYLE)
+    files.write(out / PAGE, _rendered("page.html", report=report, view=view, style=style).encode())
+    files.write(out / TEXT, _rendered("page.md", report=report).encode())
     content = json.dumps(document(report), allow_nan=False) + "\n"
     files.write(out / DOCUMENT, content.encode())
     return [out / PAGE, out / TEXT, out / DOCUMENT]

@@ -125,13 +125,14 @@ def test_the_page_says_what_it_is_made_of(folder):
 
 
 def test_markdown_has_all_tables_and_its_pictures(folder, made):
-    text = (folder / "report.md").read_text()
+    text = "".join(path.read_text() for path in sorted(folder.glob("report*.md")))
     tables = sum(len(s.tables) for chapter in made.chapters for s in chapter.sections)
     assert len(re.findall(r"^\|( --- \|)+$", text, re.MULTILINE)) == tables >= 6
     pictures = re.findall(r"!\[[^]]*]\(([^)]+)\)", text)
     assert pictures and all((folder / name).read_bytes()[1:4] == b"PNG" for name in pictures)
     assert "<script" not in text and "- lenience, draft small, T 0: no &lt;script>" in text
     assert "**1.90 ± 0.01**" in text  # the fastest
+    assert "(report-paper.md)" in (folder / "report.md").read_text()
     headlines = re.findall(r"^- \*\*(.+)\*\* (.+)$", text, re.MULTILINE)
     assert headlines == [
         ("1.90 ± 0.01x", "T=0: small, gamma 2"),
@@ -163,7 +164,7 @@ def test_a_trace_is_in_both(made, folder):
     traces = [trace for chapter in made.chapters for s in chapter.sections for trace in s.traces]
     (one,) = traces
     assert isinstance(one, Trace) and one.html in (folder / "report.html").read_text()
-    assert "       1 [<b>]" in (folder / "report.md").read_text()
+    assert "       1 [<b>]" in (folder / f"report-{made.chapters[0].name}.md").read_text()
 
 
 def test_a_file_that_cannot_be_written_is_named(made, tmp_path):

@@ -64,15 +64,14 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
         files.lock(other, out)
         mistake(console("report", recipe, "--out", out), "another process writes to")
     console("report", recipe, "--out", out)
-    text = (out / "report.md").read_text()
-    assert "### Table 3" in text and "### Tables 2 and 4" in text and "### Figure 1" in text
-    assert "The quick report" not in text
+    text = (out / "report-tiny.md").read_text()
+    assert "## Table 3" in text and "## Tables 2 and 4" in text and "## Figure 1" in text
+    assert "The quick report" not in (out / "report.md").read_text()
     kept_lines = (out / "results.jsonl").read_text().splitlines()
     assert kept_lines[:6] == lines and len(kept_lines) == 8  # what failed was tried again
     assert all("wrong" in line for line in kept_lines[6:])
     console("report", recipe, "--out", out, "--as-measured")
-    _, _, shown = (out / "report.md").read_text().partition("\n## ")
-    assert shown == text.partition("\n## ")[2]
+    assert (out / "report-tiny.md").read_text() == text
     assert (out / "results.jsonl").read_text().splitlines() == kept_lines
     assert f"foretoken-lab report {recipe} --out {out}" in (out / "report.md").read_text()
     document = json.loads(console("report", recipe, "--out", out, "--as-measured", "--json").out)
@@ -113,7 +112,7 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
         "tiny: shown as it was measured; the recipe has changed since: temperatures, max_new_tokens"
     )
     assert says in shown.err
-    assert shown.code == 0 and "Measured: " in (out / "report.md").read_text()
+    assert shown.code == 0 and "Measured: " in (out / "report-tiny.md").read_text()
     assert (out / "results.jsonl").read_bytes().endswith(content)
     (out / "results.jsonl").write_bytes(content.replace(b'"lines"', b'"others"'))
     shown = console("report", own, "--out", out, "--as-measured")
