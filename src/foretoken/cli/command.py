@@ -30,8 +30,7 @@ TELLING = (
     "loading.load",
     "loading.vocabularies",
     "loading.fastest",
-    "models.onnx.conversion",
-    "models.openvino.conversion",
+    "models.store",
 )
 
 
