@@ -730,6 +730,17 @@ def test_text_is_what_the_tokens_add_to_the_prompts():
         assert beam.text == completion.text
 
 
+def test_a_beam_search_takes_messages():
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    V = len(tokenizer)
+    spec = Speculator(TableModel(random_model(3, V), V), LookupDrafter(), tokenizer)
+    prompts = [{"role": "user", "content": "Hi"}], "Hi\n", "Ho\n"
+    made = [spec.beam_search(prompt, num_beams=2, max_new_tokens=4)[0] for prompt in prompts]
+    one, same, other = ([(beam.tokens, beam.score) for beam in beams] for beams in made)
+    assert one == same != other
+
+
 def test_a_row_of_its_own_for_each_return_sequence():
     """Keyed one after another, so that each can be made again alone."""
     three = table().generate(IDS[:2], temperature=1.0, num_return_sequences=3, gamma=2, seed=7)
