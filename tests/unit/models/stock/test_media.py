@@ -17,6 +17,7 @@ from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.media.inputs import media_of
 from foretoken.models.stock import media as stock_media
 from foretoken.models.table import TableModel
+from foretoken.options import as_list
 from media_models import (
     DECODERS,
     ENCODERS,
@@ -303,6 +304,13 @@ def test_targets_that_do_not_read_media() -> None:
     converted = replace(spec, target=TableModel(random_model(1, 100), 100))
     with pytest.raises(InputError, match="reads ids only; load it with runtime='transformers'"):
         converted.generate(inputs, max_new_tokens=2)
+
+
+def test_pictures_where_ids_alone_are_read() -> None:
+    """They are refused, not left out: a certificate is of texts."""
+    _, inputs = built(llava)
+    with pytest.raises(InputError, match="prompts hold pixel_values, and ids alone are read here"):
+        as_list(inputs)
 
 
 @pytest.mark.parametrize("family", [llava, whisper])
