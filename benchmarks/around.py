@@ -78,6 +78,7 @@ class Clock:
         """Time all parts, from now on."""
         self._wrap(ov.InferRequest, "infer", PASS)
         self._wrap(ort.InferenceSession, "run_with_iobinding", PASS)
+        self._wrap(ort.InferenceSession, "run", PASS)
         self._wrap(drafter, "propose", "draft")
         self._wrap(step_module, "_run", "score")
         self._wrap(step_module, "_compared", "verify")

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from foretoken.errors import InputError, mismatch, one_line, shown
+from foretoken.models.store import digest
 from foretoken.storage import files
 
 Name = Literal[
@@ -168,8 +169,8 @@ class Recipe(RecipeForm):
     @property
     def digest(self) -> str:
         """A digest of all that its measurements depend on but machine and package: prompts
-        included, and which files its models are, wherever they lie. InputError where the prompts
-        cannot be read."""
+        included, and what its models' files hold, wherever they lie. InputError where the prompts
+        or these files cannot be read."""
         unmeasured = {"title": True, "experiments": True}
         fields = _renamed(self, _without_folder, _without_folder).model_dump(
             exclude={**unmeasured, "drafts": {"__all__": {"distilled_from"}}}
@@ -267,11 +268,14 @@ def _mistake(error: ValidationError) -> str:
     return value + mismatch(first)
 
 
-def _files(name: str) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of a model's files: weights that were trained anew differ in them."""
+def _files(name: str) -> str:
+    """A digest of a model's files, by their contents: a clone of the same has the same."""
     path = Path(name.rpartition(":")[2])
-    parts = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
-    return [(part.name, part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
+    parts = list(path.iterdir()) if path.is_dir() else [path]
+    try:
+        return digest([part for part in parts if part.is_file()])
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {one_line(error)}; look at its files") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Likeliest(PairsDrafter):
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         lying: Any = copy.copy(draw)
-        lying.sample = lambda logits, i: (logits.argmax(-1), logits.softmax(-1))
+        lying.sample = lambda logits, i, params: (logits.argmax(-1), logits.softmax(-1))
         return super().propose(gamma, lying)
 
 
@@ -128,7 +128,7 @@ class Raw(PairsDrafter):
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         lying: Any = copy.copy(draw)
-        lying.sample = lambda logits, i: (draw.sample(logits, i)[0], logits.softmax(-1))
+        lying.sample = lambda logits, i, params: (draw.sample(logits, i)[0], logits.softmax(-1))
         return super().propose(gamma, lying)
 
 

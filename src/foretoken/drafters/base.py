@@ -8,8 +8,10 @@ Rows are numbered by their place in the batch. `leave` closes the gaps: the rows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch import Tensor
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.models.base import Model, Rewinds, Shares
 from foretoken.models.guided import Guided
+from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 
 
@@ -409,16 +412,46 @@ def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0)
     return Draft(tokens, torch.from_numpy(np.array(lengths, np.int64)), q, calls)
 
 
-def widened(logits: Tensor, ids: Tensor | None, V: int) -> Tensor:
-    """Logits `[B, Vd]` over all V ids of a target; those that a draft lacks are impossible in q.
+def certain(ids: list[list[int]], tops: list[list[float]], calls: int) -> Draft:
+    """A draft of the likeliest tokens, from ragged lists of them and of the logits there."""
+    draft = pack(ids, calls=calls)
+    if all(map(math.isfinite, chain.from_iterable(tops))):
+        return draft
+    G = max(map(len, tops))
+    return replace(draft, tops=torch.tensor([[*row, *[0.0] * (G - len(row))] for row in tops]))
+
+
+def drawn(
+    draw: Draw,
+    logits: Tensor,
+    i: int,
+    ids: Tensor | None,
+    V: int,
+    params: SamplingParams | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Draw token i as `draw.sample` does, from logits `[B, Vd]` over some of a target's V ids:
+    controls and noise that is shared speak of all of them, all else takes less time over Vd.
 
     ids: the target's ids that the draft's outputs stand for, `[Vd]`; None: their numbers.
     """
-    if ids is None and logits.shape[-1] == V:
-        return logits
-    wide = logits.new_full((len(logits), V), -torch.inf)
+    if draw.controlled or draw.coupled:
+        return draw.sample(widened(logits, ids, V), i, params)
+    tokens, q = draw.sample(logits, i, params)
+    tokens = tokens if ids is None else ids[tokens]
+    return tokens, None if q is None else widened(q, ids, V, missing=0.0)
+
+
+def widened(scores: Tensor, ids: Tensor | None, V: int, *, missing: float = -math.inf) -> Tensor:
+    """Logits, or probabilities, `[B, Vd]` over all V ids of a target, with `missing` at those that
+    a draft lacks.
+
+    ids: as `drawn` takes them.
+    """
+    if ids is None and scores.shape[-1] == V:
+        return scores
+    wide = scores.new_full((len(scores), V), missing)
     if ids is None:
-        wide[:, : logits.shape[-1]] = logits[:, :V]
+        wide[:, : scores.shape[-1]] = scores[:, :V]
     else:
-        wide[:, ids] = logits
+        wide[:, ids] = scores
     return wide

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.drafters.base import Draft, DrafterBase, pack, widened
+from foretoken.drafters.base import Draft, DrafterBase, drawn, pack, widened
 from foretoken.errors import InputError, shown
 from foretoken.models.base import Model, Shows
 from foretoken.models.rows import staying
@@ -187,7 +187,7 @@ class BlockDrafter(DrafterBase):
     ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]:
         """Draw one guess after another. Return how many each row has, and of each guess the ids,
         the distributions, if there are any, and the largest logits."""
-        lengths, V = budget, self.target.vocab_size
+        lengths = budget
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
@@ -201,7 +201,7 @@ class BlockDrafter(DrafterBase):
                 if max(lengths) <= i:
                     break
             scores, top = mended(scores)
-            before, q = self._sample(draw, widened(scores, self.blocks.ids, V), i)
+            before, q = self._sample(draw, scores, i)
             ids.append(before)
             tops.append(top)
             distributions += [] if q is None else [q]
@@ -216,11 +216,10 @@ class BlockDrafter(DrafterBase):
         return max(0, min(gamma, self.blocks.most, room))
 
     def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
-        if self.blocks.chained:
-            return draw.sample(logits, i)
-        return (
-            self.ways.sample(draw, logits, i) if draw.coupled else draw.sample(logits, i, LIKELIEST)
-        )
+        ids, V, chained = self.blocks.ids, self.target.vocab_size, self.blocks.chained
+        if draw.coupled and not chained:
+            return self.ways.sample(draw, widened(logits, ids, V), i)
+        return drawn(draw, logits, i, ids, V, None if chained else LIKELIEST)
 
     def _read(self) -> int:
         """Read what is carried; return the passes."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from itertools import chain
-
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, DrafterBase, pack, widened
+from foretoken.drafters.base import Draft, DrafterBase, certain, drawn, pack
 from foretoken.errors import InputError
 from foretoken.models.base import (
     Blocks,
@@ -103,11 +99,7 @@ class LMDrafter(DrafterBase):
             ids, tops = token_by_token(self.model, unread, budget, self.vocab_size)
         else:
             ids, tops = self._continues.go_on(unread, budget, self.vocab_size)
-        draft = pack(ids, calls=max(budget))
-        if all(map(math.isfinite, chain.from_iterable(tops))):
-            return draft
-        padded = [[*row, *[0.0] * (max(budget) - len(row))] for row in tops]
-        return replace(draft, tops=torch.tensor(padded))
+        return certain(ids, tops, max(budget))
 
     def _drawn(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft:
         V = self.vocab_size or self.model.vocab_size
@@ -121,7 +113,7 @@ class LMDrafter(DrafterBase):
             logits = logits if logits.shape[1] <= V else logits[:, :V]  # no other id is drawn
             logits, top = mended(logits)
             tops.append(top)
-            draft_token, q = draw.sample(widened(logits, None, V), i, self.params)
+            draft_token, q = drawn(draw, logits, i, None, V, self.params)
             ids.append(draft_token)
             distributions += [] if q is None else [q]
             feed = self._next(ids[-1], [g > i + 1 for g in budget])

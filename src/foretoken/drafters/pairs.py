@@ -16,14 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, DrafterBase, pack, widened
+from foretoken.drafters.base import Draft, DrafterBase, certain, drawn, pack
 from foretoken.errors import InputError, shown
 from foretoken.models.base import Model, OpenModel, Remembers, Shows
 from foretoken.models.rows import CHUNK, staying
 from foretoken.models.shown import carried
-from foretoken.sampling.distributions import mended
+from foretoken.sampling.distributions import mended, peaks
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import sent
+from foretoken.transfer import listed, sent
 
 AHEAD = 32  # pairs of a row that drafts nothing, from which on they are read all the same: a page
 
@@ -138,21 +138,42 @@ class PairsDrafter(DrafterBase):
         calls = self._shorten()
         need = [int(g > 0) for g in budget]
         logits = self._feed([len(row.carried) for row in self.rows], need)
-        state = self.decoder.hidden[:, 0].clone()
+        host = logits.is_cpu and not self.decoder.takes_tensors
+        if host and draw.greedy and not draw.controlled:
+            draft = self._likeliest(logits, budget, calls)
+        else:
+            draft = self._drawn(logits, budget, draw, calls)
+        self.decoder.set_lengths([row.fed for row in self.rows])
+        return draft
+
+    def _likeliest(self, logits: Tensor, budget: list[int], calls: int) -> Draft:
+        """The likeliest tokens behind these logits, by lists, as `LMDrafter` has them."""
+        made: list[list[int]] = [[] for _ in budget]
+        highest: list[list[float]] = [[] for _ in budget]
+        for i in range(max(budget)):
+            if i:
+                last = [ids[-1] if ids else 0 for ids in made]
+                logits = self._follow(last, [int(g > i) for g in budget])
+            best, tops = peaks(logits[:, :1])
+            for b, g in enumerate(budget):
+                if g > i:
+                    ((x,), (top,)) = best[b], tops[b]
+                    made[b].append(x if self.ids is None else int(self.ids[x]))
+                    highest[b].append(top)
+        return certain(made, highest, calls + max(budget))
+
+    def _drawn(self, logits: Tensor, budget: list[int], draw: Draw, calls: int) -> Draft:
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
         for i in range(max(budget)):
             if i:
-                on = [int(g > i) for g in budget]
-                logits = self._follow(ids[-1], state, on)
-                state = self.decoder.hidden[:, 0].clone()
+                logits = self._follow(listed(ids[-1]), [int(g > i) for g in budget])
             logits, top = mended(logits[:, 0])
-            token, q = draw.sample(widened(logits, self.ids, self.target.vocab_size), i)
+            token, q = drawn(draw, logits, i, self.ids, self.target.vocab_size)
             ids.append(token)
             tops.append(top)
             distributions += [] if q is None else [q]
-        self.decoder.set_lengths([row.fed for row in self.rows])
         return Draft(
             tokens=torch.stack(ids, 1),
             lengths=torch.tensor(budget),
@@ -199,11 +220,14 @@ class PairsDrafter(DrafterBase):
             row.fed, row.carried = row.fed + n, row.carried[n:]
         return logits
 
-    def _follow(self, ids: Tensor, states: Tensor, on: list[int]) -> Tensor:
-        """A pass over one more draft token of the rows that are on, whose keys do not stay."""
+    def _follow(self, ids: list[int], on: list[int]) -> Tensor:
+        """A pass over one more draft token of the rows that are on, with the states of the last
+        pass; its keys do not stay."""
         rows = [b for b, x in enumerate(on) if x]
-        blocks = [[int(token)] if x else [] for token, x in zip(ids, on, strict=True)]
-        return self._pass(blocks, ids[rows], states[rows], on)
+        blocks = [[token] if x else [] for token, x in zip(ids, on, strict=True)]
+        states = self.decoder.hidden[:, 0]
+        states = states if len(rows) == len(on) else states[rows]
+        return self._pass(blocks, torch.tensor([ids[b] for b in rows]), states, on)
 
     def _pass(
         self, blocks: list[list[int]], tokens: Tensor, states: Tensor, need: list[int]

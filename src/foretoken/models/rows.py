@@ -122,8 +122,10 @@ class Places:
     def close(self, lengths: list[int] | None = None) -> None:
         """The last rows move into the gaps, with these `lengths` if they are not their own: a pass
         takes the first places."""
-        lengths = self.lengths if lengths is None else lengths
-        self.places = self.copied(self.places, lengths, beyond(self.places))
+        rows = beyond(self.places)
+        if rows:
+            lengths = self.lengths if lengths is None else lengths
+            self.places = self.copied(self.places, lengths, rows)
 
     def copied(self, places: list[int], lengths: list[int], rows: list[int]) -> list[int]:
         """The places, where these `rows` have been copied to free ones."""

@@ -34,7 +34,7 @@ from foretoken.models.stock.pairs import Join
 from foretoken.models.stock.sizes import context_limit, switch_of
 
 COUNTS = 16  # place of query_seqlens among the inputs of attention
-HEAD = Precision(8)  # of the output layer, where the others are rounded
+HEAD = Precision(8)  # where products are rounded
 
 
 def export(
@@ -69,7 +69,7 @@ def export(
     Writer(Graph(folder, DECODER), decoder, PRECISIONS[dtype]).write(taps)
     join = getattr(network, "join", None)
     if join is not None:
-        _write_join(join, reader, Graph(folder, JOIN))
+        _write_join(join, reader, Graph(folder, JOIN), _fine(PRECISIONS[dtype]))
     attentions = [layer.attention for layer in decoder.layers]
     return {
         "form": "onnx",
@@ -95,8 +95,8 @@ def _keep_embeddings(table: torch.Tensor, file: Path) -> None:
     np.save(file, table.numpy())
 
 
-def _write_join(join: Join, reader: NetworkReader, graph: Graph) -> None:
-    """Write the graph that makes one state of those at several taps, in float32."""
+def _write_join(join: Join, reader: NetworkReader, graph: Graph, precision: Precision) -> None:
+    """Write the graph that makes one state of those at several taps."""
     norms = [reader.norm(part) for part in join.norms]
     linear = reader.linear(join.fc)
     states = graph.input("states", "float32", "T", linear.weight.shape[1])
@@ -105,9 +105,14 @@ def _write_join(join: Join, reader: NetworkReader, graph: Graph) -> None:
         graph.add("Split", [states], *parts, axis=-1, num_outputs=len(parts))
         made = [normed(graph, f"{x}.normed", x, n) for x, n in zip(parts, norms, strict=True)]
         states = graph.add("Concat", made, "normed", axis=-1)
-    multiplied(graph, "state", states, [linear], PRECISIONS["float32"])
+    multiplied(graph, "state", states, [linear], precision)
     graph.output("state", "float32", "T", len(linear.weight))
     graph.written()
+
+
+def _fine(precision: Precision) -> Precision:
+    """The precision of the output layer and of a join, whose rounding shows most."""
+    return HEAD if precision.bits else precision
 
 
 def normed(graph: Graph, name: str, states: str, norm: Norm | None) -> str:
@@ -192,10 +197,9 @@ class Writer:
         graph, decoder = self.graph, self.decoder
         graph.add("Gather", [normed, "needed"], "hidden", axis=0)
         plain = decoder.scale == 1 and not decoder.cap
-        precision = HEAD if self.precision.bits else self.precision
         logits = "logits" if plain else "logits.plain"
         read = self._normed("hidden.normed", "hidden", decoder.head_norm)
-        multiplied(graph, logits, read, [decoder.head], precision)
+        multiplied(graph, logits, read, [decoder.head], _fine(self.precision))
         if decoder.scale != 1:
             factor = self._number("logits.scale", decoder.scale)
             logits = graph.add(

@@ -206,8 +206,8 @@ class OnnxModel:
                 states |= dict(zip(rows, seen.split(counts), strict=True))
         if passes is self.passes:
             self._hidden = torch.zeros(len(blocks), 0, passes.width) if hidden is None else hidden
-            nothing = torch.zeros(0, passes.shown)
             if states:
+                nothing = torch.zeros(0, passes.shown)
                 self._seen.add(past, [states.get(b, nothing) for b in range(len(blocks))])
         return torch.zeros(len(blocks), 0, self.vocab_size) if logits is None else logits
 

@@ -63,7 +63,9 @@ class Passes:
         self.session = session(folder, DECODER)
         self.join = session(folder, JOIN) if facts["joins"] else None
         table = folder / EMBEDDINGS
-        self.table: NDArray[Any] | None = np.load(table, mmap_mode="r") if table.exists() else None
+        self.table: NDArray[Any] | None = None
+        if table.exists():  # as a plain array: the class of mapped ones takes longer to index
+            self.table = np.asarray(np.load(table, mmap_mode="r"))
         self.layers = list(range(len(facts["keys"])))
         self.vocab_size, self.width, self.reads = (
             facts["vocab_size"],
