@@ -48,15 +48,18 @@ class PairCosts:
     _policies: dict[int, Adaptive] = field(default_factory=dict[int, Adaptive])
     _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
 
-    def step_costs(self, params: SamplingParams, rows: int = 1) -> Costs:
+    def step_costs(
+        self, params: SamplingParams, rows: int = 1, *, again: bool | None = None
+    ) -> Costs:
         """Return the costs of steps of up to `rows` rows, measured once and stored on disk.
 
-        Takes a second or more the first time; the models must be idle.
+        Takes a second or more the first time; the models must be idle. again: whether stored ones
+        that steps have contradicted are measured anew; None: where nobody waits for it.
         """
         rows, kind = self._rounded(rows), costs.kind(params)
         if (kind, rows) not in self.measured:
-            again = self._begins(kind)
-            single_costs = self.step_costs(params) if rows > 1 else None
+            again = self._begins(kind) if again is None else again
+            single_costs = self.step_costs(params, again=again) if rows > 1 else None
             self.measured[kind, rows] = recalled(
                 *self._names(kind, rows),
                 lambda: self._probed(params, rows, single_costs),

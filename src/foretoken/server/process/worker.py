@@ -141,12 +141,13 @@ def end_with(parent: BaseProcess | None) -> None:
 
 
 def measure(spec: Speculator, rows: int) -> None:
-    """Measure the costs of steps before requests wait for them."""
+    """Measure the costs of greedy and sampled steps before requests wait for them."""
     from foretoken.drafters.none import NoDrafter
     from foretoken.sampling.params import SamplingParams
 
     if not isinstance(spec.drafter, NoDrafter):
-        spec.costing.step_costs(SamplingParams(temperature=1.0), rows)
+        for temperature in (0.0, 1.0):
+            spec.costing.step_costs(SamplingParams(temperature=temperature), rows, again=True)
 
 
 @dataclass(slots=True)

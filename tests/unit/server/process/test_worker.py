@@ -22,6 +22,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
 from foretoken.records import Begun
+from foretoken.sampling.params import SamplingParams
 from foretoken.server.process import sandbox
 from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
@@ -39,7 +40,7 @@ from foretoken.server.process.messages import (
 )
 from foretoken.server.process.replies import Replies
 from foretoken.server.process.statistics import SpecDecodeStats
-from foretoken.server.process.worker import Setup, Worker, work
+from foretoken.server.process.worker import Setup, Worker, measure, work
 from oracle import random_model
 from tiny import byte_level
 
@@ -152,6 +153,14 @@ def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
     steps = [step for part in received for step in part.steps]
     assert not steps[0].drafted  # nothing is for the first token
     assert steps[1].predicted and steps[1].drafted > 0
+
+
+def test_no_text_waits_for_the_costs_of_greedy_or_sampled_steps() -> None:
+    spec = Speculator(TableModel(DISTRIBUTION, V), LMDrafter(TableModel(DISTRIBUTION, V), V))
+    measure(spec, 2)
+    kinds = (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0))
+    assert all(spec.costing.known_for(params, 2) for params in kinds)
+    assert not spec.costing.known_for(SamplingParams(temperature=1.0, top_k=5), 2)
 
 
 def test_speculation_is_told_of_the_sampling_that_was_measured_last() -> None:
