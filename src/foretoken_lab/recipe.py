@@ -169,8 +169,8 @@ class Recipe(RecipeForm):
     @property
     def digest(self) -> str:
         """A digest of all that its measurements depend on but machine and package: prompts
-        included, and what its models' files hold, wherever they lie. InputError where the prompts
-        or these files cannot be read."""
+        included, and what the files in its models' folders hold, wherever they lie. InputError
+        where the prompts or these files cannot be read."""
         unmeasured = {"title": True, "experiments": True}
         fields = _renamed(self, _without_folder, _without_folder).model_dump(
             exclude={**unmeasured, "drafts": {"__all__": {"distilled_from"}}}
@@ -269,13 +269,14 @@ def _mistake(error: ValidationError) -> str:
 
 
 def _files(name: str) -> str:
-    """A digest of a model's files, by their contents: a clone of the same has the same."""
+    """A digest of the files in a model's folder, by their contents: a clone of it has the same."""
     path = Path(name.rpartition(":")[2])
-    parts = list(path.iterdir()) if path.is_dir() else [path]
     try:
+        parts = list(path.iterdir()) if path.is_dir() else [path]
         return digest([part for part in parts if part.is_file()])
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {one_line(error)}; look at its files") from None
+    except (OSError, UnicodeEncodeError) as error:  # names, too: too long, or no text
+        reason = one_line(error)
+        raise InputError(f"{shown(name)} cannot be read: {reason}; look at its files") from None
 
 
 @dataclass(frozen=True, slots=True)

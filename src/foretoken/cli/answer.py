@@ -173,10 +173,24 @@ def prepare(spec: Speculator, params: SamplingParams) -> None:
         print(f"no draft was chosen: {error}", file=sys.stderr)
 
 
+RARELY = 0.9  # share of the steps without draft tokens, above which there is nothing to compare
+
+
 def speedup(comparison: Any) -> None:
     """Print the measured speed-up, and section 3's prediction from the measured alpha, c and v."""
     console = page()
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
+    if comparison.gamma is None and comparison.silent > RARELY:
+        prose(
+            console,
+            f"plain {plain_seconds * 1e3:.2f} ms a token, automatic {seconds * 1e3:.2f}: draft "
+            f"tokens do not pay here by the measured costs, and were made in "
+            f"{1 - comparison.silent:.0%} of the steps, so this is no speed-up, nor a loss; "
+            "--gamma 2 makes them all the same, and --draft names another draft",
+        )
+        if warning := remark(comparison.others):
+            prose(console, warning, bold=warning)
+        return
     draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
         draft_tokens = f"{comparison.mean_gamma:.1f} draft tokens a step"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 from collections import Counter
 from dataclasses import asdict
 from datetime import date, datetime
@@ -57,7 +58,8 @@ def doctor(
         bool,
         typer.Option(
             "--clear-cache",
-            help="Remove converted models and measured costs. They are made again.",
+            help="Remove converted models and measured costs, or with MODEL its conversions alone. "
+            "They are made again.",
         ),
     ] = False,
     adapter: Annotated[
@@ -95,7 +97,7 @@ def doctor(
     if sum([cache, clear_cache, speed, families, held_out is not None]) > 1:
         raise InputError("give one of --cache, --clear-cache, --speed, --families and --held-out")
     others = [("--speed is of this machine", speed), ("--families is of all", families)]
-    others += [("--cache is of all models", cache), ("--clear-cache is of all", clear_cache)]
+    others += [("--cache is of all models", cache)]
     for name, on in others:
         if model is not None and on:
             raise InputError(f"{name}; give it or {model!r:.60}, not both")
@@ -103,7 +105,7 @@ def doctor(
     console = Console(highlight=False)
     reading = contention.read()
     if clear_cache:
-        document, show = _cleared(), _show_cleared
+        document, show = _cleared(model), _show_cleared
     elif cache:
         document, show = _cached(), _show_cached
     elif speed:
@@ -292,6 +294,7 @@ def _placed(
     LoadOptions(**vars(placing))
     if draft := published.find(model, origin.revision):
         return {"model": draft.name, "runtime": None, "why": draft.described}
+    print(f"loading {model} as a run would, and checking it", file=sys.stderr)
     placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
     read = source(model, origin.revision, origin.trust_remote_code, adapter)
     placed = place(read, placement)
@@ -450,15 +453,22 @@ def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
-def _cleared() -> dict[str, Any]:
+def _cleared(model: str | None) -> dict[str, Any]:
+    """Remove all that is kept, or a model's conversions."""
     from foretoken.models import store
     from foretoken.storage.cache import forget
 
+    if model is not None:
+        names = {entry.name for entry in store.entries()} & {model, str(Path(model).resolve())}
+        if not names:
+            raise InputError(f"no conversion of {model!r:.200} is kept; --cache lists their names")
+        return {"folder": _folder(), "removed": sum(map(store.clear, names)), "of": model}
     count = store.clear()
     forget()
-    return {"folder": _folder(), "removed": count}
+    return {"folder": _folder(), "removed": count, "of": None}
 
 
 def _show_cleared(console: Console, document: dict[str, Any]) -> None:
-    said = "removed {removed} models from {folder}, and measured costs".format(**document)
-    console.print(said, soft_wrap=True)
+    more = f" of {document['of']}" if document["of"] else ", and measured costs"
+    said = "removed {removed} models from {folder}".format(**document)
+    console.print(f"{said}{more}", soft_wrap=True, markup=False)

@@ -145,8 +145,13 @@ def _answer(
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:
-            from foretoken.lab.bench import compare as measured  # late: torch
+            from foretoken.lab.bench import REPEATS  # late: torch
+            from foretoken.lab.bench import compare as measured
 
+            seconds = 2 * REPEATS * answers[0].completion.stats.seconds
+            if seconds > 1:
+                said = f"timing {REPEATS} texts plainly and {REPEATS} with drafts, in turn"
+                print(f"{said}, about {seconds:.0f} s", file=sys.stderr)
             comparison = measured(spec, ready[0], seed=seed, **tasks[0].given, **speculation)
     finally:
         if as_json:

@@ -24,7 +24,7 @@ from foretoken.models.rows import staying
 from foretoken.models.shown import carried
 from foretoken.sampling.distributions import SamplingParams, mended
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import listed
+from foretoken.transfer import listed, sent
 
 AHEAD = 32  # states of a row that drafts nothing, from which on they are read all the same
 WORTH = 0.2  # chance that a guess is judged and accepted, below which it costs more than it brings
@@ -129,7 +129,7 @@ class BlockDrafter(DrafterBase):
     def __init__(self, target: Shows, model: BlockModel) -> None:
         self.target, self.blocks = target, model
         self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
-        self.identity = model.identity
+        self.identity, self.ids = model.identity, model.ids
         self.rows: list[_BlockRow] = []
         self.ways = TwoWays()
         self.lengths: list[int] = []  # of the last blocks
@@ -216,7 +216,8 @@ class BlockDrafter(DrafterBase):
         return max(0, min(gamma, self.blocks.most, room))
 
     def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
-        ids, V, chained = self.blocks.ids, self.target.vocab_size, self.blocks.chained
+        self.ids = None if self.ids is None else sent(self.ids, logits.device)  # stays there
+        ids, V, chained = self.ids, self.target.vocab_size, self.blocks.chained
         if draw.coupled and not chained:
             return self.ways.sample(draw, widened(logits, ids, V), i)
         return drawn(draw, logits, i, ids, V, None if chained else LIKELIEST)

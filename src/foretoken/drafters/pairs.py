@@ -163,6 +163,7 @@ class PairsDrafter(DrafterBase):
         return certain(made, highest, calls + max(budget))
 
     def _drawn(self, logits: Tensor, budget: list[int], draw: Draw, calls: int) -> Draft:
+        self.ids = None if self.ids is None else sent(self.ids, logits.device)  # stays there
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []

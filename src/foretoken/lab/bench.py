@@ -481,7 +481,10 @@ class Comparison:
         return self.plain_seconds_per_token / self.seconds_per_token
 
 
-def compare(spec: Speculator, prompt: Prompt, repeats: int = 3, **options: Any) -> Comparison:
+REPEATS = 3  # of a comparison
+
+
+def compare(spec: Speculator, prompt: Prompt, repeats: int = REPEATS, **options: Any) -> Comparison:
     """Generate `repeats` times plainly and speculatively, alternating; options are `generate`'s.
 
     Raises KeyboardInterrupt where one was interrupted.

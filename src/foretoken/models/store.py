@@ -256,9 +256,12 @@ def entries() -> list[Entry]:
     return sorted(listed, key=lambda entry: -entry.made)
 
 
-def clear() -> int:
-    """Remove all conversions, which are made again when next loaded; returns their number."""
-    home, count = folder(), len(entries())
-    if home:
+def clear(name: str | None = None) -> int:
+    """Remove all conversions, or those of one model, which are made again when next loaded;
+    returns their number."""
+    home, kept = folder(), [each for each in entries() if name is None or each.name == name]
+    for entry in kept:
+        shutil.rmtree(entry.folder, ignore_errors=True)
+    if home and name is None:  # what cannot be read, too
         shutil.rmtree(home, ignore_errors=True)
-    return count
+    return len(kept)

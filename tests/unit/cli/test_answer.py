@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from foretoken.cli.answer import TaskAnswer, answers, begin, departure, end, remarks, show
+from foretoken.cli.answer import TaskAnswer, answers, begin, departure, end, remarks, show, speedup
 from foretoken.cli.prompts import Line, tasks
+from foretoken.lab.bench import Comparison
 from foretoken.sampling.logprobs import Logprobs
 
 
@@ -88,6 +89,16 @@ def test_texts_that_failed_are_remarks_in_any_form():
         lines = list(remarks(made(completions, max_new_tokens=1), 0.5, as_json=as_json))
         assert lines[0] == "error: prompt 1: no token is left" and len(lines) == 2 - as_json
     assert list(remarks(made(completions[:1], max_new_tokens=1), 1.0, as_json=False)) == []
+
+
+def test_plain_decoding_is_not_compared_with_itself(capsys):
+    def said(gamma, silent):
+        speedup(Comparison(0.01, 0.009, gamma, 0.02, silent, others=0.0))
+        return capsys.readouterr().out
+
+    assert "were made in 2% of the steps, so this is no speed-up, nor a loss" in said(None, 0.98)
+    assert "with 0.0 draft tokens a step 9.00 ms a token: 1.11x" in said(None, 0.5)
+    assert "with gamma 3 9.00 ms a token: 1.11x" in said(3, 1.0)
 
 
 def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):

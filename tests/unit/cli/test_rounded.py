@@ -44,7 +44,9 @@ def test_figures_of_a_rounded_model(console: Run, base: Path) -> None:
     assert f"    on text.txt, {document['date']}: " in listed and "sum min(p, q) " in listed
     assert console(*args[:4]).code == 0  # the conversion is found, as it was
     assert len(json.loads(console("doctor", "--cache", "--json").out)["models"]) == 2
-    assert console("doctor", "--clear-cache").code == 0
+    other = console("doctor", "no-model", "--clear-cache")
+    mistake(other, "no conversion of 'no-model' is kept; --cache lists their names")
+    assert console("doctor", kept[0]["name"], "--clear-cache").code == 0
     assert json.loads(console("doctor", "--cache", "--json").out)["models"] == []
 
 

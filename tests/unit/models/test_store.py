@@ -127,7 +127,10 @@ def test_a_disk_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyP
 def test_clear() -> None:
     store.keep("a", written(), "m", "float32")
     store.keep("b", written(), "n", "float32")
-    assert store.clear() == 2
+    assert store.clear("o") == 0
+    assert store.clear("m") == 1
+    assert [entry.name for entry in store.entries()] == ["n"]
+    assert store.clear() == 1
     assert store.entries() == []
 
 
