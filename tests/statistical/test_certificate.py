@@ -18,6 +18,7 @@ from torch import Tensor
 import pairs
 from exact.drafters import Certain, Dropper, FunctionDrafter, GreedyClaimsDistribution, RoundedClaim
 from foretoken import load
+from foretoken.drafters.base import widened
 from foretoken.drafters.blockwise import Heads
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -40,6 +41,7 @@ from foretoken.sampling.keys import Purpose
 from foretoken.sampling.verify import Outcome, block, speculative
 from foretoken.speculator import Speculator
 from oracle import random_model
+from pairdrafts import eagle_file, pairs_drafter
 from pairs import relative, target
 
 V = 6
@@ -376,6 +378,40 @@ def test_heads_pass(tmp_path):
     assert certificate.verdict == "lossless" and all(
         control.found for control in certificate.controls
     )
+
+
+def over_states(kept: list[int] | None) -> Certificate:
+    """Of a draft as EAGLE-3's: the controls' target shows its states, too."""
+    network = target("Llama")
+    own = eagle_file(network.config.vocab_size, (0, 1, 2), kept, norm_output=True).read(network)
+    drafter = pairs_drafter(network, own)
+    drafter.target.show(drafter.known)
+    spec = Speculator(drafter.target, drafter)
+    return certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=48))
+
+
+SOME = [0, 5, 3, 9, 2]  # of the target's ids
+
+
+@pytest.mark.parametrize("kept", [None, SOME])
+def test_drafts_over_the_targets_states_pass(kept):
+    certificate = over_states(kept)
+    assert certificate.verdict == "lossless" and all(
+        control.found for control in certificate.controls
+    )
+
+
+@pytest.mark.parametrize("lie", ["tokens", "q"])
+def test_draft_tokens_under_other_ids_than_their_q_show(lie, monkeypatch):
+    def drawn(draw, logits, i, ids, V, params=None):
+        tokens, q = draw.sample(logits, i, params)
+        other = ids.roll(1)
+        return (other if lie == "tokens" else ids)[tokens], widened(
+            q, ids if lie == "tokens" else other, V, missing=0.0
+        )
+
+    monkeypatch.setattr("foretoken.drafters.pairs.drawn", drawn)
+    assert over_states(SOME).verdict == "not lossless"
 
 
 class Bound(FunctionDrafter):

@@ -81,6 +81,9 @@ class Likeliest(DrafterBase):
         return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
 
 
+SHOWN = ("taps", "show", "shown", "lent")  # of `models.base.LendsKeys`
+
+
 class OffByOne:
     """A Model whose logits of a block are those of the place before.
 
@@ -96,6 +99,9 @@ class OffByOne:
         self.takes_tensors, self.computed = model.takes_tensors, model.computed
         self.start, self.set_lengths = model.start, model.set_lengths
         self.permute, self.leave = model.permute, model.leave
+        for name in SHOWN:  # by drafters that read more of a target than its logits
+            if hasattr(model, name):
+                setattr(self, name, getattr(model, name))
 
     @property
     def padding(self) -> int:
@@ -105,6 +111,11 @@ class OffByOne:
     def hidden(self) -> Tensor:
         """States of the target, where it shows them."""
         return self.model.hidden  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every row, where the target says."""
+        return self.model.lengths  # pyright: ignore[reportAttributeAccessIssue]
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         return self.model.score(blocks, need).roll(1, 1)
@@ -258,7 +269,7 @@ def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> N
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
         raise InputError("there is no prompt; give one or more")
-    spec.drafter.reading(spec.target)  # refused now, not after minutes
+    spec.drafter.reading(OffByOne(spec.target))  # refused now, not after minutes
     spec.inputs.requests(prompts, SamplingParams(max_new_tokens=plan.greedy), plan.seed)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foretoken.drafters.base import Draft, Drafter, DrafterBase
 from foretoken.lab.certificate.identity import replay
@@ -116,11 +117,16 @@ class Watched(DrafterBase):
             if i not in recorded.draws:
                 continue  # drawn by other means: the numbers tell
             distribution, ids = recorded.draws[i]
-            if int(ids[b]) != token:
-                self.log.lies.append(f"guess {token} was not drawn: {int(ids[b])} was")
-            elif distance := float(
-                (distribution[b].cpu().double() - q[i].cpu().double()).abs().sum() / 2
-            ):
+            own, said = distribution[b].cpu().double(), q[i].cpu().double()
+            drawn = int(ids[b])
+            same = token == drawn
+            if len(own) < len(said):  # over a draft's own ids: `uniforms` tell which these are
+                same = bool(said[token] == own[drawn])
+                own = functional.pad(own, (0, len(said) - len(own))).sort().values
+                said = said.sort().values
+            if not same:
+                self.log.lies.append(f"guess {token} was not drawn: {drawn} was")
+            elif distance := float((own - said).abs().sum() / 2):
                 self.log.lies.append(
                     f"guess {token} was drawn from another law than the q reported, total "
                     f"variation {distance:.2g}"
