@@ -89,6 +89,7 @@ class Stats:
         draft_prefill_seconds: The drafter's, most often behind the first step.
         encoder_seconds: The share of prefill_seconds that the target's encoder took.
         draft_encoder_seconds: The share of draft_prefill_seconds that encoders took.
+        read_seconds: To the end of the first step, and of the drafter's reading behind it.
 
     Examples:
         >>> import foretoken
@@ -115,6 +116,7 @@ class Stats:
     draft_prefill_seconds: float = 0.0
     encoder_seconds: float = 0.0
     draft_encoder_seconds: float = 0.0
+    read_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict.

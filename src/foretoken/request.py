@@ -95,6 +95,7 @@ class Row:
     encoder_seconds: float = 0.0  # of the target's prefill
     draft_encoder_seconds: float = 0.0  # of the drafter's
     first_seconds: float = 0.0
+    read_seconds: float = 0.0  # until the drafter, too, had read the prompt
     seconds: float = 0.0
     pending: int = 1
     cached: int = 0  # tokens of the prompt that had been read for other rows
@@ -269,9 +270,8 @@ class Completion:
         tokens, seconds = len(self.tokens), self.stats.seconds
         if len(self.steps) < 2:
             return Steady(tokens, seconds, self.steps)
-        first, stats = len(self.steps[0].kept), self.stats
-        reading = stats.first_seconds + stats.draft_prefill_seconds
-        return Steady(tokens - first, seconds - reading, self.steps[1:])
+        first = len(self.steps[0].kept)
+        return Steady(tokens - first, seconds - self.stats.read_seconds, self.steps[1:])
 
     def __repr__(self) -> str:
         """In a line; `steps` and `stats` have the rest."""
@@ -337,6 +337,7 @@ def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
         draft_prefill_seconds=row.draft_prefill_seconds,
         encoder_seconds=row.encoder_seconds,
         draft_encoder_seconds=row.draft_encoder_seconds,
+        read_seconds=row.read_seconds,
     )
 
 

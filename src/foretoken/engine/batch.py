@@ -124,7 +124,7 @@ class Batch:
         for row in self.rows:
             row.seconds = perf_counter() - row.began
             if row.records and not row.first_seconds:
-                row.first_seconds = row.seconds
+                row.first_seconds = row.read_seconds = row.seconds
         self._stepped = len(self.rows)
         self.leave([row for row in self.rows if row.finish_reason])
 
@@ -231,6 +231,8 @@ class Batch:
             for row in some:
                 row.draft_encoder_seconds += encoded
                 row.draft_prefill_seconds += seconds
+                if gained:
+                    row.read_seconds = perf_counter() - row.began
         if gained:
             drafter.commit([*([] for _ in range(before)), *gained])
 
