@@ -129,7 +129,7 @@ class BlockDrafter(DrafterBase):
     def __init__(self, target: Shows, model: BlockModel) -> None:
         self.target, self.blocks = target, model
         self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
-        self.identity, self.ids = model.identity, model.ids
+        self.identity = model.identity
         self.rows: list[_BlockRow] = []
         self.ways = TwoWays()
         self.lengths: list[int] = []  # of the last blocks
@@ -216,8 +216,9 @@ class BlockDrafter(DrafterBase):
         return max(0, min(gamma, self.blocks.most, room))
 
     def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
-        self.ids = None if self.ids is None else sent(self.ids, logits.device)  # stays there
-        ids, V, chained = self.ids, self.target.vocab_size, self.blocks.chained
+        ids, V, chained = self.blocks.ids, self.target.vocab_size, self.blocks.chained
+        if ids is not None:
+            ids = self.blocks.ids = sent(ids, logits.device)  # where they stay
         if draw.coupled and not chained:
             return self.ways.sample(draw, widened(logits, ids, V), i)
         return drawn(draw, logits, i, ids, V, None if chained else LIKELIEST)
