@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import sys
 from collections import Counter
 from dataclasses import asdict
 from datetime import date, datetime
@@ -294,7 +293,6 @@ def _placed(
     LoadOptions(**vars(placing))
     if draft := published.find(model, origin.revision):
         return {"model": draft.name, "runtime": None, "why": draft.described}
-    print(f"loading {model} as a run would, and checking it", file=sys.stderr)
     placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
     read = source(model, origin.revision, origin.trust_remote_code, adapter)
     placed = place(read, placement)
