@@ -180,25 +180,31 @@ def speedup(comparison: Any) -> None:
     """Print the measured speed-up, and section 3's prediction from the measured alpha, c and v."""
     console = page()
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
+    times = f"plain {plain_seconds * 1e3:.2f} ms a token"
     if comparison.gamma is None and comparison.silent > RARELY:
         prose(
             console,
-            f"plain {plain_seconds * 1e3:.2f} ms a token, automatic {seconds * 1e3:.2f}: draft "
-            f"tokens do not pay here by the measured costs, and were made in "
-            f"{1 - comparison.silent:.0%} of the steps, so this is no speed-up, nor a loss; "
-            "--gamma 2 makes them all the same, and --draft names another draft",
+            f"{times}, automatic gamma {seconds * 1e3:.2f}: it made draft tokens in "
+            f"{1 - comparison.silent:.0%} of the steps, as elsewhere there were none or they do "
+            "not pay here, so this is no speed-up, nor a loss; --gamma 2 makes all that there are, "
+            "--draft names another draft",
         )
-        if warning := remark(comparison.others):
-            prose(console, warning, bold=warning)
-        return
+    else:
+        _ratio(console, times, comparison)
+    if warning := remark(comparison.others):
+        prose(console, warning, bold=warning)
+
+
+def _ratio(console: Console, times: str, comparison: Any) -> None:
+    """Print the speed-up and its prediction."""
     draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
         draft_tokens = f"{comparison.mean_gamma:.1f} draft tokens a step"
+    speed, seconds = f"{comparison.speedup:.2f}x", comparison.seconds_per_token
     prose(
         console,
-        f"plain {plain_seconds * 1e3:.2f} ms a token, with {draft_tokens} {seconds * 1e3:.2f} ms a "
-        f"token: {comparison.speedup:.2f}x",
-        bold=f"{comparison.speedup:.2f}x",
+        f"{times}, with {draft_tokens} {seconds * 1e3:.2f} ms a token: {speed}",
+        bold=speed,
     )
     if comparison.alpha is not None:
         silent = f" (none in {comparison.silent:.0%} of the steps)" if comparison.silent else ""
@@ -208,8 +214,6 @@ def speedup(comparison: Any) -> None:
             f"c {comparison.c:.2f}: {comparison.paper:.2f}x; with the measured cost of a target "
             f"forward, up to v = {comparison.v:.2f}: {comparison.predicted:.2f}x",
         )
-    if warning := remark(comparison.others):
-        prose(console, warning, bold=warning)
 
 
 def departure(answers: list[TaskAnswer], lenience: float) -> str:

@@ -88,7 +88,8 @@ class PairsDrafter(DrafterBase):
         ids: Tensor | None,
         columns: slice | None = None,
     ) -> None:
-        self.target, self.decoder, self.embedding, self.ids = target, decoder, embedding, ids
+        self.target, self.decoder, self.embedding = target, decoder, embedding
+        self.ids = None if ids is None else ids.to(decoder.device)
         self.columns = columns
         self.runtime, self.holds, self.vocab_size = decoder.runtime, (decoder,), target.vocab_size
         self.identity: str | None = getattr(decoder, "identity", None)
@@ -163,7 +164,6 @@ class PairsDrafter(DrafterBase):
         return certain(made, highest, calls + max(budget))
 
     def _drawn(self, logits: Tensor, budget: list[int], draw: Draw, calls: int) -> Draft:
-        self.ids = None if self.ids is None else sent(self.ids, logits.device)  # stays there
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
