@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 .PHONY: demo chat serve report quick test clients newest package lowest check docs docs/cli prove clean
 
 demo: .venv/ready
-	$(BIN)/foretoken generate --target novels --show-tokens --compare --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
+	$(BIN)/foretoken generate --target novels --show-tokens --compare --gamma 2 --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
 
 # SmolLM2-135M-Instruct is a file in a package whose own needs, llama.cpp built from source, are left out
 chat: .venv/ready

@@ -148,7 +148,9 @@ def _answer(
             from foretoken.lab.bench import REPEATS  # late: torch
             from foretoken.lab.bench import compare as measured
 
-            seconds = 2 * REPEATS * answers[0].completion.stats.seconds
+            steps = answers[0].completion.steps  # whose time is without that of a measurement
+            once = sum(x.draft_seconds + x.score_seconds + x.verify_seconds for x in steps)
+            seconds = 2 * REPEATS * once
             if seconds > 1:
                 said = f"timing {REPEATS} texts plainly and {REPEATS} with drafts, in turn"
                 print(f"{said}, about {seconds:.0f} s", file=sys.stderr)
