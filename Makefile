@@ -76,8 +76,11 @@ docs: docs/cli
 	$(BIN)/mkdocs build --strict
 	@echo build/site/index.html
 
+# Every class of transformers in new processes: a few take 9 GB, which old ones may hold
+PROVE = OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist worksteal -m "prove or drawn" --hypothesis-profile prove -rA --show-capture=no
+CENSUS = tests/unit/loading/test_every_family.py
 prove: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist worksteal -m "prove or drawn" --hypothesis-profile prove -rA --show-capture=no | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
+	($(PROVE) --ignore=$(CENSUS); $(PROVE) $(CENSUS)) | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -367,7 +367,7 @@ def test_poor_costs_are_measured_again_by_the_first_call_of_a_later_process(tmp_
     poor_costs()
     measured = []
 
-    def again(batch, request, params, eos):
+    def again(batch, request, params, eos, label):
         measured.append(costs.kind(params))
         return stored.Kept(CHEAP, 1.0, 0.5)
 

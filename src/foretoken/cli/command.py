@@ -19,13 +19,14 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from foretoken.cli.render import waiting
 from foretoken.errors import InputError, one_line
 from foretoken.sampling.params import meant
 from foretoken.storage.files import read_text
 
 # Modules whose work is told as well as their warnings: long loads, and which draft was chosen
 TELLING = (
-    "costing.pair_costs",
+    "costing.probe",
     "loading.chosen",
     "loading.load",
     "loading.vocabularies",
@@ -77,7 +78,9 @@ class StderrLines(logging.Handler):
 def quiet() -> None:
     """Log foretoken's warnings to standard error, and work that takes over a second; turn off
     transformers' bars and reports, so that an error is one line."""
-    from transformers.utils import logging as transformers  # late: it takes seconds to import
+    with waiting("importing PyTorch and transformers"):  # late: some seconds
+        import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        from transformers.utils import logging as transformers
 
     transformers.set_verbosity_error()
     transformers.disable_progress_bar()

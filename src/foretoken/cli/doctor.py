@@ -18,7 +18,7 @@ from rich.console import Console
 
 from foretoken.cli import option
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar, milliseconds, table
+from foretoken.cli.render import bar, milliseconds, table, waiting
 from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.options import OPTIONS as LOADING
@@ -115,7 +115,9 @@ def doctor(
         document = _rounded(model, origin, placing, adapter, held_out)
         show = _show_rounded
     elif model is not None:
-        document, show = _placed(model, origin, placing, adapter), _show_placed
+        with waiting(f"reading {model}"):
+            document = _placed(model, origin, placing, adapter)
+        show = _show_placed
     else:
         document, show = _everything(), _show_everything
     document["others"] = contention.share([contention.taken(reading)])

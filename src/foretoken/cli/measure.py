@@ -106,7 +106,10 @@ def measure(
     if out is not None:
         option.require_folder(out)
     parameters = {**context.params, "prompts": prompt_file}
-    measured = [(each or "", run(lines, {**parameters, "draft": each}, loading)) for each in drafts]
+    measured: list[tuple[str, Measurement]] = []
+    for i, each in enumerate(drafts, 1):
+        text = f"measuring {each}, {i} of {len(drafts)}" if len(drafts) > 1 else "measuring"
+        measured.append((each or "", run(lines, parameters | {"draft": each}, loading, text)))
     if len(measured) > 1:
         return _report(measured, as_json=as_json)
     measurement = measured[0][1]
@@ -144,9 +147,12 @@ def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
 
 
 def run(
-    lines: list[prompts.Line], parameters: dict[str, Any], loading: option.PairLoading
+    lines: list[prompts.Line],
+    parameters: dict[str, Any],
+    loading: option.PairLoading,
+    text: str = "measuring",
 ) -> Measurement:
-    """Load a pair and measure it, with a bar on standard error.
+    """Load a pair and measure it, with a bar of this text on standard error.
 
     parameters: the command's, among them the fields of MeasureOptions, and `out`, where it is saved
     unless that is None. Mistakes are told before models load.
@@ -164,7 +170,7 @@ def run(
     spec = loading.prepared(options.target, options.draft)
     texts = [prompts.for_model(line, spec) for line in lines]
     measuring = partial(
-        measure, spec, texts, options, rows=parameters["rows"], track=partial(bar, text="measuring")
+        measure, spec, texts, options, rows=parameters["rows"], track=partial(bar, text=text)
     )
     if (out := parameters["out"]) is None:
         return measuring()

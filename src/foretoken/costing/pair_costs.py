@@ -6,9 +6,8 @@ with them, so that a later process measures wrong ones again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from operator import mul
 
@@ -27,9 +26,7 @@ from foretoken.models.base import Model, Pads
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.slow_log import log_if_slow
 
-log = logging.getLogger(__name__)
 PROBE_PROMPT = "It was the first day of the"
 PROBE_KEY = RowKey(2**63, 0)  # seeds end below it: gamma's prior has not seen any row's numbers
 
@@ -163,14 +160,12 @@ class PairCosts:
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
         label = f"{self.name}, {costs.kind(params)}, {rows} row{'s' * (rows > 1)}"
-        with self.scheduler.idle(), log_if_slow(log, "measuring what steps cost: %s", label):
+        with self.scheduler.idle():
             batch = Batch(self.target, self.drafter)
             self.price(None)  # passes are timed at their own sizes
             if single_costs is None:
-                kept = probe(batch, request, params, self.inputs.ends.eos)
-            else:
-                kept = probe_shared(single_costs, batch, request, params, rows)
-            return replace(kept, label=label)
+                return probe(batch, request, params, self.inputs.ends.eos, label)
+            return probe_shared(single_costs, batch, request, params, rows, label)
 
     def _probe_ids(self) -> list[int]:
         """A text where it fits the model, else up to four of the same id."""

@@ -5,6 +5,7 @@ Their text is thrown away, so guesses may be made up where the drafter has none.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from foretoken import slow_log
 from foretoken.costing import contention
 from foretoken.costing.costs import Costs, Far, at, of
 from foretoken.costing.stored import Kept
@@ -28,6 +30,7 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 
+log = logging.getLogger(__name__)
 # Draft tokens of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so
 # costs rise in steps, which a few sizes would not show.
 ALONE = (*range(9), 11, 12, 15)
@@ -40,6 +43,7 @@ FAR, NEAR = 1024, 128  # tokens of a longer text, and the fewest that tell somet
 BEHIND = (0, 1, 2, 4, 8)  # draft tokens of one row behind it
 AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
 LEAST = 0.02  # of such a pass over one token, that a further one takes
+TOLD = "measuring what steps cost, about %.0f s more: %s"
 STRAY = 4  # one size in so many may differ by more: steps that grow the cache are slow
 
 
@@ -60,13 +64,18 @@ TOKENS, LONG = _most(ALONE, ROUNDS), _most(BEHIND, FEWEST)
 
 
 def probe(
-    batch: Batch, request: Request, params: SamplingParams, eos: frozenset[int] = frozenset()
+    batch: Batch,
+    request: Request,
+    params: SamplingParams,
+    eos: frozenset[int] = frozenset(),
+    label: str = "",
 ) -> Kept:
     """Costs of steps of one row, which ends of sequence, `eos`, do not stop: what follows one is
     timed, and says nothing of how far the two models agree. Less is measured where the request's
-    limit is below `TOKENS`. Raises as `generate` does; the models must be idle."""
+    limit is below `TOKENS`. label: what is measured, for the log and the cache. Raises as
+    `generate` does; the models must be idle."""
     drafter, reading = _NeverSilent(batch.drafter), contention.read()
-    (row,) = _run(batch, drafter, [request], params, ALONE)
+    (row,) = _run(batch, drafter, [request], params, ALONE, label=label)
     steps = _settled(row.records, ALONE)
     token, change = _draft_sizes(batch.drafter)
     costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
@@ -75,7 +84,7 @@ def probe(
     if not drafter.made_up:
         costs = replace(costs, prior=_learned(costs.prior, list(_judged(row.records, eos))))
     spread = _spread(steps, [step.drafted for step in steps], ALONE)
-    return Kept(costs, spread, contention.share([contention.taken(reading)]))
+    return Kept(costs, spread, contention.share([contention.taken(reading)]), label)
 
 
 def _far(batch: Batch, request: Request, params: SamplingParams, costs: Costs) -> Far | None:
@@ -94,18 +103,24 @@ def _far(batch: Batch, request: Request, params: SamplingParams, costs: Costs) -
 
 
 def probe_shared(
-    costs: Costs, batch: Batch, request: Request, params: SamplingParams, rows: int
+    costs: Costs,
+    batch: Batch,
+    request: Request,
+    params: SamplingParams,
+    rows: int,
+    label: str = "",
 ) -> Kept:
     """`costs`, extended by steps of so many rows, all like `request`."""
     sizes, reading = shared(rows), contention.read()
-    rows_run = _run(batch, _NeverSilent(batch.drafter), [request] * rows, params, sizes)
+    drafter, requests = _NeverSilent(batch.drafter), [request] * rows
+    rows_run = _run(batch, drafter, requests, params, sizes, label=label)
     steps = _settled(rows_run[0].records, sizes)
     together = zip(*(row.records for row in rows_run), strict=False)  # to where the first one ends
     drafted = [sum(step.drafted for step in each) for each in together]
     draft_tokens = _settled(drafted, sizes)
     spread = _spread(steps, draft_tokens, sizes)
     others = contention.share([contention.taken(reading)])
-    return Kept(costs.among(steps, draft_tokens, rows), spread, others)
+    return Kept(costs.among(steps, draft_tokens, rows), spread, others, label)
 
 
 def shared(rows: int) -> tuple[int, ...]:
@@ -135,9 +150,10 @@ def _run(
     params: SamplingParams,
     sizes: tuple[int, ...],
     most: int = ROUNDS,
+    label: str = "",
 ) -> list[Row]:
     """Rows that have been through rounds over the sizes, two to `most`; the first one has guessed
-    most."""
+    most. label: what is measured, logged where that takes long."""
     rows = [Row.of(replace(request, params=params)) for request in requests]
     batch, verifier, gammas = Batch(batch.target, drafter), choose(block), _round(sizes)
     start, steps = perf_counter(), 0
@@ -148,12 +164,22 @@ def _run(
             batch.step(verifier, [every + (b < more) for b in range(len(batch.rows))])
             steps += 1
             rounds, within = divmod(steps, len(gammas))
-            late = perf_counter() - start > SECONDS
+            elapsed = perf_counter() - start
+            if label and elapsed > slow_log.AFTER:
+                log.info(TOLD, _remaining(elapsed / steps, steps, len(gammas)), label)
+                label = ""
+            late = elapsed > SECONDS
             if not within and (rounds >= most or (rounds >= FEWEST and late)):
                 break
     finally:
         batch.clear()
     return rows
+
+
+def _remaining(seconds: float, steps: int, each: int) -> float:
+    """Estimate the seconds until `probe` ends, after `steps` steps of so many seconds, with `each`
+    in a round: the round that has begun, the second one, and what is measured far behind."""
+    return seconds * (max(FEWEST, -(-steps // each)) * each - steps + FEWEST * len(_round(BEHIND)))
 
 
 def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
