@@ -165,8 +165,8 @@ def _run(
             steps += 1
             rounds, within = divmod(steps, len(gammas))
             elapsed = perf_counter() - start
-            if label and elapsed > slow_log.AFTER:
-                log.info(TOLD, _remaining(elapsed / steps, steps, len(gammas)), label)
+            if label and steps > SETTLE + TWICE and elapsed > slow_log.AFTER:
+                log.info(TOLD, _remaining(rows[0].records, gammas), label)
                 label = ""
             late = elapsed > SECONDS
             if not within and (rounds >= most or (rounds >= FEWEST and late)):
@@ -176,10 +176,20 @@ def _run(
     return rows
 
 
-def _remaining(seconds: float, steps: int, each: int) -> float:
-    """Estimate the seconds until `probe` ends, after `steps` steps of so many seconds, with `each`
-    in a round: the round that has begun, the second one, and what is measured far behind."""
-    return seconds * (max(FEWEST, -(-steps // each)) * each - steps + FEWEST * len(_round(BEHIND)))
+def _remaining(steps: list[StepRecord], gammas: list[int]) -> float:
+    """Estimate the seconds until `probe` ends, from the steps so far, of these rounds: the round
+    that has begun, the second one, and steps behind a longer text. A draft token adds about half
+    to a step."""
+    seconds = [each.draft_seconds + each.score_seconds + each.verify_seconds for each in steps]
+    rounds = max(FEWEST, -(-len(steps) // len(gammas)))
+    so_far, rest = (gammas * rounds)[: len(steps)], (gammas * rounds)[len(steps) :]
+    paces = sorted(s / _work([g]) for s, g in zip(seconds, so_far, strict=True))
+    pace = paces[len(paces) // 4]  # a model's first passes are slow
+    return pace * (_work(rest) + FEWEST * _work(_round(BEHIND)))
+
+
+def _work(gammas: list[int]) -> float:
+    return sum(1 + g / 2 for g in gammas)
 
 
 def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
