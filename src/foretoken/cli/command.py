@@ -69,10 +69,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 class StderrLines(logging.Handler):
     """Prints to the sys.stderr of the moment: a bar being drawn replaces it, and keeps messages on
-    lines of their own."""
+    lines of their own. A text that a terminal shows as it comes is broken off for them."""
+
+    within_line = False  # what the terminal shows ends there
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr)
+        print("\n" * StderrLines.within_line + record.getMessage(), file=sys.stderr)
+        StderrLines.within_line = False
+
+
+def printed(text: str) -> None:
+    """Note where a piece of a text that was printed on standard output ends, for `StderrLines`."""
+    if text:
+        StderrLines.within_line = sys.stdout.isatty() and not text.endswith("\n")
 
 
 def quiet() -> None:

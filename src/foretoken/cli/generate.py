@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from foretoken.cli import answer, batch, option, prompts
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, printed, quiet
 from foretoken.cli.prompts import Messages, ModelTask
 from foretoken.cli.render import bar
 from foretoken.errors import ControlError, InputError
@@ -182,10 +182,13 @@ def _streamed(
     try:
         while True:
             piece = next(pieces)
-            print(answer.piece(piece.text, piece.tokens, tokens), end="", flush=True)
+            text = answer.piece(piece.text, piece.tokens, tokens)
+            print(text, end="", flush=True)
+            printed(text)
             tokens += len(piece.tokens)
     except StopIteration as end:
         print()
+        printed("\n")
         return end.value
     except ControlError as error:
         print("\n" * (tokens > 0), end="", flush=True)

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretoken.cli.answer import figures
+from foretoken.cli.command import printed
 from foretoken.cli.prompts import require_key
 from foretoken.cli.render import labelled, page
 from foretoken.cli.sources import ChatReply, LocalModel, RemoteModel, ReplyPart, TextError
@@ -61,6 +62,7 @@ class Printer:
         """Print the next part of the text."""
         text = self._shown(part.text)
         self.begun = self.begun or bool(text)
+        printed(text)
         if not self.coloured:
             print(text, end="", flush=True)
             return
@@ -77,6 +79,7 @@ class Printer:
     def end(self) -> None:
         """End the text."""
         print(flush=True)
+        printed("\n")
         self._ahead.clear()
         self.begun = False
 
