@@ -19,7 +19,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from foretoken.cli.render import waiting
 from foretoken.errors import InputError, one_line
 from foretoken.sampling.params import meant
 from foretoken.storage.files import read_text
@@ -87,9 +86,7 @@ def printed(text: str) -> None:
 def quiet() -> None:
     """Log foretoken's warnings to standard error, and work that takes over a second; turn off
     transformers' bars and reports, so that an error is one line."""
-    with waiting("importing PyTorch and transformers"):  # late: some seconds
-        import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        from transformers.utils import logging as transformers
+    from transformers.utils import logging as transformers  # late: it takes seconds to import
 
     transformers.set_verbosity_error()
     transformers.disable_progress_bar()

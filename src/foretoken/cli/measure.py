@@ -150,7 +150,7 @@ def run(
     lines: list[prompts.Line],
     parameters: dict[str, Any],
     loading: option.PairLoading,
-    text: str = "measuring",
+    text: str,
 ) -> Measurement:
     """Load a pair and measure it, with a bar of this text on standard error.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Argument, Option
 
+from foretoken.cli.render import waiting
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import adapters, hub, named
 from foretoken.loading.options import OPTIONS as LOADING
@@ -241,7 +242,8 @@ class Loading(_loading("target"), TargetReading, Placing):
 
     def load(self, target: str | None, draft: str | None) -> Speculator:
         """Call `foretoken.load` with these options."""
-        from foretoken.loading.load import load  # late: torch takes seconds to import
+        with waiting("importing PyTorch and transformers"):  # late: it takes seconds
+            from foretoken.loading.load import load
 
         return load(target, draft, **self.arguments)
 

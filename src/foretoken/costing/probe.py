@@ -165,7 +165,7 @@ def _run(
             steps += 1
             rounds, within = divmod(steps, len(gammas))
             elapsed = perf_counter() - start
-            if label and steps > SETTLE + TWICE and elapsed > slow_log.AFTER:
+            if label and steps > SETTLE and elapsed > slow_log.AFTER:
                 log.info(TOLD, _remaining(rows[0].records, gammas), label)
                 label = ""
             late = elapsed > SECONDS
