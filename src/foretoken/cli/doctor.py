@@ -27,6 +27,7 @@ from foretoken.storage.files import read_text
 if TYPE_CHECKING:
     from foretoken.costing.stored import Kept
     from foretoken.loading.sources import Source
+    from foretoken.models.base import Model
 
 EXACT = "float32"
 ROOM = 8_000_000_000  # bytes that a class may take to be tried
@@ -301,7 +302,20 @@ def _placed(
     steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant
     found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
     lacks = _lacks(read)
-    return {**found, "exact": "bitwise" if steady else "rounding", "lacks": lacks}
+    exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks}
+    return {**found, **exact, **_precision(read, placed.model, placing.dtype)}
+
+
+def _precision(read: Source, model: Model, dtype: str) -> dict[str, Any]:
+    """Return the precision that the model has, and in four bits its time over that in eight: some
+    of its layers are timed, unless those of a file are in blocks, which both keep."""
+    from foretoken.loading.runtimes import seconds_of
+
+    ratio = None
+    if dtype == "int4" and read.gguf is None:
+        times = [seconds_of(read, kind, model.runtime) for kind in ("int4", "int8")]
+        ratio = times[0] / times[1] if times[0] and times[1] else None
+    return {"dtype": model.computed, "asked": dtype, "time_over_int8": ratio}
 
 
 def _lacks(read: Source) -> str | None:
@@ -330,6 +344,13 @@ def _show_placed(console: Console, document: dict[str, Any]) -> None:
     console.print(line, soft_wrap=True, markup=False)
     if document.get("exact"):
         console.print(EXACT_TEXT[document["exact"]], soft_wrap=True)
+    if document["runtime"] and document["asked"] == "int8" and document["dtype"] == "int4":
+        line = "its weights have four bits already, which int8 keeps: the same as in int4"
+        console.print(line, soft_wrap=True)
+    if ratio := document.get("time_over_int8"):
+        better = "" if ratio < 1 else ": int8 is the better choice here"
+        line = f"int4 takes {ratio:.2f} of the time of int8, over some layers{better}"
+        console.print(line, soft_wrap=True)
     if document.get("lacks"):
         console.print(f"text alone: {document['lacks']}", soft_wrap=True, markup=False)
 

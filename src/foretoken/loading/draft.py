@@ -72,8 +72,8 @@ def own_copy(
     dtype = dtype or (computed if layers else SMALLEST)
     if dtype == computed and not layers:
         raise InputError(
-            f"draft is {name!r}, but the target is in {dtype} itself; give a target of another "
-            "dtype, draft='self:LAYERS' (such as self:0-3,8), or another draft"
+            f"draft is {name!r}, but the target's weights are in {dtype} too; give a target of "
+            "another dtype, draft='self:LAYERS' (such as self:0-3,8), or another draft"
         )
     return LMDrafter(companion(target.read, target.model, dtype, layers))
 

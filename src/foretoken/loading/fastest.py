@@ -49,10 +49,12 @@ Make = Callable[["PreTrainedModel", str], Model]
 
 
 class Fastest(NamedTuple):
-    """A runtime by name, and whether that was measured while little else ran."""
+    """A runtime by name, whether that was measured while little else ran, and the seconds of all
+    `PASSES` of some layers there."""
 
     runtime: str
     sure: bool
+    seconds: float | None = None
 
 
 def fastest(
@@ -99,7 +101,7 @@ def fastest(
     best = min(
         known, key=lambda name: _text(known[name]) * (AHEAD if name != first else 1), default=first
     )
-    return Fastest(best, sure)
+    return Fastest(best, sure, _text(known[best]) if best in known else None)
 
 
 def _text(seconds: list[float]) -> float:
@@ -140,7 +142,7 @@ def _measured(
         except RefusedError as error:
             log.debug("%s is not timed: %s", name, error)
     times: dict[str, list[float]] = {name: [] for name in models}
-    for tokens in TOKENS if len(models) > 1 else ():
+    for tokens in TOKENS:
         rounds = [
             {name: _taken(model, tokens, rest) for name, model in models.items()}
             for _ in range(FIRST + ROUNDS)
@@ -150,8 +152,7 @@ def _measured(
     said = "; ".join(
         f"{name} {', '.join(f'{1e3 * t:.2f}' for t in each)} ms" for name, each in times.items()
     )
-    if len(models) > 1:
-        log.info("measured a few layers over %s tokens in %s: %s", TOKENS, dtype, said)
+    log.info("measured a few layers over %s tokens in %s: %s", TOKENS, dtype, said)
     return times
 
 

@@ -20,13 +20,13 @@ import torch
 from foretoken.costing.stored import machine
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.generation_config import read_settings
-from foretoken.loading.fastest import fastest
+from foretoken.loading.fastest import Fastest, Make, fastest
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
 from foretoken.models.store import key_of
-from foretoken.storage.cache import remember, remembered
+from foretoken.storage.cache import remember, remembered, versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,8 +108,8 @@ def place(
     fast = "graphs" if device.type == "cuda" and not on_openvino else "openvino"
     if placement.runtime != "auto":
         fast = placement.runtime
-    elif device.type == "cpu" and placement.kv_dtype is None:
-        fast = _fastest(source, dtype, placement)
+    elif _has_choice(dtype, replace(placement, device=device)):
+        fast = _fastest(source, dtype)
     _require_rounding(dtype, placement.kv_dtype, fast)
     if fast != "transformers":
         try:
@@ -332,10 +332,15 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement
 
 
 def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
-    """Return a folder's model from its kept conversion; None where none is kept."""
-    if not is_folder(source.path):
+    """Return a folder's model from its kept conversion; None where none is kept, or where the
+    faster runtime is still to be measured."""
+    if not is_folder(source.path) or placement.device.type != "cpu":
         return None
-    runtime = placement.runtime if placement.runtime in TITLES else _known_choice(source, dtype)
+    runtime = placement.runtime
+    if runtime == "auto" and _has_choice(dtype, placement):
+        runtime = _known_choice(source, dtype)
+    if runtime is None:
+        return None
     if runtime == "onnx" and placement.kv_dtype is None:
         return replace(_onnx_conversion(source, dtype), taps=placement.taps).kept()
     conversion = replace(_conversion(source, dtype, placement.device), taps=placement.taps)
@@ -356,25 +361,52 @@ def _known_choice(source: Source | PreTrainedModel, dtype: str) -> str | None:
     return known if known in TITLES else None
 
 
-def _fastest(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> str:
+def _has_choice(dtype: str, placement: Placement) -> bool:
+    """Tell whether more than one runtime may serve a model in this precision and placement."""
+    on_cpu = placement.device.type == "cpu" and placement.kv_dtype is None
+    return on_cpu and dtype in ("float32", *ROUNDED) and "onnxruntime" in versions()
+
+
+def _fastest(source: Source | PreTrainedModel, dtype: str) -> str:
     """Return the runtime for a model on this CPU: the faster one of those that are exact for its
     family. The choice is kept for a folder, whose configuration need not be read then."""
-    if dtype not in ("float32", *ROUNDED):
-        return "openvino"
     if (known := _known_choice(source, dtype)) is not None:
         return known
-    try:
-        network = source.empty if isinstance(source, Source) else source
-        _require_onnx(network)
-    except RefusedError as error:
-        log.debug("not on ONNX Runtime: %s", error)
-        return "openvino"
-    runtimes = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}
-    in_blocks = isinstance(source, Source) and source.gguf is not None
-    best = fastest(network, dtype, runtimes, in_blocks=in_blocks)
+    best = _measured(source, dtype)
     if best.sure and (key := _choice_key(source, dtype)):
         remember(CHOICES, key, best.runtime)
     return best.runtime
+
+
+def _measured(source: Source | PreTrainedModel, dtype: str) -> Fastest:
+    """Measure it; OpenVINO, without a measurement, where ONNX Runtime refuses the family."""
+    try:
+        _onnx_library()
+    except RefusedError:  # may be mended, and the key of a choice would stay the same
+        return Fastest("openvino", sure=False)
+    network = source.empty if isinstance(source, Source) else source
+    try:
+        _require_onnx(network)
+    except RefusedError as error:
+        log.debug("not on ONNX Runtime: %s", error)
+        return Fastest("openvino", sure=True)
+    return _timed(source, dtype, {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory})
+
+
+def _timed(source: Source | PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> Fastest:
+    in_blocks = isinstance(source, Source) and source.gguf is not None
+    network = source.empty if isinstance(source, Source) else source
+    return fastest(network, dtype, runtimes, in_blocks=in_blocks)
+
+
+def seconds_of(source: Source, dtype: str, runtime: str) -> float | None:
+    """Seconds of a usual text's passes over some layers of a model, in a precision on the runtime
+    that serves it on this CPU; None where they cannot be timed."""
+    if runtime not in TITLES:
+        return None
+    make = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}[runtime]
+    best = _measured(source, dtype)
+    return (best if best.seconds else _timed(source, dtype, {runtime: make})).seconds
 
 
 def _require_onnx(network: PreTrainedModel) -> None:

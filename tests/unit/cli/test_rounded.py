@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from console import Run, mistake
 from foretoken.lab import rounding
+from foretoken.loading import runtimes
+from foretoken.loading.fastest import Fastest
+from foretoken.models.onnx.products import rounded
 from tiny import TEXT, byte_level, folder, llama
 
 
@@ -56,6 +61,45 @@ def test_a_model_without_a_tokenizer_is_refused(console: Run, base: Path) -> Non
     result = console("doctor", base / "bare", *args)
     assert result.code == 2 and result.out == ""  # a conversion is told before
     assert "error: " in result.err and "bare has no tokenizer, so no bits per byte" in result.err
+
+
+@pytest.mark.onnx
+@pytest.mark.openvino
+@pytest.mark.parametrize(
+    ("ratio", "advice"), [(0.8, ""), (1.25, ": int8 is the better choice here")]
+)
+def test_four_bits_are_compared_with_eight(
+    console: Run, base: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, advice: str
+) -> None:
+    def measured(network: object, dtype: str, *args: object, **options: object) -> Fastest:
+        return Fastest("onnx", True, ratio if dtype == "int4" else 1.0)
+
+    monkeypatch.setattr(runtimes, "fastest", measured)
+    shown = console("doctor", base / "m", "--dtype", "int4").out
+    assert f"int4 takes {ratio:.2f} of the time of int8, over some layers{advice}" in shown
+    document = json.loads(console("doctor", base / "m", "--dtype", "int4", "--json").out)
+    assert (document["dtype"], document["time_over_int8"]) == ("int4", ratio)
+    assert "of the time" not in console("doctor", base / "m", "--dtype", "int8").out
+
+
+@pytest.mark.onnx
+@pytest.mark.openvino
+def test_weights_of_four_bits_stay_so(
+    console: Run, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = llama(320, hidden_size=128, intermediate_size=128, num_hidden_layers=1)
+    for part in network.model.layers.modules():
+        if isinstance(part, nn.Linear):
+            blocks = rounded(part.weight.detach().numpy(), 4)
+            part.weight.data = torch.tensor(blocks.integers * blocks.scales).view_as(part.weight)
+    folder(base / "blocks", network, byte_level())
+    monkeypatch.setattr(runtimes, "fastest", lambda *args, **options: Fastest("onnx", True, 1.0))
+    said = "its weights have four bits already, which int8 keeps: the same as in int4\n"
+    for name, same in (("blocks", True), ("m", False)):
+        assert (said in console("doctor", base / name, "--dtype", "int8").out) == same
+    drafting = ("generate", "a", "--target", base / "blocks", "--dtype", "int8")
+    refused = console(*drafting, "--draft", "self:int4")
+    mistake(refused, "draft is 'self:int4', but the target's weights are in int4 too; give")
 
 
 def test_mistakes(console: Run, base: Path) -> None:

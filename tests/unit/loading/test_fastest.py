@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import foretoken
 import tiny
@@ -13,11 +14,14 @@ from foretoken.costing import contention
 from foretoken.errors import RefusedError
 from foretoken.loading import fastest, runtimes
 from foretoken.loading.fastest import TOKENS, Fastest
+from foretoken.loading.runtimes import Early, Placement
+from foretoken.loading.sources import source
 from foretoken.models import store
 from foretoken.models.blocks import found
 from foretoken.models.families import build
 from foretoken.models.stock.selfcheck import small_copy
 from foretoken.storage.cache import remembered
+from tiny import folder
 
 
 class Rows:
@@ -69,11 +73,11 @@ def test_a_time_beside_others_is_not_kept(
     seconds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contention, "share", lambda spans: 0.4)
-    assert chosen("onnx", "openvino") == Fastest("openvino", False)
+    assert chosen("onnx", "openvino")[:2] == ("openvino", False)
     assert remembered(fastest.FILE) == {}
     seconds["onnx"][1] = 0.5
     monkeypatch.setattr(contention, "share", lambda spans: 0.01)
-    assert chosen("onnx", "openvino") == Fastest("onnx", True)
+    assert chosen("onnx", "openvino")[:2] == ("onnx", True)
 
 
 def test_a_runtime_that_refuses_is_left_out(seconds: dict[str, list[float]]) -> None:
@@ -169,3 +173,55 @@ def test_what_onnx_runtime_cannot_do_runs_on_openvino(tmp_path: Path) -> None:
         keywords: dict[str, Any] = options
         spec = foretoken.load(tmp_path / path, "none", **keywords)
         assert spec.target.runtime == "openvino"
+
+
+@pytest.mark.onnx
+@pytest.mark.openvino
+def test_a_kept_conversion_is_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO keeps one of a draft, or of a target that asked for it by name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = folder(tmp_path / "model", tiny.llama(64, head_dim=16))
+    foretoken.load(model, "none", dtype="int8", runtime="openvino")
+    monkeypatch.setattr(runtimes, "fastest", lambda *args, **options: Fastest("onnx", True))
+    assert foretoken.load(model, "none", dtype="int8").target.runtime == "onnx"
+    early = Early(source(model, None, False), Placement("int8"))
+    assert (read := early.model()) is not None and read.runtime == "onnx"
+    monkeypatch.setattr(runtimes, "_onnx_library", lambda: pytest.fail("it was read in vain"))
+    on_gpu = Placement("int8", torch.device("cuda"))
+    assert Early(source(model, None, False), on_gpu).model() is None
+
+
+@pytest.mark.onnx
+@pytest.mark.openvino
+def test_a_family_that_onnx_runtime_refuses_is_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process reads its conversion beside the tokenizer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = folder(tmp_path / "model", build("GPT-2"))
+    assert foretoken.load(model, "none", dtype="int8").target.runtime == "openvino"
+    monkeypatch.setattr(runtimes, "_require_onnx", lambda network: pytest.fail("checked again"))
+    early = Early(source(model, None, False), Placement("int8"))
+    assert (read := early.model()) is not None and read.runtime == "openvino"
+
+
+@pytest.mark.onnx
+@pytest.mark.openvino
+@pytest.mark.parametrize("family", ["Llama", "GPT-2"])
+def test_two_precisions_are_compared_where_they_run(
+    seconds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str
+) -> None:
+    """GPT-2 on OpenVINO, which is timed alone."""
+    network = tiny.llama(64, head_dim=16) if family == "Llama" else build(family)
+    model = source(folder(tmp_path / "model", network), None, False)
+    times = {"int4": 2.0, "int8": 3.0}
+
+    def taken(ready: Any, tokens: int, rest: Any) -> float:
+        return times[ready.computed] * (1 if ready.runtime == "onnx" else 1.1)
+
+    monkeypatch.setattr(fastest, "_taken", taken)
+    passes = sum(fastest.PASSES.values())
+    slower, name = (1.0, "onnx") if family == "Llama" else (1.1, "openvino")
+    for dtype, each in times.items():
+        assert runtimes.seconds_of(model, dtype, name) == pytest.approx(passes * each * slower)
+    assert runtimes.seconds_of(model, "int8", "transformers") is None

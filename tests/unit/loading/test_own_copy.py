@@ -161,7 +161,7 @@ def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
         ("self:", {}, "'self:'; give self, self:int4, self:int8"),
         ("self:int3", {}, "'self:int3'; give self, self:int4"),
         ("self:int4", {"draft_dtype": "int8"}, "draft_dtype 'int8'; leave one of them out"),
-        ("self", {"dtype": "int4"}, "the target is in int4 itself; give a target of another"),
+        ("self", {"dtype": "int4"}, "weights are in int4 too; give a target of another"),
         ("selff", {}, "did you mean 'self'"),
     ],
 )

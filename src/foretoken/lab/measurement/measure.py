@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from math import exp, log
 from statistics import fmean, median
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -301,27 +302,38 @@ PYTHON = "python"  # the runtime of a drafter without a network
 def of_model(
     model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Return the sizes of a model that was loaded with these options. They are counted from the
-    shapes of its parameters, not measured: the same on every runtime."""
+    """Return the sizes of a model that was loaded with these options, not measured: its bytes are
+    those of its graph on ONNX Runtime, and elsewhere follow from the shapes of its parameters."""
     network = _network(model, name, revision, trust)
     facts = (name, model.runtime, dtype, model.encoder_decoder)
     if network is None:
         return Footprint(*facts, None, None)
     numbers, products = sum(each.numel() for each in network.parameters()), _products(network)
-    kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
-    kind = kind if isinstance(kind, torch.dtype) else torch.float32
-    head = getattr(network.get_output_embeddings(), "weight", None)
-    heads = {} if head is None else {id(head): head.numel()}
-    embedded = heads | {id(each): each.numel() for each in _embeddings(network)}
-    in_blocks = model.runtime == "openvino" and bool(gguf(name, revision))  # of any bits
+    weight_bytes, pass_bytes = _read_bytes(model, network) or (None, None)
+    if pass_bytes is None and not (model.runtime == "openvino" and gguf(name, revision)):
+        # a GGUF file's blocks have any bits
+        kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+        kind = kind if isinstance(kind, torch.dtype) else torch.float32
+        head = getattr(network.get_output_embeddings(), "weight", None)
+        heads = {} if head is None else {id(head): head.numel()}
+        embedded = heads | {id(each): each.numel() for each in _embeddings(network)}
+        weight_bytes = _bytes(numbers, sum(embedded.values()), kind, dtype)
+        pass_bytes = _bytes(products, sum(heads.values()), kind, dtype)
+    cache_bytes = getattr(model, "token_bytes", None)
     return Footprint(
-        *facts,
-        parameters=numbers,
-        operations=2 * products,
-        weight_bytes=None if in_blocks else _bytes(numbers, sum(embedded.values()), kind, dtype),
-        pass_bytes=None if in_blocks else _bytes(products, sum(heads.values()), kind, dtype),
-        cache_bytes=getattr(model, "token_bytes", None),
+        *facts, numbers, 2 * products, weight_bytes, pass_bytes, cache_bytes=cache_bytes
     )
+
+
+def _read_bytes(model: Model, network: PreTrainedModel) -> tuple[int, int] | None:
+    """Return the bytes of a model's graph and embeddings on ONNX Runtime, and those of the graph
+    that a pass over one token reads; None elsewhere."""
+    passes: Any = getattr(model, "passes", None) or getattr(model, "graph", None)
+    if model.runtime != "onnx" or passes is None:
+        return None
+    table = 0 if passes.table is None else passes.table.nbytes
+    share = _products(network) / _products(network, all_experts=True)
+    return passes.constant_bytes + table, round(passes.constant_bytes * share)
 
 
 FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
@@ -358,16 +370,16 @@ def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreT
         return None
 
 
-def _products(network: PreTrainedModel) -> int:
+def _products(network: PreTrainedModel, *, all_experts: bool = False) -> int:
     """Count the weights that are multiplied with one token of a decoder's text.
 
     Without embeddings, unless they are the output layer too, and with the share of experts that a
-    token goes through. Cross-attention's keys and values, made once per source, are counted.
+    token meets, or all. Cross-attention's keys and values, made once per source, are counted.
     """
     head = network.get_output_embeddings()
     skipped = {id(weight) for weight in _embeddings(network)} | _encoder(network)
     skipped -= {id(head.weight)} if isinstance(head, nn.Linear) else set()
-    share = _experts_share(network.config)
+    share = 1.0 if all_experts else _experts_share(network.config)
     total = 0.0
     for name, weight in network.named_parameters():
         if weight.ndim >= 2 and id(weight) not in skipped:

@@ -120,13 +120,12 @@ class OnnxConversion:
 
         network = self.network().float().eval()
         try:
-            facts = export(network, place, self.dtype, self.taps, self.some)
+            return export(network, place, self.dtype, self.taps, self.some)
         except (RefusedError, MemoryError, OSError):
             raise
         except Exception as error:  # a family's own code raises anything
             problem = f"{self.name} cannot be converted: its code raised {kind_of(error)}"
             raise RefusedError(problem) from error
-        return facts | {"computed": self.dtype}
 
 
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:

@@ -95,6 +95,7 @@ def _made(graph: Graph, name: str, rows: str, index: str, part: Experts, bits: i
     if bits:
         how |= {"expert_weight_bits": bits, "block_size": BLOCK, "accuracy_level": ROUNDED}
         how |= {"weights_prepacked": 0, "quant_type": "int"}
+    graph.widest = max(graph.widest, bits or 32)
     kind = "QMoE" if bits else "MoE"
     return graph.add(kind, inputs, f"{name}.made", ours=True, **how)
 

@@ -66,13 +66,16 @@ def export(
         if decoder.pairs is None:
             _keep_embeddings(reader.embeddings(), folder / EMBEDDINGS)
     decoder.layers = [decoder.layers[i] for i in some] if some else decoder.layers
-    Writer(Graph(folder, DECODER), decoder, PRECISIONS[dtype]).write(taps)
+    writer = Writer(Graph(folder, DECODER), decoder, PRECISIONS[dtype])
+    writer.write(taps)
     join = getattr(network, "join", None)
     if join is not None:
         _write_join(join, reader, Graph(folder, JOIN), _fine(PRECISIONS[dtype]))
     attentions = [layer.attention for layer in decoder.layers]
     return {
         "form": "onnx",
+        # a file's blocks of four bits stay so in int8, which then is the same model
+        "computed": "int4" if dtype == "int8" and writer.bits == 4 else dtype,
         "vocab_size": len(decoder.head.weight),
         "context": context_limit(network.config.get_text_config(decoder=True)),
         "parameters": sum(weight.numel() for weight in network.parameters()),
@@ -161,6 +164,7 @@ class Writer:
             norm = decoder.norm if last else decoder.layers[i + 1].before_attention
             states, read = self._added(f"{i}.out", states, made, layer.residual, norm)
         shown |= {len(decoder.layers): states, FINAL: read}
+        self.bits = self.graph.widest  # without the output layer, which has eight
         self._outputs(read, [shown[tap] for tap in taps])
 
     def _pairs(self, pairs: PairReads) -> tuple[str, str]:

@@ -27,6 +27,7 @@ class Graph:
         self.constants: dict[str, onnx.TensorProto] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
+        self.widest = 0  # bits of a weight in a product
         self._weights: IO[bytes] = (folder / f"{name}.weights").open("wb")
 
     def input(self, name: str, kind: str, *shape: int | str) -> str:

@@ -66,6 +66,7 @@ class Passes:
         self.table: NDArray[Any] | None = None
         if table.exists():  # as a plain array: the class of mapped ones takes longer to index
             self.table = np.asarray(np.load(table, mmap_mode="r"))
+        self.constant_bytes = (folder / f"{DECODER}.weights").stat().st_size
         self.layers = list(range(len(facts["keys"])))
         self.vocab_size, self.width, self.reads = (
             facts["vocab_size"],

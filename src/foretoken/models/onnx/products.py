@@ -118,6 +118,7 @@ def product(
     if isinstance(weight, Blocks):
         return _in_blocks(graph, name, states, weight, bias, precision.level)
     made = f"{name}.product" if bias is not None else name
+    graph.widest = 32
     graph.add("MatMul", [states, graph.constant(f"{name}.weight", weight.T)], made)
     if bias is not None:
         graph.add("Add", [made, graph.constant(f"{name}.bias", bias)], name)
@@ -129,6 +130,7 @@ def _in_blocks(
 ) -> str:
     out, count, size = weight.integers.shape
     bits, offsets = weight.bits, weight.offsets
+    graph.widest = max(graph.widest, bits)
     zero = 0 if bits == 4 and weight.integers.max() > 7 else 2 ** (bits - 1)
     inputs = [
         states,

@@ -228,7 +228,7 @@ def test_rounded_weights_are_the_nearest_blocks(bits: int) -> None:
     assert kept is not None and kept.bits <= bits
 
 
-@pytest.mark.parametrize("offset", [0.0, 0.37])
+@pytest.mark.parametrize("offset", [0.0, 0.0058])
 @pytest.mark.parametrize(("low", "high"), [(-8, 7), (0, 15), (-100, 100)])
 def test_weights_in_blocks_are_kept_as_they_are(low: int, high: int, offset: float) -> None:
     """Blocks of four bits also in float32: the same numbers as transformers computes with."""
@@ -236,6 +236,7 @@ def test_weights_in_blocks_are_kept_as_they_are(low: int, high: int, offset: flo
         pytest.skip("no format has such blocks")
     dice = np.random.default_rng(0)
     own: Any = copy.deepcopy(network())
+    bits = set[int]()
     for part in own.model.layers.modules():
         if isinstance(part, torch.nn.Linear):
             out, inner = part.weight.shape
@@ -244,11 +245,16 @@ def test_weights_in_blocks_are_kept_as_they_are(low: int, high: int, offset: flo
             scales = np.float16(0.01 if high < 16 else 0.001) * dice.integers(
                 1, 9, (out, inner // 32, 1)
             )
-            weight = (k * scales.astype(np.float16).astype(np.float32)) + np.float32(offset / 64)
-            part.weight.data = torch.tensor(weight.reshape(out, inner), dtype=torch.float32)
+            weight = (k * scales.astype(np.float16).astype(np.float32)) + np.float16(offset)
+            weight = weight.astype(np.float32).reshape(out, inner)
+            blocks = found(weight)
+            assert blocks is not None and (blocks.offsets is None) == (offset == 0)
+            bits.add(blocks.bits)
+            part.weight.data = torch.tensor(weight)
     assert deviation(own, converted(own)) < TOLERANCE
-    if offset == 0:
-        assert deviation(own, converted(own, "int8")) < 0.2  # states are rounded, weights are not
+    rounding = converted(own, "int8")
+    assert deviation(own, rounding) < 0.2  # states are rounded, weights are not
+    assert {f"int{each}" for each in bits} == {rounding.computed}  # of four bits: as int4 has it
 
 
 def test_some_layers_over_the_targets_rows(model: OnnxModel) -> None:
