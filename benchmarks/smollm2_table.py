@@ -23,7 +23,6 @@ PROMPTS = ROOT / "recipes/prompts/chats.jsonl"
 RESULTS = ROOT / "benchmarks/results"
 DRAFTS = {
     "lookup": "look-up",
-    "self:int4": "itself in four bits",
     "smollm2": "the draft that ships",
 }
 PEERS = {0.0: ("llama.cpp", "openvino-genai", "onnxruntime-genai"), 0.7: ()}  # plain, greedy only
