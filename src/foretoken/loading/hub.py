@@ -51,9 +51,11 @@ def is_model(name: str) -> bool:
 
 
 def gguf(name: str | Path, revision: str | None = None) -> Path | None:
-    """Return the GGUF file that a name stands for: a file, the one of a folder without a config, or
-    ID:FILE on the hub, fetched where its cache lacks it; None for other names. Raises InputError
-    where there is no such file, or it is another kind of file."""
+    """Return the GGUF file that a name stands for: "smollm2", a file, the one of a folder without a
+    config, or ID:FILE on the hub, fetched where its cache lacks it; None for other names. Raises
+    InputError where there is no such file, or it is another kind of file."""
+    if pair := named.pair(name):
+        name = pair.target
     if is_folder(name):
         folder = Path(name)
         held = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))

@@ -19,7 +19,7 @@ import torch
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file
-from foretoken.loading import adapters, gguf, hub, memory, quantized
+from foretoken.loading import adapters, gguf, hub, memory, named, quantized
 from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
 
@@ -337,6 +337,8 @@ def tokenizer(
         return None
     if not isinstance(model, str | Path):
         raise InputError(f"tokenizer is {model!r:.60}; give a folder, a hub id or a tokenizer")
+    if pair := named.pair(model):
+        model = pair.target
     if file := hub.gguf(model, revision):
         gguf.require()
         return gguf.tokenizer(file, _tokenizer)

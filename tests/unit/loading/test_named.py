@@ -11,6 +11,7 @@ from console import Run, mistake
 from foretoken.errors import InputError
 from foretoken.loading import hub, named
 from foretoken.loading.published import kind_of, known_kind
+from foretoken.loading.sources import tokenizer
 
 PROMPT = "The captain looked"
 
@@ -44,7 +45,7 @@ def test_novels_is_the_pair_that_ships() -> None:
 
 def test_smollm2_is_found_without_being_imported(installed: Path) -> None:
     assert named.pair("smollm2") == (installed, None)
-    assert hub.path("smollm2") == str(installed)
+    assert hub.path("smollm2") == str(hub.gguf("smollm2")) == str(installed)
     hub.require("smollm2", None)
     assert named.default() == "smollm2"
 
@@ -77,3 +78,8 @@ def test_the_environment_names_the_default(monkeypatch: pytest.MonkeyPatch, cons
     assert named.default() == "/nowhere/model"
     monkeypatch.setenv(named.DEFAULT, "")
     assert named.default() in ("novels", "smollm2")
+
+
+def test_a_tokenizer_may_be_given_by_such_a_name() -> None:
+    words = tokenizer(named.NOVELS, None, False, required=True)
+    assert words is not None and words.decode(words("The captain")["input_ids"]) == "The captain"
