@@ -6,7 +6,7 @@ proportion; the target's pass grows with parameters in proportion (bytes over ba
 the context by its keys and values.
 
     python benchmarks/growth.py --folder DIR     # makes the models in DIR, some GB, once
-    python benchmarks/growth.py --folder DIR --sweeps rows vocabulary
+    python benchmarks/growth.py --folder DIR --sweeps rows vocabulary --dtype int8
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--largest", default="1B", help="the largest model")
+    parser.add_argument("--dtype", default="float32", help="of the target")
+    parser.add_argument("--runtime", default="auto")
     parser.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=SWEEPS)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -43,7 +45,19 @@ def main() -> None:
             rows.append({"what": name, "value": value, "temperature": temperature, **parts})
             print(rows[-1], file=sys.stderr, flush=True)
 
-    small = pair(arguments.folder, "30M", 32000)
+    def pair(size: str, vocabulary: int) -> Speculator:
+        place = made(arguments.folder, size, vocabulary)
+        spec = load(
+            str(place / "target"),
+            str(place / "draft"),
+            dtype=arguments.dtype,
+            runtime=arguments.runtime,
+        )
+        runtimes.add(spec.target.runtime)
+        return spec
+
+    runtimes = set[str]()
+    small = pair("30M", 32000)
     if "context" in arguments.sweeps:
         for context in (64, 256, 1024, 2048, 4096):
             note("context", context, small, context=context - STEPS * (GAMMA + 1) - 1)
@@ -52,23 +66,26 @@ def main() -> None:
             note("rows", count, small, context=64, count=count)
     if "vocabulary" in arguments.sweeps:
         for vocabulary in (4096, 32000, 128000, 256000):
-            large = pair(arguments.folder, "400M", vocabulary)
+            large = pair("400M", vocabulary)
             note("vocabulary", vocabulary, large, context=64)
     if "parameters" in arguments.sweeps:
         for size in ("10M", "100M", "400M", arguments.largest):
-            note("parameters", size, pair(arguments.folder, size, 32000), context=64)
-    print(save("growth", {"gamma": GAMMA, "steps": STEPS, "rows": rows}), file=sys.stderr)
+            note("parameters", size, pair(size, 32000), context=64)
+    document = {"gamma": GAMMA, "steps": STEPS, "dtype": arguments.dtype, "rows": rows}
+    name = f"growth-{arguments.dtype}"
+    print(save(name, document | {"runtimes": sorted(runtimes)}), file=sys.stderr)
     show(rows)
 
 
-def pair(folder: Path, params: str, vocabulary: int) -> Speculator:
+def made(folder: Path, params: str, vocabulary: int) -> Path:
+    """A folder with a random pair, made where it is missing."""
     place = folder / f"{params}-{vocabulary}"
     if not (place / "target" / "config.json").exists():
         draft = max(9e6, 270 * vocabulary)  # its tables alone are 256 numbers an id
         sizes = ["--params", params, "--draft-params", f"{draft / 1e6:g}M"]
         sizes += ["--vocab", str(vocabulary), "--context", "4096"]
         subprocess.run([sys.executable, PAIRS, "random", place, *sizes], check=True)
-    return load(str(place / "target"), str(place / "draft"))
+    return place
 
 
 def step_parts(

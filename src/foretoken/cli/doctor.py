@@ -307,8 +307,8 @@ def _placed(
 
 
 def _precision(read: Source, model: Model, dtype: str) -> dict[str, Any]:
-    """Return the precision that the model has, and in four bits its time over that in eight: some
-    of its layers are timed, unless those of a file are in blocks, which both keep."""
+    """Return the precision that the model has, and in four bits its time over that in eight, unless
+    a GGUF file's blocks decide: some of its layers are timed."""
     from foretoken.loading.runtimes import seconds_of
 
     ratio = None

@@ -1,9 +1,9 @@
 """Which runtime is the faster one on this CPU, for a model's shape and precision.
 
-A copy with some layers of the model's own widths, random and without its vocabulary, runs on each:
-passes over one token, over a few, and over a prompt. As much memory as all of the model's layers
-take is read in between, so that weights are as little in the caches as they will be. Done once for
-a shape, a precision and a machine, and kept. It does not know the model's weights.
+A copy with some layers of the model's own widths, random and with the same share of its vocabulary,
+runs on each: passes over one token, over a few, and over a prompt. As much memory as all of the
+model's layers take is read in between, so that weights are as little in the caches as they will be.
+Done once for a shape, a precision and a machine, and kept. It does not know the model's weights.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ PASSES = {1: 96, 4: 64, 8: 8, 64: 4}
 TOKENS = tuple(PASSES)
 PAST = 64  # tokens of the text before
 KINDS = 60  # of tokens in a pass
+PROMPT = 64  # tokens in a pass from which on only the last one's logits are asked for
 FIRST, ROUNDS = 1, 7  # rounds that warm up, and those that count
 BITS = {"float32": 32, "int8": 8, "int4": 4}
 MOST = 2**27  # bytes that are read between passes: more than most caches hold
@@ -76,8 +77,11 @@ def fastest(
     """
     from foretoken.models.stock.selfcheck import UNSEEN, shrunk  # late: takes seconds
 
+    depth, layers = _depth(network), _layers(network)
     try:
-        config = shrunk(network.config, None, each=_depth(network))
+        config = shrunk(network.config, None, each=depth)
+        whole, part = (each.get_text_config(decoder=True) for each in (network.config, config))
+        part.vocab_size = max(part.vocab_size, whole.vocab_size * depth // layers)
     except Exception:  # its code raises anything
         return Fastest(next(iter(runtimes)), True)
     said = {k: v for k, v in config.to_dict().items() if k not in UNSEEN}
@@ -158,10 +162,15 @@ def _measured(
 
 def _round_to_blocks(network: PreTrainedModel) -> None:
     """Round the weights of linear layers to blocks of 32 integers of four bits, with a scale and an
-    offset in float16 each, in place."""
+    offset in float16 each, in place; those of the output layer to eight bits, as files have it."""
+    head = network.get_output_embeddings()
     for part in network.modules():
         if isinstance(part, nn.Linear) and part.in_features % 32 == 0:
             groups = part.weight.data.view(-1, 32)
+            if part is head:
+                scale = (groups.abs().amax(dim=1, keepdim=True) / 127).half().float()
+                part.weight.data = ((groups / scale).round() * scale).view_as(part.weight)
+                continue
             low, high = groups.aminmax(dim=1, keepdim=True)
             scale, offset = ((high - low) / 15).half().float(), low.half().float()
             integers = ((groups - offset) / scale).round().clamp(0, 15)
@@ -171,8 +180,13 @@ def _round_to_blocks(network: PreTrainedModel) -> None:
 def _depth(network: PreTrainedModel) -> int:
     """Return how many layers of each kind the copy has: a third at most, as it has to be converted
     twice."""
-    count = getattr(network.config.get_text_config(decoder=True), "num_hidden_layers", None) or 1
+    count = _layers(network)
     return max(2, min(count // 3, int(WEIGHTS * count / _weights(network))))
+
+
+def _layers(network: PreTrainedModel) -> int:
+    count = getattr(network.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    return max(count or 1, 2)
 
 
 def _weights(network: PreTrainedModel) -> int:
@@ -186,11 +200,12 @@ def _taken(model: Model, tokens: int, rest: NDArray[np.uint8]) -> float:
     """Seconds of the second of two passes, of which the first may prepare it, behind a reading of
     `rest`."""
     block = [1 + i % KINDS for i in range(tokens)]  # the same token would meet the same experts
-    model.score([block], [1])
+    need = [tokens if tokens < PROMPT else 1]  # all draft tokens are judged
+    model.score([block], need)
     model.set_lengths([PAST])
     rest.max()
     start = perf_counter()
-    model.score([block], [1])
+    model.score([block], need)
     seconds = perf_counter() - start
     model.set_lengths([PAST])
     return seconds

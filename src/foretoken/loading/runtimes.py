@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TITLES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
-CHOICES = "runtime_choices.json"
+CHOICES, MEASURED = "runtime_choices.json", "runtime 2"  # raised where choices are made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ def _choice_key(source: Source | PreTrainedModel, dtype: str) -> str | None:
     """The key of a folder's choice; None for other models, whose choices are not kept."""
     if not isinstance(source, Source) or not is_folder(source.path):
         return None
-    return key_of(source, "runtime", dtype, *map(str, machine()))
+    return key_of(source, MEASURED, dtype, *map(str, machine()))
 
 
 def _known_choice(source: Source | PreTrainedModel, dtype: str) -> str | None:
@@ -402,7 +402,7 @@ def _timed(source: Source | PreTrainedModel, dtype: str, runtimes: dict[str, Mak
 def seconds_of(source: Source, dtype: str, runtime: str) -> float | None:
     """Seconds of a usual text's passes over some layers of a model, in a precision on the runtime
     that serves it on this CPU; None where they cannot be timed."""
-    if runtime not in TITLES:
+    if runtime not in TITLES or source.empty.config.is_encoder_decoder:
         return None
     make = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}[runtime]
     best = _measured(source, dtype)

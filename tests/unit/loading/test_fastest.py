@@ -92,34 +92,35 @@ def test_a_runtime_that_refuses_is_left_out(seconds: dict[str, list[float]]) -> 
 
 
 def test_the_copy_of_a_gguf_file_has_blocks(seconds: dict[str, list[float]]) -> None:
-    """Weights of other files stay as they are drawn."""
-    seen: list[bool] = []
+    """Of four bits, and of eight in the output layer. Other weights stay as they are drawn."""
+    seen: list[list[int | None]] = []
 
     def make(network: Any, dtype: str) -> Any:
-        weight = network.model.layers[0].mlp.gate_proj.weight.detach().numpy()
-        seen.append(found(weight) is not None)
+        layers = network.model.layers[0].mlp.gate_proj, network.lm_head
+        kept = [found(layer.weight.detach().numpy()) for layer in layers]
+        seen.append([blocks and blocks.bits for blocks in kept])
         return Rows("onnx")
 
     for in_blocks in (False, True):
         fastest.fastest(build("Llama"), "int8", {"onnx": make}, in_blocks=in_blocks)
-    assert seen == [False, True]
+    assert seen == [[None, None], [4, 8]]
 
 
 @pytest.mark.parametrize("layers", [2, 3, 4])
 def test_the_copy_is_as_deep_as_it_may(
     seconds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, layers: int
 ) -> None:
-    network = tiny.llama(64, num_hidden_layers=12)
+    network = tiny.llama(4096, num_hidden_layers=12)
     weight = sum(w.numel() for w in network.model.layers[0].parameters())
     monkeypatch.setattr(fastest, "WEIGHTS", (layers + 0.5) * weight)
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
 
     def make(network: Any, dtype: str) -> Any:
-        seen.append(len(network.model.layers))
+        seen.append((len(network.model.layers), network.config.vocab_size))
         return Rows("onnx")
 
     fastest.fastest(network, "int8", {"onnx": make})
-    assert seen == [layers]
+    assert seen == [(layers, 4096 * layers // 12)]  # the output layer has the same share
 
 
 def test_without_a_copy_the_first_is_taken(
@@ -225,3 +226,5 @@ def test_two_precisions_are_compared_where_they_run(
     for dtype, each in times.items():
         assert runtimes.seconds_of(model, dtype, name) == pytest.approx(passes * each * slower)
     assert runtimes.seconds_of(model, "int8", "transformers") is None
+    pair = source(folder(tmp_path / "pair", build("T5")), None, False)
+    assert runtimes.seconds_of(pair, "int8", "openvino") is None  # it reads no text alone
