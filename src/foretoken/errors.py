@@ -70,6 +70,10 @@ class BusyError(InputError):
     """A request that there is no room for now."""
 
 
+class SameModelError(InputError):
+    """A copy of the target for a draft that would be the target itself."""
+
+
 class RefusedError(ForetokenError):
     """A model, an option or a pair that cannot be honoured exactly: the message says why.
 

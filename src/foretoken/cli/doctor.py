@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date, datetime
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +26,7 @@ from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
     from foretoken.costing.stored import Kept
+    from foretoken.loading.runtimes import Placement
     from foretoken.loading.sources import Source
     from foretoken.models.base import Model
 
@@ -303,19 +304,20 @@ def _placed(
     found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
     lacks = _lacks(read)
     exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks}
-    return {**found, **exact, **_precision(read, placed.model, placing.dtype)}
+    return {**found, **exact, **_precision(read, placed.model, placement)}
 
 
-def _precision(read: Source, model: Model, dtype: str) -> dict[str, Any]:
-    """Return the precision that the model has, and in four bits its time over that in eight, unless
-    a GGUF file's blocks decide: some of its layers are timed."""
-    from foretoken.loading.runtimes import seconds_of
+def _precision(read: Source, model: Model, placement: Placement) -> dict[str, Any]:
+    """Return the precision that a model has, and in four bits its time over that in eight, of some
+    layers; None where other processes ran meanwhile, or a GGUF file's blocks decide."""
+    from foretoken.loading.runtimes import timed
 
     ratio = None
-    if dtype == "int4" and read.gguf is None:
-        times = [seconds_of(read, kind, model.runtime) for kind in ("int4", "int8")]
-        ratio = times[0] / times[1] if times[0] and times[1] else None
-    return {"dtype": model.computed, "asked": dtype, "time_over_int8": ratio}
+    if placement.dtype == "int4" and read.gguf is None:
+        kinds = [timed(read, replace(placement, dtype=kind)) for kind in ("int4", "int8")]
+        four, eight = (each.seconds if each and each.sure else None for each in kinds)
+        ratio = four / eight if four and eight else None
+    return {"dtype": model.computed, "asked": placement.dtype, "time_over_int8": ratio}
 
 
 def _lacks(read: Source) -> str | None:

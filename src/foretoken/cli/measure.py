@@ -4,6 +4,7 @@ draft and gamma are predicted to be fastest."""
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
 from dataclasses import asdict, fields
@@ -21,7 +22,7 @@ from foretoken.cli import option, prompts
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, labelled, milliseconds, page, prose, table
 from foretoken.costing.contention import remark
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError, RefusedError, SameModelError
 from foretoken.loading.named import NOVELS
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ LEGEND = [
     ("v", "time of a target pass over gamma + 1 tokens over that of one over 1"),
     ("tokens", "a target call"),
 ]
+log = logging.getLogger(__name__)
 
 
 @command
@@ -109,7 +111,12 @@ def measure(
     measured: list[tuple[str, Measurement]] = []
     for i, each in enumerate(drafts, 1):
         text = f"measuring {each}, {i} of {len(drafts)}" if len(drafts) > 1 else "measuring"
-        measured.append((each or "", run(lines, parameters | {"draft": each}, loading, text)))
+        try:
+            measured.append((each or "", run(lines, parameters | {"draft": each}, loading, text)))
+        except SameModelError as error:
+            if each in (draft or []):
+                raise
+            log.warning("left out: %s", error)
     if len(measured) > 1:
         return _report(measured, as_json=as_json)
     measurement = measured[0][1]

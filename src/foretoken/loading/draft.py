@@ -23,7 +23,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError, RefusedError, SameModelError
 from foretoken.loading import published, state_drafts
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED, LoadOptions, smaller
@@ -67,15 +67,20 @@ def own_copy(
 ) -> LMDrafter:
     """Return the target with its weights in `dtype`, and with these layers alone where there are
     some, as a drafter over the target's rows. None is the target's dtype where there are some, else
-    the smallest. Raises InputError where that would be the target itself, and as `companion`."""
+    the smallest. Raises SameModelError where that would be the target itself, and as `companion`.
+    """
     computed = target.model.computed
     dtype = dtype or (computed if layers else SMALLEST)
-    if dtype == computed and not layers:
-        raise InputError(
-            f"draft is {name!r}, but the target's weights are in {dtype} too; give a target of "
+    copy = None
+    if layers or dtype != computed:
+        copy = companion(target.read, target.model, dtype, layers)
+    # blocks of four bits stay so in eight
+    if copy is None or (not layers and copy.computed == computed):
+        raise SameModelError(
+            f"draft is {name!r}, but the target's weights are in {computed} too; give a target of "
             "another dtype, draft='self:LAYERS' (such as self:0-3,8), or another draft"
         )
-    return LMDrafter(companion(target.read, target.model, dtype, layers))
+    return LMDrafter(copy)
 
 
 def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:

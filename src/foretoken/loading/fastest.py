@@ -26,7 +26,7 @@ from foretoken.models.base import Model
 from foretoken.storage.cache import remember, remembered, versions
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +77,9 @@ def fastest(
     """
     from foretoken.models.stock.selfcheck import UNSEEN, shrunk  # late: takes seconds
 
-    depth, layers = _depth(network), _layers(network)
     try:
-        config = shrunk(network.config, None, each=depth)
-        whole, part = (each.get_text_config(decoder=True) for each in (network.config, config))
-        part.vocab_size = max(part.vocab_size, whole.vocab_size * depth // layers)
+        config = shrunk(network.config, None, each=_depth(network))
+        _keep_share(config, network)
     except Exception:  # its code raises anything
         return Fastest(next(iter(runtimes)), True)
     said = {k: v for k, v in config.to_dict().items() if k not in UNSEEN}
@@ -105,7 +103,7 @@ def fastest(
     best = min(
         known, key=lambda name: _text(known[name]) * (AHEAD if name != first else 1), default=first
     )
-    return Fastest(best, sure, _text(known[best]) if best in known else None)
+    return Fastest(best, sure, _text(known[best]) if known.get(best) else None)
 
 
 def _text(seconds: list[float]) -> float:
@@ -146,7 +144,8 @@ def _measured(
         except RefusedError as error:
             log.debug("%s is not timed: %s", name, error)
     times: dict[str, list[float]] = {name: [] for name in models}
-    for tokens in TOKENS:
+    alone = len(models) == 1 < len(runtimes)  # there is nothing to choose
+    for tokens in () if alone else TOKENS:
         rounds = [
             {name: _taken(model, tokens, rest) for name, model in models.items()}
             for _ in range(FIRST + ROUNDS)
@@ -156,7 +155,8 @@ def _measured(
     said = "; ".join(
         f"{name} {', '.join(f'{1e3 * t:.2f}' for t in each)} ms" for name, each in times.items()
     )
-    log.info("measured a few layers over %s tokens in %s: %s", TOKENS, dtype, said)
+    if models and not alone:
+        log.info("measured a few layers over %s tokens in %s: %s", TOKENS, dtype, said)
     return times
 
 
@@ -177,16 +177,18 @@ def _round_to_blocks(network: PreTrainedModel) -> None:
             part.weight.data = (integers * scale + offset).view_as(part.weight)
 
 
+def _keep_share(config: PreTrainedConfig, network: PreTrainedModel) -> None:
+    """Give a copy with some layers of each kind the same share of the vocabulary."""
+    whole, part = (each.get_text_config(decoder=True) for each in (network.config, config))
+    ids = whole.vocab_size * part.num_hidden_layers // whole.num_hidden_layers
+    part.vocab_size = max(part.vocab_size, ids)
+
+
 def _depth(network: PreTrainedModel) -> int:
     """Return how many layers of each kind the copy has: a third at most, as it has to be converted
     twice."""
-    count = _layers(network)
+    count = getattr(network.config.get_text_config(decoder=True), "num_hidden_layers", None) or 1
     return max(2, min(count // 3, int(WEIGHTS * count / _weights(network))))
-
-
-def _layers(network: PreTrainedModel) -> int:
-    count = getattr(network.config.get_text_config(decoder=True), "num_hidden_layers", None)
-    return max(count or 1, 2)
 
 
 def _weights(network: PreTrainedModel) -> int:

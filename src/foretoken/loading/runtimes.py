@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,7 @@ from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
 from foretoken.models.store import key_of
-from foretoken.storage.cache import remember, remembered, versions
+from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TITLES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
-CHOICES, MEASURED = "runtime_choices.json", "runtime 2"  # raised where choices are made anew
+CHOICES = "runtime_choices.json"
+CHOICE = "runtime 2"  # in their keys; the number is raised where they are to be made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class Early:
         thread.shutdown(wait=False)
 
     def model(self) -> Model | None:
-        """Return the model; None where its conversion turned out to be damaged."""
+        """Return the model; None where its conversion turned out to be damaged, or where it is not
+        known yet which runtime serves it."""
         return self._model.result()
 
 
@@ -339,9 +342,9 @@ def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
     runtime = placement.runtime
     if runtime == "auto" and _has_choice(dtype, placement):
         runtime = _known_choice(source, dtype)
-    if runtime is None:
-        return None
-    if runtime == "onnx" and placement.kv_dtype is None:
+    if runtime is None or (runtime == "onnx" and placement.kv_dtype is not None):
+        return None  # as what is refused is not kept
+    if runtime == "onnx":
         return replace(_onnx_conversion(source, dtype), taps=placement.taps).kept()
     conversion = replace(_conversion(source, dtype, placement.device), taps=placement.taps)
     return conversion.kept(placement.kv_dtype)
@@ -351,7 +354,7 @@ def _choice_key(source: Source | PreTrainedModel, dtype: str) -> str | None:
     """The key of a folder's choice; None for other models, whose choices are not kept."""
     if not isinstance(source, Source) or not is_folder(source.path):
         return None
-    return key_of(source, MEASURED, dtype, *map(str, machine()))
+    return key_of(source, CHOICE, dtype, *map(str, machine()))
 
 
 def _known_choice(source: Source | PreTrainedModel, dtype: str) -> str | None:
@@ -364,7 +367,7 @@ def _known_choice(source: Source | PreTrainedModel, dtype: str) -> str | None:
 def _has_choice(dtype: str, placement: Placement) -> bool:
     """Tell whether more than one runtime may serve a model in this precision and placement."""
     on_cpu = placement.device.type == "cpu" and placement.kv_dtype is None
-    return on_cpu and dtype in ("float32", *ROUNDED) and "onnxruntime" in versions()
+    return on_cpu and dtype in ("float32", *ROUNDED) and find_spec("onnxruntime") is not None
 
 
 def _fastest(source: Source | PreTrainedModel, dtype: str) -> str:
@@ -399,14 +402,19 @@ def _timed(source: Source | PreTrainedModel, dtype: str, runtimes: dict[str, Mak
     return fastest(network, dtype, runtimes, in_blocks=in_blocks)
 
 
-def seconds_of(source: Source, dtype: str, runtime: str) -> float | None:
-    """Seconds of a usual text's passes over some layers of a model, in a precision on the runtime
-    that serves it on this CPU; None where they cannot be timed."""
-    if runtime not in TITLES or source.empty.config.is_encoder_decoder:
+def timed(source: Source, placement: Placement) -> Fastest | None:
+    """Return the runtime that serves a model on this CPU, in one of `ROUNDED`, and the seconds that
+    some of its layers take there; None where they are not timed."""
+    asked, dtype = placement.runtime, placement.dtype
+    if source.empty.config.is_encoder_decoder or asked not in ("auto", *TITLES):
         return None
-    make = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}[runtime]
-    best = _measured(source, dtype)
-    return (best if best.seconds else _timed(source, dtype, {runtime: make})).seconds
+    if asked == "auto" and _has_choice(dtype, placement):
+        best = _measured(source, dtype)
+        if best.seconds is not None:
+            return best
+        asked = best.runtime
+    make = _onnx_in_memory if asked == "onnx" else _openvino_in_memory
+    return _timed(source, dtype, {"onnx" if asked == "onnx" else "openvino": make})
 
 
 def _require_onnx(network: PreTrainedModel) -> None:

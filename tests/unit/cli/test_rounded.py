@@ -97,9 +97,17 @@ def test_weights_of_four_bits_stay_so(
     said = "its weights have four bits already, which int8 keeps: the same as in int4\n"
     for name, same in (("blocks", True), ("m", False)):
         assert (said in console("doctor", base / name, "--dtype", "int8").out) == same
-    drafting = ("generate", "a", "--target", base / "blocks", "--dtype", "int8")
-    refused = console(*drafting, "--draft", "self:int4")
-    mistake(refused, "draft is 'self:int4', but the target's weights are in int4 too; give")
+    target = ("--target", base / "blocks", "--dtype", "int8")
+    for draft in ("self:int4", "self:int8"):
+        says = f"draft is '{draft}', but the target's weights are in int4 too; give"
+        refused = console("generate", "a", *target, "--draft", draft)
+        assert refused.code == 2 and says in refused.err
+    (base / "p.txt").write_text("the old house\nthe sea\n")
+    some = ("--prompts", base / "p.txt", "--max-new-tokens", "4")
+    measured = console("measure", *target, *some, "--self", "--json")
+    assert measured.code == 0 and "left out: draft is 'self:int4'" in measured.err
+    asked = console("measure", *target, *some, "--self", "--draft", "self:int8")
+    mistake(asked, "draft is 'self:int8', but")
 
 
 def test_mistakes(console: Run, base: Path) -> None:

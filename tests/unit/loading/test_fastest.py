@@ -212,7 +212,7 @@ def test_a_family_that_onnx_runtime_refuses_is_checked_once(
 def test_two_precisions_are_compared_where_they_run(
     seconds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str
 ) -> None:
-    """GPT-2 on OpenVINO, which is timed alone."""
+    """GPT-2 on OpenVINO, which is timed alone; Llama there, too, where it is asked for."""
     network = tiny.llama(64, head_dim=16) if family == "Llama" else build(family)
     model = source(folder(tmp_path / "model", network), None, False)
     times = {"int4": 2.0, "int8": 3.0}
@@ -222,9 +222,48 @@ def test_two_precisions_are_compared_where_they_run(
 
     monkeypatch.setattr(fastest, "_taken", taken)
     passes = sum(fastest.PASSES.values())
-    slower, name = (1.0, "onnx") if family == "Llama" else (1.1, "openvino")
     for dtype, each in times.items():
-        assert runtimes.seconds_of(model, dtype, name) == pytest.approx(passes * each * slower)
-    assert runtimes.seconds_of(model, "int8", "transformers") is None
+        best, asked = (
+            runtimes.timed(model, Placement(dtype, runtime=runtime))
+            for runtime in ("auto", "openvino")
+        )
+        assert best is not None and asked is not None
+        assert asked.seconds == pytest.approx(passes * each * 1.1)
+        if family == "Llama":
+            assert (best.runtime, best.seconds) == ("onnx", pytest.approx(passes * each))
+        else:
+            assert best == asked
+    assert runtimes.timed(model, Placement("int8", runtime="transformers")) is None
     pair = source(folder(tmp_path / "pair", build("T5")), None, False)
-    assert runtimes.seconds_of(pair, "int8", "openvino") is None  # it reads no text alone
+    assert runtimes.timed(pair, Placement("int8")) is None  # it reads no text alone
+
+
+def test_nothing_is_timed_where_there_is_no_choice(
+    seconds: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(network: Any, dtype: str) -> Any:
+        raise RefusedError("not this family")
+
+    monkeypatch.setattr(fastest, "_taken", lambda *args: pytest.fail("it was timed"))
+    makes: dict[str, Any] = {"onnx": refuse, "openvino": lambda network, dtype: Rows("openvino")}
+    best = fastest.fastest(build("Llama"), "int8", makes)
+    assert (best.runtime, best.seconds) == ("openvino", None)
+
+
+def test_the_share_of_the_vocabulary_is_that_of_the_layers(
+    seconds: dict[str, list[float]],
+) -> None:
+    """Of two kinds of layers the copy has some of each."""
+    config = build("Gemma 3").config
+    settings = {"num_hidden_layers": 12, "layer_types": None, "vocab_size": 6000}
+    network = type(build("Gemma 3"))(type(config)(**{**config.to_dict(), **settings}))
+    seen: list[Any] = []
+
+    def make(copy: Any, dtype: str) -> Any:
+        seen.append(copy.config)
+        return Rows("onnx")
+
+    fastest.fastest(network, "int8", {"onnx": make})
+    (copy,) = seen
+    assert len(set(copy.layer_types)) == 2 and 4 < copy.num_hidden_layers < 12
+    assert copy.vocab_size == 6000 * copy.num_hidden_layers // 12

@@ -328,7 +328,7 @@ def of_model(
 def _read_bytes(model: Model, network: PreTrainedModel) -> tuple[int, int] | None:
     """Return the bytes of a model's graph and embeddings on ONNX Runtime, and those of the graph
     that a pass over one token reads; None elsewhere."""
-    passes: Any = getattr(model, "passes", None) or getattr(model, "graph", None)
+    passes: Any = getattr(model, "passes", None)
     if model.runtime != "onnx" or passes is None:
         return None
     table = 0 if passes.table is None else passes.table.nbytes

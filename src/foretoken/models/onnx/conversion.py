@@ -21,8 +21,8 @@ from foretoken.models.onnx.model import OnnxModel
 from foretoken.models.onnx.passes import Passes
 from foretoken.models.store import Convertible, KeptConversion
 
-# Raised where the same weights become another graph: conversions kept before are made again
-GRAPH_FORMAT = 3
+# Raised where the same weights become another graph or other facts: kept ones are made again
+GRAPH_FORMAT = 4
 DTYPES = ("float32", "int8", "int4")
 
 if TYPE_CHECKING:
