@@ -21,7 +21,7 @@ import torch
 from foretoken.costing.stored import machine
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.generation_config import read_settings
-from foretoken.loading.fastest import Fastest, Make, fastest
+from foretoken.loading.fastest import Fastest, fastest
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import Source
@@ -393,13 +393,14 @@ def _measured(source: Source | PreTrainedModel, dtype: str) -> Fastest:
     except RefusedError as error:
         log.debug("not on ONNX Runtime: %s", error)
         return Fastest("openvino", sure=True)
-    return _timed(source, dtype, {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory})
+    return _timed(source, dtype, "onnx", "openvino")
 
 
-def _timed(source: Source | PreTrainedModel, dtype: str, runtimes: dict[str, Make]) -> Fastest:
+def _timed(source: Source | PreTrainedModel, dtype: str, *runtimes: str) -> Fastest:
     in_blocks = isinstance(source, Source) and source.gguf is not None
     network = source.empty if isinstance(source, Source) else source
-    return fastest(network, dtype, runtimes, in_blocks=in_blocks)
+    makes = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}
+    return fastest(network, dtype, {name: makes[name] for name in runtimes}, in_blocks=in_blocks)
 
 
 def timed(source: Source, placement: Placement) -> Fastest | None:
@@ -413,8 +414,7 @@ def timed(source: Source, placement: Placement) -> Fastest | None:
         if best.seconds is not None:
             return best
         asked = best.runtime
-    make = _onnx_in_memory if asked == "onnx" else _openvino_in_memory
-    return _timed(source, dtype, {"onnx" if asked == "onnx" else "openvino": make})
+    return _timed(source, dtype, "onnx" if asked == "onnx" else "openvino")
 
 
 def _require_onnx(network: PreTrainedModel) -> None:
