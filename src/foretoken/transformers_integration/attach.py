@@ -65,8 +65,8 @@ def attach(
         >>> import foretoken, torch
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-        >>> config = LlamaConfig(vocab_size=64, num_hidden_layers=1, **shape)
-        >>> model = LlamaForCausalLM(config).eval()
+        >>> config = LlamaConfig(vocab_size=64, num_hidden_layers=1, eos_token_id=None, **shape)
+        >>> model = LlamaForCausalLM(config).eval()  # random weights, and a text that never ends
         >>> spec = foretoken.attach(model, draft="lookup")
         >>> out = model.generate(
         ...     torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False, num_assistant_tokens=2
