@@ -11,9 +11,11 @@ Floats = NDArray[np.float32]
 REACHES = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of a group's largest weight that -8 stands for
 
 
-def whole(weight: NDArray[Any], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def whole(
+    weight: NDArray[Any], axis: int, bits: int = 8
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Integers, and the scales of what lies along an axis."""
-    scale = np.abs(weight).max(axis=axis, keepdims=True) / 127
+    scale = np.abs(weight).max(axis=axis, keepdims=True) / (2 ** (bits - 1) - 1)
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
     return np.rint(weight / scale).astype(np.int8), scale
 

@@ -23,6 +23,7 @@ from foretoken.models.onnx.products import (
     packed,
     product,
     rounded,
+    stored,
 )
 from foretoken.models.onnx.reading import Experts
 
@@ -110,7 +111,7 @@ def _kept(graph: Graph, name: str, weight: Floats, bits: int | None) -> list[str
     own = found(weight[0]) is not None  # looking through all of them would take long
     for i, expert in enumerate(weight):
         blocks = _fitting(found(expert) if own else None, bits) or rounded(expert, bits)
-        integers[i] = packed(blocks.integers, bits, 2 ** (bits - 1)).reshape(out, -1)
+        integers[i] = packed(stored(blocks, bits).integers, bits).reshape(out, -1)
         scales[i] = blocks.scales[..., 0]
     return [graph.constant(f"{name}.integers", integers), graph.constant(f"{name}.scales", scales)]
 
