@@ -3,7 +3,8 @@
 Llama, and the text models of Qwen3.5: there the recurrence's keys are normed with the file's one
 eps, which is 1e-6 in transformers.
 
-Beside q4_0 the embeddings and the output layer are q8_0, as the package's are beside int4.
+Beside q4_0 the embeddings and the output layer are q8_0, as the package's are beside int4. In int8
+and int4, matrices that are q4_1 blocks already stay so, as they do in the package: the same model.
 
 Token ids only: the file has no tokenizer. Runs in llama.cpp's venv, without torch.
 """
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from answer import Refused
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 
 KINDS = {
     "float32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
@@ -71,7 +72,6 @@ def write(folder: Path, file: Path, dtype: str) -> None:
         )
     kind, label = KINDS[dtype]
     writer = GGUFWriter(file, form.name)
-    writer.add_file_type(label)
     _shape(writer, config, rope)
     form.add(writer, config)
     for name, values in tensors(folder):
@@ -81,12 +81,23 @@ def write(folder: Path, file: Path, dtype: str) -> None:
         raw = GGMLQuantizationType.F32 if values.ndim == 1 or "conv1d" in name else kind
         if dtype == "int4" and name in ENDS and values.ndim > 1:
             raw = GGMLQuantizationType.Q8_0
+        if dtype in ("int8", "int4") and raw != GGMLQuantizationType.F32 and _are_q4_1(values):
+            raw, label = GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1
         quantized = values if raw == GGMLQuantizationType.F32 else quantize(values, raw)
         writer.add_tensor(place, quantized, raw_dtype=raw)
+    writer.add_file_type(label)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _are_q4_1(values: np.ndarray) -> bool:
+    """Whether a matrix consists of such blocks, to the bit, as one from a GGUF file may."""
+    kind = GGMLQuantizationType.Q4_1
+    if values.ndim != 2 or values.shape[1] % 32:
+        return False
+    return bool((dequantize(quantize(values, kind), kind) == values).all())
 
 
 def _shape(writer: GGUFWriter, config: dict[str, Any], rope: dict[str, Any]) -> None:

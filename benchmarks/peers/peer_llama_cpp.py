@@ -9,6 +9,7 @@ in a copy of the row, and reads afterwards what was accepted.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import gguf_model
@@ -153,9 +154,10 @@ class Peer:
 
 def load(request: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(request)
-    dtype = request["dtype"]
+    dtype, said = request["dtype"], ctypes.create_string_buffer(128)
+    llama.llama_model_desc(peer.target.model, said, len(said))
     kinds = {
-        "weights": dtype,
+        "weights": "int4" if b"Q4_1" in said.value else dtype,
         "cache": CACHES[dtype][0],
         "activations": "int8" if dtype == "int4" else dtype,
     }
