@@ -101,7 +101,7 @@ def bench(
         out.mkdir(parents=True, exist_ok=True)
     quiet()
     with ExitStack() as stack:
-        spec, tasks = _load(options, target, draft, lines)
+        spec, tasks = _load(options, target, draft, lines, max(sizes, default=1))
         peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(sizes))
         reading = contention.read()
         races = _race(_contestants(spec, peers, gammas, rule), tasks, repeats, sizes, unable)
@@ -169,13 +169,17 @@ def _require(options: BenchOptions, gammas: list[int], sizes: list[int], vs: lis
 
 
 def _load(
-    options: BenchOptions, target: str | None, draft: str | None, lines: list[prompt_files.Line]
+    options: BenchOptions,
+    target: str | None,
+    draft: str | None,
+    lines: list[prompt_files.Line],
+    rows: int,
 ) -> tuple[Speculator, list[RaceTask]]:
     """Load the pair, without tokens that end a text, and make the tasks of the first round."""
     from foretoken.generation_config import Ends
     from foretoken.lab.bench import RaceTask
 
-    spec = options.loading.prepared(target, draft)
+    spec = options.loading.prepared(target, draft, rows)
     if spec.controls:
         names = ", ".join(spec.controls)
         raise RefusedError(

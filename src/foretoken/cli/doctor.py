@@ -222,7 +222,10 @@ def _speeds() -> dict[str, Any]:
 
     timed = bar(speeds(STACKS), "timing", len(STACKS) * len(WAYS))
     rows = [asdict(each) for each in timed]
-    choices = {"tokens": fastest.TOKENS, "models": fastest.measured()}
+    choices = [
+        each | {"passes": [size._asdict() for size in fastest.passes(each["rows"])]}
+        for each in fastest.measured()
+    ]
     return {"processor": _processor(), "tokens": TOKENS, "speeds": rows, "runtimes": choices}
 
 
@@ -244,13 +247,13 @@ def _show_speeds(console: Console, document: dict[str, Any]) -> None:
                 view.add_row(size, str(tokens), runtime, *cells, best)
     console.print(view)
     console.print(SAYS)
-    for each in document["runtimes"]["models"]:
+    for each in document["runtimes"]:
         times = (
             f"{runtime} {', '.join(milliseconds(t) for t in seconds)} ms"
             for runtime, seconds in each["seconds"].items()
         )
-        tokens = ", ".join(map(str, document["runtimes"]["tokens"]))
-        line = f"{each['label']}, some layers over {tokens} tokens: {'; '.join(times)}"
+        sizes = ", ".join(f"{size['rows']} x {size['tokens']}" for size in each["passes"])
+        line = f"{each['label']}, some layers over {sizes} tokens: {'; '.join(times)}"
         console.print(line, soft_wrap=True, markup=False)
 
 

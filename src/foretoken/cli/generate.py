@@ -91,7 +91,9 @@ def generate(
     _require_printable(tasks, compare=compare, as_json=as_json)
     loading.require(target)
     quiet()
-    spec = loading.load(target, draft)
+    from foretoken.speculator import BATCH  # late: as above
+
+    spec = loading.load(target, draft, min(BATCH, sum(task.texts for task in tasks)))
     ready: list[Any] = []
     for each in tasks:
         with each.line.named():

@@ -240,16 +240,16 @@ class Placing(_loading("placing")):
 class Loading(_loading("target"), TargetReading, Placing):
     """All options of a target that generates."""
 
-    def load(self, target: str | None, draft: str | None) -> Speculator:
-        """Call `foretoken.load` with these options."""
+    def load(self, target: str | None, draft: str | None, rows: int = 1) -> Speculator:
+        """Call `foretoken.load` with these options, for so many texts at a time."""
         with waiting("importing PyTorch and transformers"):  # late: it takes seconds
             from foretoken.loading.load import load
 
-        return load(target, draft, **self.arguments)
+        return load(target, draft, rows=rows, **self.arguments)
 
-    def prepared(self, target: str | None, draft: str | None) -> Speculator:
+    def prepared(self, target: str | None, draft: str | None, rows: int = 1) -> Speculator:
         """Do the same, and choose the fastest draft where none is given, which may take minutes."""
-        return self.load(target, draft).prepared()
+        return self.load(target, draft, rows).prepared()
 
 
 @dataclass(frozen=True)

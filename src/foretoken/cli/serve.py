@@ -159,7 +159,7 @@ def serve(
     setup = Setup(
         target,
         draft,
-        loading.arguments,
+        loading.arguments | {"rows": keywords["max_rows"]},
         keywords | {"rule": rule},
         Logs(options.log_format, options.log_level),
         chat_template=options.chat_template,

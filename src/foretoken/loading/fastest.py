@@ -1,9 +1,10 @@
 """Which runtime is the faster one on this CPU, for a model's shape and precision.
 
 A copy with some layers of the model's own widths, random and with the same share of its vocabulary,
-runs on each: passes over one token, over a few, and over a prompt. As much memory as all of the
-model's layers take is read in between, so that weights are as little in the caches as they will be.
-Done once for a shape, a precision and a machine, and kept. It does not know the model's weights.
+runs on each: passes over one token, over a few, and over a prompt; or over a token of each of many
+rows, and over a prompt. As much memory as all of the model's layers take is read in between, so
+that weights are as little in the caches as they will be. Done once for a shape, a precision, so
+many rows and a machine, and kept. It does not know the model's weights.
 """
 
 from __future__ import annotations
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILE = "runtimes.json"
-# How many passes over so many tokens: plain decoding, draft tokens scored, some of several rows at
-# once, and a prompt
-PASSES = {1: 96, 4: 64, 8: 8, 64: 4}
-TOKENS = tuple(PASSES)
+TOKENS = {1: 96, 4: 64, 8: 8, 64: 4}  # passes over so many: plain decoding, draft tokens, a prompt
 PAST = 64  # tokens of the text before
 KINDS = 60  # of tokens in a pass
 PROMPT = 64  # tokens in a pass from which on only the last one's logits are asked for
@@ -49,9 +47,16 @@ AHEAD = 1.2
 Make = Callable[["PreTrainedModel", str], Model]
 
 
+class Pass(NamedTuple):
+    """So many tokens of each of so many rows."""
+
+    rows: int
+    tokens: int
+
+
 class Fastest(NamedTuple):
     """A runtime by name, whether that was measured while little else ran, and the seconds of all
-    `PASSES` of some layers there."""
+    `passes` of some layers there."""
 
     runtime: str
     sure: bool
@@ -59,9 +64,14 @@ class Fastest(NamedTuple):
 
 
 def fastest(
-    network: PreTrainedModel, dtype: str, runtimes: dict[str, Make], *, in_blocks: bool = False
+    network: PreTrainedModel,
+    dtype: str,
+    runtimes: dict[str, Make],
+    *,
+    in_blocks: bool = False,
+    rows: int = 1,
 ) -> Fastest:
-    """Return the first runtime, or one on which the passes of a usual text, `PASSES`, take so much
+    """Return the first runtime, or one on which the passes of usual texts, `passes`, take so much
     less time (`AHEAD`).
 
     Args:
@@ -71,6 +81,7 @@ def fastest(
             it are left out; where no copy can be built, the first is taken.
         in_blocks: True for weights of a GGUF file, which are blocks of integers: the copy's
             then are, too, of four bits with an offset, as most files have them.
+        rows: How many texts are decoded at a time.
 
     Returns:
         One of them. Times beside other processes are not kept, but taken again the next time.
@@ -85,35 +96,42 @@ def fastest(
     said = {k: v for k, v in config.to_dict().items() if k not in UNSEEN}
     parts = [type(network).__qualname__, said, dtype, list(runtimes), machine(), versions()]
     parts += ["in blocks"] if in_blocks else []
+    parts += [f"{rows} rows"] if rows > 1 else []
     key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
     kept, others = remembered(FILE).get(key, {}), None
     known = kept.get("seconds")
     if known is None or not set(known) <= set(runtimes):
         reading = contention.read()
         rest = np.ones(min(MOST, _weights(network) * BITS[dtype] // 8), np.uint8)
-        known = _measured(type(network), config, dtype, runtimes, rest, in_blocks)
+        known = _measured(type(network), config, dtype, runtimes, rest, in_blocks, rows)
         others = contention.share([contention.taken(reading)])
     sure = others is None or others <= contention.MOST
     if sure:
         width = getattr(config, "hidden_size", None)
         label = f"{type(network).__name__}, {width} wide, in {dtype}"
         label += " over a GGUF file's blocks" if in_blocks else ""
-        remember(FILE, key, {"label": label, "seconds": known})
-    first = next(iter(runtimes))
-    best = min(
-        known, key=lambda name: _text(known[name]) * (AHEAD if name != first else 1), default=first
-    )
-    return Fastest(best, sure, _text(known[best]) if known.get(best) else None)
+        remember(FILE, key, {"label": label, "rows": rows, "seconds": known})
+    first, counts = next(iter(runtimes)), passes(rows).values()
+
+    def spent(name: str) -> float:
+        return sum(n * each for n, each in zip(counts, known[name], strict=False))
+
+    best = min(known, key=lambda name: spent(name) * (AHEAD if name != first else 1), default=first)
+    return Fastest(best, sure, spent(best) if known.get(best) else None)
 
 
-def _text(seconds: list[float]) -> float:
-    """Seconds of all `PASSES`."""
-    return sum(n * each for n, each in zip(PASSES.values(), seconds, strict=False))
+def passes(rows: int) -> dict[Pass, int]:
+    """Return how many passes of each size a usual text takes, or so many texts at a time, of which
+    the draft tokens are few and the prompts are read one by one."""
+    if rows == 1:
+        return {Pass(1, tokens): count for tokens, count in TOKENS.items()}
+    return {Pass(rows, 1): TOKENS[1] + TOKENS[4], Pass(1, PROMPT): rows * TOKENS[PROMPT]}
 
 
 def measured() -> list[dict[str, Any]]:
-    """Every measurement that is kept here: its label, and seconds by runtime, for `TOKENS`."""
-    return list(remembered(FILE).values())
+    """Every measurement that is kept here: its label, how many rows it is for, and seconds by
+    runtime, for their `passes`."""
+    return [{"rows": 1} | each for each in remembered(FILE).values()]
 
 
 def _measured(
@@ -123,6 +141,7 @@ def _measured(
     runtimes: dict[str, Make],
     rest: NDArray[np.uint8],
     in_blocks: bool,
+    rows: int,
 ) -> dict[str, list[float]]:
     """Seconds of each pass on each runtime, the least of several in turns. rest: in place of the
     layers that the copy leaves out."""
@@ -140,14 +159,14 @@ def _measured(
     for name, run in runtimes.items():
         try:
             models[name] = run(network, dtype)
-            models[name].start([[1] * PAST])
+            models[name].start([[1] * PAST] * rows)
         except RefusedError as error:
             log.debug("%s is not timed: %s", name, error)
     times: dict[str, list[float]] = {name: [] for name in models}
     alone = len(models) == 1 < len(runtimes)  # there is nothing to choose
-    for tokens in () if alone else TOKENS:
+    for each in () if alone else passes(rows):
         rounds = [
-            {name: _taken(model, tokens, rest) for name, model in models.items()}
+            {name: _taken(model, each, rows, rest) for name, model in models.items()}
             for _ in range(FIRST + ROUNDS)
         ]
         for name in models:  # the least: others may only lengthen it
@@ -156,7 +175,8 @@ def _measured(
         f"{name} {', '.join(f'{1e3 * t:.2f}' for t in each)} ms" for name, each in times.items()
     )
     if models and not alone:
-        log.info("measured a few layers over %s tokens in %s: %s", TOKENS, dtype, said)
+        sizes = ", ".join(f"{each.rows} x {each.tokens}" for each in passes(rows))
+        log.info("measured a few layers over %s tokens in %s: %s", sizes, dtype, said)
     return times
 
 
@@ -198,16 +218,18 @@ def _weights(network: PreTrainedModel) -> int:
     return max(1, sum(w.numel() for w in network.parameters() if id(w) not in left_out))
 
 
-def _taken(model: Model, tokens: int, rest: NDArray[np.uint8]) -> float:
+def _taken(model: Model, size: Pass, rows: int, rest: NDArray[np.uint8]) -> float:
     """Seconds of the second of two passes, of which the first may prepare it, behind a reading of
-    `rest`."""
-    block = [1 + i % KINDS for i in range(tokens)]  # the same token would meet the same experts
-    need = [tokens if tokens < PROMPT else 1]  # all draft tokens are judged
-    model.score([block], need)
-    model.set_lengths([PAST])
+    `rest`. rows: of the model, of which the last may have no new tokens."""
+    every, tokens = range(rows), size.tokens
+    # the same token would meet the same experts
+    blocks = [[1 + (b + i) % KINDS for i in range(tokens)] if b < size.rows else [] for b in every]
+    need = [len(block) if tokens < PROMPT else min(1, len(block)) for block in blocks]
+    model.score(blocks, need)  # all draft tokens are judged
+    model.set_lengths([PAST for _ in every])
     rest.max()
     start = perf_counter()
-    model.score([block], need)
+    model.score(blocks, need)
     seconds = perf_counter() - start
-    model.set_lengths([PAST])
+    model.set_lengths([PAST for _ in every])
     return seconds

@@ -86,7 +86,7 @@ def load(
     if pair := named.pair(target):
         target, draft = pair.target, pair.draft if draft is None else draft
     draft = named.draft(draft) or draft
-    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
+    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype, rows=asked.rows)
     given = "lookup" if draft is None else draft
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
     facts = ModelFacts(read, placement)
@@ -95,7 +95,7 @@ def load(
     known = _known(target, facts, asked)
     # The draft first: what does not fit is refused before the target is loaded or converted
     with log_if_slow(log, "loading %s", name_of(given)):
-        drafts_in = Placement(asked.draft_dtype or asked.dtype, device, asked.runtime)
+        drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype, kv_dtype=None)
         pending = draft_of(given, known, asked, drafts_in)
     with log_if_slow(log, "loading %s", known.name):
         runtime = pending.runtime or placement.runtime

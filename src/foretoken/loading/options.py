@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.sampling.checks import Choice, as_flag
+from foretoken.sampling.checks import FROM_ONE, Choice, as_flag
 from foretoken.sampling.options import check, declared, option
 
 if TYPE_CHECKING:
@@ -130,6 +130,13 @@ class LoadOptions:
         "Loading",
         group="pair",
     )
+    rows: int = option(
+        1,
+        FROM_ONE,
+        "Texts that are decoded at a time, for which the faster runtime is chosen: an Engine's "
+        "max_rows, or as many prompts as `generate` is given.",
+        None,
+    )
     same_tokenizer: bool = option(
         False,
         as_flag,
@@ -178,6 +185,7 @@ class LoadKeywords(TypedDict, total=False):
     draft_taps: str | None
     draft_revision: str | None
     exact_shapes: bool
+    rows: int
     same_tokenizer: bool
 
 

@@ -64,6 +64,7 @@ class Placement:
     runtime: str = "auto"
     kv_dtype: str | None = None  # of keys and values; None: that of the arithmetic
     taps: tuple[int, ...] = ()  # where it is to show its states
+    rows: int = 1  # that are decoded at a time
 
 
 class Early:
@@ -112,7 +113,7 @@ def place(
     if placement.runtime != "auto":
         fast = placement.runtime
     elif _has_choice(dtype, replace(placement, device=device)):
-        fast = _fastest(source, dtype)
+        fast = _fastest(source, dtype, placement.rows)
     _require_rounding(dtype, placement.kv_dtype, fast)
     if fast != "transformers":
         try:
@@ -341,7 +342,7 @@ def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
         return None
     runtime = placement.runtime
     if runtime == "auto" and _has_choice(dtype, placement):
-        runtime = _known_choice(source, dtype)
+        runtime = _known_choice(source, dtype, placement.rows)
     if runtime is None or (runtime == "onnx" and placement.kv_dtype is not None):
         return None  # as what is refused is not kept
     if runtime == "onnx":
@@ -350,16 +351,17 @@ def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
     return conversion.kept(placement.kv_dtype)
 
 
-def _choice_key(source: Source | PreTrainedModel, dtype: str) -> str | None:
+def _choice_key(source: Source | PreTrainedModel, dtype: str, rows: int) -> str | None:
     """The key of a folder's choice; None for other models, whose choices are not kept."""
     if not isinstance(source, Source) or not is_folder(source.path):
         return None
-    return key_of(source, CHOICE, dtype, *map(str, machine()))
+    many = [f"{rows} rows"] if rows > 1 else []
+    return key_of(source, CHOICE, dtype, *many, *map(str, machine()))
 
 
-def _known_choice(source: Source | PreTrainedModel, dtype: str) -> str | None:
+def _known_choice(source: Source | PreTrainedModel, dtype: str, rows: int) -> str | None:
     """The runtime that was chosen for a folder in this precision; None where none was."""
-    key = _choice_key(source, dtype)
+    key = _choice_key(source, dtype, rows)
     known = remembered(CHOICES).get(key) if key else None
     return known if known in TITLES else None
 
@@ -370,18 +372,18 @@ def _has_choice(dtype: str, placement: Placement) -> bool:
     return on_cpu and dtype in ("float32", *ROUNDED) and find_spec("onnxruntime") is not None
 
 
-def _fastest(source: Source | PreTrainedModel, dtype: str) -> str:
+def _fastest(source: Source | PreTrainedModel, dtype: str, rows: int) -> str:
     """Return the runtime for a model on this CPU: the faster one of those that are exact for its
     family. The choice is kept for a folder, whose configuration need not be read then."""
-    if (known := _known_choice(source, dtype)) is not None:
+    if (known := _known_choice(source, dtype, rows)) is not None:
         return known
-    best = _measured(source, dtype)
-    if best.sure and (key := _choice_key(source, dtype)):
+    best = _measured(source, dtype, rows)
+    if best.sure and (key := _choice_key(source, dtype, rows)):
         remember(CHOICES, key, best.runtime)
     return best.runtime
 
 
-def _measured(source: Source | PreTrainedModel, dtype: str) -> Fastest:
+def _measured(source: Source | PreTrainedModel, dtype: str, rows: int) -> Fastest:
     """Measure it; OpenVINO, without a measurement, where ONNX Runtime refuses the family."""
     try:
         _onnx_library()
@@ -393,14 +395,15 @@ def _measured(source: Source | PreTrainedModel, dtype: str) -> Fastest:
     except RefusedError as error:
         log.debug("not on ONNX Runtime: %s", error)
         return Fastest("openvino", sure=True)
-    return _timed(source, dtype, "onnx", "openvino")
+    return _timed(source, dtype, rows, "onnx", "openvino")
 
 
-def _timed(source: Source | PreTrainedModel, dtype: str, *runtimes: str) -> Fastest:
+def _timed(source: Source | PreTrainedModel, dtype: str, rows: int, *runtimes: str) -> Fastest:
     in_blocks = isinstance(source, Source) and source.gguf is not None
     network = source.empty if isinstance(source, Source) else source
     makes = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}
-    return fastest(network, dtype, {name: makes[name] for name in runtimes}, in_blocks=in_blocks)
+    named = {name: makes[name] for name in runtimes}
+    return fastest(network, dtype, named, in_blocks=in_blocks, rows=rows)
 
 
 def timed(source: Source, placement: Placement) -> Fastest | None:
@@ -410,11 +413,12 @@ def timed(source: Source, placement: Placement) -> Fastest | None:
     if source.empty.config.is_encoder_decoder or asked not in ("auto", *TITLES):
         return None
     if asked == "auto" and _has_choice(dtype, placement):
-        best = _measured(source, dtype)
+        best = _measured(source, dtype, placement.rows)
         if best.seconds is not None:
             return best
         asked = best.runtime
-    return _timed(source, dtype, "onnx" if asked == "onnx" else "openvino")
+    runtime = "onnx" if asked == "onnx" else "openvino"
+    return _timed(source, dtype, placement.rows, runtime)
 
 
 def _require_onnx(network: PreTrainedModel) -> None:

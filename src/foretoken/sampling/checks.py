@@ -81,6 +81,9 @@ class Count:
         return {"ge": self.ge}
 
 
+FROM_ONE = Count(ge=1, remedy="a whole number from 1")
+
+
 @dataclass(frozen=True)
 class Choice:
     """One of several strings. `remedy`: as above; by itself it lists the strings."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from foretoken.sampling.checks import Count, as_flag
+from foretoken.sampling.checks import FROM_ONE, as_flag
 from foretoken.sampling.options import check, declared, option
 
 if TYPE_CHECKING:
     from foretoken.sampling.verify import Rule
-
-COUNT = Count(ge=1, remedy="a whole number from 1")
 
 
 def as_given(name: str, value: Any) -> Any:
@@ -26,14 +24,14 @@ def as_given(name: str, value: Any) -> Any:
 class EngineOptions:
     """Options of an `Engine` beside its Speculator, checked when made."""
 
-    max_rows: int = option(16, COUNT, "Texts generated at a time.", "Serving")
-    max_waiting: int = option(1024, COUNT, "Texts that may wait.", "Serving")
+    max_rows: int = option(16, FROM_ONE, "Texts generated at a time.", "Serving")
+    max_waiting: int = option(1024, FROM_ONE, "Texts that may wait.", "Serving")
     max_length: int | None = option(
-        None, COUNT, "Tokens per text, prompt included. Default: the context.", "Serving"
+        None, FROM_ONE, "Tokens per text, prompt included. Default: the context.", "Serving"
     )
     kv_memory: int | None = option(
         None,
-        COUNT,
+        FROM_ONE,
         "Bytes for the KV cache. Default: the need of running texts, and up to 1 GB for prefixes "
         "of finished ones.",
         "Serving",

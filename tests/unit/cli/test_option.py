@@ -122,12 +122,17 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
         run("generate", "a", "--target", tmp_path, flag, *(() if switch else (value,)))
         assert seen.pop("target") == str(tmp_path)
         assert seen[name] == ("ignore" if name == "generation_config" else value)
-        assert seen.keys() == options.keys() | {"draft"}
+        assert seen.keys() == options.keys() | {"draft", "rows"}
     seen.clear()
     run("generate", "text")
-    said = {"target", "draft", *options}
+    said = {"target", "draft", "rows", *options}
     defaults = {one.name: one.default for one in parameters if one.name in said}
     assert seen == defaults | {"target": "novels"}
+    (tmp_path / "prompts.txt").write_text("a\nb\nc\n")
+    run("generate", "--prompt-file", tmp_path / "prompts.txt")
+    assert seen["rows"] == 3
+    run("bench", "--prompts", tmp_path / "prompts.txt", "--batch", "1,8")
+    assert seen["rows"] == 8
 
 
 def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):

@@ -39,7 +39,12 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
         ("float32", "onnx"): (0.2, 0.3),
     }
     rows = [PrecisionSpeed(10_000_000, *way, seconds) for way, seconds in times.items()]
-    kept = {"label": "Llama, 64 wide, in int8", "seconds": {"onnx": [0.1], "openvino": [0.2]}}
+    kept = {
+        "label": "Llama, 64 wide, in int8",
+        "rows": 16,
+        "seconds": {"onnx": [0.1], "openvino": [0.2]},
+    }
+    sizes = [{"rows": 16, "tokens": 1}, {"rows": 1, "tokens": 64}]
     monkeypatch.setattr(fastest, "measured", lambda: [kept])
     monkeypatch.setattr(speed, "speeds", lambda stacks: iter(rows))
     monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
@@ -47,12 +52,13 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
     one, other, eight, _ = (line for line in shown.out.splitlines() if "10M" in line)
     assert "1.00" in one and "-" in one and one.split()[2::5] == ["onnx", "int4"]
     assert "200" in one and "4.00" in eight and other.split()[2::5] == ["openvino", "int8"]
-    assert "Llama, 64 wide, in int8" in shown.out and "openvino 200 ms" in shown.out
+    assert "Llama, 64 wide, in int8, some layers over 16 x 1, 1 x 64 tokens" in shown.out
+    assert "openvino 200 ms" in shown.out
     assert shown.out.count("other processes took 23%") == 1
     document = json.loads(run("doctor", "--speed", "--json").out)
     assert document["tokens"] == [1, 8] and document["others"] == 0.23
     row = {"parameters": 10**7, "dtype": "bfloat16", "runtime": "openvino", "seconds": None}
-    assert document["speeds"][2] == row and document["runtimes"]["models"] == [kept]
+    assert document["speeds"][2] == row and document["runtimes"] == [kept | {"passes": sizes}]
 
 
 @pytest.mark.openvino

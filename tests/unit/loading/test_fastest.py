@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ import tiny
 from foretoken.costing import contention
 from foretoken.errors import RefusedError
 from foretoken.loading import fastest, runtimes
-from foretoken.loading.fastest import TOKENS, Fastest
+from foretoken.loading.fastest import Fastest, Pass
 from foretoken.loading.runtimes import Early, Placement
 from foretoken.loading.sources import source
 from foretoken.models import store
@@ -31,27 +32,28 @@ class Rows:
         self.name, self.passes = name, 0
 
     def start(self, prompts: list[list[int]]) -> None:
-        assert prompts == [[1] * fastest.PAST]
+        assert all(prompt == [1] * fastest.PAST for prompt in prompts)
+        self.rows = len(prompts)
 
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[float]]:
-    """Seconds of a pass by runtime, and by the place of its size among `TOKENS`."""
+    """Seconds of a pass by runtime, and by the place of its size among `passes`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made: dict[str, list[float]] = {"onnx": [1.0, 3.0, 4.0, 9.0], "openvino": [1.0, 2.0, 1.0, 2.0]}
 
-    def taken(model: Any, tokens: int, rest: Any) -> float:
-        assert len(rest) > 1000
+    def taken(model: Any, size: Pass, rows: int, rest: Any) -> float:
+        assert len(rest) > 1000 and rows == model.rows
         model.passes += 1
-        return made[model.name][TOKENS.index(tokens)] + (model.passes % 3)
+        return made[model.name][[*fastest.passes(rows)].index(size)] + (model.passes % 3)
 
     monkeypatch.setattr(fastest, "_taken", taken)
     return made
 
 
-def chosen(*names: str, dtype: str = "int8") -> Fastest:
+def chosen(*names: str, dtype: str = "int8", rows: int = 1) -> Fastest:
     made: dict[str, Any] = {name: lambda network, dtype, name=name: Rows(name) for name in names}
-    return fastest.fastest(build("Llama"), dtype, made)
+    return fastest.fastest(build("Llama"), dtype, made, rows=rows)
 
 
 def test_the_least_times_of_a_usual_text_decide(seconds: dict[str, list[float]]) -> None:
@@ -67,6 +69,23 @@ def test_the_first_runtime_is_left_for_a_clear_lead_alone(seconds: dict[str, lis
     seconds["openvino"] = [1.0, 2.5, 3.0, 6.0]  # 304, 1.17 times as fast
     assert chosen("onnx", "openvino").runtime == "onnx"
     assert chosen("openvino", "onnx").runtime == "openvino"
+
+
+def test_many_rows_have_a_runtime_of_their_own(seconds: dict[str, list[float]]) -> None:
+    seconds |= {"onnx": [2.0, 4.0], "openvino": [2.0, 1.0]}  # of all rows, and of a prompt
+    assert chosen("onnx", "openvino", rows=8).runtime == "openvino"  # 448 and 352
+    seconds |= {"onnx": [1.0, 1.0, 1.0, 1.0], "openvino": [2.0, 2.0, 2.0, 2.0]}
+    assert chosen("onnx", "openvino").runtime == "onnx"
+    assert [each["rows"] for each in fastest.measured()] == [8, 1]
+
+
+def test_a_pass_over_a_prompt_is_of_one_row() -> None:
+    """Real passes over real rows: the others have no new tokens then, and all go back."""
+    model: Any = foretoken.load(build("Llama"), "none").target
+    model.start([[1] * fastest.PAST] * 3)
+    for size in fastest.passes(3):
+        assert fastest._taken(model, size, 3, np.ones(8, np.uint8)) > 0
+        assert model.lengths == [fastest.PAST] * 3
 
 
 def test_a_time_beside_others_is_not_kept(
@@ -142,22 +161,28 @@ def test_a_folder_runs_where_it_was_faster(
     """Also in the next process, which reads no configuration for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tiny.llama(64, head_dim=16).save_pretrained(tmp_path / "model")
-    asked: list[str] = []
+    asked: list[tuple[str, int]] = []
 
-    def measure(network: Any, dtype: str, makes: dict[str, Any], *, in_blocks: bool) -> Fastest:
+    def measure(
+        network: Any, dtype: str, makes: dict[str, Any], *, in_blocks: bool, rows: int
+    ) -> Fastest:
         assert not in_blocks
-        asked.append(dtype)
+        asked.append((dtype, rows))
         small = small_copy(type(network), network.config)
         assert {name: make(small, dtype).runtime for name, make in makes.items()} == {
             "onnx": "onnx",
             "openvino": "openvino",
         }
-        return Fastest(best, True)
+        return Fastest(best if rows == 1 else "openvino", True)
 
     monkeypatch.setattr(runtimes, "fastest", measure)
     for _ in range(2):
         assert foretoken.load(tmp_path / "model", "none", dtype="int8").target.runtime == best
-    assert asked == ["int8"] and len(store.entries()) == 1
+    assert asked == [("int8", 1)] and len(store.entries()) == 1
+    for _ in range(2):
+        spec = foretoken.load(tmp_path / "model", "none", dtype="int8", rows=16)
+        assert spec.target.runtime == "openvino"
+    assert asked == [("int8", 1), ("int8", 16)]
 
 
 @pytest.mark.onnx
@@ -217,11 +242,11 @@ def test_two_precisions_are_compared_where_they_run(
     model = source(folder(tmp_path / "model", network), None, False)
     times = {"int4": 2.0, "int8": 3.0}
 
-    def taken(ready: Any, tokens: int, rest: Any) -> float:
+    def taken(ready: Any, size: Pass, rows: int, rest: Any) -> float:
         return times[ready.computed] * (1 if ready.runtime == "onnx" else 1.1)
 
     monkeypatch.setattr(fastest, "_taken", taken)
-    passes = sum(fastest.PASSES.values())
+    passes = sum(fastest.passes(1).values())
     for dtype, each in times.items():
         best, asked = (
             runtimes.timed(model, Placement(dtype, runtime=runtime))
