@@ -6,9 +6,10 @@ generation may influence the text. Knows no engine, no policy and no disk.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import isfinite
 from statistics import median_low
 from typing import Any
@@ -141,10 +142,15 @@ def of(steps: list[StepRecord]) -> Costs:
 
 
 def _rising(table: dict[int, float]) -> Table:
-    """A pass takes no longer than a larger one: one that seems to was disturbed."""
-    sizes = sorted(table)
-    least = accumulate((table[n] for n in reversed(sizes)), min)
-    return tuple((n, max(seconds, TICK)) for n, seconds in zip(sizes, [*least][::-1], strict=True))
+    """A pass takes no longer than a larger one: one that seems to was disturbed, and is told from
+    those around it. With the larger one's time, draft tokens in between would seem free."""
+    sizes, rising = sorted(table), list[int]()
+    for n in reversed(sizes):
+        if not rising or table[n] <= table[rising[-1]]:
+            rising.append(n)
+    rising.reverse()
+    seconds = np.interp(sizes, rising, [max(table[n], TICK) for n in rising])
+    return tuple(zip(sizes, seconds.tolist(), strict=True))
 
 
 def _medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Table:
@@ -156,9 +162,12 @@ def _medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Table:
 
 
 def at(table: Table, x: Numbers) -> Numbers:
-    """The table at x, continued beyond its end with its last slope, but never falling."""
+    """The table at x, continued beyond its end with the slope of its last half, but never falling:
+    between its last two points alone, noise would be the slope."""
     sizes, values = zip(*table, strict=True)
-    slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0
+    half = max(0, bisect_right(sizes, sizes[-1] / 2) - 1)
+    more = sizes[-1] - sizes[half]
+    slope = (values[-1] - values[half]) / more if more else 0.0
     return np.interp(x, sizes, values) + max(0.0, slope) * np.maximum(x - sizes[-1], 0)
 
 

@@ -43,6 +43,7 @@ class Beside:
     rows: int = 0  # others that are advanced
     positions: int = 0  # theirs, those of their draft tokens and of prompts that are read
     depth: int = 0  # draft tokens of the one that has most
+    read: int = 0  # positions of prompts alone, whose time passes with and without draft tokens
 
 
 NOTHING = Beside()
@@ -172,9 +173,11 @@ class Adaptive:
                 rows=beside.rows + others,
                 positions=beside.positions + others + sum(gammas.values()),
                 depth=max(beside.depth, *drafted, 0),
+                read=beside.read,
             )
             pairs = [(rows[b], sources[b]) for b in group]
-            gammas |= zip(group, self._gammas(pairs, self.costs, taken, self._last), strict=True)
+            last = 0 if beside.read else self._last  # of another size in any case
+            gammas |= zip(group, self._gammas(pairs, self.costs, taken, last), strict=True)
         return [gammas[b] for b in range(len(rows))]
 
     def _learned_nothing(self, rows: list[Row]) -> bool:
@@ -348,13 +351,18 @@ class Prices(NamedTuple):
 
 @lru_cache(256)
 def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
-    """For the draft tokens of `rows` rows, in a pass that holds so much beside them."""
+    """For the draft tokens of `rows` rows, in a pass that holds so much beside them.
+
+    What reading prompts takes is left out: it has to be done once, and counted in, every draft
+    token would seem cheap beside it.
+    """
     B, positions = rows + beside.rows, rows + beside.positions
     draft_tokens = np.arange(rows * MAX_GAMMA + 1)
     depths = np.maximum(DEPTHS, beside.depth)[:, None]
     before = costs.drafting(beside.depth, 0, B)
     drafting = np.asarray(costs.drafting(depths, draft_tokens, B) - before)
-    passing = np.asarray(before + costs.passing(positions + draft_tokens, B + draft_tokens))
+    read = costs.passing(positions, B) - costs.passing(positions - beside.read, B)
+    passing = np.asarray(before - read + costs.passing(positions + draft_tokens, B + draft_tokens))
     alike = [costs.seconds(g, B) for g in range(MAX_GAMMA + 1)]
     lone = [float(passing[g] + (drafting[g - 1, g] if g else 0.0)) for g in range(MAX_GAMMA + 1)]
     return Prices(B, drafting, passing, alike, lone, positions, costs.change)

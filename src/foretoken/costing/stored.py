@@ -30,7 +30,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered, versions
 
-FILE, FORMAT = "costs.json", 9
+FILE, FORMAT = "costs.json", 10
 AGREE = 1.25  # largest ratio of a measurement's two halves: on a busy machine it is larger
 WAIT, LONGER, LONGEST = 600.0, 4, 7 * 86400.0  # seconds to the next attempt: first, times, at most
 FAR = 1.5  # between real steps and costs: a neighbour that comes or goes during a run is no reason

@@ -64,4 +64,8 @@ class PrefillBudget:
         weights = 1 / np.maximum(steps[:, 2], 1e-9)
         weighted = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
         base, row, token = np.linalg.lstsq(weighted, np.ones(len(steps)))[0]
-        return max(0.0, base + row * running), max(1e-9, token)
+        # Noise may leave all to what is read, so that less and less would be: but fewer rows take
+        # at least their share of a step, and more rows as much
+        least = [each * min(1, running / count) for count, _, each in self._plain if count]
+        plain = max(base + row * running, float(np.median(least)) if least else 0.0)
+        return plain, max(1e-9, token)
