@@ -7,8 +7,10 @@ Measured as steps go by. The budget changes how soon a row joins in, never its t
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain, combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.request import Row
 
@@ -63,9 +65,20 @@ class PrefillBudget:
         steps = np.array([*self._plain, *self._reading])
         weights = 1 / np.maximum(steps[:, 2], 1e-9)
         weighted = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
-        base, row, token = np.linalg.lstsq(weighted, np.ones(len(steps)))[0]
-        # Noise may leave all to what is read, so that less and less would be: but fewer rows take
-        # at least their share of a step, and more rows as much
-        least = [each * min(1, running / count) for count, _, each in self._plain if count]
-        plain = max(base + row * running, float(np.median(least)) if least else 0.0)
-        return plain, max(1e-9, token)
+        base, row, token = _positive_fit(weighted)
+        return base + row * running, max(1e-9, token)
+
+
+def _positive_fit(columns: NDArray[np.float64]) -> list[float]:
+    """The factors of columns, none below 0, whose sum is nearest to 1: nothing takes less than no
+    time, and noise that says so would leave all to the others."""
+    count, best, least = columns.shape[1], [0.0] * columns.shape[1], np.inf
+    for kept in chain.from_iterable(combinations(range(count), n) for n in range(1, count + 1)):
+        some = columns[:, kept]
+        factors = np.linalg.lstsq(some, np.ones(len(some)))[0]
+        error = float(((some @ factors - 1) ** 2).sum())
+        if (factors >= 0).all() and error < least - 1e-12:
+            best, least = [0.0] * count, error
+            for i, factor in zip(kept, factors.tolist(), strict=True):
+                best[i] = factor
+    return best

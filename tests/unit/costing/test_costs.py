@@ -78,6 +78,14 @@ def test_a_pass_of_several_rows_takes_no_longer_than_a_larger_one_of_a_single_ro
     assert measured.score == ((1, 2.0), (5, 2 + 4 / 14), (8, 2.5), (32, 9.0))
 
 
+def test_a_disturbed_pass_makes_no_draft_token_free():
+    """Neither those up to the next size, nor those beyond the last one."""
+    steps = [record(0, score=2.6), record(1, 1.2, 4.5), record(1, 1.2, 9.0), record(3, 1.2, 6.8)]
+    measured = KNOWN.among(steps, [0, 16, 24, 48], rows=16)
+    assert measured.score[-3:] == ((32, 4.5), (40, 4.5 + 2.3 / 4), (64, 6.8))
+    assert measured.passing(128, 0) - measured.passing(64, 0) == pytest.approx(2 * 2.3)
+
+
 def test_rows_that_guess_otherwise_count_by_their_draft_tokens_together():
     """One row of eight makes two draft tokens, the others one, so nine are in the pass."""
     steps = [record(0, score=4.0), record(2, 1.2, 6.0), record(3, 1.2, 9.0)]

@@ -266,6 +266,18 @@ def test_a_pass_that_reads_prompts_has_room_for_fewer_draft_tokens():
     assert Adaptive(priced).ask([good]) == [15]
 
 
+def test_reading_prompts_makes_no_draft_token_cheap():
+    """Beside what reading takes, any would: but it has to be done with and without them."""
+    steady = Costs(((0, 0.0), (16, 0.0)), ((1, 10.0), (2, 11.0), (200, 209.0)), ((1, 0.0),))
+    bad = row([record(2, [0.05])] * 30)
+    assert Adaptive(steady).ask([bad]) == [0]
+    assert Adaptive(steady).ask([bad], Beside(positions=100, read=100)) == [0]
+    assert Adaptive(steady).ask([bad, bad], Beside(positions=100, read=100)) == [0, 0]
+    assert Adaptive(steady).ask([bad], Beside(positions=100)) != [0]  # as if part of every step
+    good = row([judged(0.95, 8)] * 30)
+    assert Adaptive(steady).ask([good], Beside(positions=100, read=100)) > [4]
+
+
 def test_long_texts_get_fewer_where_attention_to_several_tokens_is_dear():
     far = Far(1000, ((0, 0.0), (16, 0.2)), ((1, 1.2), (2, 4.0), (17, 5.0)))
     priced = replace(CHEAP, context=0, far=far)

@@ -84,6 +84,22 @@ def test_rows_that_begin_to_run_while_others_read_are_told_from_what_is_read() -
     assert pace.most(15, 1) == pytest.approx((LONGEST - 1) * 0.4 / 0.002, rel=0.05)
 
 
+def test_noise_does_not_leave_all_to_what_is_read() -> None:
+    """The machine grew slow as more rows ran: as if a row took 13 ms and a step without them less
+    than nothing. A token would seem to take 9 ms, and so few would be read that none tells more."""
+    pace = PrefillBudget()
+    for _ in range(16):
+        pace.see([1] * 16, 0.03)
+    for rows, seconds in ((6, 0.04), (9, 0.08), (12, 0.12)):
+        pace.see([1] * rows + [LEAST], seconds)
+    assert pace.most(6, 10) > 2 * LEAST
+    for _ in range(20):
+        read = pace.most(6, 10)
+        pace.see([1] * 6 + [read], 0.02 + 0.0012 * read)
+    right = (LONGEST - 1) * 0.02 * 10 / 0.0012
+    assert right / 1.5 < pace.most(6, 10) < right * 1.5
+
+
 def test_it_reads_something_and_never_all_at_once() -> None:
     assert after(base=0.1, each=0.0, token=1.0).most(1, 1) == LEAST
     assert after(base=0.1, each=0.0, token=1e-9).most(1, 1) == MOST
