@@ -6,6 +6,7 @@ model or a C library does can take the HTTP process with it.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -123,6 +124,9 @@ def work(pipe: Connection, setup: Setup) -> None:
             spec.costing.freeze(pickle.loads(setup.costs))
         engine = Engine(spec, **setup.engine)
         measure(spec, engine.max_rows)
+        # Or collections would look through all that was loaded: pauses of a tenth of a second
+        gc.collect()
+        gc.freeze()
     except (ForetokenError, OSError) as error:
         pipe.send(Failed(one_line(error)))
         return
