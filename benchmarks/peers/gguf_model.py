@@ -4,7 +4,8 @@ Llama, and the text models of Qwen3.5: there the recurrence's keys are normed wi
 eps, which is 1e-6 in transformers.
 
 Beside q4_0 the embeddings and the output layer are q8_0, as the package's are beside int4. In int8
-and int4, matrices that are q4_1 blocks already stay so, as they do in the package: the same model.
+and int4, matrices of q4_1 blocks stay so, as they do in the package: the same model. They are known
+where each block has its least and its greatest integer, as files mostly have them.
 
 Token ids only: the file has no tokenizer. Runs in llama.cpp's venv, without torch.
 """
@@ -74,6 +75,7 @@ def write(folder: Path, file: Path, dtype: str) -> None:
     writer = GGUFWriter(file, form.name)
     _shape(writer, config, rope)
     form.add(writer, config)
+    kinds = set[GGMLQuantizationType]()
     for name, values in tensors(folder):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
@@ -82,10 +84,13 @@ def write(folder: Path, file: Path, dtype: str) -> None:
         if dtype == "int4" and name in ENDS and values.ndim > 1:
             raw = GGMLQuantizationType.Q8_0
         if dtype in ("int8", "int4") and raw != GGMLQuantizationType.F32 and _are_q4_1(values):
-            raw, label = GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1
+            raw = GGMLQuantizationType.Q4_1
+        if values.ndim > 1 and name not in ENDS:
+            kinds.add(raw)
         quantized = values if raw == GGMLQuantizationType.F32 else quantize(values, raw)
         writer.add_tensor(place, quantized, raw_dtype=raw)
-    writer.add_file_type(label)
+    all_q4_1 = kinds == {GGMLQuantizationType.Q4_1}
+    writer.add_file_type(LlamaFileType.MOSTLY_Q4_1 if all_q4_1 else label)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

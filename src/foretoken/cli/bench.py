@@ -70,7 +70,10 @@ def bench(
     rule: option.Rule = "block",
     batch: Annotated[
         str | None,
-        Option(help="Measure tokens per second with this many texts at once, as in 1,2,4,8,16."),
+        Option(
+            help="Measure tokens per second with this many texts at once, as in 1,2,4,8,16, on the "
+            "backend that is faster for the most of them."
+        ),
     ] = None,
     vs: Annotated[
         list[str] | None,

@@ -17,6 +17,7 @@ from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, labelled, page, prose, table
 from foretoken.errors import InputError
+from foretoken.serving.options import EngineOptions
 
 if TYPE_CHECKING:
     from foretoken.lab.certificate.certify import Certificate
@@ -99,7 +100,7 @@ def certify(
         gamma=gamma, rule=rule, texts=texts, seed=seed, distributions=distributions(params)
     )
     quiet()
-    spec = loading.prepared(target, draft)
+    spec = loading.prepared(target, draft, EngineOptions().max_rows)
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
         chosen = _prompts(spec, lines)

@@ -67,6 +67,10 @@ def doctor(
         str | None,
         typer.Option(help=LOADING["adapter"].help, rich_help_panel=LOADING["adapter"].panel),
     ] = None,
+    rows: Annotated[
+        int,
+        typer.Option(min=1, help="Say it for so many texts at a time, as foretoken serve has."),
+    ] = 1,
     held_out: Annotated[
         Path | None,
         typer.Option(
@@ -92,7 +96,7 @@ def doctor(
     if (
         model is None
         and held_out is None
-        and (origin, placing, adapter) != (option.Origin(), option.Placing(), None)
+        and (origin, placing, adapter, rows) != (option.Origin(), option.Placing(), None, 1)
     ):
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
     if sum([cache, clear_cache, speed, families, held_out is not None]) > 1:
@@ -118,7 +122,7 @@ def doctor(
         show = _show_rounded
     elif model is not None:
         with waiting(f"reading {model}"):
-            document = _placed(model, origin, placing, adapter)
+            document = _placed(model, origin, placing, adapter, rows)
         show = _show_placed
     else:
         document, show = _everything(), _show_everything
@@ -288,9 +292,10 @@ def _show_families(console: Console, document: dict[str, Any]) -> None:
 
 
 def _placed(
-    model: str, origin: option.Origin, placing: option.Placing, adapter: str | None
+    model: str, origin: option.Origin, placing: option.Placing, adapter: str | None, rows: int
 ) -> dict[str, Any]:
     from foretoken.loading import published
+    from foretoken.loading.fastest import measured_for
     from foretoken.loading.memory import usable
     from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
@@ -300,7 +305,8 @@ def _placed(
     LoadOptions(**vars(placing))
     if draft := published.find(model, origin.revision):
         return {"model": draft.name, "runtime": None, "why": draft.described}
-    placement = Placement(placing.dtype, usable(placing.device), placing.runtime)
+    device = usable(placing.device)
+    placement = Placement(placing.dtype, device, placing.runtime, rows=measured_for(rows))
     read = source(model, origin.revision, origin.trust_remote_code, adapter)
     placed = place(read, placement)
     steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant

@@ -15,6 +15,7 @@ from foretoken.cli.command import command, printed, quiet
 from foretoken.cli.prompts import Messages, ModelTask
 from foretoken.cli.render import bar
 from foretoken.errors import ControlError, InputError
+from foretoken.serving.options import EngineOptions
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Row
@@ -91,9 +92,8 @@ def generate(
     _require_printable(tasks, compare=compare, as_json=as_json)
     loading.require(target)
     quiet()
-    from foretoken.speculator import BATCH  # late: as above
-
-    spec = loading.load(target, draft, min(BATCH, sum(task.texts for task in tasks)))
+    texts = sum(task.texts for task in tasks)
+    spec = loading.load(target, draft, min(EngineOptions().max_rows, texts))
     ready: list[Any] = []
     for each in tasks:
         with each.line.named():

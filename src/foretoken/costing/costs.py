@@ -149,8 +149,12 @@ def _rising(table: dict[int, float]) -> Table:
         if not rising or table[n] <= table[rising[-1]]:
             rising.append(n)
     rising.reverse()
-    seconds = np.interp(sizes, rising, [max(table[n], TICK) for n in rising])
-    return tuple(zip(sizes, seconds.tolist(), strict=True))
+    times = [max(table[n], TICK) for n in rising]
+    if rising[0] > sizes[0] and len(rising) > 1:
+        slope = (times[1] - times[0]) / (rising[1] - rising[0])
+        times.insert(0, max(TICK, times[0] - slope * (rising[0] - sizes[0])))
+        rising.insert(0, sizes[0])
+    return tuple(zip(sizes, np.interp(sizes, rising, times).tolist(), strict=True))
 
 
 def _medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Table:

@@ -73,12 +73,14 @@ def _positive_fit(columns: NDArray[np.float64]) -> list[float]:
     """The factors of columns, none below 0, whose sum is nearest to 1: nothing takes less than no
     time, and noise that says so would leave all to the others."""
     count, best, least = columns.shape[1], [0.0] * columns.shape[1], np.inf
-    for kept in chain.from_iterable(combinations(range(count), n) for n in range(1, count + 1)):
+    for kept in chain.from_iterable(combinations(range(count), n) for n in range(count, 0, -1)):
         some = columns[:, kept]
         factors = np.linalg.lstsq(some, np.ones(len(some)))[0]
         error = float(((some @ factors - 1) ** 2).sum())
-        if (factors >= 0).all() and error < least - 1e-12:
+        if (factors >= 0).all() and error < least:
             best, least = [0.0] * count, error
             for i, factor in zip(kept, factors.tolist(), strict=True):
                 best[i] = factor
+            if len(kept) == count:  # fewer are no nearer
+                break
     return best

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FILE = "runtimes.json"
+# The number is raised where a runtime's passes take another time, or others are measured
+FILE, FORMAT = "runtimes.json", 2
 TOKENS = {1: 96, 4: 64, 8: 8, 64: 4}  # passes over so many: plain decoding, draft tokens, a prompt
 PAST = 64  # tokens of the text before
 KINDS = 60  # of tokens in a pass
@@ -94,7 +95,7 @@ def fastest(
     except Exception:  # its code raises anything
         return Fastest(next(iter(runtimes)), True)
     said = {k: v for k, v in config.to_dict().items() if k not in UNSEEN}
-    parts = [type(network).__qualname__, said, dtype, list(runtimes), machine(), versions()]
+    parts = [FORMAT, type(network).__qualname__, said, dtype, list(runtimes), machine(), versions()]
     parts += ["in blocks"] if in_blocks else []
     parts += [f"{rows} rows"] if rows > 1 else []
     key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
@@ -121,11 +122,24 @@ def fastest(
 
 
 def passes(rows: int) -> dict[Pass, int]:
-    """Return how many passes of each size a usual text takes, or so many texts at a time, of which
-    the draft tokens are few and the prompts are read one by one."""
+    """Return how many passes of each size a usual text takes, or so many texts at a time: the more
+    there are, the fewer draft tokens pay. Prompts are read one by one."""
     if rows == 1:
         return {Pass(1, tokens): count for tokens, count in TOKENS.items()}
-    return {Pass(rows, 1): TOKENS[1] + TOKENS[4], Pass(1, PROMPT): rows * TOKENS[PROMPT]}
+    scored = TOKENS[4] // rows
+    return {
+        Pass(rows, 1): TOKENS[1] + TOKENS[4] - scored,
+        Pass(rows, 4): scored,
+        Pass(1, PROMPT): rows * TOKENS[PROMPT],
+    }
+
+
+def measured_for(rows: int) -> int:
+    """Return the number of rows that is measured in place of so many: a power of four."""
+    size = 1
+    while size < rows:
+        size *= 4
+    return size
 
 
 def measured() -> list[dict[str, Any]]:
@@ -220,7 +234,7 @@ def _weights(network: PreTrainedModel) -> int:
 
 def _taken(model: Model, size: Pass, rows: int, rest: NDArray[np.uint8]) -> float:
     """Seconds of the second of two passes, of which the first may prepare it, behind a reading of
-    `rest`. rows: of the model, of which the last may have no new tokens."""
+    `rest`. rows: in the model; those beyond `size.rows` get no new tokens."""
     every, tokens = range(rows), size.tokens
     # the same token would meet the same experts
     blocks = [[1 + (b + i) % KINDS for i in range(tokens)] if b < size.rows else [] for b in every]

@@ -15,6 +15,7 @@ from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, named
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import by_name, draft_of, name_of
+from foretoken.loading.fastest import measured_for
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
 from foretoken.loading.runtimes import Early, Placement, place, place_exact
@@ -86,7 +87,9 @@ def load(
     if pair := named.pair(target):
         target, draft = pair.target, pair.draft if draft is None else draft
     draft = named.draft(draft) or draft
-    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype, rows=asked.rows)
+    placement = Placement(
+        asked.dtype, device, asked.runtime, asked.kv_dtype, rows=measured_for(asked.rows)
+    )
     given = "lookup" if draft is None else draft
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
     facts = ModelFacts(read, placement)

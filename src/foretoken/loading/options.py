@@ -133,8 +133,8 @@ class LoadOptions:
     rows: int = option(
         1,
         FROM_ONE,
-        "Texts that are decoded at a time, for which the faster runtime is chosen: an Engine's "
-        "max_rows, or as many prompts as `generate` is given.",
+        "Texts that are decoded at a time, for which runtime='auto' chooses the faster one on a "
+        "CPU: an Engine's max_rows, or as many prompts as `generate` is given.",
         None,
     )
     same_tokenizer: bool = option(

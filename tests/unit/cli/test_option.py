@@ -133,6 +133,16 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     assert seen["rows"] == 3
     run("bench", "--prompts", tmp_path / "prompts.txt", "--batch", "1,8")
     assert seen["rows"] == 8
+    texts = ("--prompts", tmp_path / "prompts.txt")
+    for words, rows in (
+        (("generate", "--prompt-file", texts[1], "--output", tmp_path / "out.jsonl"), 16),
+        (("measure", *texts, "--draft", "lookup"), 1),
+        (("measure", *texts, "--draft", "lookup", "--rows", 4), 4),
+        (("certify", "--draft", "lookup", *texts), 16),
+    ):
+        seen.clear()
+        run(*words)
+        assert seen["rows"] == rows
 
 
 def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):

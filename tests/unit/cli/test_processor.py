@@ -44,7 +44,7 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
         "rows": 16,
         "seconds": {"onnx": [0.1], "openvino": [0.2]},
     }
-    sizes = [{"rows": 16, "tokens": 1}, {"rows": 1, "tokens": 64}]
+    sizes = [{"rows": r, "tokens": n} for r, n in ((16, 1), (16, 4), (1, 64))]
     monkeypatch.setattr(fastest, "measured", lambda: [kept])
     monkeypatch.setattr(speed, "speeds", lambda stacks: iter(rows))
     monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
@@ -52,7 +52,7 @@ def test_the_fastest_precision_of_every_size(run: Run, monkeypatch: pytest.Monke
     one, other, eight, _ = (line for line in shown.out.splitlines() if "10M" in line)
     assert "1.00" in one and "-" in one and one.split()[2::5] == ["onnx", "int4"]
     assert "200" in one and "4.00" in eight and other.split()[2::5] == ["openvino", "int8"]
-    assert "Llama, 64 wide, in int8, some layers over 16 x 1, 1 x 64 tokens" in shown.out
+    assert "Llama, 64 wide, in int8, some layers over 16 x 1, 16 x 4, 1 x 64 tokens" in shown.out
     assert "openvino 200 ms" in shown.out
     assert shown.out.count("other processes took 23%") == 1
     document = json.loads(run("doctor", "--speed", "--json").out)

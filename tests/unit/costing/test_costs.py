@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from foretoken.costing import costs
-from foretoken.costing.costs import Costs, Far, at, dearest, kind
+from foretoken.costing.costs import Costs, Far, at, dearest, kind, of
 from foretoken.costing.gamma import Past, allot, prices_of
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -84,6 +84,11 @@ def test_a_disturbed_pass_makes_no_draft_token_free():
     measured = KNOWN.among(steps, [0, 16, 24, 48], rows=16)
     assert measured.score[-3:] == ((32, 4.5), (40, 4.5 + 2.3 / 4), (64, 6.8))
     assert measured.passing(128, 0) - measured.passing(64, 0) == pytest.approx(2 * 2.3)
+
+
+def test_a_disturbed_first_pass_does_not_make_the_first_draft_token_free():
+    steps = [record(n - 1, score=seconds) for n, seconds in ((1, 5.0), (2, 3.0), (8, 6.0))]
+    assert of(steps).score == ((1, 2.5), (2, 3.0), (8, 6.0))
 
 
 def test_rows_that_guess_otherwise_count_by_their_draft_tokens_together():

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import NOTHING, Beside, Fixed, FreeOnly
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -249,6 +249,28 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
     while sched.running:
         sched.step()
     assert long.new_tokens == alone(long, 2, "lookup")
+
+
+def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
+    """In all, and of that the tokens of prompts alone, whose time is not that of its steps."""
+    seen: list[Beside] = []
+
+    class Watching(FreeOnly):
+        def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+            seen.append(beside)
+            return super().ask(rows, beside)
+
+    sched = scheduler()
+    first = Row.of(Request([1, 2], 40, RowKey(0, 0)))
+    sched.submit([Task(first, BLOCK, Watching())])
+    for _ in range(2):
+        sched.step()
+    sched.submit([Task(Row.of(Request([3, 4] * 30, 5, RowKey(0, 1))), BLOCK, Fixed(0))])
+    before = len(seen)
+    sched.step()
+    assert seen[before - 1] == NOTHING
+    assert seen[before].read == seen[before].positions > 1
+    sched.abort([task.row for task in [*sched.running, *sched.waiting]])
 
 
 def test_short_prompts_that_come_together_are_no_more_than_a_long_one() -> None:

@@ -72,11 +72,21 @@ def test_the_first_runtime_is_left_for_a_clear_lead_alone(seconds: dict[str, lis
 
 
 def test_many_rows_have_a_runtime_of_their_own(seconds: dict[str, list[float]]) -> None:
-    seconds |= {"onnx": [2.0, 4.0], "openvino": [2.0, 1.0]}  # of all rows, and of a prompt
-    assert chosen("onnx", "openvino", rows=8).runtime == "openvino"  # 448 and 352
+    # over a token of all rows, over four, and over a prompt
+    seconds |= {"onnx": [2.0, 4.0, 4.0], "openvino": [2.0, 4.0, 1.0]}
+    assert chosen("onnx", "openvino", rows=8).runtime == "openvino"  # 464 and 368
     seconds |= {"onnx": [1.0, 1.0, 1.0, 1.0], "openvino": [2.0, 2.0, 2.0, 2.0]}
     assert chosen("onnx", "openvino").runtime == "onnx"
     assert [each["rows"] for each in fastest.measured()] == [8, 1]
+
+
+def test_few_numbers_of_rows_are_measured() -> None:
+    assert [fastest.measured_for(rows) for rows in (1, 2, 4, 5, 16, 17)] == [1, 4, 4, 16, 16, 64]
+    for rows in (1, 4, 16, 64):
+        assert sum(n for each, n in fastest.passes(rows).items() if each.rows == rows > 1) in (
+            0,
+            160,
+        )
 
 
 def test_a_pass_over_a_prompt_is_of_one_row() -> None:

@@ -7,9 +7,9 @@ whose rounding is seen in the distribution itself, has eight. With these, states
 eight bits by blocks as they are multiplied; with float32 they are not.
 
 Offsets of blocks need the sums of the states by block. In float32 they are a product of their own.
-Where states are rounded, the sums stand behind the states and are multiplied with them, which takes
-a fifth less time: whole steps of an offset are the block's zero point, and the rest is a weight of
-the block's sum, in eight bits.
+Where states are rounded, the sums stand behind the states, are rounded as these are and multiplied
+with them, which takes a fifth less time: whole steps of an offset are the block's zero point, and
+the rest, half a step at most, is a weight of the block's sum, in eight bits.
 """
 
 from __future__ import annotations
@@ -143,13 +143,13 @@ def _in_blocks(
     out, count, size = weight.integers.shape
     bits, offsets, inner = weight.bits, weight.offsets, count * size
     graph.widest = max(graph.widest, bits)
-    read = stored(weight, bits)
+    read, within = stored(weight, bits), None
     if offsets is not None and level == ROUNDED:
-        copies, read = with_sums(read, offsets[..., 0], bits)
-        states, inner = (
-            _followed_by_sums(graph, states, count, size, copies),
-            inner + copies * count,
-        )
+        within = with_sums(read, offsets[..., 0], bits)
+    if within is not None:
+        copies, read = within
+        states = _followed_by_sums(graph, states, count, size, copies)
+        inner += copies * count
     plain = (read.zeros == 2 ** (bits - 1)).all()
     inputs = [
         states,
@@ -162,7 +162,7 @@ def _in_blocks(
     while not inputs[-1]:
         inputs.pop()
     how = {"K": inner, "N": out, "bits": bits, "block_size": size, "accuracy_level": level}
-    apart = offsets if level == WIDE else None
+    apart = offsets if within is None else None
     made = name if apart is None else f"{name}.product"
     graph.add("MatMulNBits", inputs, made, ours=True, **how)
     if apart is not None:
@@ -188,40 +188,45 @@ def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[Any]:
     return integers[..., ::2] | integers[..., 1::2] << 4
 
 
-def with_sums(stored: Stored, offsets: Floats, bits: int) -> tuple[int, Stored]:
-    """The weights of states behind which the sums of their blocks stand, so often.
+def with_sums(blocks: Stored, offsets: Floats, bits: int) -> tuple[int, Stored] | None:
+    """How many times the sums of blocks stand behind the states, and the weights of all that; None
+    where offsets are more than zero points can take, so that rounding what is left would show.
 
     What zero points leave of the offsets is rounded to eight bits: to four, and what that leaves to
     four again, where weights have four. Each time the weights begin a new block.
     """
-    integers, scales, zeros = stored.integers, stored.scales, stored.zeros.astype(np.int16)
+    integers, scales, zeros = blocks.integers, blocks.scales, blocks.zeros.astype(np.int16)
     out, count, size = integers.shape
     half = 2 ** (bits - 1)
     steps = np.divide(offsets, scales, out=np.zeros_like(offsets), where=scales != 0)
     moved = np.clip(zeros - np.rint(steps), 0, 2 * half - 1).astype(np.int16)
     left = offsets + scales * (moved - zeros)
+    if (np.abs(left) > np.abs(scales)).any():
+        return None
     own = -(-count // size)  # blocks of weights for all sums
     rounds = 8 // bits
     copies = -(-((rounds - 1) * own * size + count) // count)
-    blocks = -(-copies * count // size)
-    behind = np.full((out, blocks, size), half, np.uint8), np.zeros((out, blocks), np.float32)
+    behind = -(-copies * count // size)
+    k_behind = np.full((out, behind, size), half, np.uint8)
+    scales_behind = np.zeros((out, behind), np.float32)
     for i in range(0, rounds * own, own):
         order = np.arange(i * size, i * size + count) % count  # of the sums that stand there
         part = np.pad(left[:, order], ((0, 0), (0, own * size - count))).reshape(out, own, size)
         k, scale = whole(part, 2, bits)
-        behind[0][:, i : i + own] = k.astype(np.int16) + half
-        behind[1][:, i : i + own] = scale[..., 0]
+        k_behind[:, i : i + own] = k.astype(np.int16) + half
+        scales_behind[:, i : i + own] = scale[..., 0]
         left[:, order] -= (k * scale).reshape(out, -1)[:, :count]
-    middle = np.full((out, blocks), half, np.int16)
+    middle = np.full((out, behind), half, np.int16)
     return copies, Stored(
-        np.concatenate([integers, behind[0]], 1),
-        np.concatenate([scales, behind[1]], 1),
+        np.concatenate([integers, k_behind], 1),
+        np.concatenate([scales, scales_behind], 1),
         np.concatenate([moved, middle], 1).astype(np.uint8),
     )
 
 
 def _followed_by_sums(graph: Graph, states: str, count: int, size: int, copies: int) -> str:
-    """States and so often the sums of their blocks, made once for all products that read them."""
+    """States and that many times the sums of their blocks, made once for all products that read
+    them."""
     name = f"{states}.with.{copies}.sums.{size}"
     if all(name not in node.output for node in graph.nodes):
         sums = _sums(graph, states, count, size)

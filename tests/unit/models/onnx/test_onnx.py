@@ -265,14 +265,19 @@ def test_offsets_become_weights_of_sums(bits: int, count: int, size: int) -> Non
     k = dice.integers(low, high, (6, count, size), np.int8)
     k[..., 0] = 9 if bits == 8 else -8  # five bits are kept in eight
     scales = dice.uniform(0.01, 0.02, (6, count, 1)).astype(np.float32)
-    offsets = dice.uniform(-0.1, 0.1, (6, count, 1)).astype(np.float32)
-    copies, read = with_sums(stored(Blocks(k, scales, offsets), bits), offsets[..., 0], bits)
+    offsets = dice.uniform(-0.06, 0.06, (6, count, 1)).astype(np.float32)
+    kept = stored(Blocks(k, scales, offsets), bits)
+    within = with_sums(kept, offsets[..., 0], bits)
+    assert within is not None
+    copies, read = within
     centred = read.integers.astype(np.float32) - read.zeros[..., None]
     weights = (centred * read.scales[..., None]).reshape(6, -1)
     of_sums = weights[:, count * size :][:, : copies * count].reshape(6, copies, count).sum(1)
     weights = weights[:, : count * size] + of_sums.repeat(size, 1)
     error = np.abs(weights - (k * scales + offsets).reshape(6, -1)).max()
     assert error < 0.02 * (0.01 if bits == 4 else 0.02)
+    offsets[0, 0] = 1000 * scales[0, 0]  # no zero point takes so much
+    assert with_sums(kept, offsets[..., 0], bits) is None
 
 
 def test_some_layers_over_the_targets_rows(model: OnnxModel) -> None:
