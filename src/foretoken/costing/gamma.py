@@ -353,8 +353,8 @@ class Prices(NamedTuple):
 def prices_of(costs: Costs, rows: int, beside: Beside = NOTHING) -> Prices:
     """For the draft tokens of `rows` rows, in a pass that holds so much beside them.
 
-    What reading prompts takes is left out: it has to be done once, and counted in, every draft
-    token would seem cheap beside it.
+    The time of reading prompts is left out: they have to be read once, and beside that time every
+    draft token would seem cheap.
     """
     B, positions = rows + beside.rows, rows + beside.positions
     draft_tokens = np.arange(rows * MAX_GAMMA + 1)

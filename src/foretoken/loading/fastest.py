@@ -48,7 +48,7 @@ AHEAD = 1.2
 Make = Callable[["PreTrainedModel", str], Model]
 
 
-class Pass(NamedTuple):
+class PassSize(NamedTuple):
     """So many tokens of each of so many rows."""
 
     rows: int
@@ -121,16 +121,16 @@ def fastest(
     return Fastest(best, sure, spent(best) if known.get(best) else None)
 
 
-def passes(rows: int) -> dict[Pass, int]:
+def passes(rows: int) -> dict[PassSize, int]:
     """Return how many passes of each size a usual text takes, or so many texts at a time: the more
     there are, the fewer draft tokens pay. Prompts are read one by one."""
     if rows == 1:
-        return {Pass(1, tokens): count for tokens, count in TOKENS.items()}
+        return {PassSize(1, tokens): count for tokens, count in TOKENS.items()}
     scored = TOKENS[4] // rows
     return {
-        Pass(rows, 1): TOKENS[1] + TOKENS[4] - scored,
-        Pass(rows, 4): scored,
-        Pass(1, PROMPT): rows * TOKENS[PROMPT],
+        PassSize(rows, 1): TOKENS[1] + TOKENS[4] - scored,
+        PassSize(rows, 4): scored,
+        PassSize(1, PROMPT): rows * TOKENS[PROMPT],
     }
 
 
@@ -232,7 +232,7 @@ def _weights(network: PreTrainedModel) -> int:
     return max(1, sum(w.numel() for w in network.parameters() if id(w) not in left_out))
 
 
-def _taken(model: Model, size: Pass, rows: int, rest: NDArray[np.uint8]) -> float:
+def _taken(model: Model, size: PassSize, rows: int, rest: NDArray[np.uint8]) -> float:
     """Seconds of the second of two passes, of which the first may prepare it, behind a reading of
     `rest`. rows: in the model; those beyond `size.rows` get no new tokens."""
     every, tokens = range(rows), size.tokens

@@ -14,7 +14,7 @@ import tiny
 from foretoken.costing import contention
 from foretoken.errors import RefusedError
 from foretoken.loading import fastest, runtimes
-from foretoken.loading.fastest import Fastest, Pass
+from foretoken.loading.fastest import Fastest, PassSize
 from foretoken.loading.runtimes import Early, Placement
 from foretoken.loading.sources import source
 from foretoken.models import store
@@ -42,7 +42,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[f
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made: dict[str, list[float]] = {"onnx": [1.0, 3.0, 4.0, 9.0], "openvino": [1.0, 2.0, 1.0, 2.0]}
 
-    def taken(model: Any, size: Pass, rows: int, rest: Any) -> float:
+    def taken(model: Any, size: PassSize, rows: int, rest: Any) -> float:
         assert len(rest) > 1000 and rows == model.rows
         model.passes += 1
         return made[model.name][[*fastest.passes(rows)].index(size)] + (model.passes % 3)
@@ -252,7 +252,7 @@ def test_two_precisions_are_compared_where_they_run(
     model = source(folder(tmp_path / "model", network), None, False)
     times = {"int4": 2.0, "int8": 3.0}
 
-    def taken(ready: Any, size: Pass, rows: int, rest: Any) -> float:
+    def taken(ready: Any, size: PassSize, rows: int, rest: Any) -> float:
         return times[ready.computed] * (1 if ready.runtime == "onnx" else 1.1)
 
     monkeypatch.setattr(fastest, "_taken", taken)

@@ -189,11 +189,11 @@ def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[Any]:
 
 
 def with_sums(blocks: Stored, offsets: Floats, bits: int) -> tuple[int, Stored] | None:
-    """How many times the sums of blocks stand behind the states, and the weights of all that; None
-    where offsets are more than zero points can take, so that rounding what is left would show.
+    """Return how many times the sums of blocks stand behind the states, and the weights of all of
+    it; None where offsets are more than zero points can take, so that rounding would show.
 
-    What zero points leave of the offsets is rounded to eight bits: to four, and what that leaves to
-    four again, where weights have four. Each time the weights begin a new block.
+    The rest that zero points leave of the offsets is rounded to eight bits: to four, and what that
+    leaves to four again, where weights have four. Each time the weights begin a new block.
     """
     integers, scales, zeros = blocks.integers, blocks.scales, blocks.zeros.astype(np.int16)
     out, count, size = integers.shape
