@@ -301,7 +301,7 @@ class Scheduler:
                 rows=len(tasks) - len(group),
                 positions=sum(reads) - len(group) + sum(gammas.values()),
                 depth=max(gammas.values(), default=0),
-                read=sum(count for count in reads if count > 1),
+                read=sum(n for row, n in zip(rows, reads, strict=True) if row.pending > 1),
             )
             asked = policy.ask(group, beside)
             if not isinstance(policy, Fixed):  # tokens that a grammar forces cost no draft
