@@ -101,6 +101,10 @@ def doctor(
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
     if sum([cache, clear_cache, speed, families, held_out is not None]) > 1:
         raise InputError("give one of --cache, --clear-cache, --speed, --families and --held-out")
+    if clear_cache and rows != 1:
+        raise InputError(
+            "--clear-cache removes conversions for any number of texts; leave --rows out"
+        )
     others = [("--speed is of this machine", speed), ("--families is of all", families)]
     others += [("--cache is of all models", cache)]
     for name, on in others:
@@ -118,7 +122,7 @@ def doctor(
     elif families:
         document, show = _families(None if as_json else console), _show_families
     elif held_out is not None:
-        document = _rounded(model, origin, placing, adapter, held_out)
+        document = _rounded(model, origin, placing, adapter, rows, held_out)
         show = _show_rounded
     elif model is not None:
         with waiting(f"reading {model}"):
@@ -371,6 +375,7 @@ def _rounded(
     origin: option.Origin,
     placing: option.Placing,
     adapter: str | None,
+    rows: int,
     held_out: Path,
 ) -> dict[str, Any]:
     """Measure on a text how rounding changes a model. Raises InputError and RefusedError for one
@@ -384,7 +389,7 @@ def _rounded(
         )
     content = read_text(held_out, "held-out text")
     # the distribution as it is, without bans and penalties
-    options: dict[str, Any] = {**vars(origin), **vars(placing), "adapter": adapter}
+    options: dict[str, Any] = {**vars(origin), **vars(placing), "adapter": adapter, "rows": rows}
     options["generation_config"] = "ignore"
     as_it_was: dict[str, Any] = options | {"dtype": EXACT}
     exact = load(model, "none", **as_it_was)

@@ -235,15 +235,16 @@ def _weights(network: PreTrainedModel) -> int:
 def _taken(model: Model, size: PassSize, rows: int, rest: NDArray[np.uint8]) -> float:
     """Seconds of the second of two passes, of which the first may prepare it, behind a reading of
     `rest`. rows: in the model; those beyond `size.rows` get no new tokens."""
-    every, tokens = range(rows), size.tokens
+    tokens = size.tokens
     # the same token would meet the same experts
-    blocks = [[1 + (b + i) % KINDS for i in range(tokens)] if b < size.rows else [] for b in every]
+    new = [[1 + (b + i) % KINDS for i in range(tokens)] for b in range(size.rows)]
+    blocks = [*new, *([] for _ in range(rows - size.rows))]
     need = [len(block) if tokens < PROMPT else min(1, len(block)) for block in blocks]
     model.score(blocks, need)  # all draft tokens are judged
-    model.set_lengths([PAST for _ in every])
+    model.set_lengths([PAST] * rows)
     rest.max()
     start = perf_counter()
     model.score(blocks, need)
     seconds = perf_counter() - start
-    model.set_lengths([PAST for _ in every])
+    model.set_lengths([PAST] * rows)
     return seconds

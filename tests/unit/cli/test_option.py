@@ -155,6 +155,8 @@ def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
 
 def test_options_without_a_model_to_load(run, base, tmp_path):
     mistake(run("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
+    mistake(run("doctor", "--rows", 4), "name one: foretoken doctor MODEL")
+    mistake(run("doctor", base / "draft", "--clear-cache", "--rows", 4), "leave --rows out")
     mistake(run("measure", tmp_path / "m.json", "--dtype", "int8"), "or options to measure with")
     result = run("doctor", base / "draft", "--runtime", "transformers", "--json")
     assert json.loads(result.out)["why"].startswith("it was asked for")

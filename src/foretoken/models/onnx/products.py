@@ -9,7 +9,7 @@ eight bits by blocks as they are multiplied; with float32 they are not.
 Offsets of blocks need the sums of the states by block. In float32 they are a product of their own.
 Where states are rounded, the sums stand behind the states, are rounded as these are and multiplied
 with them, which takes a fifth less time: whole steps of an offset are the block's zero point, and
-the rest, half a step at most, is a weight of the block's sum, in eight bits.
+the rest, a step at most, is a weight of the block's sum, in eight bits.
 """
 
 from __future__ import annotations
