@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -404,12 +405,20 @@ def require_rewind(gamma: int, *parts: object) -> None:
 
 def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
     """A draft from ragged lists."""
+    if q is None and not calls and not any(draft_tokens):
+        return _nothing(len(draft_tokens))
     lengths = [len(g) for g in draft_tokens]
     G = max(lengths, default=0)
     padded = [[*g, *[0] * (G - len(g))] for g in draft_tokens]
     # NumPy's way to a tensor takes a third of torch's own
     tokens = torch.from_numpy(np.array(padded, np.int64).reshape(len(draft_tokens), G))
     return Draft(tokens, torch.from_numpy(np.array(lengths, np.int64)), q, calls)
+
+
+@lru_cache(maxsize=64)
+def _nothing(rows: int) -> Draft:
+    """No draft tokens, as in every step of plain decoding."""
+    return Draft(torch.zeros(rows, 0, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64))
 
 
 def certain(ids: list[list[int]], tops: list[list[float]], calls: int) -> Draft:

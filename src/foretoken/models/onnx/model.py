@@ -190,19 +190,20 @@ class OnnxModel:
         for rows in self._shared(blocks):
             parts = [Part(slots.places[b], past[b], blocks[b], need[b]) for b in rows]
             given = torch.cat([self._given[b] for b in rows]).numpy() if self._given else None
-            arrays = passes.run(slots, parts, given).arrays
-            made, inner = (torch.from_numpy(arrays[name]) for name in ("logits", "hidden"))
+            bound = passes.run(slots, parts, given)
             if len(rows) == len(blocks) == 1:
-                logits, hidden = made[None, :most], inner[None, :most]
+                logits, hidden = bound.logits, bound.hidden
+                if most < logits.shape[1]:
+                    logits, hidden = logits[:, :most], hidden[:, :most]
             elif most:
                 if logits is None or hidden is None:
                     logits = torch.zeros(len(blocks), most, self.vocab_size)
                     hidden = torch.zeros(len(blocks), most, passes.width)
-                _laid_out(logits, made, rows, need)
-                _laid_out(hidden, inner, rows, need)
+                _laid_out(logits, bound.logits[0], rows, need)
+                _laid_out(hidden, bound.hidden[0], rows, need)
             if passes is self.passes and self._watched is not None:
                 counts = [len(blocks[b]) for b in rows]
-                seen = torch.from_numpy(arrays["shown"][: sum(counts)].copy())
+                seen = torch.from_numpy(bound.arrays["shown"][: sum(counts)].copy())
                 states |= dict(zip(rows, seen.split(counts), strict=True))
         if passes is self.passes:
             self._hidden = torch.zeros(len(blocks), 0, passes.width) if hidden is None else hidden

@@ -10,7 +10,7 @@ are read with it, as far as products allow (`batch_invariant`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from foretoken.models.blocks import Floats
 from foretoken.models.onnx.slots import KeySlots
@@ -53,6 +54,8 @@ class Bound:
 
     binding: ort.IOBinding
     arrays: dict[str, NDArray[Any]]
+    logits: Tensor  # [1, P, V], and the hidden states there, in these arrays
+    hidden: Tensor
     values: list[ort.OrtValue] = field(default_factory=list)  # which do not keep themselves alive
 
 
@@ -105,12 +108,19 @@ class Passes:
         )
 
     def _read(self, states: Floats, parts: list[Part], given: Floats | None) -> None:
-        if given is None:
+        count = sum(len(part.tokens) for part in parts)
+        if given is not None:
+            states[:count] = given
+        else:
             assert self.table is not None
-            rows = self.table[[token for part in parts for token in part.tokens]]
-            given = rows if rows.dtype != np.uint16 else widened(rows)
-        states[: len(given)] = given
-        states[len(given) :] = states[len(given) - 1]
+            wide = self.table.dtype != np.uint16
+            tokens = chain.from_iterable(part.tokens for part in parts)
+            # one by one: behind a pass, an index of several rows takes three times as long
+            for state, token in zip(states, tokens, strict=False):
+                row = self.table[token]
+                state[:] = row if wide else widened(row)
+        if count < len(states):
+            states[count:] = states[count - 1]
 
     def _lay_out(self, arrays: dict[str, NDArray[Any]], parts: list[Part]) -> None:
         places, flat = arrays["places"], arrays["flat"]
@@ -155,7 +165,8 @@ class Passes:
         }
         if self.shown:
             outputs["shown"] = np.zeros((T, self.shown), np.float32)
-        bound = Bound(self.session.io_binding(), inputs | outputs)
+        logits, hidden = (torch.from_numpy(outputs[name])[None] for name in ("logits", "hidden"))
+        bound = Bound(self.session.io_binding(), inputs | outputs, logits, hidden)
         for name, array in bound.arrays.items():
             value = ort.OrtValue.ortvalue_from_numpy(array)
             bound.values.append(value)
