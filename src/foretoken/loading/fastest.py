@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # The number is raised where a runtime's passes take another time, or others are measured
-FILE, FORMAT = "runtimes.json", 2
+FILE, FORMAT = "runtimes.json", 3
 TOKENS = {1: 96, 4: 64, 8: 8, 64: 4}  # passes over so many: plain decoding, draft tokens, a prompt
 PAST = 64  # tokens of the text before
 KINDS = 60  # of tokens in a pass

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 TITLES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
 CHOICES = "runtime_choices.json"
-CHOICE = "runtime 3"  # in their keys; the number is raised where they are to be made anew
+CHOICE = "runtime 4"  # in their keys; the number is raised where they are to be made anew
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from foretoken.models.blocks import Blocks, Floats, found
 from foretoken.models.openvino.weights import in_four_bits, is_weight
 
 
-def kept(graph: ov.Model, most: int = 8) -> ov.Model:
+def kept(graph: ov.Model, most: int = 8, *, offsets: bool = True) -> ov.Model:
     """Keep weights of products and look-ups in their blocks, if these have at most so many bits, in
-    place; returns the graph."""
+    place; returns the graph. offsets: whether products keep blocks that have offsets."""
     weights: list[tuple[Any, list[Any], list[int]]] = []
     for node in graph.get_ordered_ops():
         if is_weight(node):
@@ -30,9 +30,13 @@ def kept(graph: ov.Model, most: int = 8) -> ov.Model:
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # NumPy's work is not Python's
         found_in = threads.map(lambda one: _parts(one[0].data, one[2]), weights)
         for (_, readers, _), parts in zip(weights, found_in, strict=True):
-            bits = [part.bits for part in parts if isinstance(part, Blocks)]
-            for reader in readers if bits and max(bits) <= most else ():
+            blocks = [part for part in parts if isinstance(part, Blocks)]
+            plain = all(part.offsets is None for part in blocks)
+            small = blocks and max(part.bits for part in blocks) <= most
+            for reader in readers if small else ():
                 multiplies = reader.get_type_name() == "MatMul"
+                if multiplies and not (plain or offsets):
+                    continue
                 made = product(reader, parts) if multiplies else look_up(reader, parts[0])
                 reader.output(0).replace(made.output(0))
     graph.validate_nodes_and_infer_types()

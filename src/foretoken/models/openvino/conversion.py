@@ -35,7 +35,7 @@ from foretoken.models.openvino.weights import (
 from foretoken.models.store import Convertible
 
 # Raised where the same weights become another graph: conversions kept before are made again
-CACHE_FORMAT = 4
+CACHE_FORMAT = 5
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
 CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
@@ -287,7 +287,12 @@ class Conversion:
                 whole["encoder"] = halved(exported.graphs.pop("encoder"))
             smaller = ROUNDED.get(self.dtype, halved)
             bits = 4 if self.dtype == "int4" else 8  # blocks of more are rounded
-            graphs = {name: smaller(kept(graph, bits)) for name, graph in exported.graphs.items()}
+            # offsets are a product of their own: of many rows, eight bits by output take 0.7 of it
+            offsets = self.dtype != "int8"
+            graphs = {
+                name: smaller(kept(graph, bits, offsets=offsets))
+                for name, graph in exported.graphs.items()
+            }
             return Exported(graphs | whole, exported.facts)
         except (RefusedError, MemoryError):
             raise

@@ -152,6 +152,16 @@ def test_blocks_of_more_bits_than_asked_for_are_rounded() -> None:
     assert "i4" not in kinds(kept(multiplied(weight), 8))
 
 
+def test_products_keep_no_offsets_where_these_take_longer_than_eight_bits() -> None:
+    """Look-ups, which add none to any product, keep theirs."""
+    ids = ops.parameter([-1, -1], np.int64)
+    rows = ops.gather(ops.constant(values("Q4_1")), ids, ops.constant(0))
+    graph = kept(ov.Model([rows], [ids], "g"), offsets=False)
+    assert "i8" in kinds(graph)
+    assert kinds(kept(multiplied(values("Q4_1")), offsets=False)) == {"f32"}
+    assert "i4" in kinds(kept(multiplied(values("Q4_0")), offsets=False))
+
+
 def test_a_weight_that_is_used_otherwise_stays() -> None:
     weight = values("Q4_0")
     assert kinds(kept(multiplied(weight, turned=False))) == {"f32"}
@@ -183,12 +193,14 @@ def test_a_file_is_read_in_its_blocks(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made: list[ov.Model] = []
-    monkeypatch.setattr(conversion, "kept", lambda g, bits: made.append(kept(g, bits)) or made[-1])
+    monkeypatch.setattr(
+        conversion, "kept", lambda *given, **named: made.append(kept(*given, **named)) or made[-1]
+    )
     model = llama(320, hidden_size=128, intermediate_size=256)
     file = tmp_path / "tiny.gguf"
     write_gguf(file, model, byte_level(), GGMLQuantizationType[kind])
     spec = foretoken.load(file, "lookup", runtime="openvino", dtype=dtype)
-    assert "i4" in kinds(made[-1])
+    assert ("i4" in kinds(made[-1])) == ((kind, dtype) != ("Q4_1", "int8"))
     assert spec.target.computed == dtype
     plain = foretoken.load(file, "none", runtime="transformers")
     prompt = [list(range(1, 30))]
