@@ -418,7 +418,11 @@ def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0)
 @lru_cache(maxsize=64)
 def _nothing(rows: int) -> Draft:
     """No draft tokens, as in every step of plain decoding."""
-    return Draft(torch.zeros(rows, 0, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64))
+    with torch.inference_mode(False):  # they outlive the step that makes them
+        tokens, lengths = (
+            torch.from_numpy(np.zeros(shape, np.int64)) for shape in ((rows, 0), rows)
+        )
+    return Draft(tokens, lengths)
 
 
 def certain(ids: list[list[int]], tops: list[list[float]], calls: int) -> Draft:

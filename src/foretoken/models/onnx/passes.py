@@ -165,7 +165,8 @@ class Passes:
         }
         if self.shown:
             outputs["shown"] = np.zeros((T, self.shown), np.float32)
-        logits, hidden = (torch.from_numpy(outputs[name])[None] for name in ("logits", "hidden"))
+        with torch.inference_mode(False):  # they outlive the step that makes them
+            logits, hidden = (torch.from_numpy(outputs[x])[None] for x in ("logits", "hidden"))
         bound = Bound(self.session.io_binding(), inputs | outputs, logits, hidden)
         for name, array in bound.arrays.items():
             value = ort.OrtValue.ortvalue_from_numpy(array)

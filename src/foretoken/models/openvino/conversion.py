@@ -287,7 +287,7 @@ class Conversion:
                 whole["encoder"] = halved(exported.graphs.pop("encoder"))
             smaller = ROUNDED.get(self.dtype, halved)
             bits = 4 if self.dtype == "int4" else 8  # blocks of more are rounded
-            # offsets are a product of their own: of many rows, eight bits by output take 0.7 of it
+            # offsets take a product of their own, so that eight bits by output are faster
             offsets = self.dtype != "int8"
             graphs = {
                 name: smaller(kept(graph, bits, offsets=offsets))

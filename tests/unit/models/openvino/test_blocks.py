@@ -153,13 +153,18 @@ def test_blocks_of_more_bits_than_asked_for_are_rounded() -> None:
 
 
 def test_products_keep_no_offsets_where_these_take_longer_than_eight_bits() -> None:
-    """Look-ups, which add none to any product, keep theirs."""
-    ids = ops.parameter([-1, -1], np.int64)
-    rows = ops.gather(ops.constant(values("Q4_1")), ids, ops.constant(0))
-    graph = kept(ov.Model([rows], [ids], "g"), offsets=False)
+    """Look-ups, which add none to any product, keep theirs, also of the same weight."""
+    ids, x = ops.parameter([-1, -1], np.int64), ops.parameter([-1, SHAPE[1]], np.float32)
+    weight: Any = ops.constant(values("Q4_1"))
+    made = [ops.gather(weight, ids, ops.constant(0)), ops.matmul(x, weight, False, True)]
+    graph = kept(ov.Model(made, [ids, x], "g"), offsets=False)
     assert "i8" in kinds(graph)
+    (product,) = (op for op in graph.get_ops() if op.get_type_name() == "MatMul")
+    assert product.input_value(1).get_node().get_type_name() == "Constant"
     assert kinds(kept(multiplied(values("Q4_1")), offsets=False)) == {"f32"}
     assert "i4" in kinds(kept(multiplied(values("Q4_0")), offsets=False))
+    several = [ops.matmul(x, values(kind), False, True) for kind in ("Q4_K", "Q6_K")]
+    assert kinds(kept(joined(ov.Model(several, [x], "g")), offsets=False)) == {"f32"}
 
 
 def test_a_weight_that_is_used_otherwise_stays() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import cache
 from itertools import product
@@ -30,6 +31,7 @@ MORE += ["FalconMamba", "Zamba", "OlmoHybrid", "Mamba"]
 ALL = SOME + MORE
 NEAR = 3e-5  # of the spread, in float32, of which stock forwards of Zamba themselves miss 1e-5
 EXACT = 1e-13  # in float64
+ONE_TYPE = ("Lfm2", "Lfm2Moe", "Lfm3")  # their code computes all in the model's type
 TAPS = {"Lfm2": 3, "Lfm2Moe": 3, "Lfm3": 7}  # of windows; else 4
 TEXT = [3 + (i * i + i // 3) % 47 for i in range(400)]
 Texts = list[list[int]]
@@ -75,6 +77,7 @@ class Rows:
         some = [logits[b, : len(block)] for b, block in enumerate(blocks)]
         for whole, text, own in zip(wholes(self.stock, self.texts), self.texts, some, strict=True):
             if len(own):
+                assert own.dtype == whole.dtype == self.stock.dtype
                 expected = whole[len(text) - len(own) : len(text)]
                 self.worst = max(self.worst, apart(own, expected))
         return some
@@ -132,7 +135,7 @@ def test_widths_are_token_by_token(name: str) -> None:
     """All widths up to 9 behind one text."""
     model = network(name, torch.float64)
     assert one_by_one(network(name)) < NEAR
-    with Wide():
+    with nullcontext() if name in ONE_TYPE else Wide():
         assert one_by_one(model) < EXACT
 
 
