@@ -101,6 +101,7 @@ class Row:
     cached: int = 0  # tokens of the prompt that had been read for other rows
     predicted_output: TextPrediction | None = None
     plain: bool = False  # draft tokens have spoilt its logits: it makes none any more
+    doubted: int = 0  # its length when its draft's logits were last invalid, and it was read anew
     grade: int = 0  # of its next draft tokens (`drafters.base.Grades`)
     trusts: bool = True  # its predicted output, where that says something, and not its draft
     began: float = 0.0  # when it first joined, by `perf_counter`

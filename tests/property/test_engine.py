@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 import moving
-from foretoken import Engine, Event, InputError
+from foretoken import Engine, Event, InputError, SamplingParams
 from foretoken.request import Piece
 from moving import DRAFTERS, RUNTIMES, Alone, Asked, requests, require_accounted, require_empty
 
@@ -258,6 +258,24 @@ def play(runtime: str, patch: pytest.MonkeyPatch, examples: int, steps: int) -> 
 @pytest.mark.parametrize("runtime", ["table", "torch", "hybrid"])
 def test_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     play(runtime, monkeypatch, 5, 12)
+
+
+def test_what_a_rejected_draft_token_left_ends_no_text_beside_a_longer_one() -> None:
+    """The draft's keys of 317 are NaN, and stay behind the text where it is rejected: a longer
+    mate's pass multiplies them by zero."""
+    spec = moving.shared("hybrid", "lm")
+    params = SamplingParams(temperature=1.4, max_new_tokens=8)
+    texts: list[list[int]] = []
+    for mates in (0, 1):
+        with Engine(spec, 2, rule="speculative") as engine:
+            for _ in range(mates):
+                engine.add([5] * 60, SamplingParams(max_new_tokens=30), gamma=4)
+            id = engine.add([122, 279, 67, 190], params, gamma=4, seed=(0, 1))
+            events = (event for _ in range(40) for event in engine.step())
+            done = next(e.completion for e in events if e.id == id and e.completion is not None)
+        assert done.error is None and any(317 in step.guesses for step in done.steps)
+        texts.append(done.tokens)
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.prove

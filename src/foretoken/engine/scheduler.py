@@ -272,11 +272,15 @@ class Scheduler:
 
         Attention sums over all positions of a pass and 0 * NaN is NaN, so a draft token with
         invalid keys and values spoils the target's logits before it too. Such a row takes the
-        step again, and all later ones, without draft tokens.
+        step again, and all later ones, without draft tokens. In the draft, invalid keys that a
+        rejected draft token has left do the same where a longer row's pass reaches them: the row
+        takes the step again once, over what is then read anew.
         """
         if drafted and error.whose == "target":
             row.plain = True
             LOGGER.warning("%s; the text goes on without draft tokens", error)
+        elif drafted and row.doubted < len(row.tokens):
+            row.doubted = len(row.tokens)
         else:
             row.fail(error)
 
