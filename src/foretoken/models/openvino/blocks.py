@@ -31,11 +31,11 @@ def kept(graph: ov.Model, most: int = 8, *, offsets: bool = True) -> ov.Model:
         found_in = threads.map(lambda one: _parts(one[0].data, one[2]), weights)
         for (_, readers, _), parts in zip(weights, found_in, strict=True):
             blocks = [part for part in parts if isinstance(part, Blocks)]
-            plain = all(part.offsets is None for part in blocks)
+            multiplied = offsets or all(part.offsets is None for part in blocks)
             small = blocks and max(part.bits for part in blocks) <= most
             for reader in readers if small else ():
                 multiplies = reader.get_type_name() == "MatMul"
-                if multiplies and not (plain or offsets):
+                if multiplies and not multiplied:
                     continue
                 made = product(reader, parts) if multiplies else look_up(reader, parts[0])
                 reader.output(0).replace(made.output(0))
