@@ -4,6 +4,8 @@ as they are or rounded, and with nothing lost to a Ctrl-C."""
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+import avx2
 import foretoken
 import tiny
 from foretoken.errors import InputError, RefusedError
@@ -154,16 +157,18 @@ def test_a_parameter_that_is_not_read_is_refused() -> None:
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
 def test_a_tokens_logits_do_not_depend_on_its_company(dtype: str, kind: str) -> None:
-    """To the bit: in blocks of any size, beside other rows, behind a rollback, read from a kept
-    text, or alone where this processor's products allow it."""
+    """To the bit, in blocks of any size, beside other rows, after a rollback, and from a cached
+    prefix, for a model that says so; within rounding for one that says that it does not: int4 on a
+    processor with AVX2 alone, which with experts `exact_shapes` refuses as well."""
     model, text = (
         converted(NETWORKS[kind](), dtype),
         [(7 * i * i + 3 * i) % 61 + 2 for i in range(90)],
     )
+    atol = 0.0 if model.batch_invariant else 0.1  # activations are rounded to eight bits
     model.start([[]])
     expected = model.score([text], [len(text)])[0].clone()
     model.leave([0])
-    for width in [2, 3, 8, 33, 65, *([1] if model.batch_invariant else [])]:
+    for width in [1, 2, 3, 8, 33, 65]:
         model.start([[], text[:40]])
         for at in range(0, len(text) - len(text) % width, width):
             block, beside = text[at : at + width], text[: at % 5]
@@ -171,7 +176,8 @@ def test_a_tokens_logits_do_not_depend_on_its_company(dtype: str, kind: str) -> 
                 model.score([[5, 6, 7], beside], [3, 0])
                 model.set_lengths([at, 40])
             made = model.score([block, beside], [len(block), 0])[0]
-            assert torch.equal(made[: len(block)], expected[at : at + len(block)]), (width, at)
+            same = expected[at : at + len(block)]
+            assert torch.allclose(made[: len(block)], same, rtol=0, atol=atol), (width, at)
             model.set_lengths([at + len(block), 40])
         model.leave([0, 1])
     model.remember(True)
@@ -179,8 +185,17 @@ def test_a_tokens_logits_do_not_depend_on_its_company(dtype: str, kind: str) -> 
     model.leave([0])
     model.start([text[:70]])
     assert model.recalled == [64]
-    assert torch.equal(model.score([text[70:]], [20])[0], expected[70:])
+    last = model.score([text[70:]], [20])[0]
+    assert torch.allclose(last, expected[70:], rtol=0, atol=atol)
     model.leave([0])
+
+
+@pytest.mark.prove
+def test_other_processors_kernels(tmp_path: Path) -> None:
+    """The tests of this file hold with the kernels that ONNX Runtime takes with AVX2 alone."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not prove", __file__]
+    done = subprocess.run(command, env=avx2.environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_a_lone_token_attends_behind_itself_without_a_trace(model: OnnxModel) -> None:
