@@ -25,7 +25,18 @@ DRAFTS = {
     "lookup": "look-up",
     "smollm2": "the draft that ships",
 }
-PEERS = {0.0: ("llama.cpp", "openvino-genai", "onnxruntime-genai"), 0.7: ()}  # plain, greedy only
+# Plain and greedily, each with its own defaults, then otherwise
+PEERS = {
+    0.0: (
+        "llama.cpp",
+        "llama.cpp:q4_0",
+        "llama.cpp:same-precision",
+        "openvino-genai",
+        "openvino-genai:same-precision",
+        "onnxruntime-genai",
+    ),
+    0.7: (),
+}
 TEMPERATURES = (0.0, 0.7)
 
 

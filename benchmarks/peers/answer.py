@@ -1,6 +1,7 @@
 """A peer's half of the conversation with `foretoken bench`: JSON lines in, JSON lines out.
 
-First line in: what to load ({target, draft, dtype, draft_dtype, batched, threads, python});
+First line in: what to load ({target, draft, dtype, draft_dtype, batched, threads, python,
+setting}; a setting of "" is the library's own defaults);
 answered by what was loaded, {version, precision} and maybe a {note}, or why the pair is not used
 for speculation, {plain_only}. Every further line: {prompts,
 seeds, max_new_tokens, gamma, temperature, top_k, top_p}, one prompt unless `batched`; answered by
@@ -11,13 +12,16 @@ libraries print goes to standard error. Needs nothing but Python: every peer's v
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+PR_SET_PDEATHSIG = 1  # of Linux
 Request = dict[str, Any]
 Texts = list[dict[str, Any]]
 
@@ -47,6 +51,8 @@ class Clock:
 
 def serve(load: Callable[[Request], tuple[dict[str, Any], Callable[[Request], Texts]]]) -> None:
     """Answer until standard input ends. `load` returns a description and what generates."""
+    if sys.platform == "linux":  # the asker stops who waits: who has lost it could not end
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
     work: Callable[[Request], Texts] | None = None

@@ -5,7 +5,8 @@ eps, which is 1e-6 in transformers.
 
 Beside q4_0 the embeddings and the output layer are q8_0, as the package's are beside int4. In int8
 and int4, matrices of q4_1 blocks stay so, as they do in the package: the same model. They are known
-where each block has its least and its greatest integer, as files mostly have them.
+where each block has its least and its greatest integer, as files mostly have them. The kind "q4_0"
+rounds them to blocks without offsets.
 
 Token ids only: the file has no tokenizer. Runs in llama.cpp's venv, without torch.
 """
@@ -27,6 +28,7 @@ KINDS = {
     "bfloat16": (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
     "int8": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
     "int4": (GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
+    "q4_0": (GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0),
 }
 BOTH = {
     "input_layernorm.weight": "attn_norm.weight",
@@ -81,7 +83,7 @@ def write(folder: Path, file: Path, dtype: str) -> None:
             continue
         place, values = _name(name, form.names), form.turned(name, values, config)
         raw = GGMLQuantizationType.F32 if values.ndim == 1 or "conv1d" in name else kind
-        if dtype == "int4" and name in ENDS and values.ndim > 1:
+        if dtype in ("int4", "q4_0") and name in ENDS and values.ndim > 1:
             raw = GGMLQuantizationType.Q8_0
         if dtype in ("int8", "int4") and raw != GGMLQuantizationType.F32 and _are_q4_1(values):
             raw = GGMLQuantizationType.Q4_1

@@ -1,7 +1,10 @@
 """llama.cpp's kernels under a loop of ours, for `foretoken bench --vs llama.cpp`.
 
 Its Python binding has no speculation with a draft model, so plain and speculative decoding are
-driven here over its low-level calls; greedy only. The cache has the precision of the computation.
+driven here over its low-level calls; greedy only. By default its settings are its own: a cache of
+float16, flash attention if it is faster. "same-precision" has a cache as precise as ours, and
+"q4_0" the weights in blocks that its documentation names as the fastest on a CPU, since they are
+repacked at loading.
 
 A model with states takes back tokens of its last pass only: enough for a target. Its draft guesses
 in a copy of the row, and reads afterwards what was accepted.
@@ -20,7 +23,7 @@ from converted import converted
 from gguf import GGMLQuantizationType
 
 CHUNK = 512  # tokens that are read at once
-# Of the cache; what q8_0 and q4_0 matrices are multiplied with is q8_0 again, rounded on the way
+# As precise as ours; what q8_0 and q4_0 matrices are multiplied with is q8_0, rounded on the way
 CACHES = {
     "float32": ("float32", GGMLQuantizationType.F32),
     "bfloat16": ("bfloat16", GGMLQuantizationType.BF16),
@@ -32,18 +35,20 @@ CACHES = {
 class Model:
     """Weights, and one row whose length is the number of tokens in its cache; or its fork."""
 
-    def __init__(self, source: str, dtype: str, threads: int) -> None:
+    def __init__(self, source: str, dtype: str, threads: int, setting: str) -> None:
         if dtype not in CACHES:
             raise Refused(f"llama.cpp is run in {', '.join(CACHES)}, not {dtype}")
+        kind = "q4_0" if setting == "q4_0" else dtype
         place = converted(
-            source, f"gguf-{dtype}", lambda folder, to: gguf_model.write(folder, to / "gguf", dtype)
+            source, f"gguf-{kind}", lambda folder, to: gguf_model.write(folder, to / "gguf", kind)
         )
         settings = llama.llama_model_default_params()
         self.model = llama.llama_model_load_from_file(str(place / "gguf").encode(), settings)
         if not self.model:
             raise Refused(f"llama.cpp cannot read what was made of {source}")
         self.V = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
-        self.cache, self.threads = CACHES[dtype][1], threads
+        self.cache = CACHES[dtype][1] if setting == "same-precision" else None
+        self.threads = threads
         self.batch = llama.llama_batch_init(CHUNK, 0, 1)
         self.states = llama.llama_model_is_hybrid(self.model)
         self.contexts: dict[int, Any] = {}  # by the states that are kept: they cost time
@@ -67,7 +72,8 @@ class Model:
         settings.n_ctx = self.room
         settings.n_batch = settings.n_ubatch = CHUNK
         settings.n_threads = settings.n_threads_batch = self.threads
-        settings.type_k = settings.type_v = int(self.cache)
+        if self.cache is not None:
+            settings.type_k = settings.type_v = int(self.cache)
         if self.states:
             settings.n_rs_seq, settings.n_seq_max, settings.kv_unified = rewind, 2, True
         context = llama.llama_init_from_model(self.model, settings)
@@ -117,9 +123,9 @@ class Peer:
     """A target and, where there is one, its draft."""
 
     def __init__(self, request: Request) -> None:
-        threads = request["threads"]
-        self.target = Model(request["target"], request["dtype"], threads)
-        self.draft = request["draft"] and Model(request["draft"], request["draft_dtype"], threads)
+        how = request["threads"], request["setting"]
+        self.target = Model(request["target"], request["dtype"], *how)
+        self.draft = request["draft"] and Model(request["draft"], request["draft_dtype"], *how)
 
     def generate(self, request: Request) -> Texts:
         """Greedy decoding with gamma draft tokens a step; 0 is plain."""
@@ -156,10 +162,11 @@ def load(request: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(request)
     dtype, said = request["dtype"], ctypes.create_string_buffer(128)
     llama.llama_model_desc(peer.target.model, said, len(said))
+    same = request["setting"] == "same-precision"
     kinds = {
-        "weights": "int4" if b"Q4_1" in said.value else dtype,
-        "cache": CACHES[dtype][0],
-        "activations": "int8" if dtype == "int4" else dtype,
+        "weights": "int4" if b"Q4_" in said.value else dtype,
+        "cache": CACHES[dtype][0] if same else "float16",
+        "activations": "int8" if b"Q" in said.value else dtype,
     }
     return {
         "version": llama.__version__,

@@ -1,7 +1,8 @@
 """OpenVINO GenAI, plain and with a draft model, for `foretoken bench --vs openvino-genai`.
 
 Greedy only: with a draft its sampling fails a check of its own. It reads the stateful export that
-export_openvino.py makes in the project's venv. The cache has the precision of the computation.
+export_openvino.py makes in the project's venv. By default it chooses for the processor what it
+computes in and what it rounds the cache to; "same-precision" holds both to ours.
 """
 
 from __future__ import annotations
@@ -90,13 +91,14 @@ def export(request: Request, source: str, dtype: str) -> tuple[Path, dict[str, A
             raise Refused(f"{source} cannot be exported: {reason[:200]}")
         _spell(place, json.loads((model / "config.json").read_text())["vocab_size"])
 
-    hint = {"float32": "f32", "bfloat16": "bf16"}[_computed(dtype)]
-    hints = {
-        "INFERENCE_PRECISION_HINT": hint,
-        "KV_CACHE_PRECISION": hint,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype in ROUNDED else "0",
-        "INFERENCE_NUM_THREADS": request["threads"],
-    }
+    hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": request["threads"]}
+    if request["setting"] == "same-precision":
+        hint = {"float32": "f32", "bfloat16": "bf16"}[_computed(dtype)]
+        hints |= {
+            "INFERENCE_PRECISION_HINT": hint,
+            "KV_CACHE_PRECISION": hint,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if dtype in ROUNDED else "0",
+        }
     return converted(source, f"openvino-{dtype}", convert), hints
 
 
@@ -122,9 +124,13 @@ def _spell(place: Path, V: int) -> None:
 def load(request: Request) -> tuple[dict[str, Any], Any]:
     peer = Peer(request)
     dtype = request["dtype"]
-    computed = _computed(dtype)
+    computed = cache = _computed(dtype)
+    if request["setting"] != "same-precision":
+        core = ov.Core()
+        computed = core.get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
+        cache = core.get_property("CPU", "KV_CACHE_PRECISION").to_string()
     rounded = "int8" if dtype in ROUNDED else computed
-    kinds = {"weights": dtype, "cache": computed, "activations": rounded}
+    kinds = {"weights": dtype, "cache": cache, "activations": rounded}
     return {"version": genai.__version__, "precision": kinds}, peer.generate
 
 

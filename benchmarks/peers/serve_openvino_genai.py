@@ -29,7 +29,7 @@ class Loop(Thread):
 
     def __init__(self, target: str, dtype: str, python: str) -> None:
         super().__init__(daemon=True)
-        request = {"python": python, "threads": os.cpu_count()}
+        request = {"python": python, "threads": os.cpu_count(), "setting": ""}
         folder, hints = export(request, target, dtype)
         plan = genai.SchedulerConfig()
         self.pipeline = genai.ContinuousBatchingPipeline(folder, plan, "CPU", hints)

@@ -79,7 +79,9 @@ def bench(
         list[str] | None,
         Option(
             help="Race against transformers, openvino-genai, onnxruntime-genai (plain only) or "
-            "llama.cpp; may be repeated."
+            "llama.cpp, each with its own defaults; openvino-genai:same-precision and "
+            "llama.cpp:same-precision compute as precisely as foretoken, llama.cpp:q4_0 has its "
+            "fastest blocks; may be repeated."
         ),
     ] = None,
     out: Annotated[
@@ -160,11 +162,11 @@ def _require(options: BenchOptions, gammas: list[int], sizes: list[int], vs: lis
         raise InputError("--vs gives peers the target's files, without --adapter; leave out one")
     if not (vs or sizes):
         return
-    from foretoken.lab.bench import ALONE, command  # late: torch takes seconds to import
+    from foretoken.lab.bench import ALONE, command, library  # late: torch takes seconds to import
     from foretoken.speculator import BATCH
 
     for name in vs:
-        if sizes and name in ALONE:
+        if sizes and library(name) in ALONE:
             raise InputError(f"--vs {name} runs one text at a time; leave it or --batch out")
         command(name)
     if sizes and not 1 <= sizes[0] <= sizes[-1] <= BATCH:

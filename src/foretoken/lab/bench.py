@@ -9,6 +9,7 @@ peers' scripts are in the repository's benchmarks/peers, not in an installed pac
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -340,12 +341,21 @@ SCRIPTS = {
     "onnxruntime-genai": "peer_onnxruntime_genai.py",
     "llama.cpp": "peer_llama_cpp.py",
 }
+# Besides its own defaults, a peer is raced with a cache and a computation as precise as ours
+# ("same-precision"), and llama.cpp over blocks that it repacks for its fastest products
+SETTINGS = {
+    "openvino-genai": ("same-precision",),
+    "llama.cpp": ("same-precision", "q4_0"),
+}
 ALONE = {"onnxruntime-genai", "llama.cpp"}  # our loops there hold one text
 OWN_VENV = {"transformers"}  # run in the project's own venv
 
 
 class Peer:
-    """A running peer, a context manager. `about`: its version, precisions, and a note if any."""
+    """A running peer, a context manager. `about`: its version, precisions, and a note if any.
+
+    Its process is stopped while it waits, so that threads which spin for work take no processor
+    from the other contestants."""
 
     def __init__(
         self,
@@ -358,7 +368,7 @@ class Peer:
         batched: bool = False,
     ) -> None:
         """Start it and load the pair; draft None: for plain decoding only. `batched`: for several
-        texts at once.
+        texts at once. `name` may have a setting after a colon: its own defaults without.
 
         Raises InputError where the peer is not installed, Unable where it cannot run the pair.
         """
@@ -381,6 +391,7 @@ class Peer:
                 batched=batched,
                 threads=cores(),
                 python=sys.executable,
+                setting=setting(name),
             )
         except BaseException:
             self.close()
@@ -406,7 +417,7 @@ class Peer:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
+        self._process.kill()  # also one that is stopped
         self._process.communicate()
         self._log.close()
 
@@ -418,11 +429,13 @@ class Peer:
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
+        self._process.send_signal(signal.SIGCONT)
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
+        self._process.send_signal(signal.SIGSTOP)
         if not line:
             raise Unable(f"it ended: {self._last_error()}")
         try:
@@ -440,9 +453,14 @@ class Peer:
 
 
 def command(name: str) -> list[str]:
-    """The command that starts a peer; InputError with the remedy where it is not installed."""
+    """Return the command that starts a peer; raises InputError with the remedy if it is not
+    installed."""
+    chosen, name = setting(name), library(name)
     if name not in SCRIPTS:
         raise InputError(f"--vs is {name!r:.60}; give one of {', '.join(SCRIPTS)}")
+    if chosen and chosen not in SETTINGS.get(name, ()):
+        named = " or ".join(f"{name}:{each}" for each in SETTINGS.get(name, ()))
+        raise InputError(f"--vs {name} has no setting {chosen!r:.60}; give {named or name}")
     script = REPOSITORY / "benchmarks" / "peers" / SCRIPTS[name]
     if not script.exists():
         raise InputError(
@@ -457,6 +475,16 @@ def command(name: str) -> list[str]:
             f"--vs {name} has no venv; make it with: python benchmarks/peers/make.py {name}"
         )
     return [str(home / "bin" / "python"), str(script)]
+
+
+def library(name: str) -> str:
+    """Return the library that a peer's name begins with."""
+    return name.partition(":")[0]
+
+
+def setting(name: str) -> str:
+    """Return the setting that a peer's name ends with, "" for its own defaults."""
+    return name.partition(":")[2]
 
 
 @dataclass(frozen=True, slots=True)

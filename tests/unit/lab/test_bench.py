@@ -7,8 +7,10 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
+import psutil
 import pytest
 
 from foretoken import theory
@@ -187,6 +189,9 @@ for i, line in enumerate(sys.stdin):
 """
 
 
+SPIN = "lambda: any(False for _ in iter(int, 1))"  # a thread that never rests
+
+
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     script = tmp_path / "stranger.py"
@@ -230,6 +235,44 @@ def test_a_peer_that_dies(stranger: Peer):
     for _ in range(2):
         with pytest.raises(Unable, match=r"^it ended: the last word$"):
             stranger.run([TASK], 8)
+
+
+def test_a_peer_that_waits_takes_no_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = tmp_path / "busy.py"
+    script.write_text(f"import threading\nthreading.Thread(target={SPIN}, daemon=True).start()\n")
+    script.write_text(script.read_text() + SCRIPT)
+    monkeypatch.setattr(bench, "command", lambda name: [sys.executable, str(script)])
+    with Peer("stranger", "target", None, "bfloat16", None) as busy:
+        for gamma in (4, 5):
+            assert busy.run([TASK], gamma)[0].tokens == [1] * 12
+            process = psutil.Process(busy._process.pid)
+            while process.status() != psutil.STATUS_STOPPED:
+                sleep(0.01)
+            before = process.cpu_times()
+            sleep(0.2)
+            assert process.cpu_times() == before
+
+
+def test_a_peer_is_given_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = tmp_path / "setting.py"
+    reply = 'json.dumps({"version": json.loads(sys.stdin.readline())["setting"]})'
+    script.write_text(f"import json, sys\nprint({reply})")
+    monkeypatch.setattr(bench, "command", lambda name: [sys.executable, str(script)])
+    for name, setting in (("llama.cpp", ""), ("llama.cpp:q4_0", "q4_0")):
+        with Peer(name, "target", None, "int8", None) as peer:
+            assert peer.name == name and peer.about == {"version": setting}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("llama.cpp:f16", "llama.cpp:same-precision or llama.cpp:q4_0"),
+        ("transformers:compiled", "transformers"),
+    ],
+)
+def test_an_unknown_setting_of_a_peer_is_refused(name: str, told: str):
+    with pytest.raises(InputError, match=f"no setting '[a-z0-9]+'; give {told}$"):
+        bench.command(name)
 
 
 def test_what_is_no_peer():
