@@ -6,6 +6,7 @@ import base64
 import binascii
 import io
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 MOST_PIXELS = 100_000_000  # 10,000 x 10,000, in memory 300 MB
 # Others run programs (EPS), or are seldom pictures of anything
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM")
+# PIL's modes with known black and white points, unlike F (floats), I (32-bit integers) and LAB
+MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
+GREY16 = {"I;16", "I;16B", "I;16L", "I;16N"}
+BITS, POLARITY, SIGN = 258, 262, 339  # tags of TIFF: per sample; 0 if 0 is white; 1: unsigned
 DATA = "data:"
 GIVE = "give a file, a data URL, a PIL image or an array [height, width, 3]"
 
@@ -43,24 +48,27 @@ def picture(value: Any, place: str, most: int | None = None) -> Image:
         from PIL import Image, ImageOps  # late: an extra
     except ImportError:
         raise InputError(f"{place} needs Pillow; pip install 'foretoken[media]'") from None
-    opened = value if isinstance(value, Image.Image) else _opened(value, place)
-    width, height = opened.size
     most = MOST_PIXELS if most is None else most
+    opened = value if isinstance(value, Image.Image) else _opened(value, place, most)
+    width, height = opened.size
     if not width * height:
         raise InputError(f"{place} has {width} x {height} pixels; give a picture")
     if width * height > most:
         raise InputError(
             f"{place} has {width} x {height} pixels, more than {most:,}; make it smaller"
         )
+    _require_range(opened, place)
     try:
-        return _plain(ImageOps.exif_transpose(opened))
+        return _plain(ImageOps.exif_transpose(opened), _tiff_tags(opened))
+    except Image.DecompressionBombError:  # a tile, or another frame
+        raise _too_large(place, most) from None
     except Exception as error:  # a file that is cut off, or breaks its format's rules
         raise InputError(
             f"{place} cannot be read: {one_line(error)}; give a whole picture"
         ) from None
 
 
-def _opened(value: Any, place: str) -> Image:
+def _opened(value: Any, place: str, most: int) -> Image:
     """The picture in a file, a data URL or an array; its pixels are not read yet."""
     from PIL import Image, UnidentifiedImageError
 
@@ -83,10 +91,18 @@ def _opened(value: Any, place: str) -> Image:
             f"{place} is no picture in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}; {GIVE}"
         ) from None
     except Image.DecompressionBombError:
-        raise InputError(f"{place} has more than {MOST_PIXELS:,} pixels; make it smaller") from None
+        raise _too_large(place, most) from None
     except Exception as error:  # files hold anything
         raise InputError(f"{place} is no picture: {one_line(error)}; {GIVE}") from None
     raise InputError(f"{place} is {shown(value)}; {GIVE}")
+
+
+def _too_large(place: str, most: int) -> InputError:
+    """For an image that PIL refused to open: its own limit may be the lower one."""
+    from PIL import Image
+
+    most = min(most, 2 * (Image.MAX_IMAGE_PIXELS or most))
+    return InputError(f"{place} has more than {most:,} pixels; make it smaller")
 
 
 def _bytes(values: Any, place: str) -> Any:
@@ -117,16 +133,44 @@ def from_base64(text: str, place: str) -> bytes:
         raise InputError(f"{place} is not in base64; encode it again") from None
 
 
-def _plain(image: Image) -> Image:
+def _tiff_tags(image: Image) -> Mapping[int, Any]:
+    """The tags of a TIFF file; nothing for other formats."""
+    return getattr(image, "tag_v2", {})
+
+
+def _require_range(image: Image, place: str) -> None:
+    """Raise InputError for pixel values whose black and white points are unknown."""
+    scaled = image.mode == "I" and image.format == "PPM"  # to 16 bits, whatever the file's maximum
+    unsigned = {*_tiff_tags(image).get(SIGN, (1,))} == {1}
+    if not (unsigned and (scaled or image.mode in MODES | GREY16)):
+        kind = {"F": "floats", "LAB": "Lab colors"}.get(image.mode, "signed or 32-bit integers")
+        problem = f"{place} holds {kind}, whose black and white points are unknown"
+        raise InputError(f"{problem}; save it as RGB of 8 bits")
+
+
+def _plain(image: Image, tags: Mapping[int, Any]) -> Image:
     """The picture in RGB, on white."""
     from PIL import Image
 
-    if image.mode.startswith(("I;16", "I")):  # 16 bits of grey
-        wide = image.convert("I")
-        narrow = image.mode == "I" and wide.getextrema()[1] <= 255  # pyright: ignore
-        image = wide.point(lambda value: value / (1 if narrow else 256)).convert("L")
+    if image.mode == "I" or image.mode in GREY16:
+        image = _narrow(image, tags)
+    elif image.mode in ("La", "RGBa"):  # multiplied by alpha
+        image = image.convert(image.mode.upper())
     if "A" not in image.mode and "transparency" not in image.info:
         return image.convert("RGB")
     layered = image.convert("RGBA")
     white = Image.new("RGBA", layered.size, "white")
     return Image.alpha_composite(white, layered).convert("RGB")
+
+
+def _narrow(image: Image, tags: Mapping[int, Any]) -> Image:
+    """Convert a grey image of 16 bits, or 12 in TIFF, to 8 bits with alpha."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image)
+    bits = 12 if tags.get(BITS) == (12,) else 16
+    grey = (values >> (bits - 8)).astype(np.uint8)
+    grey = ~grey if tags.get(POLARITY) == 0 else grey
+    alpha = np.where(values == image.info.get("transparency"), 0, 255).astype(np.uint8)
+    return Image.fromarray(np.stack([grey, alpha], -1))

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 LEAST_RATE, MOST_RATE = 1000, 768_000  # Hz
 BLOCK = 2**18  # samples that are read at a time
+UNKNOWN = 2**63 - 1  # frames of a streamed file, whose header states no length
+LOUDEST = 100.0  # full scale is 1: beyond this, samples are in another unit or damaged
+VAGUE = (0, 1, 29)  # error codes of libsndfile with a meaningless message
 GIVE = "give an audio file (WAV, FLAC, OGG, MP3), a data URL, or an array of samples"
 
 
@@ -47,15 +50,11 @@ def sound(value: Any, rate: int, place: str, most: float | None = None) -> NDArr
         samples, own = _read(value, place, most)
     if not len(samples):
         raise InputError(f"{place} holds no samples; give a sound")
-    if not np.isfinite(samples).all():
-        raise InputError(f"{place} holds samples that are not finite; give a sound")
     return samples if own == rate else _resampled(samples, own, rate)
 
 
 def _read(value: Any, place: str, most: float | None) -> tuple[NDArray[np.float32], int]:
     """One channel of samples, and their rate."""
-    import numpy as np
-
     try:
         import soundfile  # late: an extra
     except ImportError:
@@ -70,28 +69,58 @@ def _read(value: Any, place: str, most: float | None) -> tuple[NDArray[np.float3
         with soundfile.SoundFile(value) as file:
             rate = file.samplerate
             _require_length(file, place, most)
-            # channels are averaged block by block: all of them may be more than memory holds
-            blocks = [np.mean(b, 1) for b in file.blocks(BLOCK, dtype="float32", always_2d=True)]
+            samples = _decode(file, place, most)
     except InputError:
         raise
     except Exception as error:  # files hold anything
-        problem = "it is no sound that is read here, or damaged"
         if isinstance(value, str | Path) and not Path(value).is_file():
             problem = f"there is no file {value}"
-        elif "Format not recognised" not in str(error):
-            problem = one_line(error)
+        elif getattr(error, "code", None) in VAGUE:
+            problem = "it is damaged, or not a sound in a known format"
+        else:  # without the name of the object that holds the file
+            problem = getattr(error, "error_string", "") or one_line(error)
+            problem = problem.removeprefix("Error : ").rstrip(".")
         raise InputError(f"{place} cannot be read: {problem}; {GIVE}") from None
-    return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), rate
+    return samples, rate
 
 
 def _require_length(file: Any, place: str, most: float | None) -> None:
-    """InputError for a rate that no sound has, and for a sound that is too long."""
+    """Raise InputError for an impossible sample rate, or a header that states too long a duration."""
     rate = file.samplerate
     if not LEAST_RATE <= rate <= MOST_RATE:
         problem = f"{place} has {rate} samples a second"
         raise InputError(f"{problem}; give {LEAST_RATE} to {MOST_RATE}")
-    if most is not None and file.frames > most * rate:
+    if most is not None and most * rate < file.frames != UNKNOWN:
         raise _too_long(place, file.frames / rate, most)
+
+
+def _decode(file: Any, place: str, most: float | None) -> NDArray[np.float32]:
+    """Return the samples that are really in a file: a truncated one has fewer than its header
+    states. `file.blocks()` would yield its whole uninitialized buffer then."""
+    import numpy as np
+
+    # else soundfile seeks after each read, which fails in a file of unknown length
+    file.seekable = lambda: False
+    parts, count = [np.zeros(0, np.float32)], 0
+    while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
+        _require_levels(block, place)
+        # channels are averaged block by block: all of them may be more than memory holds
+        parts.append(np.mean(block, 1))
+        count += len(block)
+        if most is not None and count > most * file.samplerate:
+            raise _too_long(place, count / file.samplerate, most)
+    return np.concatenate(parts)
+
+
+def _require_levels(samples: NDArray[Any], place: str) -> None:
+    """Raise InputError for samples that are not finite or far beyond full scale."""
+    import numpy as np
+
+    if not np.isfinite(samples).all():
+        raise InputError(f"{place} holds samples that are not finite; give a sound")
+    peak = max(samples.max(initial=0), -samples.min(initial=0))
+    if peak > LOUDEST:
+        raise InputError(f"{place} holds samples up to {peak:.3g}; scale them to -1 to 1")
 
 
 def _too_long(place: str, seconds: float, most: float) -> InputError:
@@ -103,6 +132,7 @@ def _floats(values: NDArray[Any], place: str) -> NDArray[np.float32]:
     if values.ndim != 1:
         raise InputError(f"{place} has the shape {values.shape}; give one channel of samples")
     if values.dtype.kind == "f":
+        _require_levels(values, place)
         return values.astype("float32")
     if str(values.dtype) not in ("int16", "int32"):  # nobody knows the range of others
         raise InputError(f"{place} is an array of {values.dtype}; give floats, -1 to 1, or int16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from foretoken.media import pictures
 from foretoken.media.pictures import picture
 
 RED = (255, 0, 0)
+PILS_OWN: Any = Image.MAX_IMAGE_PIXELS  # it warns above, and raises at twice as many
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -37,16 +39,97 @@ def test_a_file_a_url_an_image_and_an_array(tmp_path: Path) -> None:
         assert read.mode == "RGB" and read.size == (5, 3) and read.getpixel((4, 2)) == RED
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "1", "P", "YCbCr", "LAB", "HSV", "F"])
+MODES = ["L", "LA", "CMYK", "1", "P", "RGBA", "RGBX", "YCbCr", "HSV"]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_every_mode_becomes_rgb(mode: str) -> None:
-    white = Image.new("RGB", (2, 2), "white").convert(mode if mode not in ("LAB",) else "RGB")
-    assert picture(white, "image 0").mode == "RGB"
+    white = picture(Image.new("RGB", (2, 2), "white").convert(mode), "image 0")
+    assert white.mode == "RGB" and white.getpixel((0, 0)) == (255,) * 3
     assert picture(Image.new("L", (2, 2), 77), "image 0").getpixel((0, 0)) == (77, 77, 77)
 
 
 def test_grey_of_sixteen_bits_keeps_its_highest() -> None:
     deep = Image.fromarray(np.full((2, 2), 40_000, np.uint16))
     assert picture(url(saved(deep)), "image 0").getpixel((0, 0)) == (156, 156, 156)
+
+
+def tiff(values: Any, **tags: int) -> bytes:
+    """A TIFF file of one number, or several bands, for each of its pixels `[H, W, bands]`."""
+    height, width, bands = values.shape
+    entries = {
+        256: [tags.get("width", width)],
+        257: [height],
+        258: [8 * values.itemsize] * bands,
+        259: [1],
+    }
+    entries |= {262: [tags.get("photometric", 1)], 273: [], 277: [bands], 278: [height]}
+    entries |= {279: [values.nbytes], 338: [tags.get("extra", 0)] * (bands == 2)}
+    entries |= {339: [tags.get("sign", 1)] * bands}
+    entries[258] = [tags.get("bits", n) for n in entries[258]]
+    entries = {tag: numbers for tag, numbers in entries.items() if numbers or tag == 273}
+    behind = 8 + 2 + 12 * len(entries) + 4
+    entries[273] = [behind + 8 * sum(len(x) > 2 for x in entries.values())]
+    table = long = b""
+    for tag, numbers in entries.items():
+        if len(numbers) > 2:
+            table += struct.pack("<HHII", tag, 3, len(numbers), behind + len(long))
+            long += struct.pack("<4H", *numbers, *[0] * (4 - len(numbers)))
+        else:
+            table += struct.pack(
+                "<HHI2H", tag, 3, len(numbers), *numbers, *[0] * (2 - len(numbers))
+            )
+    head = b"II" + struct.pack("<HIH", 42, 8, len(entries))
+    return head + table + bytes(4) + long + values.tobytes()
+
+
+TWELVE = np.frombuffer(b"\x80\x08\x00" * 8, "u1").reshape(4, 6, 1)  # 0x800, in 12 bits each
+
+
+def full(value: float, dtype: str, bands: int = 1) -> Any:
+    return np.full((4, 4, bands), value, dtype)
+
+
+@pytest.mark.parametrize(
+    ("data", "grey"),
+    [
+        (tiff(full(40_000, "<u2")), 156),
+        (tiff(full(40_000, "<u2"), photometric=0), 99),  # 0 is white
+        (tiff(TWELVE, bits=12, width=4), 128),
+        (tiff(full(100, "u1", 2), extra=1), 255),  # times alpha already: 100 of 100
+        (tiff(full(100, "u1", 2), extra=2), 194),
+        (b"P5 2 2 1000\n" + np.full(4, 500, ">u2").tobytes(), 128),
+        (b"P5 2 2 65535\n" + np.full(4, 100, ">u2").tobytes(), 0),  # however dark all of it is
+    ],
+)
+def test_grey_has_the_range_of_its_file(data: bytes, grey: int) -> None:
+    assert picture(data, "image 0").getpixel((0, 0)) == (grey,) * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (tiff(full(0.5, "<f4"), sign=3), "floats"),
+        (b"Pf\n2 2\n-1.0\n" + np.full(4, 0.5, "<f4").tobytes(), "floats"),
+        (Image.new("F", (2, 2), 1), "floats"),
+        (tiff(full(-5, "<i2"), sign=2), "signed or 32-bit integers"),
+        (tiff(full(-5, "i1"), sign=2), "signed or 32-bit integers"),
+        (tiff(full(2**31, "<u4")), "signed or 32-bit integers"),
+        (Image.new("I", (2, 2), 200), "signed or 32-bit integers"),
+        (tiff(full(100, "u1", 3), photometric=8), "Lab colors"),
+    ],
+)
+def test_numbers_without_a_known_range_are_refused(value: Any, kind: str) -> None:
+    """They were all black, or all white."""
+    message = f"image 0 holds {kind}, whose black and white points are unknown; save it"
+    with pytest.raises(InputError, match=message):
+        picture(value, "image 0")
+
+
+def test_what_is_transparent_in_grey_of_sixteen_bits() -> None:
+    deep = Image.fromarray(np.array([[40_000, 156]], np.uint16))
+    read = picture(saved(deep, transparency=156), "image 0")
+    assert [read.getpixel((x, 0)) for x in (0, 1)] == [(156,) * 3, (255,) * 3]
 
 
 def test_what_is_transparent_is_white() -> None:
@@ -81,9 +164,11 @@ def test_more_pixels_than_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(pictures, "MOST_PIXELS", 99)
     with pytest.raises(InputError, match="image 3 has 10 x 10 pixels, more than 99; make it"):
         picture(url(saved(Image.new("L", (10, 10)))), "image 3")
-    bomb = saved(Image.new("1", (20_000, 20_000)))  # 50 kB
-    with pytest.raises(InputError, match="make it smaller"):
-        picture(url(bomb), "image 3")
+    bomb = saved(Image.new("1", (20_000, 20_000)))  # 50 kB, too large for PIL itself
+    limits = [(None, "99"), (25_000_000, "25,000,000"), (10**9, f"{2 * PILS_OWN:,}")]
+    for most, limit in limits:
+        with pytest.raises(InputError, match=f"image 3 has more than {limit} pixels; make it"):
+            picture(url(bomb), "image 3", most)
 
 
 WHOLE = saved(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)))
