@@ -85,7 +85,7 @@ def _read(value: Any, place: str, most: float | None) -> tuple[NDArray[np.float3
 
 
 def _require_length(file: Any, place: str, most: float | None) -> None:
-    """Raise InputError for an impossible sample rate, or a header that states too long a duration."""
+    """Raise InputError for an impossible sample rate or a stated duration beyond `most`."""
     rate = file.samplerate
     if not LEAST_RATE <= rate <= MOST_RATE:
         problem = f"{place} has {rate} samples a second"

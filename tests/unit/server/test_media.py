@@ -47,13 +47,23 @@ def asking(*pictures: str, text: str = "What is it?") -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
+LOCATIONS = {
+    "/away": "http://elsewhere.test/a.png",
+    "/port": "http://pictures.test:99999/red.png",
+    "/zero": "http://pictures.test:0/red.png",
+    "/bracket": "http://[::1",
+    "/empty": "",
+}
+
+
 class Web(BaseHTTPRequestHandler):
-    """A host with a picture, a redirect, and a file that never ends."""
+    """A host with a picture, redirects, some of them nowhere, and a file that never ends."""
 
     def do_GET(self) -> None:
-        if self.path == "/away":
-            self.send_response(302)
-            self.send_header("Location", "http://elsewhere.test/a.png")
+        if self.path[1:].isdigit() or self.path in LOCATIONS:
+            self.send_response(int(self.path[1:]) if self.path[1:].isdigit() else 302)
+            if self.path in LOCATIONS:
+                self.send_header("Location", LOCATIONS[self.path])
             self.end_headers()
             return
         body = file(RED) if self.path == "/red.png" else b"0" * 3_000_000
@@ -247,20 +257,43 @@ def test_pictures_on_the_web(
     assert "hosts are pictures.test" in told(f"{web}/away")
     assert "more than 1000000 bytes" in told(f"{web}/endless")
     assert "cannot be fetched (404)" in told(f"{web}/none")
+    for status in (300, 301, 302, 303, 304, 307, 308, 399, 204, 500):  # without a Location
+        assert f"cannot be fetched ({status})" in told(f"{web}/{status}")
+    for path, port in (("port", 99999), ("zero", 0)):
+        assert f"part 0 is on port {port}; give 1 to 65535" in told(f"{web}/{path}")
+    assert "give 1 to 65535" in told("http://pictures.test:70000/red.png")
+    assert "cannot be fetched (" in told(f"{web}/bracket")
+    assert "redirected more than 3 times" in told(f"{web}/empty")  # to itself
     monkeypatch.setattr(media, "_public", own)
 
     async def found(*_: Any, **__: Any) -> list[Any]:
         return [(0, 0, 0, "", (number, 80)) for number in ("93.184.215.14", "10.0.0.1")]
 
     monkeypatch.setattr("asyncio.BaseEventLoop.getaddrinfo", found)
-    assert "on a private network" in told("http://pictures.test/a.png")
+    assert "on a private or reserved network" in told("http://pictures.test/a.png")
+
+
+PUBLIC = """
+1.1.1.1 93.184.215.14 99.255.255.255 100.63.255.255 100.128.0.0 126.255.255.255 128.0.0.1
+169.253.255.255 172.15.255.255 172.32.0.0 192.0.1.1 198.17.255.255 198.20.0.0 223.255.255.255
+2001:200::1 2001:4860:4860::8888 2003::1 2400:cb00::1 2606:4700::1111 2a00:1450:4001::200e
+"""
+NOT_PUBLIC = """
+0.0.0.0 0.1.2.3 10.1.2.3 100.64.0.1 100.100.100.200 127.0.0.1 168.63.129.16 169.254.169.254
+172.16.0.1 172.31.255.255 192.0.0.1 192.0.0.9 192.0.2.1 192.88.99.1 192.168.0.1 198.18.0.1
+198.19.255.255 198.51.100.1 203.0.113.1 224.0.0.1 239.255.255.255 240.0.0.1 255.255.255.255
+:: ::1 ::127.0.0.1 ::8.8.8.8 ::ffff:10.0.0.1 ::ffff:8.8.8.8 ::ffff:0:127.0.0.1 64:ff9b::a00:1
+64:ff9b::808:808 64:ff9b:1::7f00:1 100::1 100:0:0:1::1 2001::1 2001:0:53aa:64c:: 2001:1::1
+2001:2::1 2001:10::1 2001:20::1 2001:30::1 2001:1ff::1 2001:db8::1 2002:a00:1:: 2002:808:808::
+2606:4700::5efe:7f00:1 2606:4700::200:5efe:7f00:1 3fff::1 3fff:fff::1 4000::1 5f00::1 fc00::1
+fd00:ec2::254 fe80::1 fe80::1%eth0 fec0::1 ff02::1 ffff:ffff::1
+"""
 
 
 def test_public_addresses() -> None:
-    assert is_public("93.184.215.14") and is_public("2606:4700::1111")
-    private = "127.0.0.1 10.1.2.3 169.254.169.254 0.0.0.0 224.0.0.1 100.64.0.1 ::1 fe80::1%eth0 "
-    private += "fd00::1 ::ffff:10.0.0.1 64:ff9b::a00:1 2002:a00:1:: ff02::1 192.168.0.1"
-    assert not any(map(is_public, private.split()))
+    """Of all addresses, those of IANA's global unicast alone, whatever this Python knows."""
+    assert [each for each in PUBLIC.split() if not is_public(each)] == []
+    assert [each for each in NOT_PUBLIC.split() if is_public(each)] == []
 
 
 def test_a_model_that_reads_text_only(tmp_path: Path) -> None:
