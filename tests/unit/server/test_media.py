@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -390,6 +391,29 @@ def test_forms_that_are_refused(
     assert answer.status_code in (400, 404), answer.text
     error = answer.json()["error"]
     assert message in error["message"] and (param is None or error["param"] == param)
+
+
+def test_a_cut_file_is_what_it_holds_whoever_came_before(spoken: str) -> None:
+    """Nothing of another request's sound, and no length of its header."""
+    samples = np.random.default_rng(0).standard_normal(10 * 16_000) * 0.1
+    soundfile.write(held := io.BytesIO(), samples, 16_000, format="MP3")
+    cut = held.getvalue()[: len(held.getvalue()) // 2]
+    with soundfile.SoundFile(io.BytesIO(cut)) as opened:
+        assert opened.frames > 9 * 16_000
+        real = len(opened.read())
+
+    def ask(name: str, data: bytes) -> dict[str, Any]:
+        fields = {"language": "en", "response_format": "verbose_json"}
+        path = f"{spoken}/v1/audio/transcriptions"
+        return httpx2.post(path, data=fields, files={"file": (name, data)}, timeout=60).json()
+
+    answers: list[dict[str, Any]] = []
+    for seconds in (12, 5):
+        ask("a.wav", noise(seconds))
+        answers.append(ask("b.mp3", cut))
+    assert answers[0] == answers[1]
+    assert answers[0]["duration"] == real / 16_000 < 6
+    assert answers[0]["usage"]["seconds"] == math.ceil(real / 16_000)
 
 
 def test_a_model_that_writes_speech_down_is_asked_for_a_chat(spoken: str) -> None:
