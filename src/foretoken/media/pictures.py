@@ -37,7 +37,8 @@ def picture(value: Any, place: str, most: int | None = None) -> Image:
         most: Pixels at most; None is 100 million.
 
     Raises:
-        InputError: It is none of these, too large, or cannot be read; Pillow is missing.
+        InputError: It is none of these, too large, of pixel values without a known range, or
+            cannot be decoded; Pillow is missing.
 
     Examples:
         >>> import numpy

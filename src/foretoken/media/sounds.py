@@ -33,7 +33,8 @@ def sound(value: Any, rate: int, place: str, most: float | None = None) -> NDArr
         most: Seconds at most; None sets no limit.
 
     Raises:
-        InputError: It is none of these, empty, or cannot be read; soundfile is missing.
+        InputError: It is none of these, empty, longer than `most`, not finite, far beyond full
+            scale, or cannot be decoded; soundfile is missing.
 
     Examples:
         >>> import numpy
