@@ -41,10 +41,8 @@ def sound(value: Any, rate: int, place: str, most: float | None = None) -> NDArr
         >>> sound(numpy.zeros(8000), 16000, "audio 0").shape
         (8000,)
     """
-    import numpy as np  # late: the command line does without
-
     if hasattr(value, "__array__"):
-        samples, own = _floats(np.asarray(value), place), rate
+        samples, own = _floats(value, place), rate
         if most is not None and len(samples) > most * rate:
             raise _too_long(place, len(samples) / rate, most)
     else:
@@ -128,8 +126,15 @@ def _too_long(place: str, seconds: float, most: float) -> InputError:
     return InputError(f"{place} lasts {seconds:.0f} s, at most {most:g} go; cut it")
 
 
-def _floats(values: NDArray[Any], place: str) -> NDArray[np.float32]:
+def _floats(value: Any, place: str) -> NDArray[np.float32]:
     """Samples from -1 to 1; InputError for what is no channel of samples."""
+    import numpy as np  # late: the command line does without
+
+    try:
+        values = np.asarray(value)
+    except Exception as error:  # a tensor with gradients, in bfloat16 or on a GPU
+        problem = f"{place} cannot be taken as an array: {one_line(error)}"
+        raise InputError(f"{problem}; give floats, -1 to 1, or int16") from None
     if values.ndim != 1:
         raise InputError(f"{place} has the shape {values.shape}; give one channel of samples")
     if values.dtype.kind == "f":

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from foretoken.errors import InputError
 from foretoken.media.sounds import sound
@@ -77,6 +78,8 @@ def test_samples_themselves() -> None:
         (np.full(9, np.nan), "not finite"),
         (np.zeros(9, np.uint8), "an array of uint8; give floats, -1 to 1, or int16"),
         (np.zeros(9, bool), "an array of bool"),
+        (torch.zeros(9, requires_grad=True), "audio 2 cannot be taken as an array"),
+        (torch.zeros(9, dtype=torch.bfloat16), "audio 2 cannot be taken as an array"),
         (np.full(9, 1e300), r"samples up to 1e\+300; scale them to -1 to 1"),
         (tone(16_000) * 32_767, r"samples up to 3.28e\+04; scale them"),
         (saved(np.full((9, 4), 1e38), 16_000, sub="FLOAT"), r"samples up to 1e\+38; scale them"),
