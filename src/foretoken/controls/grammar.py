@@ -23,6 +23,7 @@ from torch import Tensor
 from foretoken.errors import DeadEndError, InputError, one_line
 from foretoken.sampling.checks import Structured
 from foretoken.text.decoding import REPLACEMENT, decode
+from foretoken.text.json_schema import exact_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -293,9 +294,7 @@ def _grammars(kind: str, text: str) -> list[dict[str, Any]]:
     from llguidance import LLMatcher
 
     if kind == "json_schema":
-        schema = json.loads(text)
-        if isinstance(schema, dict):  # its own settings win
-            schema = {"x-guidance": SPACES} | schema
+        schema = exact_schema(json.loads(text), SPACES)
         return [_lark("start: @schema"), {"name": "schema", "json_schema": schema}]
     if kind == "regex":
         escaped = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]

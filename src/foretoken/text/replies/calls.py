@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Protocol
 
+from foretoken.text.json_schema import exact_schema
+
 # Between JSON's tokens, as chat templates write it. Where they are fixed, all of a key is forced,
 # and forced tokens cost no draft
 SPACES = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
@@ -375,8 +377,7 @@ def some_of(rules: list[str], required: list[bool], comma: str) -> str:
 
 def json_rule(schema: Any) -> str:
     """A JSON value as a grammar's symbol."""
-    spaced = {"x-guidance": SPACES} | schema if isinstance(schema, dict) else schema
-    return f"%json {json.dumps(spaced)}"
+    return f"%json {json.dumps(exact_schema(schema, SPACES))}"
 
 
 def dumped(value: Any) -> str:
