@@ -1,5 +1,5 @@
-"""Whatever a grammar allows is valid by its schema, as the package jsonschema sees it: random schemas
-of every keyword that is followed, texts drawn from their grammars, and random documents."""
+"""Whatever a grammar allows is valid by its schema, as the package jsonschema sees it: random
+schemas of every keyword that is followed, texts drawn from their grammars, and random documents."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ PATTERNS = [
     "\\d",
     "^\\w+$",
     "^(a|bc)+$",
-    "[[a]",
-    "[a&&b]",
 ]
 FORMATS = ["date", "time", "date-time", "uuid", "ipv4", "ipv6", "email"]
 TYPES = ["integer", "number", "string", "boolean", "null", "array", "object"]
@@ -196,4 +194,5 @@ def test_what_is_allowed_is_valid(seed: int) -> None:
 @settings(max_examples=2000)
 @given(st.integers(0, 2**62))
 def test_what_is_allowed_is_valid_of_many_schemas(seed: int) -> None:
-    assert any([require(seed + i) for i in range(20)])  # the odds of none are below 1e-8
+    followed = sum(require(seed + i) for i in range(20))
+    assert followed > 0  # the odds of none are below 1e-8

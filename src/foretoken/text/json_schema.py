@@ -1,5 +1,5 @@
-"""JSON schemas as llguidance follows them to the letter: what it misreads is rewritten into keywords
-that say the same, in place, since references may point anywhere, or refused."""
+"""JSON schemas as llguidance follows them to the letter: what it misreads is rewritten, in place,
+since references may point anywhere, into keywords that mean the same, or refused."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _require_distinct_names(schema: dict[str, Any]) -> None:
     """ValueError where several properties without a name of their own are due: one may repeat."""
     least, required = schema.get("minProperties"), schema.get("required")
     names = {*map(str, required)} if isinstance(required, list) else set[str]()
-    if _is_number(least) and least - len(names) > 1:
+    if isinstance(least, int) and least - len(names) > 1:
         raise ValueError(
             f"minProperties is {least} and required names {len(names)}, and others may repeat; "
             "name as many in required, or leave minProperties out"

@@ -93,6 +93,46 @@ def test_some_function_is_called(served: openai.OpenAI) -> None:
     assert call.type == "function" and call.function.name in ("weather", "now")
 
 
+def written_by(client: openai.OpenAI, limit: int, choice: Any) -> tuple[list[Any], str]:
+    """The calls of a reply that is cut at a limit, and why it ended: alike whole and streamed, in
+    chats and in responses, all without text."""
+    sampling = {**SAMPLING, "max_tokens": limit, "temperature": 0.0}
+    asked: Any = {"messages": ASK, "tools": TOOLS, "tool_choice": choice, **sampling}
+    done = client.chat.completions.create(**asked).choices[0]
+    assert done.message.content is None and not hasattr(done.message, "reasoning_content")
+    calls = [[c.function.name, c.function.arguments] for c in done.message.tool_calls or ()]  # pyright: ignore
+    chunks = list(client.chat.completions.create(stream=True, **asked))
+    assert all(chunk.choices[0].delta.content is None for chunk in chunks)
+    _, told, reason = streamed(chunks)
+    assert ([call[1:] for call in told.values()], reason) == (calls, done.finish_reason)
+
+    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    named: Any = {"type": "function", "name": "weather"} if choice != "required" else choice
+    request: Any = {"model": "tiny", "input": "Hello", "tools": tools, "tool_choice": named}
+    request |= {"max_output_tokens": limit, "temperature": 0.0}
+    events = list(client.responses.create(stream=True, **request))
+    for response in (client.responses.create(**request), events[-1].response):
+        assert [[item.name, item.arguments] for item in response.output] == calls
+        assert response.status == ("incomplete" if reason == "length" else "completed")
+    assert {item.type for item in response.output} <= {"function_call"}
+    return calls, reason
+
+
+@pytest.mark.parametrize(
+    "limits", [(3, 27, 61), pytest.param(range(1, 100), marks=pytest.mark.prove)], ids=len
+)
+def test_where_a_call_is_required_there_is_no_text(served: openai.OpenAI, limits: Any) -> None:
+    """Wherever a limit cuts the reply; its calls grow with it."""
+    for choice in ("required", NAMED):
+        before: list[Any] = []
+        for limit in limits:
+            calls, reason = written_by(served, limit, choice)
+            assert len(calls) >= len(before) and reason in ("length", "tool_calls")
+            for (name, arguments), longer in zip(before, calls, strict=False):
+                assert name == longer[0] and longer[1].startswith(arguments)
+            before = calls
+
+
 def test_the_loop_of_an_agent(served: openai.OpenAI) -> None:
     """A call, what it gave, and an answer; in chats and in responses."""
     done = served.chat.completions.create(messages=ASK, tools=TOOLS, tool_choice=NAMED, **SAMPLING)

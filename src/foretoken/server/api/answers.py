@@ -83,7 +83,7 @@ class ReplyText:
         if self._reader is None:
             told = [Told(part.text)] if part.text else []
         else:
-            told = self._reader.feed(part.text, last=part.done is not None)
+            told = self._reader.feed(part.text, last=part.done is not None, cut=_cut(part.done))
         for each in told:
             self.text += each.text
             self.thoughts += each.thought
@@ -104,7 +104,14 @@ def _reader(facts: ReplyFacts, wish: Wish, tail: str) -> ReplyReader:
     else:
         regions = format_regions(named(facts.format), calls=calls, thoughts=facts.thinks)
     functions = {each.name: each for each in wish.functions}
-    return ReplyReader(regions, functions, within(regions, tail))
+    return ReplyReader(regions, functions, within(regions, tail), has_text=not wish.required)
+
+
+def _cut(done: Done | None) -> str | None:
+    """Return what cut a reply, if anything did: a stop string, or "", which is a limit."""
+    if done is None or done.reason != "stop":
+        return None if done is None else ""
+    return done.stop if isinstance(done.stop, str) else None
 
 
 class Answer(Generic[Asked]):

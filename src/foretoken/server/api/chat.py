@@ -138,16 +138,17 @@ class ChatAnswer(answers.ChoicesAnswer[Chat]):
     def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
         reply = self.reply(i)
         reply.read(text)
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+        silent = self.asked.forced or (reply.calls and not reply.text)
+        content = None if silent else reply.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reply.thoughts:
             message["reasoning_content"] = reply.thoughts
         if reply.calls:
-            message["content"] = reply.text or None
             message["tool_calls"] = [call.shown() for call in reply.calls]
         return {"message": message} | self._logprobs(text.logprobs)
 
     def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
+        return {"delta": {"role": "assistant", "content": None if self.asked.forced else ""}}
 
     def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
         delta: dict[str, Any] = {}
@@ -159,7 +160,7 @@ class ChatAnswer(answers.ChoicesAnswer[Chat]):
                 delta["content"] = delta.get("content", "") + told.text
             else:
                 delta.setdefault("tool_calls", []).append(reply.calls[told.call].delta(told))
-        if not delta:
+        if not delta and not self.asked.forced:
             delta["content"] = ""
         return {"delta": delta} | self._logprobs(part.logprobs or [])
 

@@ -215,11 +215,13 @@ class OutputItems:
         else:
             self._logprobs = logprobs
 
-    def end(self, status: str) -> Iterator[str]:
-        """Yield the events of the end; a reply of nothing is an empty message."""
-        if not self.items:
+    def end(self, status: str, *, has_text: bool = True) -> Iterator[str]:
+        """Yield the events of the end; a reply of nothing is an empty message, where it may have
+        text."""
+        if not self.items and has_text:
             yield from self._begin("message", Told())
-        yield from self.items[-1].end(self._event, status)
+        if self.items:
+            yield from self.items[-1].end(self._event, status)
 
     def _begin(self, kind: Any, piece: Told) -> Iterator[str]:
         if self.items:

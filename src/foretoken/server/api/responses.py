@@ -129,7 +129,7 @@ class ResponseAnswer(answers.Answer[Responses]):
         (text,) = self.texts
         told = items.OutputItems(lambda *_, **__: "")  # events that nobody hears
         list(told.told(self.reply(0).read(text), self._logprobs(text.logprobs)))
-        list(told.end(self._status))
+        list(told.end(self._status, has_text=not self.asked.forced))
         return self._finished(self._head(), told.items)
 
     async def events(self) -> AsyncGenerator[str]:
@@ -146,7 +146,7 @@ class ResponseAnswer(answers.Answer[Responses]):
             new = self.reply(i).feed(part)
             for each in told.told(new, self._logprobs(part.logprobs or [])):
                 yield each
-        for each in told.end(self._status):
+        for each in told.end(self._status, has_text=not self.asked.forced):
             yield each
         response = self._finished(head, told.items)
         yield event(f"response.{response['status']}", response=response)

@@ -465,6 +465,11 @@ class Templated(ApiRequest):
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
+    def forced(self) -> bool:
+        """True where functions must be called: the reply has no text."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
     def effort(self) -> str | None:
         """The effort of reasoning, as templates read it."""
         return None
@@ -497,12 +502,11 @@ class Templated(ApiRequest):
         choice, functions = self.tool_choice, [tool.function for tool in self.offered]
         if isinstance(choice, NamedTool):
             functions = [each for each in functions if each.name == choice.function.name]
-        forced = choice == "required" or isinstance(choice, NamedTool)
         budget = self.thinking_token_budget is not None
         if facts is None or not (functions or facts.thinks or facts.template or budget):
             return None
         return Wish(
             tuple(Signature(f.name, f.parameters, f.description) for f in functions),
-            required=forced,
+            required=self.forced,
             parallel=self.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
         )

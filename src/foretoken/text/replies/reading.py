@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 import regex
 
 from foretoken.errors import InputError, one_line
-from foretoken.text.replies.calls import Call, NamedForm, Progress, Signatures, dumped
+from foretoken.text.replies.calls import (
+    Call,
+    NamedForm,
+    Progress,
+    Signatures,
+    TaggedForm,
+    dumped,
+)
 from foretoken.text.replies.formats import ReplyFormat
 from foretoken.text.replies.regions import Cut, Region, Regions, literal
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+ATTEMPTS = 64  # at the end of the last whole call of a body
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +38,20 @@ class Told:
 
 
 class ReplyReader:
-    """Reads one reply. A call that is broken is text, with its marks."""
+    """Reads one reply. A call that is broken is text, with its marks; one that is cut is not."""
 
-    def __init__(self, regions: list[Region], functions: Signatures, within: Region | None) -> None:
+    def __init__(
+        self,
+        regions: list[Region],
+        functions: Signatures,
+        within: Region | None,
+        *,
+        has_text: bool = True,
+    ) -> None:
+        """`has_text`: whether the reply may hold text; else all of it is thoughts, calls and their
+        marks."""
         self._regions, self._functions = Regions(regions, within), functions
+        self._has_text = has_text
         self._raw = self._body = ""  # of the calls that are being written
         self._progress: Progress | None = None
         self._streamed, self._after = False, ""
@@ -43,12 +64,13 @@ class ReplyReader:
         region = self._regions.region
         return region is not None and region.kind == "thought"
 
-    def feed(self, text: str, *, last: bool = False) -> list[Told]:
-        """Return what is new; with `last` the reply is over."""
+    def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> list[Told]:
+        """Return what is new; with `last` the reply is over, and `cut` by a stop string, or by a
+        limit, which is ""."""
         told: list[Told] = []
-        for piece in self._regions.feed(text, last=last):
+        for piece in self._regions.feed(text, last=last, cut=cut):
             told += self._told(piece)
-        return told
+        return told if self._has_text else [each for each in told if not each.text]
 
     def _told(self, piece: Cut) -> Iterator[Told]:
         region = piece.region
@@ -75,7 +97,7 @@ class ReplyReader:
             return
         if self._streamed:
             self.calls += 1
-            if rest := self._behind():
+            if (rest := self._behind()) and not piece.cut:
                 yield Told(text=rest)
         else:
             yield from self._read(region, piece)
@@ -96,10 +118,12 @@ class ReplyReader:
             yield Told(call=self.calls, name=name, arguments=arguments)
 
     def _read(self, region: Region, piece: Cut) -> Iterator[Told]:
+        read = region.key.read_whole if piece.cut else region.key.read
         try:
-            calls = region.key.read(self._body, self._functions, piece.captures)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            yield Told(text=self._raw)
+            calls = read(self._body, self._functions, piece.captures)
+        except UNREADABLE:
+            if not piece.cut:
+                yield Told(text=self._raw)
             return
         for call in calls:
             yield Told(call=self.calls, name=call.name, arguments=call.arguments)
@@ -114,6 +138,19 @@ class FormReading:
 
     def read(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
         return self.format.form.read(body, functions)
+
+    def read_whole(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
+        """Read the calls that are whole of a body that is cut. ValueError where none is."""
+        if isinstance(self.format.form, TaggedForm) and not self.format.form.after:
+            raise ValueError("only the mark behind a call says that there is no other argument")
+        inside, ends = (self.format.inside or "").strip(), [len(body)]
+        while inside and len(ends) < ATTEMPTS and (end := body.rfind(inside, 0, ends[-1])) > 0:
+            ends.append(end)
+        for end in ends:
+            for closing in ("", self.format.around[1]):
+                with suppress(*UNREADABLE):
+                    return self.read(body[:end] + closing, functions, captures)
+        raise ValueError("no call is whole")
 
     def progress(self) -> Progress | None:
         alone = self.format.inside is None
@@ -142,6 +179,9 @@ class FieldReading:
         if not calls:
             raise ValueError("there is no call")
         return calls
+
+    def read_whole(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
+        return self.read(body, functions, captures)
 
     def progress(self) -> Progress | None:
         return None

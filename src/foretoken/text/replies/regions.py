@@ -36,6 +36,7 @@ class Cut(NamedTuple):
     text: str  # without marks
     captures: dict[str, str]  # named ones of its opening
     closed: bool = False  # whether the region ends with it
+    cut: bool = False  # whether it ends without its mark, where the reply was cut
 
 
 class Regions:
@@ -47,15 +48,19 @@ class Regions:
         self._body = ""  # of a region whose marks depend on it
         self._captures: dict[str, str] = {}
 
-    def feed(self, text: str, *, last: bool = False) -> Iterator[Cut]:
-        """Yield what is settled; with `last`, all the rest."""
+    def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> Iterator[Cut]:
+        """Yield what is settled; with `last`, all the rest, without the beginning of a mark where
+        the reply is `cut`: by a stop string, or by a limit, which is ""."""
         self._buffer += text
         while True:
             mark, settled = self._mark(last)
             if mark is None:
+                if last and cut is not None:
+                    settled = self._before_mark(cut)
                 yield from self._piece(settled)
                 if last and self.region is not None:
-                    yield Cut(self.region, "", "", self._captures, closed=True)
+                    marks = {"closed": True, "cut": cut is not None}
+                    yield Cut(self.region, "", "", self._captures, **marks)
                     self.region = None
                 return
             region, start, end, captures = mark
@@ -78,6 +83,19 @@ class Regions:
             if self.region is not None and self.region.ends is not None:
                 self._body += text
             yield Cut(self.region, text, text, self._captures)
+
+    def _before_mark(self, stop: str) -> int:
+        """Return the size of the text before the beginning of a mark, which goes on with what cut
+        the reply. Letters and blanks alone are none, nor is anything within a string."""
+        size = len(self._buffer)
+        self._buffer += stop
+        mark, settled = self._mark(last=False)
+        self._buffer = self._buffer[:size]
+        begins = min(settled, size if mark is None else mark[1])
+        ends = None if self.region is None else self.region.ends
+        if ends is not None and not ends(self._body + self._buffer[:begins]):
+            return size
+        return begins if regex.search(r"[^\w\s]", self._buffer[begins:]) else size
 
     def _mark(self, last: bool) -> tuple[Any, int]:
         """Return the first mark: its region, or None for the close, and place; and up to where the

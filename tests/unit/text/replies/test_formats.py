@@ -131,13 +131,20 @@ def follows(
 
 
 def read(
-    name: str, pieces: list[str], functions: tuple[Signature, ...] = FUNCTIONS, prompt: str = ""
+    name: str,
+    pieces: list[str],
+    functions: tuple[Signature, ...] = FUNCTIONS,
+    prompt: str = "",
+    *,
+    cut: str | None = None,
+    has_text: bool = True,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """A reply's text, thoughts and calls."""
     regions = format_regions(named(name), calls=bool(functions), thoughts=True)
-    reader = ReplyReader(regions, {each.name: each for each in functions}, within(regions, prompt))
+    known = {each.name: each for each in functions}
+    reader = ReplyReader(regions, known, within(regions, prompt), has_text=has_text)
     told: list[Told] = [new for piece in pieces for new in reader.feed(piece)]
-    told += reader.feed("", last=True)
+    told += reader.feed("", last=True, cut=cut)
     calls: dict[int, list[str]] = {}
     for each in (each for each in told if each.call is not None):
         assert each.call is not None and bool(each.name) == (each.call not in calls)
@@ -159,6 +166,46 @@ def test_a_reply_is_read_however_it_is_cut(name: str) -> None:
         text, thoughts, made = read(name, [whole[:cut], whole[cut:]])
         assert (text, thoughts, parsed(made)) == (around, "", calls)
     assert parsed(read(name, list(whole))[2]) == calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_marks_of_a_reply_that_is_cut_are_no_text(name: str) -> None:
+    """Cut anywhere by a limit, with text before the calls and where there is none, whole and letter
+    by letter: calls that are whole are told, and of the last one its beginning at most."""
+    reply, calls = REPLIES[name]
+    for lead in ("", "Well. ") if not named(name).bare else ("",):
+        told = 0
+        for cut in range(len(reply) + 1):
+            text, thoughts, made = read(name, [lead + reply[:cut]], cut="")
+            assert (text.rstrip(), thoughts) == (lead.rstrip(), "")
+            assert read(name, list(lead + reply[:cut]), cut="") == (text, thoughts, made)
+            assert read(name, [reply[:cut]], cut="", has_text=False)[0] == ""
+            whole = [call for call, each in zip(calls, made, strict=False) if is_json(each[1])]
+            assert parsed(made[: len(whole)]) == whole and len(made) - len(whole) <= 1
+            assert len(whole) >= told  # none is lost when more follows
+            told = len(whole)
+        assert told == len(calls)
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_text_that_is_cut_keeps_what_begins_no_mark() -> None:
+    assert read("hermes", ["I want \n"], cut="")[0] == "I want \n"
+    assert read("harmony", ["I want to"], cut="")[0] == "I want to"
+    assert read("hermes", ["a <"], cut="")[0] == "a"  # it may be one
+    assert read("hermes", ["a <"])[0] == read("hermes", ["a <"], cut="\n")[0] == "a <"
+    assert read("hermes", ["a <tool"], cut="_call")[0] == "a"  # a stop string within a mark
+    assert read("hermes", ["<think>\nA </thi"], cut="") == ("", "\nA ", [])
+    reply = REPLIES["hermes"][0]
+    assert read("hermes", [reply[: reply.index("</")]], cut="</")[0] == ""
+    begun = '<tool_call>\n{"name": "weather", "arguments": {"city": "a <'
+    assert read("hermes", [begun], cut="")[2] == [("weather", '{"city": "a <')]
 
 
 @pytest.mark.parametrize("name", NAMES)
