@@ -17,6 +17,7 @@ from foretoken.server.api.wire import (
     Templated,
     Whole,
     Wire,
+    require_one_opening,
     small,
 )
 from foretoken.server.process.generation import GeneratedText
@@ -36,6 +37,15 @@ class ResponseFormat(Wire):
     object_schema: dict[str, Any] | None = Field(
         None, alias="schema", description="of a json_object, as older clients send it"
     )
+
+    def require(self) -> None:
+        """Raise BadRequestError for a schema that this type does not read."""
+        others = {"json_schema": self.json_schema, "json_object": self.object_schema}
+        for kind, schema in others.items():
+            if schema is not None and kind != self.type:
+                name = "json_schema" if kind == "json_schema" else "schema"
+                problem = f"response_format has the type {self.type}, which reads no {name}"
+                raise BadRequestError(f"{problem}; give the type {kind}", "response_format")
 
 
 class Message(BaseModel, extra="allow"):
@@ -84,13 +94,9 @@ class Chat(Predicting, Templated):
         return self.reasoning_effort
 
     @property
-    def variables(self) -> dict[str, Any] | None:
-        variables = super().variables or {}
-        if self.continue_final_message:
-            variables["continue_final_message"] = True
-        elif not self.add_generation_prompt:
-            variables["add_generation_prompt"] = False
-        return variables or None
+    def settings(self) -> dict[str, Any]:
+        names = {"add_generation_prompt", "continue_final_message"} & self.model_fields_set
+        return super().settings | {name: getattr(self, name) for name in sorted(names)}
 
     def require(self) -> None:
         if self.top_logprobs and not self.logprobs:
@@ -101,6 +107,9 @@ class Chat(Predicting, Templated):
                 f"{self.max_tokens}; give one",
                 "max_tokens",
             )
+        require_one_opening(self)
+        if self.response_format is not None:
+            self.response_format.require()
         super().require()
 
     def _structured(self) -> dict[str, Any] | None:

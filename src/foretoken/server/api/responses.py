@@ -107,6 +107,10 @@ class Responses(Templated):
         for name, asked in foreign.items():
             if asked:
                 raise BadRequestError(f"a response has no {name}; leave it out", name)
+        if self.text is not None and self.text.format.type != "json_schema":
+            if self.text.format.json_schema is not None:
+                problem = f"text.format has the type {self.text.format.type}, which reads no schema"
+                raise BadRequestError(f"{problem}; give the type json_schema", "text.format")
         if self.structured_outputs and self.text is not None and self.text.format.type != "text":
             raise BadRequestError("text.format and structured_outputs are both given", "text")
         super().require()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from foretoken.server.api.chat import Message
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import Body, Flag, Tool, Whole
+from foretoken.server.api.wire import Body, Flag, Tool, Whole, require_one_opening
 
 
 class Tokenize(Body):
@@ -24,17 +24,24 @@ class Tokenize(Body):
 
     sets: ClassVar[dict[str, tuple[str, ...]]] = {"prompt": ("prompt", "messages")}
 
+    @model_validator(mode="after")
+    def consistent(self) -> Tokenize:
+        """Refuse fields that contradict one another."""
+        require_one_opening(self)
+        names = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
+        for name in names if self.messages is None else ():
+            if name in self.model_fields_set and getattr(self, name) is not None:
+                raise BadRequestError(f"{name} goes with messages; leave it out", name)
+        return self
+
     @property
     def variables(self) -> dict[str, Any] | None:
         """The template's variables."""
         variables = dict(self.chat_template_kwargs or {})
         if self.tools:
             variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in self.tools]
-        if self.continue_final_message:
-            variables["continue_final_message"] = True
-        if not self.add_generation_prompt:
-            variables["add_generation_prompt"] = False
-        return variables or None
+        given = {"add_generation_prompt", "continue_final_message"} & self.model_fields_set
+        return variables | {name: getattr(self, name) for name in sorted(given)} or None
 
     @property
     def written(self) -> str | list[dict[str, Any]]:

@@ -323,6 +323,15 @@ class ApiRequest(Sampled):
         return small(given, "structured_outputs") or None
 
 
+def require_one_opening(asked: Any) -> None:
+    """Raise BadRequestError for a chat whose final message is to be continued, and a new message to
+    be begun; that is the default where nothing is said."""
+    begun = asked.add_generation_prompt and "add_generation_prompt" in asked.model_fields_set
+    if begun and asked.continue_final_message:
+        problem = "continue_final_message and add_generation_prompt are both true"
+        raise BadRequestError(f"{problem}; leave one out", "continue_final_message")
+
+
 class TextPart(Wire):
     type: Literal["text"]
     text: str
@@ -475,15 +484,25 @@ class Templated(ApiRequest):
         return None
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Variables of the chat template that have fields of their own, where these are given."""
+        offered = [tool.model_dump(exclude_unset=True) for tool in self.offered]
+        own = {"tools": offered or None, "reasoning_effort": self.effort}
+        return {name: value for name, value in own.items() if value is not None}
+
+    @property
     def variables(self) -> dict[str, Any] | None:
-        variables = dict(self.chat_template_kwargs or {})
-        if self.offered:
-            variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in self.offered]
-        if self.effort is not None:
-            variables.setdefault("reasoning_effort", self.effort)
-        return variables or None
+        return {**(self.chat_template_kwargs or {}), **self.settings} or None
 
     def require(self) -> None:
+        given = self.chat_template_kwargs or {}
+        for name, value in self.settings.items():
+            if name in given and given[name] != value:
+                problem = f"chat_template_kwargs has another {name} than the field of the request"
+                raise BadRequestError(f"{problem}; give one", "chat_template_kwargs")
+        if self.forced and self.structured_outputs is not None:
+            problem = "structured_outputs holds text, and tool_choice asks for calls alone"
+            raise BadRequestError(f"{problem}; leave one out", "structured_outputs")
         choice, names = self.tool_choice, [tool.function.name for tool in self.tools or ()]
         if choice not in (None, "none") and not names:
             raise BadRequestError("tool_choice goes with tools", "tool_choice")

@@ -16,6 +16,7 @@ from foretoken.server.api.chat import Chat
 from foretoken.server.api.completions import Text
 from foretoken.server.api.errors import BadRequestError, invalid
 from foretoken.server.api.responses import Responses
+from foretoken.server.api.tokens import Tokenize
 from foretoken.server.api.unsupported import NOTED, UNSUPPORTED
 from foretoken.server.api.wire import Wire
 from foretoken.server.process.messages import GenerateRequest
@@ -30,6 +31,7 @@ LEAST: dict[type[Wire], dict[str, Any]] = {
     Text: {"prompt": "a"},
     Responses: {"input": "a"},
 }
+TOOL = {"type": "function", "function": {"name": "now"}}
 DOCS = Path(__file__).parents[4] / "docs" / "serving.md"
 
 
@@ -155,11 +157,48 @@ def test_unknown_parts_of_a_field_get_the_nearest_known() -> None:
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "one of False"),
         ({"structured_outputs": {"choice": "abc"}}, "must be a list"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "several grammars; give one"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "are both true; leave"),
+        ({"add_generation_prompt": True, "chat_template_kwargs": {"add_generation_prompt": False}},
+         "another add_generation_prompt than the field"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+         "another reasoning_effort than the field"),
+        ({"tools": [TOOL], "chat_template_kwargs": {"tools": []}}, "another tools than the field"),
+        ({"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+         "tool_choice asks for calls alone; leave one out"),
+        ({"response_format": {"type": "text", "schema": {}}}, "text, which reads no schema; give"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}},
+         "json_object, which reads no json_schema; give the type json_schema"),
     ],
-)
+)  # fmt: skip
 def test_what_contradicts_itself(more: dict[str, Any], said: str) -> None:
     with pytest.raises(BadRequestError, match=said):
         asked(Chat, LEAST[Chat] | more)
+
+
+def test_a_schema_of_a_response_has_its_type() -> None:
+    with pytest.raises(BadRequestError, match="json_object, which reads no schema; give the type"):
+        read(Responses, {"input": "a", "text": {"format": {"type": "json_object", "schema": {}}}})
+
+
+@pytest.mark.parametrize("kind", [Chat, Tokenize])
+def test_a_final_message_is_continued_or_a_new_one_begun(kind: Any) -> None:
+    """To begin one is the default, and no contradiction."""
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    with pytest.raises(BadRequestError, match="both true; leave one out") as refused:
+        read(kind, LEAST[Chat] | both)
+    assert refused.value.param == "continue_final_message"
+    for name, value in both.items():
+        assert read(kind, LEAST[Chat] | {name: value}).variables[name] is value
+    assert read(kind, LEAST[Chat] | both | {"add_generation_prompt": False}).variables
+    assert read(kind, LEAST[Chat]).variables is None
+
+
+@pytest.mark.parametrize(
+    "field", [{"tools": [TOOL]}, {"add_generation_prompt": False}, {"chat_template_kwargs": {}}]
+)
+def test_what_belongs_to_messages_is_refused_beside_a_prompt(field: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError, match="goes with messages; leave it out"):
+        read(Tokenize, {"prompt": "a"} | field)
 
 
 def test_draft_tokens_that_others_would_wait_for() -> None:
