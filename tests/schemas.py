@@ -1,73 +1,101 @@
-"""JSON schemas over a vocabulary of bytes: what the grammar of one allows."""
+"""200 JSON schemas, made by hand after those that applications use: entities and forms of them.
+
+Every string, list and number has bounds, so that a text under a schema comes to an end whatever
+writes it.
+"""
 
 from __future__ import annotations
 
-import json
-import random
-from functools import lru_cache
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-
-from foretoken.controls.grammar import GrammarMatcher, Vocabulary, vocabulary
-from foretoken.sampling.checks import Structured
-
-END = 256
-CLOSING, LIKELY = set(b'"}]'), set(b"abc015267.-:,{[TZ")
+Schema = dict[str, Any]
 
 
-@lru_cache
-def _tokenizer() -> PreTrainedTokenizerFast:
-    """The 256 bytes, and an end."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(letters)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken("</s>", special=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+def text(most: int = 12, **more: Any) -> Schema:
+    return {"type": "string", "maxLength": most} | more
 
 
-@lru_cache
-def _lexicon() -> tuple[Vocabulary, dict[int, int]]:
-    """llguidance's form of it, and the byte of each id."""
-    known = vocabulary(_tokenizer(), END + 1, frozenset({END}))
-    return known, {known.words.tokenize_bytes(bytes([byte]))[0]: byte for byte in range(256)}
+def whole(least: int = 0, most: int = 999) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most}
 
 
-def matcher(schema: Any) -> GrammarMatcher:
-    """Return the matcher of a schema. InputError where it cannot be followed."""
-    return _lexicon()[0].grammar(Structured("json_schema", json.dumps(schema))).matcher()
+def one_of(*values: Any) -> Schema:
+    return {"enum": list(values)}
 
 
-def allows(row: GrammarMatcher, text: str) -> bool:
-    """Tell whether a text may be written to its end."""
-    tokens = [*_lexicon()[0].words.tokenize_str(text), END]
-    for token in tokens:
-        row.push(token)
-    allowed = row.ended
-    for _ in tokens:
-        row.pop()
-    return allowed
+def listed(items: Schema, most: int = 3, least: int = 0) -> Schema:
+    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
 
 
-def written(row: GrammarMatcher, chance: random.Random, longest: int = 100) -> str | None:
-    """Return a text drawn from what a grammar allows; None where it is too long. Bytes that close
-    something, and those that mean something to schemas, are drawn often."""
-    text, known, ended = bytearray(), _lexicon()[1], False
-    while len(text) < longest and not ended:
-        ids = row.allowed().nonzero()[:, 0].tolist()
-        others = [each for each in ids if each != END]
-        ended = END in ids and (not others or chance.random() < 0.5)
-        if ended or not others:
-            break
-        closing = [each for each in others if known[each] in CLOSING]
-        likely = [each for each in others if known[each] in LIKELY]
-        drawn = chance.random()
-        among = closing if drawn < 0.35 else likely if drawn < 0.9 else others
-        token = chance.choice(among or others)
-        row.push(token)
-        text.append(known[token])
-    for _ in text:
-        row.pop()
-    return text.decode() if ended else None
+def entity(optional: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    required = [name for name in properties if name not in optional]
+    kind: Schema = {"type": "object", "properties": properties, "required": required}
+    return kind | {"additionalProperties": False}
+
+
+FLAG: Schema = {"type": "boolean"}
+DATE = {"type": "string", "pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$"}
+TIME = {"type": "string", "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"}
+HEX = {"type": "string", "pattern": "^#[0-9a-f]{6}$"}
+SLUG = {"type": "string", "pattern": "^[a-z][a-z0-9-]{1,10}$"}
+VERSION = {"type": "string", "pattern": "^[0-9]{1,2}\\.[0-9]{1,2}\\.[0-9]{1,2}$"}
+MAIL = {"type": "string", "pattern": "^[a-z]{1,8}@[a-z]{1,8}\\.(com|org)$"}
+
+PERSON = entity(name=text(), age=whole(0, 120), email=MAIL)
+ADDRESS = entity(("unit",), street=text(), city=text(), zip=whole(10000, 99999), unit=text(4))
+MONEY = entity(amount=whole(0, 99999), currency=one_of("EUR", "USD", "GBP"))
+
+ENTITIES: dict[str, Schema] = {
+    "person": PERSON,
+    "address": ADDRESS,
+    "money": MONEY,
+    "order": entity(id=whole(1), items=listed(SLUG, 3, 1), total=MONEY, paid=FLAG),
+    "event": entity(("end",), title=text(), day=DATE, start=TIME, end=TIME),
+    "package": entity(("license",), name=SLUG, version=VERSION, license=one_of("MIT", "BSD")),
+    "issue": entity(title=text(20), state=one_of("open", "closed"), labels=listed(SLUG)),
+    "container": entity(image=SLUG, ports=listed(whole(1, 65535), 2), restart=FLAG),
+    "point": entity(type={"const": "Point"}, coordinates=listed(whole(-90, 90), 2, 2)),
+    "weather": entity(city=text(), celsius=whole(-40, 50), sky=one_of("clear", "rain", "snow")),
+    "review": entity(("comment",), stars=whole(1, 5), comment=text(30)),
+    "recipe": entity(name=text(), minutes=whole(1, 240), ingredients=listed(text(), 4, 1)),
+    "flight": entity(code=text(6), gate=text(3), departs=TIME, delayed=FLAG),
+    "colour": entity(name=SLUG, value=HEX),
+    "call": entity(name=one_of("search", "open"), arguments=entity(query=text(20))),
+    "verdict": entity(reason=text(30), answer=one_of("yes", "no", "unsure")),
+    "sentiment": entity(label=one_of("positive", "neutral", "negative"), score=whole(0, 100)),
+    "book": entity(("year",), title=text(20), author=PERSON, year=whole(1450, 2030)),
+    "setting": entity(key=SLUG, value={"anyOf": [FLAG, whole(), text()]}),
+    "contact": entity(phone={"type": "string", "pattern": "^\\+[0-9]{6,10}$"}, address=ADDRESS),
+    "score": entity(home=whole(0, 9), away=whole(0, 9), over=FLAG),
+    "node": entity(("next",), id=whole(), next={"anyOf": [{"type": "null"}, entity(id=whole())]}),
+    "log": entity(level=one_of("debug", "info", "error"), at=TIME, message=text(30)),
+    "job": entity(cron=one_of("@daily", "@hourly"), command=listed(SLUG), retries=whole(0, 5)),
+    "answer": entity(steps=listed(text(20), 3), result={"anyOf": [whole(-99, 99), text(8)]}),
+}
+
+
+def forms(name: str, schema: Schema) -> dict[str, Schema]:
+    """Eight schemas from one."""
+    own, wrapped = {"$ref": f"#/$defs/{name}"}, {"$defs": {name: schema}}
+    nothing: Schema = {"type": "null"}
+    return {
+        name: schema,
+        f"{name} list": listed(schema, 2, 1),
+        f"{name} or nothing": {"anyOf": [schema, nothing]},
+        f"{name} by reference": wrapped | entity(value=own),
+        f"{name} pair": wrapped | entity(first=own, second=own),
+        f"{name} page": entity(items=listed(schema, 2), total=whole(0, 99), next=FLAG),
+        f"{name} result": {
+            "oneOf": [
+                entity(kind={"const": "value"}, value=schema),
+                entity(kind={"const": "error"}, message=text()),
+            ]
+        },
+        f"{name} without extras": {key: schema[key] for key in ("type", "properties")}
+        | {"required": schema["required"][:1], "additionalProperties": False},
+    }
+
+
+SCHEMAS: dict[str, Schema] = {
+    name: schema for own, made in ENTITIES.items() for name, schema in forms(own, made).items()
+}

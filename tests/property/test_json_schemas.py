@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.errors import InputError
-from schemas import allows, matcher, written
+from schema_texts import allows, matcher, written
 
 NAMES = ["a", "b", "ab", "c"]
 BOUNDS = [0, 0, 0, 1, 1, 2, 5, 10, -1, -2, 0.5, -0.5, 1.5, 2.25, 0.1, -1.5, 10.5, 99, 2**53 + 1]

@@ -9,7 +9,7 @@ import pytest
 
 from foretoken.errors import InputError
 from foretoken.sampling.checks import Structured
-from schemas import allows, matcher
+from schema_texts import allows, matcher
 
 TYPED = {"properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
 BY_PATTERN = {"patternProperties": {"^a": {"type": "string"}}, "type": "object"}
