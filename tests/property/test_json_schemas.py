@@ -191,7 +191,7 @@ def test_what_is_allowed_is_valid(seed: int) -> None:
 
 
 @pytest.mark.prove
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 @given(st.integers(0, 2**62))
 def test_what_is_allowed_is_valid_of_many_schemas(seed: int) -> None:
     followed = sum(require(seed + i) for i in range(20))

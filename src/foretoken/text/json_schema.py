@@ -1,5 +1,5 @@
-"""JSON schemas as llguidance follows them to the letter: what it misreads is rewritten, in place,
-since references may point anywhere, into keywords that mean the same, or refused."""
+"""JSON schemas that llguidance follows exactly: keywords that it misreads are refused, or replaced
+by equivalent ones, in place, since references may point anywhere."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-# Without \u: it would spell a property's name in a second way, past the property's schema
+# Without \u, which would spell a property's name in a second way, past the property's schema
 ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 LARGEST = 2**63 - 1024  # the largest float within 64 bits
-TINY = -60  # decimals of the first number beside zero: regular expressions nest no deeper
+TINY = -60  # exponent of the number next to zero: regular expressions nest no deeper
 LITERAL = {"default", "example", "examples", "required", "x-guidance"}
 NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # schemas by name
 YEAR = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])"
@@ -21,9 +21,9 @@ DAY = (
     r"^....-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])"
     r"|^(?:..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 )
-SECOND = r"^.{6}[0-5]"  # leap seconds are no seconds of just any minute
-# What a format's own expression lets through; `unknown` is one that lets everything through
-FORMATS = {
+SECOND = r"^.{6}[0-5]"  # no leap seconds, which only a few minutes have
+# Patterns for what llguidance's own allow; its format `unknown` allows everything
+FORMAT_PATTERNS = {
     "date": [YEAR, DAY],
     "time": [SECOND],
     "date-time": [YEAR, DAY, SECOND.replace("6", "17")],
@@ -32,11 +32,11 @@ FORMATS = {
 
 
 def exact_schema(schema: Any, spaces: dict[str, Any]) -> Any:
-    """Return an equivalent schema that llguidance follows to the letter.
+    """Return an equivalent schema that llguidance follows exactly.
 
     Args:
         schema: as JSON is parsed.
-        spaces: how JSON is laid out, unless the schema has its own `x-guidance`.
+        spaces: the default of `x-guidance`: which blanks are allowed.
 
     Raises:
         ValueError: it has no equivalent; the message names the keyword and the remedy.
@@ -58,7 +58,7 @@ def _exact(schema: Any) -> Any:
     _narrow(exact, "minimum", 1)
     _narrow(exact, "maximum", -1)
     if not isinstance(exact.get("items"), list):
-        exact.pop("additionalItems", None)  # means nothing, but would hide prefixItems
+        exact.pop("additionalItems", None)  # without meaning here, but it hides prefixItems
     patterns = _format_patterns(exact.get("format"))
     if patterns and isinstance(exact.get("allOf", []), list):
         exact["allOf"] = [*exact.get("allOf", []), *({"pattern": each} for each in patterns)]
@@ -75,7 +75,7 @@ def _part(key: str, value: Any) -> Any:
         return {named(name): _exact(each) for name, each in value.items()}
     elif key == "pattern" and isinstance(value, str):
         return _pattern(value)
-    elif key not in LITERAL:  # a keyword without a meaning may hold what a reference names
+    elif key not in LITERAL:  # unknown keywords too: a reference may point there
         return _exact(value)
     return value
 
@@ -86,8 +86,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _narrow(schema: dict[str, Any], name: str, inside: int) -> None:
-    """Write a bound as llguidance takes it: whole ones that are excluded, of which it allows some,
-    or by draft 4's boolean, become bounds beside that are allowed. `inside`: 1 or -1."""
+    """Replace bounds that llguidance misreads: excluded whole numbers, some of which it allows,
+    become included neighbors, and so do those excluded by draft 4's boolean. `inside`: 1 or -1."""
     exclusive = f"exclusive{name.capitalize()}"
     closed, opened = schema.get(name), schema.get(exclusive)
     if isinstance(opened, bool):
@@ -110,7 +110,7 @@ def _narrow(schema: dict[str, Any], name: str, inside: int) -> None:
 
 
 def _near(bound: Decimal, inside: int) -> Decimal:
-    """Return a bound, or the next inside that is read without rounding."""
+    """Return a bound, or the nearest one inside that is parsed without rounding."""
     bound = max(bound, Decimal(-LARGEST)) if inside > 0 else min(bound, Decimal(LARGEST))
     if abs(bound) > LARGEST or _is_exact(bound):
         return bound
@@ -121,13 +121,13 @@ def _near(bound: Decimal, inside: int) -> Decimal:
 
 
 def _beside(bound: Decimal, inside: int) -> Decimal:
-    """Return a number that is read without rounding, hardly inside a whole one."""
+    """Return a number just inside a whole one, and parsed without rounding."""
     digits = min(0, bound.adjusted() - 14) if bound else TINY
     return _near(bound + inside * Decimal(1).scaleb(digits), inside)
 
 
 def _is_exact(number: Decimal) -> bool:
-    """Tell whether a JSON parser that rounds the digits before it scales them reads this number."""
+    """Return True if a JSON parser that rounds the digits before scaling them is exact here."""
     if number == number.to_integral_value():
         return int(number) == float(number)
     _, digits, exponent = number.as_tuple()
@@ -136,7 +136,7 @@ def _is_exact(number: Decimal) -> bool:
 
 
 def _require_numbers(value: Any) -> None:
-    """ValueError for a constant with a number that no float is equal to, or 64 bits do not hold."""
+    """Raise ValueError for a constant with a number that floats or 64 bits cannot represent."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -147,7 +147,7 @@ def _require_numbers(value: Any) -> None:
 
 
 def _require_multiples(text: str) -> None:
-    """ValueError where common multiples would overflow, or there are none."""
+    """Raise ValueError if common multiples would overflow, or a divisor is not positive."""
     values = {Fraction(each) for each in re.findall(r'"multipleOf": (-?\d[-+.\deE]*)', text)}
     if any(value <= 0 for value in values):
         raise ValueError("multipleOf is not above 0; give a number above 0")
@@ -160,15 +160,16 @@ def _require_multiples(text: str) -> None:
 
 
 def _format_patterns(name: Any) -> list[str]:
-    """Return patterns that a format has to match beside."""
-    patterns = FORMATS.get(name, []) if isinstance(name, str) else []
+    """Return the patterns that strings of a format must match in addition."""
+    patterns = FORMAT_PATTERNS.get(name, []) if isinstance(name, str) else []
     if patterns is None:
-        raise ValueError(f"format is {name!r}, which is no format; leave it out")
+        raise ValueError(f"format is {name!r}, which is not a format; leave it out")
     return patterns
 
 
 def _require_distinct_names(schema: dict[str, Any]) -> None:
-    """ValueError where several properties without a name of their own are due: one may repeat."""
+    """Raise ValueError if several properties are due that `required` does not name: names of
+    others may repeat."""
     least, required = schema.get("minProperties"), schema.get("required")
     names = {*map(str, required)} if isinstance(required, list) else set[str]()
     if isinstance(least, int) and least - len(names) > 1:
@@ -179,8 +180,8 @@ def _require_distinct_names(schema: dict[str, Any]) -> None:
 
 
 def _pattern(pattern: str) -> str:
-    """Rewrite a regular expression of ECMA's kind, whose sets hold no sets and whose dots match no
-    line's end. ValueError where two dashes in a set could mean a difference."""
+    """Translate a regular expression from ECMA-262, in which sets do not nest and a dot matches no
+    line terminator. ValueError if two dashes in a set could mean a difference of sets."""
     dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n\r\u2028\u2029]"
     parts, within = list[str](), False
     for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):

@@ -108,7 +108,7 @@ def _reader(facts: ReplyFacts, wish: Wish, tail: str) -> ReplyReader:
 
 
 def _cut(done: Done | None) -> str | None:
-    """Return what cut a reply, if anything did: a stop string, or "", which is a limit."""
+    """Return the stop string that cut a reply, or "" for a limit; None if it ended by itself."""
     if done is None or done.reason != "stop":
         return None if done is None else ""
     return done.stop if isinstance(done.stop, str) else None

@@ -39,7 +39,7 @@ class ResponseFormat(Wire):
     )
 
     def require(self) -> None:
-        """Raise BadRequestError for a schema that this type does not read."""
+        """Raise BadRequestError for a schema that this type ignores."""
         others = {"json_schema": self.json_schema, "json_object": self.object_schema}
         for kind, schema in others.items():
             if schema is not None and kind != self.type:

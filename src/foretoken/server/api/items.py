@@ -216,8 +216,7 @@ class OutputItems:
             self._logprobs = logprobs
 
     def end(self, status: str, *, has_text: bool = True) -> Iterator[str]:
-        """Yield the events of the end; a reply of nothing is an empty message, where it may have
-        text."""
+        """Yield the events of the end; an empty reply is an empty message if it may have text."""
         if not self.items and has_text:
             yield from self._begin("message", Told())
         if self.items:

@@ -324,8 +324,8 @@ class ApiRequest(Sampled):
 
 
 def require_one_opening(asked: Any) -> None:
-    """Raise BadRequestError for a chat whose final message is to be continued, and a new message to
-    be begun; that is the default where nothing is said."""
+    """Raise BadRequestError if a chat's final message is to be continued and a new one opened, as
+    it is by default."""
     begun = asked.add_generation_prompt and "add_generation_prompt" in asked.model_fields_set
     if begun and asked.continue_final_message:
         problem = "continue_final_message and add_generation_prompt are both true"
@@ -485,7 +485,7 @@ class Templated(ApiRequest):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Variables of the chat template that have fields of their own, where these are given."""
+        """Variables of the chat template that the request gives in fields of their own."""
         offered = [tool.model_dump(exclude_unset=True) for tool in self.offered]
         own = {"tools": offered or None, "reasoning_effort": self.effort}
         return {name: value for name, value in own.items() if value is not None}

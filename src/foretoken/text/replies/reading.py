@@ -23,7 +23,7 @@ from foretoken.text.replies.formats import ReplyFormat
 from foretoken.text.replies.regions import Cut, Region, Regions, literal
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-ATTEMPTS = 64  # at the end of the last whole call of a body
+ATTEMPTS = 64  # to find the end of the last complete call
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Told:
 
 
 class ReplyReader:
-    """Reads one reply. A call that is broken is text, with its marks; one that is cut is not."""
+    """Reads one reply. A broken call is text, with its marks; a call that is cut off is not."""
 
     def __init__(
         self,
@@ -48,8 +48,7 @@ class ReplyReader:
         *,
         has_text: bool = True,
     ) -> None:
-        """`has_text`: whether the reply may hold text; else all of it is thoughts, calls and their
-        marks."""
+        """`has_text`: False if the reply consists of thoughts, calls and their marks alone."""
         self._regions, self._functions = Regions(regions, within), functions
         self._has_text = has_text
         self._raw = self._body = ""  # of the calls that are being written
@@ -65,8 +64,8 @@ class ReplyReader:
         return region is not None and region.kind == "thought"
 
     def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> list[Told]:
-        """Return what is new; with `last` the reply is over, and `cut` by a stop string, or by a
-        limit, which is ""."""
+        """Return what is new; with `last` the reply is over, `cut` by this stop string, or by a
+        limit (an empty string)."""
         told: list[Told] = []
         for piece in self._regions.feed(text, last=last, cut=cut):
             told += self._told(piece)
@@ -140,7 +139,7 @@ class FormReading:
         return self.format.form.read(body, functions)
 
     def read_whole(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
-        """Read the calls that are whole of a body that is cut. ValueError where none is."""
+        """Return the complete calls of a body that is cut off. ValueError if there are none."""
         if isinstance(self.format.form, TaggedForm) and not self.format.form.after:
             raise ValueError("only the mark behind a call says that there is no other argument")
         inside, ends = (self.format.inside or "").strip(), [len(body)]

@@ -36,7 +36,7 @@ class Cut(NamedTuple):
     text: str  # without marks
     captures: dict[str, str]  # named ones of its opening
     closed: bool = False  # whether the region ends with it
-    cut: bool = False  # whether it ends without its mark, where the reply was cut
+    cut: bool = False  # whether the reply was cut before the mark that closes it
 
 
 class Regions:
@@ -49,8 +49,8 @@ class Regions:
         self._captures: dict[str, str] = {}
 
     def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> Iterator[Cut]:
-        """Yield what is settled; with `last`, all the rest, without the beginning of a mark where
-        the reply is `cut`: by a stop string, or by a limit, which is ""."""
+        """Yield what is settled; with `last`, all the rest, but not the beginning of a mark if the
+        reply is `cut`: by this stop string, or by a limit (an empty string)."""
         self._buffer += text
         while True:
             mark, settled = self._mark(last)
@@ -85,8 +85,8 @@ class Regions:
             yield Cut(self.region, text, text, self._captures)
 
     def _before_mark(self, stop: str) -> int:
-        """Return the size of the text before the beginning of a mark, which goes on with what cut
-        the reply. Letters and blanks alone are none, nor is anything within a string."""
+        """Return the length of the buffer up to the beginning of a mark, which may continue in the
+        stop string. Letters and blanks alone are not one, nor is anything within a string."""
         size = len(self._buffer)
         self._buffer += stop
         mark, settled = self._mark(last=False)

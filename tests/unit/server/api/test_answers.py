@@ -1,11 +1,14 @@
-"""Steps as answers show them."""
+"""Steps as answers show them, and replies as they end."""
 
 from __future__ import annotations
 
 import pytest
 
 from foretoken.records import StepRecord
-from foretoken.server.api.answers import shown_step
+from foretoken.server.api.answers import ReplyText, shown_step
+from foretoken.server.process.messages import Done, ReplyFacts, StepOutput
+from foretoken.text.replies.calls import Signature
+from foretoken.text.replies.grammar import Wish
 
 
 @pytest.mark.parametrize(
@@ -27,3 +30,25 @@ def test_where_tokens_come_from(draft_tokens, accepted, kept, sources, rejected)
     assert told["predicted"] is False and all(
         token["text"] == "<6>" for token in told["rejected"][-1:]
     )
+
+
+CALL = '\n<tool_call>\n{"name": "now", "arguments": {"zone": "sea"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(("reason", "stop"), [("length", None), ("stop", "</"), ("stop", 7)])
+def test_a_reply_that_is_cut_is_read_without_its_marks(reason: str, stop: int | str | None) -> None:
+    """Wherever a limit or a stop string cuts it; a model's own end leaves what it wrote."""
+    reply = f"Well.{CALL}{CALL}"
+    cuts = range(6, len(reply)) if stop is None else [reply.index("</", 10), reply.rindex("</")]
+    for cut in cuts if stop != 7 else [len(reply)]:
+        read = ReplyText(ReplyFacts("hermes", known=True), Wish((Signature("now"),)), "")
+        for i, letter in enumerate(reply[:cut]):
+            done = Done(reason, stop, None, None) if i == cut - 1 else None  # pyright: ignore
+            read.feed(StepOutput(0, letter, [i], None, [], done))
+        assert read.text.rstrip() == "Well." and len(read.calls) <= 2
+        whole = [call.arguments for call in read.calls if call.whole]
+        assert whole == ['{"zone": "sea"}'] * reply[:cut].count('"sea"}')
+    broken = ReplyText(ReplyFacts("hermes", known=True), Wish((Signature("now"),)), "")
+    ended = Done("stop", 7, None, None)  # pyright: ignore
+    broken.feed(StepOutput(0, "Well. <tool", [1], None, [], ended))
+    assert broken.text == "Well. <tool"
