@@ -119,7 +119,7 @@ def written_by(client: openai.OpenAI, limit: int, choice: Any) -> tuple[list[Any
 
 
 @pytest.mark.parametrize(
-    "limits", [(3, 27, 61), pytest.param(range(1, 100), marks=pytest.mark.prove)], ids=len
+    "limits", [(3, 27, 61), pytest.param(range(1, 64), marks=pytest.mark.prove)], ids=len
 )
 def test_where_a_call_is_required_there_is_no_text(served: openai.OpenAI, limits: Any) -> None:
     """Wherever a limit cuts the reply; its calls grow with it."""
