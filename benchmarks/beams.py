@@ -25,7 +25,7 @@ CASES = [(0, None), (1, 8), (1, 16), (2, 4), (2, 8), (2, 16), (2, 32), (4, 16)]
 
 
 def main() -> None:
-    spec = foretoken.load()
+    spec = foretoken.load("novels")
     table = Table("gamma", "draft beams", "target calls", "draft calls", "tokens scored", "same")
     plain = None
     for gamma, width in CASES:

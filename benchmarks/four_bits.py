@@ -35,12 +35,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--held-out", type=Path, required=True)
     text = parser.parse_args().held_out.read_text(encoding="utf-8", errors="replace")
-    exact = foretoken.load(draft="none")
+    exact = foretoken.load("novels", draft="none")
     assert exact.tokenizer is not None
     held_out = pieces(text, exact.tokenizer)
     others = {
-        "int4": foretoken.load(draft="none", dtype="int4"),
-        "int8": foretoken.load(draft="none", dtype="int8"),
+        "int4": foretoken.load("novels", draft="none", dtype="int4"),
+        "int8": foretoken.load("novels", draft="none", dtype="int8"),
         "q4_0": foretoken.load(theirs(asset("target")), "none"),
     }
     table = Table("", "bits a byte", "more", "same likeliest token", "sum min(p, q)")

@@ -33,7 +33,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1, help="of a pass")
     arguments = parser.parse_args()
     conversion.settings = counting
-    spec = load(arguments.target, "none", dtype=arguments.dtype) if arguments.target else load()
+    spec = (
+        load(arguments.target, "none", dtype=arguments.dtype)
+        if arguments.target
+        else load("novels")
+    )
     if not isinstance(spec.target, PagedModel):
         parser.error(f"the target runs on {spec.target.runtime}, without these counters")
     seconds = passes(spec.target, arguments.tokens)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Self, cast
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ class ControlError(RefusedError):
 
     Examples:
         >>> import foretoken
-        >>> spec = foretoken.load()
+        >>> spec = foretoken.load("novels")
         >>> every_token = range(spec.target.vocab_size)
         >>> try:
         ...     spec.generate("It was", suppress_tokens=every_token, gamma=2)
@@ -185,6 +186,12 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too large to show"
     text = " ".join(text.split())
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+
+
+def base_name(model: str) -> str:
+    """Return a model's name, and its adapter's, without the folders that they lie in."""
+    names = [Path(part).name if Path(part).exists() else part for part in model.split(" with ")]
+    return " with ".join(names)
 
 
 def kind_of(error: Exception) -> str:

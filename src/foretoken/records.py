@@ -35,7 +35,8 @@ class StepRecord:
 
     Examples:
         >>> import foretoken
-        >>> (out,) = foretoken.load().generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> spec = foretoken.load("novels")
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> [token for step in out.steps for token in step.kept] == out.tokens
         True
     """
@@ -93,7 +94,8 @@ class Stats:
 
     Examples:
         >>> import foretoken
-        >>> (out,) = foretoken.load().generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> spec = foretoken.load("novels")
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> out.stats.tokens_per_call == len(out.tokens) / out.stats.target_calls
         True
     """

@@ -245,7 +245,7 @@ class Completion:
 
     Examples:
         >>> import foretoken
-        >>> (out,) = foretoken.load().generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> (out,) = foretoken.load("novels").generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> out.text, out.finish_reason, out.seed
         (' at the doctor, and the doctor said', 'length', (0, 0))
     """
@@ -296,7 +296,7 @@ class Piece:
 
     Examples:
         >>> import foretoken
-        >>> pieces = list(foretoken.load().stream("The captain looked", max_new_tokens=8, gamma=3))
+        >>> pieces = list(foretoken.load("novels").stream("The captain looked", max_new_tokens=8, gamma=3))
         >>> sum(len(piece.tokens) for piece in pieces)
         8
     """

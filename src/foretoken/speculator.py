@@ -27,7 +27,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import threads
 from foretoken.engine.output_stream import output_stream, text_of
 from foretoken.engine.scheduler import Scheduler
-from foretoken.errors import InputError
+from foretoken.errors import InputError, base_name
 from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
 from foretoken.lease import leased
@@ -91,7 +91,7 @@ class Speculator:
 
     Examples:
         >>> import foretoken
-        >>> spec = foretoken.load()
+        >>> spec = foretoken.load("novels")
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> out.text
         ' at the doctor, and the doctor said'
@@ -125,7 +125,7 @@ class Speculator:
             self.predicted_output,
             self.processor,
         )
-        pair = f"{self.target_name}, {self.draft_name}"
+        pair = ", ".join(map(base_name, (self.target_name, self.draft_name)))
         costing = PairCosts(target, drafter, inputs, scheduler, BATCH, pair)
         object.__setattr__(self, "drafter", drafter)
         self.scheduler, self.inputs, self.costing = scheduler, inputs, costing
@@ -156,7 +156,7 @@ class Speculator:
 
         Example:
             >>> import foretoken
-            >>> foretoken.load(runtime="transformers").exact
+            >>> foretoken.load("novels", runtime="transformers").exact
             'rounding'
         """
         steady = isinstance(self.target, BatchInvariant) and self.target.batch_invariant
@@ -175,7 +175,7 @@ class Speculator:
 
         Examples:
             >>> import foretoken
-            >>> spec = foretoken.load()  # a pair: its draft is given
+            >>> spec = foretoken.load("novels")  # a pair: its draft is given
             >>> spec.prepared() is spec
             True
         """
@@ -202,7 +202,7 @@ class Speculator:
 
         Examples:
             >>> import foretoken
-            >>> spec = foretoken.load().guided(1.5, "It was a dark")
+            >>> spec = foretoken.load("novels").guided(1.5, "It was a dark")
             >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
             >>> len(out.tokens)
             8
@@ -263,7 +263,7 @@ class Speculator:
 
         Examples:
             >>> import foretoken
-            >>> spec = foretoken.load()
+            >>> spec = foretoken.load("novels")
             >>> prompts = ["The captain looked", "It was a cold"]
             >>> params = foretoken.SamplingParams(temperature=0.7, max_new_tokens=8)
             >>> one, two = spec.generate(prompts, params, seed=1, gamma=3)
@@ -342,7 +342,7 @@ class Speculator:
 
         Examples:
             >>> import foretoken
-            >>> spec = foretoken.load()
+            >>> spec = foretoken.load("novels")
             >>> pieces = list(spec.stream("The captain looked", max_new_tokens=8, gamma=3))
             >>> "".join(piece.text for piece in pieces)
             ' at the doctor, and the doctor said'
@@ -401,7 +401,7 @@ class Speculator:
 
         Examples:
             >>> import foretoken
-            >>> spec = foretoken.load()
+            >>> spec = foretoken.load("novels")
             >>> ((best, other),) = spec.beam_search(
             ...     "The captain looked", num_beams=2, num_return_sequences=2, max_new_tokens=4
             ... )
@@ -537,7 +537,7 @@ class Speculator:
 
         Examples:
             >>> import foretoken
-            >>> spec = foretoken.load()
+            >>> spec = foretoken.load("novels")
             >>> params = foretoken.SamplingParams(max_new_tokens=5)
             >>> (request,) = spec.requests(["It was"], params, seed=0)
             >>> request.limit
@@ -560,7 +560,7 @@ class Speculator:
 
         Examples:
             >>> import foretoken
-            >>> spec = foretoken.load()
+            >>> spec = foretoken.load("novels")
             >>> spec.tokenizer.decode(spec.ids("It was"))
             'It was'
         """
@@ -580,7 +580,7 @@ class Speculator:
 
         Examples:
             >>> import foretoken
-            >>> foretoken.load().prediction([5, 6])
+            >>> foretoken.load("novels").prediction([5, 6])
             (5, 6)
         """
         return self.inputs.prediction(given)

@@ -17,6 +17,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.load import load
+from foretoken.loading.named import NOVELS
 from foretoken.options import Prompt
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
@@ -104,7 +105,7 @@ class Pairs:
         if self._loaded is None or self._loaded[0] != draft:
             self._loaded = None  # one at a time
             try:
-                spec = load(self.recipe.target, draft, dtype=self.recipe.dtype).prepared()
+                spec = load(self.recipe.target or NOVELS, draft, dtype=self.recipe.dtype).prepared()
                 if self.recipe.guidance is not None:
                     spec = spec.guided(self.recipe.guidance, self.recipe.negative)
                 self._loaded = draft, spec

@@ -93,7 +93,7 @@ def test_the_command_line_needs_no_model(console):
     result = console("generate", PROMPTS[0], "--max-new-tokens", 20, "--json")
     assert result.code == 0
     document = json.loads(result.out)
-    assert document["target"] == str(ASSETS / "target")
+    assert document["target"] == "novels"
     expected = foretoken.load().generate(PROMPTS[0], max_new_tokens=20)[0]
     assert document["completions"][0]["tokens"] == expected.tokens
 

@@ -193,7 +193,8 @@ class BeamStats:
 
     Examples:
         >>> import foretoken
-        >>> ((best,),) = foretoken.load().beam_search("The captain", num_beams=2, max_new_tokens=4)
+        >>> spec = foretoken.load("novels")
+        >>> ((best,),) = spec.beam_search("The captain", num_beams=2, max_new_tokens=4)
         >>> best.stats.steps >= best.stats.target_calls
         True
     """
@@ -229,7 +230,8 @@ class Beam:
 
     Examples:
         >>> import foretoken
-        >>> ((best,),) = foretoken.load().beam_search("The captain", num_beams=2, max_new_tokens=4)
+        >>> spec = foretoken.load("novels")
+        >>> ((best,),) = spec.beam_search("The captain", num_beams=2, max_new_tokens=4)
         >>> len(best.tokens), best.score < 0
         (4, True)
     """

@@ -22,6 +22,7 @@ from foretoken.cli.command import command, quiet
 from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
+from foretoken.loading import hub, named
 from foretoken.loading.options import ROUNDED
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def bench(
     options = BenchOptions(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
     lines = prompt_files.read(None, prompts)
     _require(options, gammas, sizes, vs or [])
+    target = option.chosen(target)
     loading.require(target)
     if svg:
         option.require_picture(svg)
@@ -220,7 +222,8 @@ def _peers(
     is none that they can read; and why others cannot load it."""
     from foretoken.lab.bench import Peer, Unable
 
-    pair = spec.target_name, spec.draft_name if _readable(spec) else None
+    theirs = str(named.draft(spec.draft_name) or spec.draft_name) if _readable(spec) else None
+    pair = hub.path(spec.target_name), theirs
     dtypes = loading.dtype, loading.draft_dtype
     peers: list[Peer] = []
     unable: dict[str, str] = {}

@@ -88,6 +88,7 @@ def certify(
     params = SamplingParams(temperature, top_k, top_p, min_p)
     require(gamma, rule, lenience=1.0)
     keys_of(seed, [1])
+    target = option.chosen(target)
     loading.require(target)
     from foretoken.lab.certificate.certify import (  # late: torch takes seconds to import
         CertificatePlan,

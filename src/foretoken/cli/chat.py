@@ -53,7 +53,7 @@ def chat(
     raw: Annotated[
         bool, Option("--raw", help="Continue each line as plain text, without a chat template.")
     ] = False,
-    target: option.ChatTarget = None,
+    target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
     seed: Annotated[

@@ -135,7 +135,7 @@ def _setting(
     for name, value in (("target", target), ("draft", draft)):
         if value == "":
             raise InputError(f"{name} is empty; give a folder or a hub id, or leave it out")
-    target = named.NOVELS if target is None else target
+    target = option.chosen(target)
     if pair := named.pair(target):
         target, draft = str(pair.target), draft or (str(pair.draft) if pair.draft else None)
     draft = str(named.draft(draft) or draft) if draft else None

@@ -36,7 +36,7 @@ def generate(
     cluster: option.Cluster,
     words: option.Words = None,
     prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
-    target: option.ChatTarget = None,
+    target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
     seed: option.TextSeed = 0,

@@ -23,7 +23,6 @@ from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, labelled, milliseconds, page, prose, table
 from foretoken.costing.contention import remark
 from foretoken.errors import InputError, RefusedError, SameModelError
-from foretoken.loading.named import NOVELS
 
 if TYPE_CHECKING:
     from foretoken.lab.estimate import Estimate, Spread
@@ -100,14 +99,14 @@ def measure(
         return _report(saved(files), as_json=as_json)
     if prompt_file is None:
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
-    lines = prompts.first(prompt_file, limit)
+    lines, target = prompts.first(prompt_file, limit), option.chosen(target)
     drafts = [*(draft or []), *(_own_drafts(target, loading) if own else [])] or [None]
     if len(drafts) > 1 and (out is not None or rows is not None):
         flag = "--out" if out is not None else "--rows"
         raise InputError(f"{flag} is for one draft; measure each by itself and compare the files")
     if out is not None:
         option.require_folder(out)
-    parameters = {**context.params, "prompts": prompt_file}
+    parameters = {**context.params, "prompts": prompt_file, "target": target}
     measured: list[tuple[str, Measurement]] = []
     for i, each in enumerate(drafts, 1):
         text = f"measuring {each}, {i} of {len(drafts)}" if len(drafts) > 1 else "measuring"
@@ -139,7 +138,7 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     return [(str(file), load(file)) for file in files]
 
 
-def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
+def _own_drafts(target: str, loading: option.PairLoading) -> list[str]:
     """Return the drafts that a target has without a second model."""
     loading.require(target)
     from foretoken.loading.draft import kinds
@@ -147,7 +146,7 @@ def _own_drafts(target: str | None, loading: option.PairLoading) -> list[str]:
     from foretoken.loading.sources import source
     from foretoken.loading.target import ModelFacts
 
-    read = source(target or NOVELS, loading.revision, loading.trust_remote_code)
+    read = source(target, loading.revision, loading.trust_remote_code)
     facts = ModelFacts(read, Placement(loading.dtype, runtime=loading.runtime))
     # some of its layers alone would need states of their own
     return [*kinds(loading.dtype, 0 if facts.has_states else facts.layers), "lookup"]

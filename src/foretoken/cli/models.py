@@ -44,8 +44,7 @@ def models(
         size = f"{model.size / 1e6:.0f}"
         view.add_row(model.name, model.family, model.precision, size, names)
     console.print(view)
-    told = f"generate, chat and serve take {named.default()} where no target is given "
-    told += f"({named.DEFAULT} changes that), other commands {named.NOVELS}."
+    told = f"The default target is {named.default()}; {named.DEFAULT} changes that."
     prose(console, f"{told} --draft takes a name above; lookup and self need no second model.")
     if named.smollm2() is None:
         prose(

@@ -272,14 +272,7 @@ Target = Annotated[
     str | None,
     Option(
         help="Target model: a folder, hub id, GGUF file, or a name that foretoken models lists. "
-        "Default: novels, the pair that ships."
-    ),
-]
-ChatTarget = Annotated[
-    str | None,
-    Option(
-        help="Target model: a folder, hub id, GGUF file, or a name that foretoken models lists. "
-        "Default: smollm2 where it is installed, else novels."
+        "Default: smollm2 if it is installed, else novels."
     ),
 ]
 Draft = Annotated[
@@ -300,7 +293,7 @@ def target(positional: str | None, named: str | None) -> str | None:
 
 
 def chosen(target: str | None) -> str:
-    """Return the target, or the default one, which is told where it is not the pair that ships."""
+    """Return the target, or the default one, which is printed if it is not the pair that ships."""
     if target is not None:
         return target
     if (default := named.default()) != named.NOVELS:

@@ -15,7 +15,6 @@ from foretoken.cli.command import Config, command
 from foretoken.cli.speculative import Speculative, speculative
 from foretoken.errors import InputError
 from foretoken.loading import adapters, hub
-from foretoken.loading.named import NOVELS
 from foretoken.sampling.options import DeclaredOption
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
@@ -124,7 +123,7 @@ def serve(
     engine: EngineFlags,
     cluster: option.Cluster,
     place: option.Place = None,
-    target: option.ChatTarget = None,
+    target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
     rule: option.Rule = "block",
@@ -192,6 +191,4 @@ def _given(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
 
 def _name(target: str) -> str:
     """Return what the model is called where nobody says."""
-    if target == NOVELS:
-        return "foretoken"
     return Path(target).resolve().name if Path(target).exists() else target

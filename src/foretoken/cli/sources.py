@@ -18,7 +18,7 @@ from foretoken.cli import answer
 from foretoken.cli.command import StderrLines
 from foretoken.cli.option import needing
 from foretoken.cli.prompts import Line, Template
-from foretoken.errors import ForetokenError, InputError, one_line, shown
+from foretoken.errors import ForetokenError, InputError, base_name, one_line, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 from foretoken.text.decoding import Stream
 
@@ -92,7 +92,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        return f"{self.spec.target_name}, {self.spec.draft_name}"
+        return ", ".join(map(base_name, (self.spec.target_name, self.spec.draft_name)))
 
     def plain_seconds(self, options: Mapping[str, Any]) -> float | None:
         """Return what a token takes by plain decoding, behind a short text; None where it has not
@@ -165,9 +165,9 @@ def local(
 
     if messages and template.text is None and not getattr(spec.tokenizer, "chat_template", None):
         raise InputError(
-            f"{spec.target_name} has no chat template, which makes a prompt of messages; give "
-            "--chat-template FILE, or continue plain text: foretoken chat --raw; or talk with a "
-            "chat model: foretoken chat smollm2"
+            f"{base_name(spec.target_name)} has no chat template, which makes a prompt of "
+            "messages; give --chat-template FILE, or continue plain text: foretoken chat --raw; or "
+            "talk with a chat model: foretoken chat smollm2"
         )
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)

@@ -68,6 +68,7 @@ def trace(
     if table and as_json:
         raise InputError("--json has all that --table prints; leave one of them out")
     target, prompt = option.target_and_prompt(words, target)
+    target = option.chosen(target)
     require(gamma, rule, lenience)
     keys_of(seed, [1])
     (one,) = prompts.tasks(prompts.read(prompt, None), sampling.given)

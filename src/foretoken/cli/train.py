@@ -136,6 +136,7 @@ def distill(
     from foretoken.train.distill import distill as teach
     from foretoken.train.pair import pair
 
+    target = option.chosen(target)
     quiet()
     shares = on_policy, training.target_generated
     lesson = Distillation(loss, temperature, *shares, training.length, held_out)
@@ -206,6 +207,7 @@ def heads(
     from foretoken.train.heads import Teacher, train_heads
     from foretoken.train.pair import read_target
 
+    target = option.chosen(target)
     quiet()
     recipe = training.recipe
     option.require_folder(out)
@@ -346,6 +348,7 @@ def _teach(
     from foretoken.train.pair import read_target
     from foretoken.train.student import teach
 
+    target = option.chosen(target)
     quiet()
     names = (field.name for field in fields_of(kind))
     lesson = kind(**{name: getattr(training, name) for name in names if hasattr(training, name)})
@@ -425,6 +428,7 @@ def samples(
     from foretoken.text.decoding import decode
 
     option.require_file(out)
+    target = option.chosen(target)
     quiet()
     spec = _sampler(loading, target)
     if spec.tokenizer is None:
@@ -432,8 +436,7 @@ def samples(
     texts = _sampled(spec, data, tokens, temperature, seed)
     files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
     print(f"{out}: {sum(map(len, texts))} tokens")
-    if target is not None:
-        print(f"use it: foretoken-lab train lm --data {out} --tokenizer {target} --out FOLDER")
+    print(f"use it: foretoken-lab train lm --data {out} --tokenizer {target} --out FOLDER")
 
 
 def _sampler(loading: option.Loading, target: str | None) -> Speculator:

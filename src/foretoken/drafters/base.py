@@ -100,7 +100,7 @@ class Drafter(Protocol):
         ...
         ...     def leave(self, rows):
         ...         self.texts = [text for b, text in enumerate(self.texts) if b not in rows]
-        >>> spec = foretoken.load(draft=RepeatDrafter())
+        >>> spec = foretoken.load("novels", draft=RepeatDrafter())
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=2)
         >>> out.text
         ' at the doctor, and the doctor said'

@@ -52,9 +52,9 @@ class CascadeDrafter(DrafterBase):
 
     Examples:
         >>> import foretoken
-        >>> middle = foretoken.load(draft="none").target
+        >>> middle = foretoken.load("novels", draft="none").target
         >>> cascade = foretoken.CascadeDrafter(middle, foretoken.LookupDrafter(), gamma=2)
-        >>> spec = foretoken.load(draft=cascade)
+        >>> spec = foretoken.load("novels", draft=cascade)
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> out.text
         ' at the doctor, and the doctor said'

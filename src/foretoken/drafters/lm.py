@@ -40,8 +40,8 @@ class LMDrafter(DrafterBase):
 
     Examples:
         >>> import foretoken
-        >>> small = foretoken.load(draft="none").target
-        >>> spec = foretoken.load(draft=foretoken.LMDrafter(small))
+        >>> small = foretoken.load("novels", draft="none").target
+        >>> spec = foretoken.load("novels", draft=foretoken.LMDrafter(small))
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> round(out.stats.alpha, 3)  # this draft is the target again
         1.0

@@ -35,7 +35,7 @@ class LookupDrafter(DrafterBase):
 
     Examples:
         >>> import foretoken
-        >>> spec = foretoken.load(draft=foretoken.LookupDrafter())
+        >>> spec = foretoken.load("novels", draft=foretoken.LookupDrafter())
         >>> (out,) = spec.generate("one two three one two three one", max_new_tokens=4, gamma=3)
         >>> out.stats.drafted > 0
         True

@@ -45,9 +45,9 @@ class MixtureDrafter(DrafterBase):
 
     Examples:
         >>> import foretoken
-        >>> small = foretoken.load(draft="none").target
+        >>> small = foretoken.load("novels", draft="none").target
         >>> parts = [(foretoken.LMDrafter(small), 2), (foretoken.LookupDrafter(), None)]
-        >>> spec = foretoken.load(draft=foretoken.MixtureDrafter(parts))
+        >>> spec = foretoken.load("novels", draft=foretoken.MixtureDrafter(parts))
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=4)
         >>> out.text
         ' at the doctor, and the doctor said'

@@ -184,10 +184,10 @@ class NGramDrafter(DrafterBase):
 
     Examples:
         >>> import foretoken, numpy
-        >>> spec = foretoken.load(draft="none")
+        >>> spec = foretoken.load("novels", draft="none")
         >>> V = spec.target.vocab_size
         >>> table = foretoken.NGram(numpy.full(V, 1 / V, dtype=numpy.float32), levels=[])
-        >>> spec = foretoken.load(draft=foretoken.NGramDrafter(table))
+        >>> spec = foretoken.load("novels", draft=foretoken.NGramDrafter(table))
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=2)
         >>> out.text
         ' at the doctor, and the doctor said'

@@ -28,8 +28,8 @@ class UniformDrafter(DrafterBase):
 
     Examples:
         >>> import foretoken
-        >>> spec = foretoken.load(draft="none")
-        >>> spec = foretoken.load(draft=foretoken.UniformDrafter(spec.target.vocab_size))
+        >>> spec = foretoken.load("novels", draft="none")
+        >>> spec = foretoken.load("novels", draft=foretoken.UniformDrafter(spec.target.vocab_size))
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=2, temperature=1.0)
         >>> out.stats.alpha < 0.5
         True

@@ -22,7 +22,7 @@ from foretoken.costing.costs import PLAIN, Costs
 from foretoken.costing.gamma import MAX_GAMMA, Past, prices_of, rate
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
-from foretoken.errors import ForetokenError
+from foretoken.errors import ForetokenError, base_name
 from foretoken.loading.draft import own_copy
 from foretoken.loading.options import ROUNDED, smaller
 from foretoken.loading.target import LoadedTarget
@@ -48,7 +48,7 @@ def chosen(looking: Speculator, target: LoadedTarget) -> Speculator:
     def best(kind: str) -> Speculator:
         spec = (drafting(kind) if kind else None) or looking
         front = "" if spec is looking else ", and look-up where the text repeats"
-        log.info("no draft was given: %s guesses%s", spec.draft_name, front)
+        log.info("no draft was given: %s guesses%s", base_name(spec.draft_name), front)
         return spec
 
     return _decided(looking, lambda: _fastest(looking, drafting), best)
@@ -63,7 +63,9 @@ def rounded(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> S
         if not kind:
             return spec
         log.info(
-            "%s drafts in %s, which is faster; draft_dtype says otherwise", spec.draft_name, kind
+            "%s drafts in %s, which is faster; draft_dtype says otherwise",
+            base_name(spec.draft_name),
+            kind,
         )
         return replace(spec, drafter=made(kind))
 

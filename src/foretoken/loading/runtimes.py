@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretoken.costing.stored import machine
-from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
+from foretoken.errors import ForetokenError, RefusedError, base_name, kind_of, one_line
 from foretoken.generation_config import read_settings
 from foretoken.loading.fastest import Fastest, fastest
 from foretoken.loading.hub import is_folder
@@ -123,7 +123,7 @@ def place(
                 raise RefusedError(f"{error}{_remedy(placement, dtype)}") from error.__cause__
             reason = str(error)
             name = source.name if loaded else type(source).__name__
-            log.info("%s stays on torch: %s", name, reason)
+            log.info("%s stays on torch: %s", base_name(name), reason)
     model, packed = _torch(source, dtype, placement.device, placement.taps)
     return Placed(model, "; ".join([reason, *packed]))
 

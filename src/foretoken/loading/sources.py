@@ -93,7 +93,8 @@ class Source:
         except Exception as error:  # the library raises many kinds
             from foretoken.loading.published import known_kind  # late: it imports this
 
-            if kind := known_kind(self.name, self.options.get("revision")):
+            revision = self.options.get("revision")
+            if not self.gguf and (kind := known_kind(self.path, revision)):
                 raise InputError(
                     f"{self.name} is a draft ({kind}), no model; give it as --draft or draft="
                 ) from None
@@ -212,12 +213,13 @@ def source(
         if adapter is not None:
             raise RefusedError(f"{name} brings an adapter, and takes no other; leave adapter out")
     change = None if adapter is None else adapters.folder(adapter)
-    named = str(name) if adapter is None else f"{name} with {adapter}"
+    called = named.name_of_place(name)
+    called = called if adapter is None else f"{called} with {adapter}"
     if file := hub.gguf(path, revision):
         gguf.require()
         folder = {"revision": None, "gguf_file": file.name}
-        return Source(named, str(file.parent), options | folder, change)
-    return Source(named, path, options | hub.way(path, revision), change)
+        return Source(called, str(file.parent), options | folder, change)
+    return Source(called, path, options | hub.way(path, revision), change)
 
 
 def in_memory(model: object) -> TypeGuard[PreTrainedModel]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from foretoken.errors import RefusedError
+from foretoken.errors import RefusedError, base_name
 from foretoken.storage import files
 from foretoken.storage.cache import cache_folder, owned, remember, remembered, versions
 from foretoken.storage.files import parse_json
@@ -183,11 +183,11 @@ def told(source: Convertible, form: str, runtime: str) -> Generator[None]:
     kind = f"{runtime} from {'GGUF' if source.gguf else 'weights'}"
     pace = remembered(PACES).get(kind, 1e-7 if source.gguf else 1e-8)
     about = f", about {size * pace:.0f} s" if isinstance(pace, float) and size * pace > 1 else ""
-    log.info("converting %s to %s for %s%s", source.name, form, runtime, about)
+    log.info("converting %s to %s for %s%s", base_name(source.name), form, runtime, about)
     start = time.perf_counter()
     yield
     seconds = time.perf_counter() - start
-    log.info("converted %s in %.1f s", source.name, seconds)
+    log.info("converted %s in %.1f s", base_name(source.name), seconds)
     if size:
         remember(PACES, kind, seconds / size)
 

@@ -29,7 +29,7 @@ class AsyncEngine:
     Examples:
         >>> import asyncio, foretoken
         >>> async def main():
-        ...     async with foretoken.AsyncEngine(foretoken.load()) as engine:
+        ...     async with foretoken.AsyncEngine(foretoken.load("novels")) as engine:
         ...         events = engine.stream("The captain looked", max_new_tokens=8, gamma=3)
         ...         return "".join([event.text async for event in events])
         >>> asyncio.run(main())

@@ -41,7 +41,7 @@ class Event:
 
     Examples:
         >>> import foretoken
-        >>> with foretoken.Engine(foretoken.load(draft="none")) as engine:
+        >>> with foretoken.Engine(foretoken.load("novels", draft="none")) as engine:
         ...     id = engine.add("The captain looked", max_new_tokens=1, gamma=0)
         ...     (event,) = engine.step()
         >>> event.id == id, event.text, event.finish_reason
@@ -73,7 +73,7 @@ class EngineStats:
 
     Examples:
         >>> import foretoken
-        >>> with foretoken.Engine(foretoken.load()) as engine:
+        >>> with foretoken.Engine(foretoken.load("novels")) as engine:
         ...     id = engine.add("The captain looked", max_new_tokens=4, gamma=3)
         ...     engine.stats().waiting
         1
@@ -116,7 +116,7 @@ class Engine:
     Examples:
         >>> import foretoken
         >>> texts = {}
-        >>> with foretoken.Engine(foretoken.load()) as engine:
+        >>> with foretoken.Engine(foretoken.load("novels")) as engine:
         ...     for prompt in ("The captain looked", "It was a cold"):
         ...         texts[engine.add(prompt, max_new_tokens=8, gamma=3)] = ""
         ...     while engine.running or engine.waiting:

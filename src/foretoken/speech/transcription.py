@@ -80,7 +80,7 @@ def transcribe(
 
     Examples:
         >>> import foretoken
-        >>> transcribe(foretoken.load(), "talk.wav")
+        >>> transcribe(foretoken.load("novels"), "talk.wav")
         Traceback (most recent call last):
         foretoken.errors.RefusedError: the target (...) writes no speech down: ...
     """

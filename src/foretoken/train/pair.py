@@ -66,22 +66,25 @@ def pair(
     tokenizer: str | None = None,
     generation_config: str | None = None,
 ) -> Pair:
-    """Load a target, and a draft or a fresh one of that `shape`; by default the pair that ships.
-    The options are those of `foretoken.load`.
+    """Load a target, and a draft or a fresh one of that `shape`; by default that of the target's
+    name, if it has one. The options are those of `foretoken.load`.
 
     Raises InputError for what cannot be read or built, RefusedError for a draft of another kind or
     with another vocabulary.
     """
     if draft is not None and shape:
         raise InputError("give a draft to go on from or the shape of a fresh one, not both")
-    if target is not None and draft is None and not shape:
+    target = target or named.default()
+    own = named.pair(target)
+    draft = str(own.draft) if own and own.draft and draft is None and not shape else draft
+    if draft is None and not shape:
         raise InputError("no draft; give a folder to go on from, or the shape of a fresh one")
     teacher, target_tokenizer = read_target(target, revision, trust_remote_code, tokenizer)
     teacher.requires_grad_(False)
     if shape:
         student = fresh(teacher, shape, seed)
     else:
-        name = str(named.draft(named.NOVELS if draft is None else draft) or draft)
+        name = str(named.draft(draft) or draft)
         student = _read_draft(name, draft_revision, trust_remote_code, teacher, target_tokenizer)
     return joined(teacher, student, target_tokenizer, generation_config)
 
@@ -95,7 +98,7 @@ def read_target(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A target by name (None: the one that ships) in float32 on the CPU, with an adapter merged
     where one is given, and the tokenizer of that name (None: its own)."""
-    target = target or named.NOVELS
+    target = target or named.default()
     name = str(pair.target) if (pair := named.pair(target)) else target
     source = sources.source(name, revision, trust_remote_code, adapter)
     network = source.network(torch.float32, CPU)

@@ -101,9 +101,9 @@ def test_adapters_are_merged_into_the_target_or_served_by_name(
         setups, _ = served.pop()
         loaded = {name: setup.loading["adapter"] for name, setup in setups.items()}
         places = {name: place.format(adapters) for name, place in others.items()}
-        assert loaded == {"foretoken": base and base.format(adapters), **places}
-        assert list(setups)[0] == "foretoken"  # the target, whose engine checks the others
-        assert setups["foretoken"].adapters == (*places.values(),)
+        assert loaded == {"novels": base and base.format(adapters), **places}
+        assert list(setups)[0] == "novels"  # the target, whose engine checks the others
+        assert setups["novels"].adapters == (*places.values(),)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_adapters_are_merged_into_the_target_or_served_by_name(
         (["a=~/one", "a=~/two"], "--adapter gives the name 'a' twice"),
         (["~/one", "~/two"], "--adapter gives two adapters without names"),
         (["~/one", "a=~/two"], "/one stands beside others; give it a name too"),
-        (["foretoken=~/one"], "/one has the target's name; give another, or the target a"),
+        (["novels=~/one"], "/one has the target's name; give another, or the target a"),
         (["a=~"], "holds no adapter: adapter_config.json: "),
         (["a=~/one", "b=no/where/at/all"], "adapter is 'no/where/at/all'; give a folder or"),
     ],

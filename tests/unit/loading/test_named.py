@@ -10,8 +10,10 @@ import foretoken
 from console import Run, mistake
 from foretoken.errors import InputError
 from foretoken.loading import hub, named
+from foretoken.loading.load import require_adapters
 from foretoken.loading.published import kind_of, known_kind
 from foretoken.loading.sources import tokenizer
+from tiny import byte_level, folder, llama
 
 PROMPT = "The captain looked"
 
@@ -38,7 +40,7 @@ def test_novels_is_the_pair_that_ships() -> None:
     both = [foretoken.load(name, runtime="transformers") for name in ("novels", None)]
     texts = [spec.generate(PROMPT, max_new_tokens=12, gamma=3)[0] for spec in both]
     assert texts[0].tokens == texts[1].tokens
-    assert both[0].draft_name == both[1].draft_name
+    assert {(each.target_name, each.draft_name) for each in both} == {("novels", "novels")}
     other = foretoken.load("novels", "novels", runtime="transformers")
     assert other.draft_name == both[0].draft_name
 
@@ -78,6 +80,51 @@ def test_the_environment_names_the_default(monkeypatch: pytest.MonkeyPatch, cons
     assert named.default() == "/nowhere/model"
     monkeypatch.setenv(named.DEFAULT, "")
     assert named.default() in ("novels", "smollm2")
+
+
+COMMANDS = {
+    "generate": ["Hi"],
+    "chat": ["-q", "Hi"],
+    "serve": [],
+    "trace": ["Hi"],
+    "certify": [],
+    "export": ["vllm", "--draft", "lookup", "--gamma", 2],
+    "measure": ["--prompts", "{}"],
+    "bench": ["--prompts", "{}"],
+    "train samples": ["--data", "{}", "--out", "{}.txt"],
+    "train heads": ["--data", "{}", "--out", "{}.safetensors"],
+    "train distill": ["--data", "{}", "--out", "{}.run", "--shape", "hidden_size=8"],
+    "train eagle": ["--data", "{}", "--out", "{}.run"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_the_same_default(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: Run
+) -> None:
+    monkeypatch.setenv(named.DEFAULT, "/nowhere/model")
+    (tmp_path / "prompts").write_text("It was\nOn the day\n")
+    given = [str(each).format(tmp_path / "prompts") for each in COMMANDS[command]]
+    code, printed, told = console(*command.split(), *given)
+    assert told.startswith("no target is given: /nowhere/model")
+    if command == "export":  # which looks nothing up
+        assert code == 0 and "/nowhere/model" in printed
+    else:
+        assert code == 2 and "'/nowhere/model'" in told.splitlines()[-1]
+
+
+def test_load_takes_the_default_of_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(named.DEFAULT, "/nowhere/model")
+    with pytest.raises(InputError, match="/nowhere/model"):
+        foretoken.load()
+    with pytest.raises(InputError, match="/nowhere/model"):
+        require_adapters(None, ["nowhere"])
+    target = folder(tmp_path / "mine", llama(320), byte_level())
+    monkeypatch.setenv(named.DEFAULT, str(target))
+    spec = foretoken.load(runtime="transformers")
+    assert (spec.target_name, spec.draft_name) == (str(target), "lookup")
 
 
 def test_a_tokenizer_may_be_given_by_such_a_name() -> None:

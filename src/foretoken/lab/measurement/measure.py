@@ -40,6 +40,7 @@ from foretoken.lab.measurement.result import (
     Step,
 )
 from foretoken.lease import leased
+from foretoken.loading import named
 from foretoken.loading.hub import gguf
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import source
@@ -352,7 +353,9 @@ def of_drafter(
 ) -> Footprint:
     """Return the sizes of a drafter; of one that is no model they are not known."""
     if drafter.model is not None:
-        return of_model(drafter.model, name, dtype, revision, trust=trust)
+        place = str(named.draft(name) or name)
+        model = of_model(drafter.model, place, dtype, revision, trust=trust)
+        return replace(model, name=name)
     none = 0 if drafter.runtime == PYTHON else None  # else it has products that are not counted
     return Footprint(name, drafter.runtime, "", False, None, none)
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from statistics import median
 from threading import Condition, Lock, Thread
 from threading import Event as Flag
@@ -31,6 +30,7 @@ from foretoken.errors import (
     ForetokenError,
     InputError,
     about,
+    base_name,
     one_line,
 )
 from foretoken.sampling.checks import as_structured
@@ -520,8 +520,8 @@ class Worker:
         drafts = not isinstance(spec.drafter, NoDrafter)
         suggested = {name: spec.suggested.get(name) for name in ("temperature", "top_p", "top_k")}
         return ModelInfo(
-            target=_name(spec.target_name),
-            draft=_name(spec.draft_name) if drafts else None,
+            target=base_name(spec.target_name),
+            draft=base_name(spec.draft_name) if drafts else None,
             context=self.engine.longest,
             vocab_size=spec.target.vocab_size,
             chat=bool(getattr(tokenizer, "chat_template", None)),
@@ -655,12 +655,6 @@ def _pace(completion: Completion, length: int) -> Pace | None:
         return None
     tokens, seconds, steps = completion.steady
     return Pace(tokens, seconds, length, int(median(step.rows for step in steps)))
-
-
-def _name(model: str) -> str:
-    """A model's name, and its adapter's, without where they lie: that is no client's concern."""
-    names = [Path(part).name if Path(part).exists() else part for part in model.split(" with ")]
-    return " with ".join(names)
 
 
 class _GoneError(Exception):
