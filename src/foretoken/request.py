@@ -245,7 +245,8 @@ class Completion:
 
     Examples:
         >>> import foretoken
-        >>> (out,) = foretoken.load("novels").generate("The captain looked", max_new_tokens=8, gamma=3)
+        >>> spec = foretoken.load("novels")
+        >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
         >>> out.text, out.finish_reason, out.seed
         (' at the doctor, and the doctor said', 'length', (0, 0))
     """
@@ -296,7 +297,8 @@ class Piece:
 
     Examples:
         >>> import foretoken
-        >>> pieces = list(foretoken.load("novels").stream("The captain looked", max_new_tokens=8, gamma=3))
+        >>> spec = foretoken.load("novels")
+        >>> pieces = list(spec.stream("The captain looked", max_new_tokens=8, gamma=3))
         >>> sum(len(piece.tokens) for piece in pieces)
         8
     """
