@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
+from os.path import exists
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -190,7 +191,7 @@ def shown(value: object) -> str:
 
 def base_name(model: str) -> str:
     """Return a model's name, and its adapter's, without the folders that they lie in."""
-    names = [Path(part).name if Path(part).exists() else part for part in model.split(" with ")]
+    names = [Path(part).name if exists(part) else part for part in model.split(" with ")]
     return " with ".join(names)
 
 

@@ -90,8 +90,9 @@ class InputProcessor:
             return chat.ids(messages, self.tokenizer, *template)
         if self.processor is None:
             raise InputError(
-                "messages hold pictures or sounds, and the model has no processor in its folder, "
-                "or is in memory; give what a processor makes of them, or text"
+                "messages hold images or sounds, and the model has no processor in its folder, so "
+                "it reads text alone; give text, or load a model that reads them (to one in "
+                "memory, give what its processor makes of them)"
             )
         output = chat.media(messages, self.processor(), *template)
         (media,) = media_of(output, encodes=self.target.encoder_decoder)
@@ -124,7 +125,8 @@ class InputProcessor:
         if problem is not None:
             names = ", ".join(sorted(media.inputs))
             reason = problem or f"the target on {self.target.runtime} reads ids only"
-            remedy = "load it with runtime='transformers'" if reads is None else "give text"
+            remedy = "give text, or load a model that reads them"
+            remedy += ", with runtime='transformers'" if reads is None else ""
             if isinstance(self.target, Guided):
                 reason, remedy = "guidance reads ids only", "leave one of them out"
             if reads is not None and reads.needs_media:

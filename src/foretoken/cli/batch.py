@@ -28,6 +28,7 @@ from foretoken.serving.options import EngineOptions
 from foretoken.storage.files import lock, naming, parse_json
 
 if TYPE_CHECKING:
+    from foretoken.loading.target import KnownTarget
     from foretoken.request import Completion
 
 READ = 64  # prompts that run or wait
@@ -119,6 +120,18 @@ class Lines:
         """Return the key of a text's random numbers, which depends on its own line only."""
         line, copy = name
         return prompts.key(self.tasks[line], line - 1, copy, self.seed)
+
+    def require_any(self, target: KnownTarget) -> None:
+        """Raise the first prompt's error if the target can be given none of the prompts."""
+        first: ForetokenError | None = None
+        for each in self.tasks.values():
+            try:
+                self.template.prompts([each], target)
+                return
+            except ForetokenError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def params(self, name: Name) -> SamplingParams:
         return replace(self.tasks[name[0]].params, num_return_sequences=1)
@@ -217,7 +230,7 @@ def _bar() -> Progress:
 def here(lines: Lines, names: list[Name]) -> Completed:
     """Yield each text, or why there is none, as it is done by an engine in this process, which has
     READ prompts at a time."""
-    spec = lines.loading.prepared(*lines.names, EngineOptions().max_rows)
+    spec = lines.loading.prepared(*lines.names, EngineOptions().max_rows, lines.require_any)
     from foretoken.serving.engine import Engine  # late: torch, which takes seconds
 
     unsent, running = iter(names), dict[int, Name]()

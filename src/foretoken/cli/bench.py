@@ -27,6 +27,7 @@ from foretoken.loading.options import ROUNDED
 
 if TYPE_CHECKING:
     from foretoken.lab.bench import Key, Peer, Race, RaceTask, Turn
+    from foretoken.options import Prompt
     from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
@@ -186,7 +187,13 @@ def _load(
     from foretoken.generation_config import Ends
     from foretoken.lab.bench import RaceTask
 
-    spec = options.loading.prepared(target, draft, rows)
+    prompts: list[Prompt] = []
+    spec = options.loading.prepared(
+        target,
+        draft,
+        rows,
+        lambda known: prompts.extend(prompt_files.for_model(line, known) for line in lines),
+    )
     if spec.controls:
         names = ", ".join(spec.controls)
         raise RefusedError(
@@ -194,7 +201,6 @@ def _load(
             "--ignore-generation-config compares without"
         )
     spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
-    prompts = [prompt_files.for_model(line, spec) for line in lines]
     tokens, seed = options.max_new_tokens, options.seed
     sampling = replace(options.params, max_new_tokens=tokens)
     for i, request in enumerate(spec.inputs.requests(prompts, sampling, seed)):

@@ -21,6 +21,7 @@ from foretoken.serving.options import EngineOptions
 
 if TYPE_CHECKING:
     from foretoken.lab.certificate.certify import Certificate
+    from foretoken.loading.target import KnownTarget
     from foretoken.options import Prompt
     from foretoken.speculator import Speculator
 
@@ -101,10 +102,15 @@ def certify(
         gamma=gamma, rule=rule, texts=texts, seed=seed, distributions=distributions(params)
     )
     quiet()
-    spec = loading.prepared(target, draft, EngineOptions().max_rows)
+    chosen: list[Prompt] = []
+    spec = loading.prepared(
+        target,
+        draft,
+        EngineOptions().max_rows,
+        lambda known: chosen.extend(_prompts(known, lines)),
+    )
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
-        chosen = _prompts(spec, lines)
         _announce(spec, chosen, plan)
         certificate = issue(spec, chosen, plan, bar)
     except KeyboardInterrupt:
@@ -133,10 +139,10 @@ def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
     )
 
 
-def _prompts(spec: Speculator, lines: list[prompt_files.Line]) -> list[Prompt]:
+def _prompts(target: KnownTarget, lines: list[prompt_files.Line]) -> list[Prompt]:
     if lines:
-        return [prompt_files.for_model(line, spec) for line in lines]
-    if spec.tokenizer is None:
+        return [prompt_files.for_model(line, target) for line in lines]
+    if target.tokenizer is None:
         raise InputError("the model has no tokenizer; give --prompts with ids, separated by commas")
     return list(PROMPTS)
 

@@ -14,7 +14,7 @@ from typer import Option
 from foretoken.cli import answer, option, session
 from foretoken.cli.command import command, quiet
 from foretoken.cli.prompts import Rendering, Template
-from foretoken.cli.sources import local, remote
+from foretoken.cli.sources import local, remote, require_template
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 
@@ -96,7 +96,11 @@ def chat(
         loading.require(target)
         quiet()
         opened = local(
-            spec := loading.load(target, draft),
+            spec := loading.load(
+                target,
+                draft,
+                check=lambda known: None if raw else require_template(template, known),
+            ),
             template,
             messages=not raw,
             gamma=gamma,

@@ -93,11 +93,11 @@ def generate(
     loading.require(target)
     quiet()
     texts = sum(task.texts for task in tasks)
-    spec = loading.load(target, draft, min(EngineOptions().max_rows, texts))
+    rows = min(EngineOptions().max_rows, texts)
     ready: list[Any] = []
-    for each in tasks:
-        with each.line.named():
-            ready.append(template.prompt(each.line, spec))
+    spec = loading.load(
+        target, draft, rows, lambda known: ready.extend(template.prompts(tasks, known))
+    )
     show = {"compare": compare, "show_tokens": show_tokens, "as_json": as_json}
     _answer(spec, tasks, ready, seed, speculation, **show)
 

@@ -173,8 +173,13 @@ def run(
     values = {f.name: parameters[f.name] for f in fields(MeasureOptions) if f.name in parameters}
     values["prompts"] = str(parameters["prompts"])
     options = MeasureOptions(**values, prompts_sha256=digest([line.prompt for line in lines]))
-    spec = loading.prepared(options.target, options.draft, parameters["rows"] or 1)
-    texts = [prompts.for_model(line, spec) for line in lines]
+    texts: list[str | list[int]] = []
+    spec = loading.prepared(
+        options.target,
+        options.draft,
+        parameters["rows"] or 1,
+        lambda known: texts.extend(prompts.for_model(line, known) for line in lines),
+    )
     measuring = partial(
         measure, spec, texts, options, rows=parameters["rows"], track=partial(bar, text=text)
     )

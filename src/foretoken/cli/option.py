@@ -40,6 +40,7 @@ from foretoken.sampling.params import OPTIONS, SamplingParams
 from foretoken.storage.files import parse_json, read_text
 
 if TYPE_CHECKING:
+    from foretoken.loading.target import KnownTarget
     from foretoken.speculator import Speculator
 
 # How a declared option is written on the command line
@@ -240,16 +241,29 @@ class Placing(_loading("placing")):
 class Loading(_loading("target"), TargetReading, Placing):
     """All options of a target that generates."""
 
-    def load(self, target: str | None, draft: str | None, rows: int = 1) -> Speculator:
-        """Call `foretoken.load` with these options, for so many texts at a time."""
+    def load(
+        self,
+        target: str | None,
+        draft: str | None,
+        rows: int = 1,
+        check: Callable[[KnownTarget], object] = lambda target: None,
+    ) -> Speculator:
+        """Call `foretoken.load` with these options, for so many texts at a time. check: what the
+        target's files alone must decide, before anything is converted."""
         with waiting("importing PyTorch and transformers"):  # late: it takes seconds
-            from foretoken.loading.load import load
+            from foretoken.loading.load import load_checked
 
-        return load(target, draft, rows=rows, **self.arguments)
+        return load_checked(check, target, draft, rows=rows, **self.arguments)
 
-    def prepared(self, target: str | None, draft: str | None, rows: int = 1) -> Speculator:
+    def prepared(
+        self,
+        target: str | None,
+        draft: str | None,
+        rows: int = 1,
+        check: Callable[[KnownTarget], object] = lambda target: None,
+    ) -> Speculator:
         """Do the same, and choose the fastest draft where none is given, which may take minutes."""
-        return self.load(target, draft, rows).prepared()
+        return self.load(target, draft, rows, check).prepared()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ follows them; these win over the command line's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +24,7 @@ from foretoken.storage.files import read_text
 from foretoken.text import chat
 
 if TYPE_CHECKING:
+    from foretoken.loading.target import KnownTarget
     from foretoken.speculator import Speculator
 
 COPY = 2**40  # rows from one text of a line to the next: no file has as many lines
@@ -137,16 +138,16 @@ def require_key(key: str, keys: tuple[str, ...]) -> None:
         raise InputError(f"{key[:40]} is unknown here; {remedy}")
 
 
-def for_model(line: Line, spec: Speculator) -> str | list[int]:
+def for_model(line: Line, target: Speculator | KnownTarget) -> str | list[int]:
     """Return the prompt; without a tokenizer, its text is read as ids with commas between."""
-    if isinstance(line.prompt, list) or spec.tokenizer is not None:
+    if isinstance(line.prompt, list) or target.tokenizer is not None:
         return line.prompt
     try:
         return [int(part) for part in line.prompt.split(",") if part.strip()]
     except ValueError:
         raise InputError(
             f"the model has no tokenizer, and {line.prompt.strip()[:40]!r} is not "
-            "ids separated by commas"
+            "ids separated by commas; give --tokenizer, a folder or hub id with one"
         ) from None
 
 
@@ -156,11 +157,21 @@ class Template(NamedTuple):
     text: str | None = None
     variables: dict[str, Any] | None = None
 
-    def prompt(self, line: Line, spec: Speculator) -> str | list[int]:
+    def prompt(self, line: Line, target: Speculator | KnownTarget) -> str | list[int]:
         """Return a line's prompt for the model; messages become ids."""
         if not line.messages:
-            return for_model(line, spec)
-        return chat.ids(line.messages, spec.tokenizer, self.text, self.variables)
+            return for_model(line, target)
+        return chat.ids(line.messages, target.tokenizer, self.text, self.variables)
+
+    def prompts(
+        self, tasks: Iterable[ModelTask], target: Speculator | KnownTarget
+    ) -> list[str | list[int]]:
+        """Return the prompts of all tasks. Raises InputError for the first that cannot be made."""
+        ready: list[str | list[int]] = []
+        for each in tasks:
+            with each.line.named():
+                ready.append(self.prompt(each.line, target))
+        return ready
 
 
 def _messages(text: str, *flags: str) -> Any:

@@ -25,6 +25,7 @@ from foretoken.text.decoding import Stream
 if TYPE_CHECKING:
     from openai import APIError, OpenAI
 
+    from foretoken.loading.target import KnownTarget
     from foretoken.records import StepRecord
     from foretoken.serving.engine import Engine
     from foretoken.speculator import Speculator
@@ -145,6 +146,21 @@ class LocalModel:
                 self.engine.abort(id)
 
 
+def require_template(template: Template, target: KnownTarget) -> None:
+    """Raise InputError for a target and a template that make no prompts of messages."""
+    problem = f"{base_name(target.name)} has no"
+    if target.tokenizer is None:
+        raise InputError(
+            f"{problem} tokenizer, so it reads ids alone; give --tokenizer, a folder or hub id"
+        )
+    if template.text is None and not getattr(target.tokenizer, "chat_template", None):
+        raise InputError(
+            f"{problem} chat template, which makes a prompt of messages; give --chat-template "
+            "FILE, or continue plain text: foretoken chat --raw; or talk with a chat model: "
+            "foretoken chat smollm2"
+        )
+
+
 @contextmanager
 def local(
     spec: Speculator,
@@ -158,17 +174,10 @@ def local(
 ) -> Iterator[LocalModel]:
     """Open a Speculator as a source.
 
-    messages: prompts are conversations, each beginning as the last one did. Raises InputError
-    where no template makes a prompt of them.
+    messages: prompts are conversations, each beginning as the last one did.
     """
     from foretoken.serving.engine import Engine  # late: torch
 
-    if messages and template.text is None and not getattr(spec.tokenizer, "chat_template", None):
-        raise InputError(
-            f"{base_name(spec.target_name)} has no chat template, which makes a prompt of "
-            "messages; give --chat-template FILE, or continue plain text: foretoken chat --raw; or "
-            "talk with a chat model: foretoken chat smollm2"
-        )
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)
 

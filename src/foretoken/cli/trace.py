@@ -77,7 +77,7 @@ def trace(
     _require(written)
     loading.require(target)
     quiet()
-    spec = loading.prepared(target, draft)
+    spec = loading.prepared(target, draft, check=lambda known: prompts.for_model(one.line, known))
     speculation = {"gamma": gamma, "rule": rule, "lenience": lenience}
     traced = _traced(spec, one, seed, speculation)
     steps = traced.completion.steps

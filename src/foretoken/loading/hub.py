@@ -16,10 +16,11 @@ from foretoken.loading import named
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
 MAGIC = b"GGUF"
-PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # one of one is whole
 WAIT = 5.0  # seconds for the hub to answer
 IN_HUB = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
 REMEDY = "give a model's folder, a GGUF file or a hub id"
+EXPECTED = "a model's folder holds config.json, a tokenizer and weights (*.safetensors)"
 
 
 def path(name: str | Path) -> str:
@@ -30,9 +31,38 @@ def path(name: str | Path) -> str:
         return str(pair.target)
     if is_folder(name) or str(name).endswith(".gguf"):
         return str(name)
+    _refuse_file(Path(name))
     if isinstance(name, Path) or not HUB_ID.fullmatch(name):
         raise InputError(f"{str(name)!r:.100} is no folder; {REMEDY}")
     return name
+
+
+def _refuse_file(file: Path) -> None:
+    """InputError for a file that exists, which says what it is and what to give."""
+    try:
+        if not file.is_file():
+            return
+        with file.open("rb") as content:
+            is_gguf = content.read(len(MAGIC)) == MAGIC
+    except OSError:  # a name that is too long, or a file that cannot be read
+        return
+    if is_gguf:
+        raise InputError(f"{file} is a GGUF file, but not named so; rename it to {file.stem}.gguf")
+    if file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == "config.json":
+        raise InputError(
+            f"{file} is a part of a model; give the folder that holds it: {file.resolve().parent}"
+        )
+    raise InputError(f"{file} is a file that holds no model; {REMEDY}")
+
+
+def require_config(folder: str | Path) -> None:
+    """Raise InputError for a folder without a model's config, unless it holds an adapter, which
+    is refused with a remedy of its own."""
+    place = Path(folder)
+    if (place / "config.json").exists() or (place / "adapter_config.json").exists():
+        return
+    holds = "holds no config.json" if any(place.iterdir()) else "is an empty folder"
+    raise InputError(f"{folder} {holds}; {EXPECTED}, or a GGUF file")
 
 
 def is_folder(name: str | Path) -> bool:
@@ -110,6 +140,8 @@ def require(name: str | Path, revision: str | None) -> None:
     place = path(name)
     if gguf(place, revision) is None:
         way(place, revision)
+        if is_folder(place):
+            require_config(place)
 
 
 def way(place: str, revision: str | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -78,6 +78,17 @@ def load(
         >>> out.text
         ' at the doctor, and the doctor said'
     """
+    return load_checked(_warn_without_tokenizer, target, draft, **options)
+
+
+def load_checked(
+    check: Callable[[KnownTarget], object],
+    target: str | Path | PreTrainedModel | None,
+    draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
+    **options: Unpack[LoadKeywords],
+) -> Speculator:
+    """Do as `load`, and call `check` before any weights are loaded or converted, so that it can
+    refuse what the target's files alone decide, such as messages without a chat template."""
     require_known(options, "load")
     asked = LoadOptions(**options)
     device = usable(asked.device)
@@ -96,6 +107,9 @@ def load(
     alone = by_name(given) and not asked.exact_shapes  # no draft says how the target is to run
     early = Early(cast(Source, read), placement) if facts.kept and alone else None
     known = _known(target, facts, asked)
+    check(known)
+    if isinstance(read, Source):
+        read.require_weights()
     # The draft first: what does not fit is refused before the target is loaded or converted
     with log_if_slow(log, "loading the draft %s", base_name(name_of(given))):
         drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype, kv_dtype=None)
@@ -113,6 +127,15 @@ def load(
     if pending.rounded is None or ships:
         return spec
     return rounded(spec, asked.dtype, pending.rounded)
+
+
+def _warn_without_tokenizer(target: KnownTarget) -> None:
+    if target.tokenizer is None and isinstance(target.facts.read, Source):
+        log.warning(
+            "%s holds no tokenizer, so prompts must be token ids; give tokenizer=, a folder or hub "
+            "id with one, for text",
+            base_name(target.name),
+        )
 
 
 def require_adapters(

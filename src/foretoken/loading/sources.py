@@ -179,6 +179,12 @@ class Source:
                 files |= {folder / str(name), index.parent / str(name)}
         return [file for file in files if file.is_file()]
 
+    def require_weights(self) -> None:
+        """Raise InputError for a folder without a file of weights."""
+        files = self.files()
+        if files is not None and all(file.suffix in (".json", ".py") for file in files):
+            raise InputError(f"{self.name} holds no weights; {hub.EXPECTED}")
+
     @property
     def changes(self) -> list[Path]:
         """The files of its adapter."""
@@ -219,7 +225,10 @@ def source(
         gguf.require()
         folder = {"revision": None, "gguf_file": file.name}
         return Source(called, str(file.parent), options | folder, change)
-    return Source(called, path, options | hub.way(path, revision), change)
+    options |= hub.way(path, revision)
+    if hub.is_folder(path):
+        hub.require_config(path)
+    return Source(called, path, options, change)
 
 
 def in_memory(model: object) -> TypeGuard[PreTrainedModel]:

@@ -159,8 +159,8 @@ def _require_read(
 ) -> None:
     """BadRequestError for a kind that the model does not read, or from whom none comes."""
     if not kinds:
-        problem = "this model is served for text only; give a text, or parts with texts, or serve "
-        problem += "it with --runtime transformers if it reads more"
+        problem = f"this model is served for text only; leave {NAMES[kind]} out, or serve a model "
+        problem += "that reads them, with --runtime transformers"
         raise BadRequestError(problem, field)
     if kind not in kinds:
         reads = " and ".join(NAMES[each] for each in kinds)

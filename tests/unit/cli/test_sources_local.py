@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 import foretoken
 from foretoken.cli.prompts import Template
-from foretoken.cli.sources import ChatReply, LocalModel, TextError, local
+from foretoken.cli.sources import ChatReply, LocalModel, TextError, local, require_template
 from foretoken.errors import ForetokenError, InputError
 from tiny import byte_level, llama, t5
 
@@ -121,9 +122,12 @@ def test_a_text_that_fails_is_not_the_last(spec):
 def test_what_cannot_be_is_told_at_once(spec):
     bare = foretoken.load(llama(64), "none")
     says = "has no chat template, .* --chat-template FILE, .* foretoken chat --raw"
-    for other in (spec, bare):
-        with pytest.raises(InputError, match=says), opened(other, True, Template()):
-            pass
+    known, bare_known = (SimpleNamespace(name="m", tokenizer=x) for x in (spec.tokenizer, None))
+    with pytest.raises(InputError, match=says):
+        require_template(Template(), known)
+    require_template(TEMPLATE, known)
+    with pytest.raises(InputError, match="m has no tokenizer, .*give --tokenizer"):
+        require_template(TEMPLATE, bare_known)
     with opened(bare) as source, pytest.raises(ForetokenError, match="tokenizer"):
         source.require({"stop_strings": ["a"]})
     with opened(spec) as source, pytest.raises(InputError, match="the model holds 96"):

@@ -141,6 +141,14 @@ def test_a_part_is_refused(folder: Path, tmp_path: Path) -> None:
         hub.gguf(part)
 
 
+def test_one_part_of_one_is_whole(folder: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "m-00001-of-00001.gguf"
+    shutil.copy(folder / "tiny.gguf", whole)
+    assert hub.gguf(whole) == whole == hub.gguf(tmp_path)
+    spec = foretoken.load(whole, "none", runtime="transformers")
+    assert len(spec.generate([5, 6], max_new_tokens=2)[0].tokens) == 2
+
+
 def test_a_file_has_no_revision(folder: Path) -> None:
     with pytest.raises(InputError, match="is a file, which has none"):
         foretoken.load(folder / "tiny.gguf", revision="main")

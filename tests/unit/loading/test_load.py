@@ -168,7 +168,7 @@ def test_unknown_models(tmp_path, pair):
     refused(InputError, "'no such thing!' is no folder", "no such thing!")
     refused(InputError, "'' is no folder", "")
     refused(InputError, "there is no folder .no-such.", pair[0], "no-such")
-    refused(InputError, "cannot be read as a model", tmp_path)  # empty
+    refused(InputError, "is an empty folder", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_missing_and_broken_weights(tmp_path, pair):
     weights.write_bytes(weights.read_bytes()[:1000])
     refused(InputError, "cannot be loaded", path)
     weights.unlink()
-    refused(InputError, "cannot be loaded: .*no file named", path)
+    refused(InputError, "holds no weights; a model's folder holds config.json", path)
     llama(64).model.save_pretrained(path)  # all but the output layer
     message = refused(InputError, "holds no weights for lm_head.weight", path)
     assert "give a complete LlamaForCausalLM" in message
@@ -359,7 +359,8 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkey
     config = transformers.LlamaConfig(
         vocab_size=128256, hidden_size=4096, num_hidden_layers=32, **shape
     )
-    config.save_pretrained(tmp_path)  # no weights at all
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()  # no weights at all
     monkeypatch.setattr(memory, "free_bytes", lambda device: 20 * 10**9)
     message = refused(RefusedError, "needs 35.3 GB", tmp_path)
     assert "32.1 GB of weights" in message and "20.0 GB are free on cpu" in message

@@ -68,6 +68,7 @@ from foretoken.text.decoding import Spelling, decode
 from foretoken.theory import steps_factor
 
 if TYPE_CHECKING:
+    from foretoken.loading.target import KnownTarget
     from foretoken.media.inputs import Media
     from foretoken.request import Completion
     from foretoken.sampling.logprobs import Logprobs
@@ -112,14 +113,20 @@ def work(pipe: Connection, setup: Setup) -> None:
     try:
         from transformers.utils import logging as transformers
 
-        from foretoken.loading.load import load, require_adapters
+        from foretoken.loading.load import load_checked, require_adapters
         from foretoken.server.process.media_sandbox import MediaSandbox
         from foretoken.server.process.replies import Replies
         from foretoken.serving.engine import Engine
 
         transformers.disable_progress_bar()
         require_adapters(setup.target, setup.adapters, **setup.loading)
-        spec = load(setup.target, setup.draft, **setup.loading).prepared()
+        made: list[Replies] = []
+
+        def read_replies(target: KnownTarget) -> None:
+            made.append(Replies(target.tokenizer, setup.chat_template, setup.tool_parser))
+            log.info("%s", made[0].described if made[0].template else _lacks(target))
+
+        spec = load_checked(read_replies, setup.target, setup.draft, **setup.loading).prepared()
         if setup.costs is not None:
             spec.costing.freeze(pickle.loads(setup.costs))
         engine = Engine(spec, **setup.engine)
@@ -131,10 +138,16 @@ def work(pipe: Connection, setup: Setup) -> None:
         pipe.send(Failed(one_line(error)))
         return
     with engine:
-        replies = Replies(spec.tokenizer, setup.chat_template, setup.tool_parser)
-        if replies.template:
-            log.info(replies.described)
-        Worker(pipe, spec, engine, replies, MediaSandbox(setup.max_pixels, setup.max_seconds)).run()
+        media = MediaSandbox(setup.max_pixels, setup.max_seconds)
+        Worker(pipe, spec, engine, made[0], media).run()
+
+
+def _lacks(target: KnownTarget) -> str:
+    """Say which requests a target without a tokenizer or chat template answers, and the remedy."""
+    name = base_name(target.name)
+    if target.tokenizer is None:
+        return f"{name} has no tokenizer, so requests must hold token ids; --tokenizer names one"
+    return f"{name} has no chat template, so chats are refused; --chat-template FILE gives one"
 
 
 def end_with(parent: BaseProcess | None) -> None:

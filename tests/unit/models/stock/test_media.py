@@ -302,7 +302,9 @@ def test_targets_that_do_not_read_media() -> None:
     with pytest.raises(InputError, match="LlamaForCausalLM does not take pixel_values; give text"):
         spec.generate(inputs, max_new_tokens=2)
     converted = replace(spec, target=TableModel(random_model(1, 100), 100))
-    with pytest.raises(InputError, match="reads ids only; load it with runtime='transformers'"):
+    with pytest.raises(
+        InputError, match="reads ids only; give text, or load a model that reads them, with"
+    ):
         converted.generate(inputs, max_new_tokens=2)
 
 
