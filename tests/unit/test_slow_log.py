@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import re
+import subprocess
+import sys
 from threading import Event
 
 import pytest
 
 from foretoken import slow_log
-from foretoken.slow_log import log_if_slow
+from foretoken.slow_log import log_if_slow, show_waiting
 
 log = logging.getLogger("foretoken.slow_log.test")
 
@@ -45,3 +49,53 @@ def test_what_is_over_at_once_is_not_told(heard: Heard, monkeypatch: pytest.Monk
     with pytest.raises(KeyError), log_if_slow(log, "loading"):
         raise KeyError
     assert not heard.one.wait(0.5)
+
+
+def test_a_library_without_logging_tells_on_standard_error() -> None:
+    """As Python prints warnings where no logging is set up; a level or a handler turns it off."""
+    script = """
+import logging, sys
+from foretoken.slow_log import tell
+log = logging.getLogger("foretoken.loading.load")
+tell(log, "loading %s", "T")
+logging.getLogger("foretoken").setLevel(logging.ERROR)
+tell(log, "not seen")
+logging.getLogger("foretoken").setLevel(logging.NOTSET)
+logging.getLogger("foretoken").addHandler(logging.NullHandler())
+tell(log, "nor this")
+logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+tell(log, "loading %s", "U")
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.stderr) == ("", "loading T\nINFO loading U\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the seconds so far, work within work on lines of their own; nothing is left behind."""
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with log_if_slow(log, "loading %s", "[T]"), pytest.raises(KeyError):
+        with show_waiting("converting T"):
+            slow_log._SHOWN[0].refresh()
+            print("a message", file=sys.stderr)
+            raise KeyError
+    assert not slow_log._SHOWN and sys.stderr is stream
+    written = stream.getvalue()
+    assert re.search(r"loading \[T\].*0:00:00", written) and "converting T" in written
+    assert "a message\n" in written
+    stream.truncate(0)
+    with show_waiting("a second one"):
+        slow_log._SHOWN[0].refresh()
+    assert "a second one" in stream.getvalue() and "loading" not in stream.getvalue()
+
+
+def test_a_pipe_gets_lines_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_waiting("loading T"):
+        pass
+    assert capsys.readouterr().err == ""

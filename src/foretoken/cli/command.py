@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
@@ -21,10 +22,14 @@ import typer
 
 from foretoken.errors import InputError, one_line
 from foretoken.sampling.params import meant
+from foretoken.slow_log import log_if_slow
 from foretoken.storage.files import read_text
 
+IMPORTING = 5.0  # seconds; the first import after an installation takes up to a minute
+log = logging.getLogger(__name__)
 # Modules whose work is told as well as their warnings: long loads, and which draft was chosen
 TELLING = (
+    "cli.command",
     "costing.probe",
     "loading.chosen",
     "loading.load",
@@ -86,15 +91,21 @@ def printed(text: str) -> None:
 def quiet() -> None:
     """Log foretoken's warnings to standard error, and work that takes over a second; turn off
     transformers' bars and reports, so that an error is one line."""
-    from transformers.utils import logging as transformers  # late: it takes seconds to import
+    ours = logging.getLogger("foretoken")
+    if not ours.handlers:
+        ours.addHandler(StderrLines())
+    for module in TELLING:
+        logging.getLogger(f"foretoken.{module}").setLevel(logging.INFO)
+    with importing():
+        from transformers.utils import logging as transformers  # late: it takes seconds
 
     transformers.set_verbosity_error()
     transformers.disable_progress_bar()
-    log = logging.getLogger("foretoken")
-    if not log.handlers:
-        log.addHandler(StderrLines())
-    for module in TELLING:
-        logging.getLogger(f"foretoken.{module}").setLevel(logging.INFO)
+
+
+def importing() -> AbstractContextManager[None]:
+    """Tell that PyTorch and transformers are imported, if that is slow."""
+    return log_if_slow(log, "importing PyTorch and transformers", after=IMPORTING)
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:

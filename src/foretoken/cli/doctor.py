@@ -18,10 +18,11 @@ from rich.console import Console
 
 from foretoken.cli import option
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar, milliseconds, table, waiting
+from foretoken.cli.render import bar, milliseconds, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.options import OPTIONS as LOADING
+from foretoken.slow_log import show_waiting
 from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def doctor(
         document = _rounded(model, origin, placing, adapter, rows, held_out)
         show = _show_rounded
     elif model is not None:
-        with waiting(f"reading {model}"):
+        with show_waiting(f"reading {model}"):
             document = _placed(model, origin, placing, adapter, rows)
         show = _show_placed
     else:

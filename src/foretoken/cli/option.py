@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Argument, Option
 
-from foretoken.cli.render import waiting
+from foretoken.cli.command import importing
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import adapters, hub, named
 from foretoken.loading.options import OPTIONS as LOADING
@@ -250,7 +250,7 @@ class Loading(_loading("target"), TargetReading, Placing):
     ) -> Speculator:
         """Call `foretoken.load` with these options, for so many texts at a time. check: what the
         target's files alone must decide, before anything is converted."""
-        with waiting("importing PyTorch and transformers"):  # late: it takes seconds
+        with importing():  # late: it takes seconds
             from foretoken.loading.load import load_checked
 
         return load_checked(check, target, draft, rows=rows, **self.arguments)

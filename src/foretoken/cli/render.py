@@ -11,9 +11,7 @@ from typing import TextIO, TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -34,11 +32,6 @@ def page(stream: TextIO | None = None) -> Console:
 def bar(items: Iterable[T], text: str, count: int | None = None) -> Iterable[T]:
     """Yield the items, with a progress bar on standard error; count: their number, if unsized."""
     return track(items, text, count, console=Console(stderr=True))
-
-
-def waiting(text: str) -> Status:
-    """Show on a terminal what is waited for, until the context ends; nothing elsewhere."""
-    return Console(stderr=True).status(escape(text))
 
 
 def table(*headings: str, left: int = 1, gap: int = 1) -> Table:

@@ -166,7 +166,7 @@ def _run(
             rounds, within = divmod(steps, len(gammas))
             elapsed = perf_counter() - start
             if label and steps > SETTLE and elapsed > slow_log.AFTER:
-                log.info(TOLD, _remaining(rows[0].records, gammas), label)
+                slow_log.tell(log, TOLD, _remaining(rows[0].records, gammas), label)
                 label = ""
             late = elapsed > SECONDS
             if not within and (rounds >= most or (rounds >= FEWEST and late)):

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from foretoken.costing import contention
 from foretoken.costing.stored import machine
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
+from foretoken.slow_log import log_if_slow
 from foretoken.storage.cache import remember, remembered, versions
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class PassSize(NamedTuple):
 
 
 class Fastest(NamedTuple):
-    """A runtime by name, whether that was measured while little else ran, and the seconds of all
-    `passes` of some layers there."""
+    """A runtime by name, whether the choice is to be kept, and the seconds of all `passes` of some
+    layers there."""
 
     runtime: str
     sure: bool
@@ -85,7 +85,8 @@ def fastest(
         rows: How many texts are decoded at a time.
 
     Returns:
-        One of them. Times beside other processes are not kept, but taken again the next time.
+        One of them. Times are kept whatever the machine did meanwhile: runtimes take turns, so
+        other processes slow all of them, and the same one is chosen at every start.
     """
     from foretoken.models.stock.selfcheck import UNSEEN, shrunk  # late: takes seconds
 
@@ -99,15 +100,11 @@ def fastest(
     parts += ["in blocks"] if in_blocks else []
     parts += [f"{rows} rows"] if rows > 1 else []
     key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-    kept, others = remembered(FILE).get(key, {}), None
-    known = kept.get("seconds")
+    known = remembered(FILE).get(key, {}).get("seconds")
     if known is None or not set(known) <= set(runtimes):
-        reading = contention.read()
         rest = np.ones(min(MOST, _weights(network) * BITS[dtype] // 8), np.uint8)
-        known = _measured(type(network), config, dtype, runtimes, rest, in_blocks, rows)
-        others = contention.share([contention.taken(reading)])
-    sure = others is None or others <= contention.MOST
-    if sure:
+        with log_if_slow(log, "timing a few layers on %s, once", " and ".join(runtimes)):
+            known = _measured(type(network), config, dtype, runtimes, rest, in_blocks, rows)
         width = getattr(config, "hidden_size", None)
         label = f"{type(network).__name__}, {width} wide, in {dtype}"
         label += " over a GGUF file's blocks" if in_blocks else ""
@@ -118,7 +115,7 @@ def fastest(
         return sum(n * each for n, each in zip(counts, known[name], strict=False))
 
     best = min(known, key=lambda name: spent(name) * (AHEAD if name != first else 1), default=first)
-    return Fastest(best, sure, spent(best) if known.get(best) else None)
+    return Fastest(best, True, spent(best) if known.get(best) else None)
 
 
 def passes(rows: int) -> dict[PassSize, int]:
@@ -190,7 +187,7 @@ def _measured(
     )
     if models and not alone:
         sizes = ", ".join(f"{each.rows} x {each.tokens}" for each in passes(rows))
-        log.info("measured a few layers over %s tokens in %s: %s", sizes, dtype, said)
+        log.debug("measured a few layers over %s tokens in %s: %s", sizes, dtype, said)
     return times
 
 

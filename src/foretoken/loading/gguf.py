@@ -53,8 +53,11 @@ def parsed_once(file: Path | None) -> Iterator[None]:
         yield
         return
     library: Any = import_module("gguf")
+    reading: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    bars: Any = import_module("transformers.utils.logging")
     with REPLACING:
         own = library.GGUFReader, library.get_tensor_name_map
+        reading.tqdm = bars.tqdm  # which is silent if transformers' bars are turned off
         library.GGUFReader = lambda path: _reader(own[0], str(path), os.stat(path).st_mtime_ns)
         library.get_tensor_name_map = lru_cache(own[1])
         try:

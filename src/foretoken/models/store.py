@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from foretoken import slow_log
 from foretoken.errors import RefusedError, base_name
+from foretoken.slow_log import log_if_slow, tell
 from foretoken.storage import files
 from foretoken.storage.cache import cache_folder, owned, remember, remembered, versions
 from foretoken.storage.files import parse_json
@@ -28,7 +30,6 @@ from foretoken.storage.files import parse_json
 FACTS, CARD = "facts.json", "card.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
 STALE = 24 * 3600  # seconds; older ones were left
-PACES = "paces.json"  # of conversions, seconds for each byte of a model's files
 
 log = logging.getLogger(__name__)
 
@@ -177,19 +178,13 @@ class Convertible(Protocol):
 
 @contextmanager
 def told(source: Convertible, form: str, runtime: str) -> Generator[None]:
-    """Say that a model is converted, about how long that will take, by the size of its files and
-    the pace of the last one here, and how long it took."""
-    size = sum(file.stat().st_size for file in source.files() or [])
-    kind = f"{runtime} from {'GGUF' if source.gguf else 'weights'}"
-    pace = remembered(PACES).get(kind, 1e-7 if source.gguf else 1e-8)
-    about = f", about {size * pace:.0f} s" if isinstance(pace, float) and size * pace > 1 else ""
-    log.info("converting %s to %s for %s%s", base_name(source.name), form, runtime, about)
-    start = time.perf_counter()
-    yield
+    """Say that a model is converted, and how long it took if that was long."""
+    name, start = base_name(source.name), time.perf_counter()
+    with log_if_slow(log, "converting %s to %s for %s, once", name, form, runtime):
+        yield
     seconds = time.perf_counter() - start
-    log.info("converted %s in %.1f s", base_name(source.name), seconds)
-    if size:
-        remember(PACES, kind, seconds / size)
+    if seconds > slow_log.AFTER:
+        tell(log, "converted %s in %.1f s", name, seconds)
 
 
 def key_of(source: Convertible, *choices: str | int) -> str:

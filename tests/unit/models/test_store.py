@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from foretoken import slow_log
 from foretoken.errors import RefusedError
 from foretoken.models import store
 from foretoken.models.store import KeptConversion
+from served import until
 
 WEIGHTS = "decoder.bin"
 
@@ -79,22 +82,20 @@ class Weights:
         return [self.file]
 
 
-def test_how_long_a_conversion_takes_is_said_before(
+def test_a_slow_conversion_is_told_without_an_estimate(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the size of the files, and then by the pace of the last one."""
     caplog.set_level("INFO", "foretoken.models.store")
     source: Any = Weights(folder / "weights")
-    with source.file.open("wb") as file:
-        file.truncate(10**9)
-    clock = iter([0.0, 40.0, 100.0, 140.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    for about in (10, 40):
-        with store.told(source, "int8", "OpenVINO"):
-            pass
-        said = f"converting m to int8 for OpenVINO, about {about} s", "converted m in 40.0 s"
-        assert tuple(record.getMessage() for record in caplog.records) == said
-        caplog.clear()
+    with store.told(source, "int8", "OpenVINO"):
+        pass
+    assert not caplog.messages
+    monkeypatch.setattr(slow_log, "AFTER", 0.2)
+    with store.told(source, "int8", "OpenVINO"):
+        until(lambda: caplog.messages)
+        assert caplog.messages == ["converting m to int8 for OpenVINO, once"]
+    assert len(caplog.messages) == 2
+    assert re.fullmatch(r"converted m in \d+\.\d s", caplog.messages[1])
 
 
 def test_several_writers_at_once() -> None:
