@@ -91,9 +91,19 @@ def load_checked(
     refuse what the target's files alone decide, such as messages without a chat template."""
     require_known(options, "load")
     asked = LoadOptions(**options)
-    device = usable(asked.device)
     target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
     target = named.default() if target is None else target
+    with log_if_slow(log, "loading %s", base_name(name_of(target))):
+        return _loaded(check, target, draft, asked)
+
+
+def _loaded(
+    check: Callable[[KnownTarget], object],
+    target: str | Path | PreTrainedModel,
+    draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
+    asked: LoadOptions,
+) -> Speculator:
+    device = usable(asked.device)
     ships = target == named.NOVELS and named.pair(target) is not None
     if draft is None and ships:
         draft = named.NOVELS
@@ -114,11 +124,10 @@ def load_checked(
     with log_if_slow(log, "loading the draft %s", base_name(name_of(given))):
         drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype, kv_dtype=None)
         pending = draft_of(given, known, asked, drafts_in)
-    with log_if_slow(log, "loading %s", base_name(known.name)):
-        runtime = pending.runtime or placement.runtime
-        placement = replace(placement, taps=pending.taps, runtime=runtime)
-        exact = asked.exact_shapes
-        placed = place_exact(read, placement) if exact else place(read, placement, early)
+    runtime = pending.runtime or placement.runtime
+    placement = replace(placement, taps=pending.taps, runtime=runtime)
+    exact = asked.exact_shapes
+    placed = place_exact(read, placement) if exact else place(read, placement, early)
     loaded = LoadedTarget(known, placed.model)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))
     gguf.forget_file()  # which a draft may have had parsed again

@@ -453,10 +453,9 @@ def test_a_long_measurement_says_so(run, base, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(slow_log, "AFTER", 0.0)
     args = ("generate", "It was", "--target", base / "target", "--draft", base / "draft")
-    pair = re.escape(f"{base / 'target'}, {base / 'draft'}, greedy, 1 row")
     err = run(*args).err
-    assert re.search(rf"^measuring what steps cost, about \d+ s more: {pair}$", err, re.M)
-    assert f"loading {base / 'target'}\n" in err
+    assert re.search(r"^measuring what steps cost.*: target, draft, greedy, 1 row$", err, re.M)
+    assert "loading target\n" in err and "loading the draft draft\n" in err
     assert "measuring" not in run(*args).err
 
 
