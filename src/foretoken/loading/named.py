@@ -56,8 +56,9 @@ def draft(name: object) -> Path | None:
 
 def name_of_place(place: str | Path) -> str:
     """Return the name of a draft that ships by its folder; any other name or place as it is."""
-    names = (NOVELS, SMOLLM2)
-    return next((each for each in names if str(draft(each)) == str(place)), str(place))
+    home = Path(str(files("foretoken") / "assets"))
+    names = {str(home / "draft"): NOVELS, str(home / "smollm2-draft"): SMOLLM2}
+    return names.get(str(place), str(place))
 
 
 def smollm2() -> Path | None:
