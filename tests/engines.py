@@ -23,12 +23,16 @@ P, Q = (random_model(seed, V) for seed in (1, 2))
 
 class Threaded:
     """An engine that can be killed at any time, as a process can: its pipe ends. Over table models,
-    or those that the setup names."""
+    or those that the setup names, or over `spec`."""
 
-    def __init__(self, setup: Setup, *, loads: bool = False) -> None:
+    def __init__(
+        self, setup: Setup, *, loads: bool = False, spec: Speculator | None = None
+    ) -> None:
         self.pipe, theirs = Pipe()
         self.theirs = theirs
-        self.spec = load(setup.target, setup.draft, **setup.loading) if loads else speculator()
+        if spec is None:
+            spec = load(setup.target, setup.draft, **setup.loading) if loads else speculator()
+        self.spec = spec
         self.engine = Engine(self.spec, **setup.engine)
         replies = Replies(self.spec.tokenizer, setup.chat_template, setup.tool_parser)
         media = MediaSandbox(setup.max_pixels, setup.max_seconds)

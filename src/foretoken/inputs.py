@@ -253,6 +253,7 @@ def transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Transcri
         strings,
         include=params.include_stop_string,
         special=not params.skip_special_tokens,
+        minimum=params.min_new_tokens or 0,
     )
 
 

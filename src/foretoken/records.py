@@ -133,4 +133,3 @@ class Begun(NamedTuple):
     """Beginning of a text that another engine wrote."""
 
     steps: list[StepRecord]
-    shown: int = 0  # characters of the text that were shown

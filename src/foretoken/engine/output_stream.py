@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from foretoken.inputs import transcript as read_text
 from foretoken.records import Begun, StepRecord
 from foretoken.request import Piece, Row
-from foretoken.text.decoding import Transcript, continued
+from foretoken.text.decoding import TokenText, Transcript, continued
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ class OutputStream:
     sent: int = 0  # tokens
     told: int = 0  # steps
     before: int = 0  # tokens that were written elsewhere
-    skipped: int = 0  # characters that were shown there, and are not shown again
+    pieces: list[TokenText] = field(default_factory=list[TokenText])  # of the last tokens
 
     def resume(self, begun: Begun) -> None:
         """The fresh row goes on behind what was written of it elsewhere."""
@@ -33,7 +33,9 @@ class OutputStream:
         self.row.commit(tokens)
         self.row.records += begun.steps
         self.sent = self.before = len(tokens)
-        self.told, self.skipped = len(begun.steps), begun.shown
+        self.told = len(begun.steps)
+        if self.transcript is not None:
+            self.transcript.pieces()  # were shown there
 
     def piece(self) -> Piece | None:
         """Return the new tokens and their text; None where there are none."""
@@ -43,16 +45,20 @@ class OutputStream:
         wanted = self.row.request.params.logprobs is not None
         likelihoods = self.row.logprobs[self.sent - self.before :] if wanted else None
         self.sent += len(tokens)
-        return Piece(self.text(), tokens, likelihoods, self.number)
+        return Piece(self.text(len(tokens)), tokens, likelihoods, self.number)
 
-    def text(self) -> str | None:
-        """Return the new text that may be shown; None without a tokenizer."""
+    def text(self, count: int = 0) -> str | None:
+        """Return the new text that may be shown, of `count` new tokens; None without a
+        tokenizer."""
         if self.transcript is None:
             return None
-        text = self.transcript.shown()
-        new = text[self.skipped :]
-        self.skipped -= len(text) - len(new)
-        return new
+        *pieces, last = self.transcript.pieces() or [TokenText("", 0)]
+        if len(pieces) >= max(1, count):  # the end is no token
+            pieces[-1] = TokenText(pieces[-1].text + last.text, pieces[-1].offset)
+        else:
+            pieces.append(last)
+        self.pieces = pieces
+        return "".join(piece.text for piece in pieces)
 
     def records(self) -> list[StepRecord]:
         """The steps that are new."""

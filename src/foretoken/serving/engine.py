@@ -23,6 +23,7 @@ from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
 from foretoken.serving.options import EngineKeywords, EngineOptions
 from foretoken.speculator import BATCH, Speculator
+from foretoken.text.decoding import TokenText
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Event:
         completion: The result, in the last event: texts and tokens of all events concatenate to it.
         steps: Records of the step, most often one.
         error: The error behind a finish_reason "error".
+        pieces: The text that each of these tokens added, and its offset in the request's text, in
+            characters; [] without a tokenizer.
 
     Examples:
         >>> import foretoken
@@ -56,6 +59,7 @@ class Event:
     completion: Completion | None = None
     steps: list[StepRecord] = field(default_factory=list[StepRecord])
     error: RefusedError | None = None
+    pieces: list[TokenText] = field(default_factory=list[TokenText])
 
 
 @dataclass(slots=True)
@@ -363,4 +367,5 @@ class Engine:
             completion,
             steps,
             row.error,
+            entry.pieces,
         )

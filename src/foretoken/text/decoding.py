@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretoken.errors import RefusedError
 
@@ -37,6 +37,24 @@ def continued(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: lis
     return Stream(tokenizer, prompt).add(tokens, last=True)
 
 
+def token_offsets(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str
+) -> list[int]:
+    """Return the offset of each token in `text`, of which they are the tokens: special ones that it
+    does not hold have no width."""
+    start = decode(tokenizer, list(tokens), special=True).find(text)
+    stream = Stream(tokenizer, special=start >= 0)
+    offsets = (stream.add_token(token).offset - max(0, start) for token in tokens)
+    return [min(max(0, offset), len(text)) for offset in offsets]
+
+
+class TokenText(NamedTuple):
+    """Text that a token adds, and the number of characters before the token."""
+
+    text: str
+    offset: int
+
+
 class Stream:
     """Text as tokens arrive behind a prompt; the pieces concatenate to what they add to its text.
 
@@ -60,6 +78,7 @@ class Stream:
         self._silent: set[int] = set() if special else specials
         self._tokens = list(prompt)  # the last piece's, at first the prompt, and those held back
         self._seen = len(self._tokens)  # how many of them are the last piece's
+        self._length = self._offset = 0  # of the final text; of the last token in it
         self.held = ""
 
     def add(self, tokens: list[int], *, last: bool = False) -> str:
@@ -77,6 +96,23 @@ class Stream:
         self._tokens = self._tokens[self._seen :]
         self._seen = len(self._tokens)
         return new
+
+    def add_token(self, token: int) -> TokenText:
+        """Add one token: the text that is final with it, and its offset.
+
+        The offset counts the characters that are complete before the token, so all tokens of one
+        character have the same. It depends on no later token.
+        """
+        before = self.held
+        new = self.add([token])
+        now = new or self.held
+        if now.endswith(REPLACEMENT):  # a run of bytes, which may decode differently again
+            complete = len(before.rstrip(REPLACEMENT))
+        else:
+            complete = len(commonprefix([before, now]))
+        self._offset = max(self._offset, self._length + complete)
+        self._length += len(new)
+        return TokenText(new, self._offset)
 
     def _open(self, now: str) -> bool:
         """Tell whether the next token can still change the text of these."""
@@ -96,8 +132,9 @@ class Transcript:
     holds a stop string: replacement characters at its very end, which the next token may complete,
     count only when the text is closed. Among several stop strings in it the one that begins first
     is meant, and among two that begin together the shorter, which was complete first. Text before
-    the new tokens takes no part. So the result is a function of the tokens, not of the steps in
-    which they came.
+    the new tokens takes no part, and a stop string that is complete within the first `minimum`
+    tokens ends nothing, then or later. So the result is a function of the tokens, not of the steps
+    in which they came, and so is the part of it that each token adds.
     """
 
     def __init__(
@@ -108,70 +145,79 @@ class Transcript:
         *,
         include: bool = False,
         special: bool = False,
+        minimum: int = 0,
     ) -> None:
         """`include`: whether the stop string is part of the text, which otherwise ends before it;
-        `special`: whether special tokens are. With stop strings every token is decoded as it is
-        read, else when the text is asked for."""
+        `special`: whether special tokens are."""
         assert all(stop_strings), "an empty string ends every text"
         self._stream = Stream(tokenizer, prompt, special=special)
         self._stops = tuple(stop_strings)
-        self._include = include
+        self._include, self._minimum = include, minimum
         self._reach = max(map(len, stop_strings), default=1) - 1
-        self._tokens: list[int] = []  # read, not decoded
-        self._gone: list[str] = []  # the text that was shown
-        self._waiting: list[str] = []  # the text behind it that no token can change
+        self._count = 0  # tokens
+        self._length = 0  # of the text that no token can change
+        self._floor = 0  # the length of the text of the first `minimum` tokens
+        self._pieces: list[TokenText] = []  # that were not taken
+        self._gone: list[str] = []  # the text of all pieces
+        self._waiting = ""  # the text behind it that no token can change
         self._tail = ""  # the last `_reach` characters of both
-        self._ended = False
+        self._ended = self._closed = False
 
     def read(self, token: int) -> str | None:
         """The stop string that is complete with this token, or None. With one the text has ended:
         no further token is read."""
         assert not self._ended, "the text has ended"
-        self._tokens.append(token)
-        if not self._stops:
-            return None
-        window = self._tail + self._decode()
-        stop = self._cut(window, self._stream.held.rstrip(REPLACEMENT))
+        new, offset = self._stream.add_token(token)
+        self._count += 1
+        self._waiting += new
+        self._length += len(new)
+        window, stop = self._tail + new, None
+        if self._stops:
+            pending = self._stream.held.rstrip(REPLACEMENT)
+            if self._count <= self._minimum:
+                self._floor = self._length + len(pending)
+            stop = self._cut(window, pending)
         self._tail = window[max(0, len(window) - self._reach) :]
+        self._take(offset)
         return stop
 
     def close(self) -> str | None:
         """The text ends here: held-back characters are final. A stop string that they complete, or
         None, as where the text has ended before."""
-        if self._ended:
+        if self._closed:
             return None
-        self._decode()
-        pending = self._stream.held
-        stop = self._cut(self._tail, pending)
-        if stop is None:
-            self._end("".join(self._waiting) + pending)
+        self._closed, stop = True, None
+        if not self._ended:
+            pending = self._stream.held
+            stop = self._cut(self._tail, pending) if self._count > self._minimum else None
+            if stop is None:
+                self._end(self._waiting + pending)
+        self._take(sum(map(len, self._gone)) + len(self._waiting))
         return stop
 
     @property
     def text(self) -> str:
         """All of the text; before its end as it is if nothing follows."""
-        self._decode()
         pending = "" if self._ended else self._stream.held
-        return "".join([*self._gone, *self._waiting, pending])
+        return "".join([*self._gone, self._waiting, pending])
+
+    def pieces(self) -> list[TokenText]:
+        """The text that may be shown with each token, of those that were read since the last call;
+        the end, too, is a piece. None of it can be changed by a later token or begins a stop
+        string. The pieces concatenate to `text` once it is closed."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
     def shown(self) -> str:
-        """The text that may be shown and has not been: none that a later token can change or that
-        a stop string may begin with. The pieces concatenate to `text` once it has ended."""
-        self._decode()
-        waiting = "".join(self._waiting)
-        cut = len(waiting) - (0 if self._ended else self._begun())
-        self._waiting = [waiting[cut:]]
-        self._gone.append(waiting[:cut])
-        return waiting[:cut]
+        """The text of `pieces`."""
+        return "".join(piece.text for piece in self.pieces())
 
-    def _decode(self) -> str:
-        """The text that is settled by the tokens read since the last call."""
-        if not self._tokens:
-            return ""
-        new = self._stream.add(self._tokens)
-        self._tokens = []
-        self._waiting.append(new)
-        return new
+    def _take(self, offset: int) -> None:
+        """Make a piece of what may be shown."""
+        cut = len(self._waiting) - (0 if self._ended else self._begun())
+        text, self._waiting = self._waiting[:cut], self._waiting[cut:]
+        self._gone.append(text)
+        self._pieces.append(TokenText(text, offset))
 
     def _cut(self, settled: str, pending: str) -> str | None:
         """End the text at the first stop string in `settled`, its last characters, and `pending`,
@@ -180,17 +226,19 @@ class Transcript:
         Nothing shown lies behind the cut: a match that began there would have held it back.
         """
         window = settled + pending
-        spans = [(at, at + len(stop)) for stop in self._stops if (at := window.find(stop)) >= 0]
+        floor = self._floor - (self._length - len(settled))  # where no stop string may end
+        found = ((window.find(stop, max(0, floor - len(stop) + 1)), stop) for stop in self._stops)
+        spans = [(at, at + len(stop)) for at, stop in found if at >= 0]
         if not spans:
             return None
         start, end = min(spans)
         behind = len(window) - (end if self._include else start)
-        waiting = "".join(self._waiting) + pending
+        waiting = self._waiting + pending
         self._end(waiting[: len(waiting) - behind])
         return window[start:end]
 
     def _end(self, waiting: str) -> None:
-        self._waiting = [waiting]
+        self._waiting = waiting
         self._ended = True
 
     def _begun(self) -> int:
@@ -203,7 +251,8 @@ class Transcript:
 
 
 class Spelling:
-    """Spelling of one tokenizer's tokens; without a tokenizer a token is shown as its id."""
+    """Spelling of one tokenizer's tokens: names, in which no part of a character is like another
+    one, with their bytes; without a tokenizer a token is shown as its id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.tokenizer = tokenizer
@@ -211,8 +260,13 @@ class Spelling:
         self.spells_bytes = "ByteLevel" in str(getattr(backend, "decoder", ""))
         self.word = lru_cache(2**16)(self._word)
 
-    def text(self, token: int) -> str:
+    def name(self, token: int) -> str:
         return self.word(token)[0]
+
+    def text(self, token: int) -> str:
+        """The token as text, with replacement characters for parts of others."""
+        name, encoded = self.word(token)
+        return encoded.decode(errors="replace") if encoded else name
 
     def _word(self, token: int) -> tuple[str, bytes]:
         if self.tokenizer is None:
@@ -222,7 +276,7 @@ class Spelling:
             return "", b""
         if BYTE.fullmatch(name):
             encoded = bytes([int(name[3:5], 16)])
-            return encoded.decode(errors="replace"), encoded
+            return _named(encoded), encoded
         if not self.spells_bytes:
             text = name.replace("\u2581", " ")
             return text, text.encode()
@@ -230,7 +284,16 @@ class Spelling:
             encoded = bytes(_BYTES[letter] for letter in name)
         except KeyError:  # a special token
             encoded = name.encode()
-        return encoded.decode(errors="replace"), encoded
+        return _named(encoded), encoded
+
+
+def _named(encoded: bytes) -> str:
+    """A token's text, or its bytes as OpenAI writes those that are no text."""
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        letters = (chr(b) if 32 <= b < 127 and b != ord("\\") else f"\\x{b:02x}" for b in encoded)
+        return f"bytes:{''.join(letters)}"
 
 
 def _letters() -> dict[str, int]:

@@ -7,7 +7,7 @@ from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import SamplingParams
-from foretoken.text.decoding import Transcript
+from foretoken.text.decoding import TokenText, Transcript
 from tiny import byte_level
 
 
@@ -42,3 +42,21 @@ def test_text_and_logprobs_come_with_their_tokens() -> None:
         text, likelihoods = text + piece.text, [*likelihoods, *piece.logprobs]
     shown.close()
     assert text + transcript.shown() == transcript.text and likelihoods == shown.logprobs
+
+
+def test_every_token_has_its_piece() -> None:
+    """An end that is not read has that of the text's end; one behind the limit has none."""
+    tokenizer = byte_level()
+    ids = tokenizer(" was \U0001f40b").input_ids
+    for limit, tokens in ((9, [*ids, 0]), (len(ids), ids), (len(ids) - 1, ids)):
+        shown = Row.of(Request([3], limit, RowKey(0, 0), frozenset({0})))
+        transcript = Transcript(tokenizer, [3])
+        shown.endings.append(transcript)
+        output, pieces, text = OutputStream(shown, transcript), list[TokenText](), ""
+        for block in (tokens[:2], tokens[2:]):
+            shown.commit(block)
+            piece = output.piece()
+            assert piece is not None and len(output.pieces) == len(piece.tokens)
+            pieces, text = [*pieces, *output.pieces], text + (piece.text or "")
+        assert "".join(each.text for each in pieces) == text == transcript.text
+        assert [each.offset for each in pieces][-1] == (len(text) if limit == 9 else 5)

@@ -45,8 +45,8 @@ def step(accepted: int, rejected: int) -> StepRecord:
 def written() -> Generation:
     writing = Generation(EngineClient(Setup(None, None)), [ASKED])
     writing.texts[0].prompt_tokens = 4
-    writing._note(0, StepOutput(0, "ab", [5, 6], None, [step(1, 1)], None))
-    writing._note(0, StepOutput(0, "c", [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
+    writing._note(0, StepOutput(0, ["a", "b"], [5, 6], None, [step(1, 1)], None))
+    writing._note(0, StepOutput(0, ["c"], [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
     return writing
 
 
@@ -54,7 +54,7 @@ def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
     writing = Generation(EngineClient(Setup(None, None)), [ASKED] * 3, 3)
     for i, text in enumerate(writing.texts):
         text.prompt_tokens = 4
-        writing._note(i, StepOutput(i, "c", [7], None, [], Done("stop", None, STATS, None)))
+        writing._note(i, StepOutput(i, ["c"], [7], None, [], Done("stop", None, STATS, None)))
     metrics = Metrics("m", vllm=False)
     metrics.observe(writing, 0.7, "m")
     samples = values(metrics)

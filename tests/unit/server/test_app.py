@@ -223,6 +223,36 @@ def test_a_prompt_is_told_again_with_its_logprobs(client: openai.OpenAI, spec: A
     assert choice.logprobs is not None and len(choice.logprobs.tokens or ()) == len(ids)
 
 
+def test_parts_of_a_character_have_entries_and_offsets_of_their_own(url: str) -> None:
+    """Each its own logprob, by a name of its own, at the place of its character; echoed prompts
+    and new text, whole and in streams."""
+    text = "It \U0001f327 was \U0001f327é"
+    asked: dict[str, Any] = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 5}
+    (choice,) = post(url, "/v1/completions", {"model": "tiny", **asked}).json()["choices"]
+    told = choice["logprobs"]
+    assert choice["text"] == text and r"bytes:\xf0\x9f" in told["tokens"]
+    own = zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True)
+    for token, logprob, top in [*own][1:]:
+        assert top[token] == logprob and len(top) >= 5
+    parts = [token for token in told["tokens"] if token.startswith("bytes:")]
+    first = told["tokens"].index(parts[0])
+    assert told["text_offset"][first : first + 3] == [3] * 3
+    assert told["text_offset"][first + 3] == 4 and max(told["text_offset"]) == len(text) - 1
+    bias = {str(id): 100 for id in range(130, 256)}  # bytes that are no characters, most of them
+    more = SAMPLING | GAMMA | {"prompt": "It", "logprobs": 3, "logit_bias": bias}
+    (choice,) = post(url, "/v1/completions", more).json()["choices"]
+    offsets = choice["logprobs"]["text_offset"]
+    assert offsets == sorted(offsets) and len(choice["text"]) >= offsets[-1]
+    assert all(len(top) >= 3 for top in choice["logprobs"]["top_logprobs"])
+    chunks = events(post(url, "/v1/completions", more | {"stream": True}))
+    assert offsets == [at for c in chunks for at in c["choices"][0]["logprobs"]["text_offset"]]
+    chat = SAMPLING | {"messages": HELLO, "logprobs": True, "top_logprobs": 5, "logit_bias": bias}
+    (choice,) = post(url, "/v1/chat/completions", chat).json()["choices"]
+    for each in choice["logprobs"]["content"]:
+        names = [top["token"] for top in each["top_logprobs"]]
+        assert len(set(names)) == 5 and "\ufffd" not in names
+
+
 def test_offsets_end_with_the_text(url: str, spec: Any) -> None:
     """Tokens behind a stop string are told, and their place is the text's end."""
     free = offline(spec, "It was").text

@@ -12,7 +12,14 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import RefusedError
-from foretoken.text.decoding import Spelling, Stream, continued, decode, require_same_words
+from foretoken.text.decoding import (
+    Spelling,
+    Stream,
+    continued,
+    decode,
+    require_same_words,
+    token_offsets,
+)
 from tiny import TEXT, byte_level, metaspace
 
 
@@ -204,10 +211,32 @@ def test_bytes_concatenate_to_the_text(make) -> None:
     assert spelled.decode().strip() == tokenizer.decode(ids).strip()
 
 
-def test_a_token_within_a_character_is_shown_as_a_replacement() -> None:
+def test_a_token_within_a_character_is_named_by_its_bytes() -> None:
+    """And shown as a replacement; no two tokens have one name."""
     words = Spelling(byte_level())
     cut = [token for token in range(320) if words.text(token) == "\ufffd"]
-    assert cut and all(len(words.word(token)[1]) >= 1 for token in cut)
+    assert cut and all(words.name(token).startswith("bytes:\\x") for token in cut)
+    assert len({words.name(token) for token in range(320)}) == 320
+    mixed = Tokenizer(models.BPE({"Ġð": 0, "<0xF0>": 1, "a": 2}, []))
+    mixed.decoder = decoders.ByteLevel()
+    words = Spelling(PreTrainedTokenizerFast(tokenizer_object=mixed))
+    assert [words.name(token) for token in range(3)] == [r"bytes: \xf0", r"bytes:\xf0", "a"]
+
+
+def test_offsets_in_a_prompt_are_those_of_its_text() -> None:
+    """With special tokens that it names or does not, first spaces, and characters of parts."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
+    text = "so<|call|> \U0001f327 né"
+    ids = [0, *tokenizer(text).input_ids]
+    offsets = token_offsets(tokenizer, ids, text)
+    assert offsets[:2] == [0, 0] and len(offsets) == len(ids)
+    at = dict(zip(tokenizer.convert_ids_to_tokens(ids), offsets, strict=True))
+    assert at["<|call|>"] == 2 and offsets[-1] == len(text) - 1
+    silent = decode(tokenizer, ids)
+    assert token_offsets(tokenizer, ids, silent)[-1] == len(silent) - 1
+    llama, words = llama_like(), [3, 3, *(7 + b for b in "€".encode()), 6]
+    assert token_offsets(llama, [0, *words], "a a€b") == [0, 0, 1, 3, 3, 3, 4]
 
 
 def test_ids_stand_for_themselves_without_a_tokenizer() -> None:

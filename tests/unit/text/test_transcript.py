@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.text.decoding import REPLACEMENT, Transcript, continued
-from tiny import TEXT, byte_level, metaspace
+from foretoken.text.decoding import REPLACEMENT, Spelling, TokenText, Transcript, continued
+from tiny import byte_level, metaspace
 
 LETTERS = "aab\u00e9\U0001f600 \n"
 
@@ -48,10 +49,18 @@ class End(NamedTuple):
     text: str
 
 
-def expected(texts: list[str], stops: list[str], include: bool) -> End:
-    """From the texts of all prefixes, by `str.find`."""
-    for count, text in enumerate([*(text.rstrip(REPLACEMENT) for text in texts), texts[-1]]):
-        found = [(text.find(stop), len(stop), stop) for stop in stops if stop in text]
+def expected(texts: list[str], stops: list[str], include: bool, minimum: int = 0) -> End:
+    """From the texts of all prefixes, by `str.find`, as vLLM looks for them behind its min_tokens:
+    only text beyond these completes one."""
+    prefixes = [text.rstrip(REPLACEMENT) for text in texts]
+    if minimum >= len(texts) - 1:
+        return End(None, len(texts), texts[-1])
+    floor = len(prefixes[minimum])
+    for count, text in enumerate([*prefixes, texts[-1]]):
+        if count <= minimum:
+            continue
+        starts = [(text.find(stop, max(0, floor - len(stop) + 1)), stop) for stop in stops]
+        found = [(at, len(stop), stop) for at, stop in starts if at >= 0]
         if found:
             at, length, stop = min(found)
             return End(stop, count, text[: at + length if include else at])
@@ -93,11 +102,13 @@ def test_stop_strings_in_any_pieces_are_those_of_str_find():
         pieces = [some(dice, LETTERS, 4) for _ in range(dice.randint(1, 12))]
         texts = ["".join(pieces[:i]) for i in range(len(pieces) + 1)]
         stops, include = stop_strings(dice, texts[-1]), dice.random() < 0.5
-        end = expected(texts, stops, include)
+        minimum = dice.choice([0, 0, *range(8)])
+        end = expected(texts, stops, include, minimum)
         tokens = list(range(len(pieces)))
         tokenizer = Pieces([*pieces, some(dice, LETTERS, 4)])
         prompt = [len(pieces)] * dice.randint(0, 2)
-        check(dice, Transcript(tokenizer, prompt, stops, include=include), tokens, end)
+        transcript = Transcript(tokenizer, prompt, stops, include=include, minimum=minimum)
+        check(dice, transcript, tokens, end)
         met += end.stop is not None
         crossed += end.stop is not None and end.stop not in pieces[end.count - 1]
     assert met > 1_000 and crossed > 300
@@ -137,8 +148,10 @@ def test_stop_strings_in_any_tokens_are_those_of_str_find(make):
         tokens = ids_of(dice, tokenizer)
         texts = [continued(tokenizer, prompt, tokens[:i]) for i in range(len(tokens) + 1)]
         stops, include = stop_strings(dice, texts[-1]), dice.random() < 0.5
-        end = expected(texts, stops, include)
-        check(dice, Transcript(tokenizer, prompt, stops, include=include), tokens, end)
+        minimum = dice.choice([0, 0, *range(6)])
+        end = expected(texts, stops, include, minimum)
+        transcript = Transcript(tokenizer, prompt, stops, include=include, minimum=minimum)
+        check(dice, transcript, tokens, end)
         met += end.stop is not None
     assert met > 500
 
@@ -218,13 +231,46 @@ def test_without_stop_strings_it_is_the_text_of_all_tokens(make):
         assert transcript.text == whole and transcript.close() is None and transcript.text == whole
 
 
-def test_nothing_is_decoded_before_the_text_is_asked_for(monkeypatch):
-    lengths = counted(monkeypatch)
-    transcript, ids = Transcript(byte_level(), []), byte_level()(TEXT).input_ids
-    for token in ids:
-        transcript.read(token)
-    assert not lengths
-    assert transcript.text == TEXT and max(lengths) == len(ids)
+def test_a_stop_string_within_the_least_tokens_ends_nothing_later_either():
+    def read(minimum: int) -> tuple[str | None, str]:
+        transcript = Transcript(Pieces(["a", "b", "c", "b", "d"]), [], ["ab", "b"], minimum=minimum)
+        return whole(transcript, [0, 1, 2, 3, 4])
+
+    assert read(0) == read(1) == ("ab", "")  # completed behind them, it may begin within
+    assert read(2) == read(3) == ("b", "abc")
+    assert read(4) == read(9) == (None, "abcbd")
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace])
+def test_what_each_token_adds_does_not_depend_on_when_it_is_asked_for(make):
+    """Nor on later tokens; and offsets count characters, of which parts add none: 300 texts of
+    whole characters, seeded."""
+    dice, tokenizer = random.Random(4), make()
+    spelling, cut = Spelling(tokenizer), 0
+    for _ in range(300):
+        text = some(dice, LETTERS, 9)
+        tokens = bytes_of(tokenizer, text) if dice.random() < 0.7 else tokenizer(text).input_ids
+        prompt, stops = bytes_of(tokenizer, "a"), stop_strings(dice, text)
+        one, other = (Transcript(tokenizer, prompt, stops) for _ in range(2))
+        pieces = list[TokenText]()
+        for token in tokens:
+            stopped = [each.read(token) for each in (one, other)]
+            pieces += one.pieces() if dice.random() < 0.5 else []
+            if any(stopped):
+                break
+        assert one.close() == other.close()
+        assert [*pieces, *one.pieces()] == other.pieces()
+        transcript = Transcript(tokenizer, prompt)
+        for token in tokens:
+            transcript.read(token)
+        transcript.close()
+        *pieces, end = transcript.pieces()
+        assert "".join(piece.text for piece in [*pieces, end]) == transcript.text
+        spelled = [spelling.word(token)[1] for token in tokens]
+        before = [b"".join(spelled[:i]).decode(errors="ignore") for i in range(len(tokens) + 1)]
+        assert [piece.offset for piece in [*pieces, end]] == [*map(len, before)]
+        cut += any(one == other for one, other in pairwise(before))
+    assert cut > 50
 
 
 def test_the_cost_of_a_token_does_not_grow_with_the_text(monkeypatch):

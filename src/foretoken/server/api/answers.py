@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
 from time import time
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -73,17 +75,29 @@ class ReplyText:
         self.calls: list[ToolCall] = []
         self._reader = None if facts is None or wish is None else _reader(facts, wish, tail)
 
-    def read(self, text: GeneratedText) -> list[Told]:
-        """Read a whole text."""
-        return [told for part in text.parts for told in self.feed(part)]
-
     def feed(self, part: StepOutput) -> list[Told]:
         """Return what is new."""
-        thought = self._reader is not None and self._reader.thinks
+        return joined(told for _, told in self.tokens(part) for told in told)
+
+    def tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[Told]]]:
+        """Yield what each token adds, and whether it is a token of thoughts. Read token by token,
+        nothing depends on the steps that they came in."""
+        for i, text in enumerate(part.texts, 1):
+            thought = self._thinks
+            told = self._told(text, part.done if i == len(part.texts) else None)
+            thought = thought or self._thinks
+            self.thought_tokens += thought
+            yield thought, told
+
+    @property
+    def _thinks(self) -> bool:
+        return self._reader is not None and self._reader.thinks
+
+    def _told(self, text: str, done: Done | None) -> list[Told]:
         if self._reader is None:
-            told = [Told(part.text)] if part.text else []
+            told = [Told(text)] if text else []
         else:
-            told = self._reader.feed(part.text, last=part.done is not None, cut=_cut(part.done))
+            told = self._reader.feed(text, last=done is not None, cut=_cut(done))
         for each in told:
             self.text += each.text
             self.thoughts += each.thought
@@ -92,9 +106,23 @@ class ReplyText:
                     self.calls.append(ToolCall(fresh("call"), each.call))
                 self.calls[each.call].name += each.name
                 self.calls[each.call].arguments += each.arguments
-        if thought or (self._reader is not None and self._reader.thinks):
-            self.thought_tokens += len(part.tokens)
         return told
+
+
+def joined(told: Iterable[Told]) -> list[Told]:
+    """Return the pieces with neighbours of one kind as one."""
+    groups = groupby(told, lambda each: (each.call, bool(each.thought)))
+    return [reduce(_join, pieces) for _, pieces in groups]
+
+
+def _join(one: Told, other: Told) -> Told:
+    return Told(
+        one.text + other.text,
+        one.thought + other.thought,
+        one.call,
+        one.name + other.name,
+        one.arguments + other.arguments,
+    )
 
 
 def _reader(facts: ReplyFacts, wish: Wish, tail: str) -> ReplyReader:

@@ -146,7 +146,8 @@ class ChatAnswer(answers.ChoicesAnswer[Chat]):
 
     def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
         reply = self.reply(i)
-        reply.read(text)
+        for part in text.parts:
+            reply.feed(part)
         silent = self.asked.forced or (reply.calls and not reply.text)
         content = None if silent else reply.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from itertools import takewhile
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -93,7 +94,7 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
 
     def __init__(self, asked: Text, model: str, generation: Generation) -> None:
         super().__init__(asked, model, generation)
-        self._told = Counter[int]()  # characters of each text's tokens
+        self._waiting = defaultdict[int, list[TokenLogprob]](list)  # for text that is held back
 
     @property
     def kept(self) -> list[GeneratedText]:
@@ -118,7 +119,7 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
         if asked.logprobs is None:
             return choice
         tokens = [*text.first, *prompt, *text.logprobs] if asked.echo else text.logprobs
-        logprobs = _logprobs(tokens, asked.logprobs, 0, len(whole))
+        logprobs = _logprobs(tokens, asked.logprobs, len(whole))
         for key in ("token_logprobs", "top_logprobs") if text.first else ():
             if logprobs[key]:
                 logprobs[key][0] = None  # nothing is known of a prompt's first token
@@ -132,14 +133,11 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
     def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
         if self.asked.logprobs is None:
             return {"text": part.text}
-        text, tokens = self.texts[i], part.logprobs or []
-        end = None if part.done is None else len(text.echo) + len(text.text)
-        offset = len(text.echo) + self._told[i]
-        self._told[i] += sum(len(each.text) for each in tokens)
-        return {
-            "text": part.text,
-            "logprobs": _logprobs(tokens, self.asked.logprobs, offset, end),
-        }
+        end = len(self.texts[i].echo) + len(self.texts[i].text)
+        tokens = self._waiting[i] + (part.logprobs or [])
+        if part.done is None:  # what is held back may be cut, and its tokens stand at the end then
+            tokens, self._waiting[i] = _parted(tokens, end)
+        return {"text": part.text, "logprobs": _logprobs(tokens, self.asked.logprobs, end)}
 
 
 def _likelihood(text: GeneratedText) -> float:
@@ -147,22 +145,28 @@ def _likelihood(text: GeneratedText) -> float:
     return fmean(each.logprob for each in text.logprobs) if text.logprobs else 0.0
 
 
-def _logprobs(
-    tokens: list[TokenLogprob], count: int, offset: int, end: int | None
-) -> dict[str, Any]:
-    """`end`: where the text ends, if it is known; tokens after a stop string that is left out
-    stand there."""
-    offsets: list[int] = []
-    for each in tokens:
-        offsets.append(offset if end is None else min(offset, end))
-        offset += len(each.text)
-    # the token itself is told too where it is not among the likeliest
-    singles = ({each.text: each.logprob} for each in tokens)
-    likeliest = ({text: value for text, _, value, _ in each.top} for each in tokens)
-    top = [one | others for one, others in zip(singles, likeliest, strict=True)]
+def _parted(tokens: list[TokenLogprob], end: int) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
+    """The tokens that begin before `end`, and the others."""
+    before = list(takewhile(lambda each: each.offset < end, tokens))
+    return before, tokens[len(before) :]
+
+
+def _logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[str, Any]:
+    """`end`: of the text; tokens of a stop string that is cut off stand there."""
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
-        "top_logprobs": top if count else None,
-        "text_offset": offsets,
+        "top_logprobs": [_top(each) for each in tokens] if count else None,
+        "text_offset": [min(each.offset, end) for each in tokens],
     }
+
+
+def _top(token: TokenLogprob) -> dict[str, float]:
+    """The logprobs of the token itself and of the likeliest: by name, and one that has the name of
+    another by its id, as vLLM writes it."""
+    names, logprobs = {token.id: token.text}, {token.text: token.logprob}
+    for name, _, logprob, id in token.top:
+        if id not in names:
+            names[id] = f"token_id:{id}" if name in logprobs else name
+            logprobs[names[id]] = logprob
+    return logprobs

@@ -199,7 +199,8 @@ class OutputItems:
         self._logprobs: list[dict[str, Any]] = []  # of text that is held back
 
     def told(self, pieces: list[Told], logprobs: list[dict[str, Any]]) -> Iterator[str]:
-        """Yield the events of what is new; the logprobs go with its text."""
+        """Yield the events of what is new; logprobs go with the text that follows them, and those
+        of a call nowhere."""
         logprobs, self._logprobs = [*self._logprobs, *logprobs], []
         for piece in pieces:
             kind = "message" if piece.call is None else "function_call"
@@ -207,20 +208,19 @@ class OutputItems:
             if not self.items or self.items[-1].kind != kind or piece.call != self._call:
                 yield from self._begin(kind, piece)
             text = piece.thought or piece.text or piece.arguments
-            told = logprobs if kind == "message" else []
-            logprobs = [] if told else logprobs
+            told, logprobs = (logprobs if kind == "message" else []), []
             yield from self.items[-1].add(self._event, text, told)
-        if logprobs and self.items and self.items[-1].kind == "message":
-            yield from self.items[-1].add(self._event, "", logprobs)
-        else:
-            self._logprobs = logprobs
+        self._logprobs = logprobs
 
     def end(self, status: str, *, has_text: bool = True) -> Iterator[str]:
         """Yield the events of the end; an empty reply is an empty message if it may have text."""
         if not self.items and has_text:
             yield from self._begin("message", Told())
-        if self.items:
-            yield from self.items[-1].end(self._event, status)
+        if not self.items:
+            return
+        if self.items[-1].kind == "message":
+            yield from self.items[-1].add(self._event, "", self._logprobs)
+        yield from self.items[-1].end(self._event, status)
 
     def _begin(self, kind: Any, piece: Told) -> Iterator[str]:
         if self.items:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from itertools import count
 from time import time
 from typing import Annotated, Any, ClassVar, Literal
@@ -21,7 +21,7 @@ from foretoken.server.api.wire import (
     Wire,
     small,
 )
-from foretoken.server.process.messages import TokenLogprob
+from foretoken.server.process.messages import StepOutput
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -132,7 +132,8 @@ class ResponseAnswer(answers.Answer[Responses]):
     def body(self) -> dict[str, Any]:
         (text,) = self.texts
         told = items.OutputItems(lambda *_, **__: "")  # events that nobody hears
-        list(told.told(self.reply(0).read(text), self._logprobs(text.logprobs)))
+        for part in text.parts:
+            list(self._events(told, part))
         list(told.end(self._status, has_text=not self.asked.forced))
         return self._finished(self._head(), told.items)
 
@@ -146,17 +147,21 @@ class ResponseAnswer(answers.Answer[Responses]):
         yield event("response.created", response=head)
         yield event("response.in_progress", response=head)
         told = items.OutputItems(event)
-        async for i, part in self.generation.parts():
-            new = self.reply(i).feed(part)
-            for each in told.told(new, self._logprobs(part.logprobs or [])):
+        async for _, part in self.generation.parts():
+            for each in self._events(told, part):
                 yield each
         for each in told.end(self._status, has_text=not self.asked.forced):
             yield each
         response = self._finished(head, told.items)
         yield event(f"response.{response['status']}", response=response)
 
-    def _logprobs(self, tokens: list[TokenLogprob]) -> list[dict[str, Any]]:
-        return [answers.known(each) for each in tokens] if self.asked.reported is not None else []
+    def _events(self, told: items.OutputItems, part: StepOutput) -> Iterator[str]:
+        """Yield the events of each token: thoughts have no logprobs."""
+        logprobs: list[dict[str, Any]] = []
+        if self.asked.reported is not None:
+            logprobs = [answers.known(each) for each in part.logprobs or ()]
+        for i, (thought, new) in enumerate(self.reply(0).tokens(part)):
+            yield from told.told(new, [] if thought else logprobs[i : i + 1])
 
     @property
     def _status(self) -> str:

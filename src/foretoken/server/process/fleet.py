@@ -265,12 +265,11 @@ class MovableText:
         self.fleet, self.request, self.listener = fleet, request, listener
         self.accepted, self.moves = False, MOVES
         self.steps: list[StepRecord] = []
-        self.shown = 0  # characters
         self._moving: asyncio.Task[None] | None = None
 
     def begin(self, client: EngineClient) -> None:
         """Send it to an engine, with what another one has written."""
-        begun = Begun(self.steps, self.shown) if self.steps else None
+        begun = Begun(self.steps) if self.steps else None
         self._abort = client.submit(replace(self.request, begun=begun), self._hear)
 
     def end(self) -> None:
@@ -290,7 +289,6 @@ class MovableText:
                 return
             case StepOutput():
                 self.steps += message.steps
-                self.shown += len(message.text)
             case _:
                 pass
         self.accepted = self.accepted or isinstance(message, Accepted)

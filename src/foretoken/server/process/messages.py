@@ -180,7 +180,8 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob, id."""
+    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob, id.
+    `text`: its name, as `Spelling` has it."""
 
     text: str
     bytes: bytes
@@ -188,6 +189,7 @@ class TokenLogprob:
     top: list[tuple[str, bytes, float, int]]
     id: int
     rank: int
+    offset: int  # characters before it, of an echoed prompt and the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +228,19 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Addition of a step to a text."""
+    """Addition of a step to a text. `texts`: what each of the tokens added."""
 
     id: int
-    text: str
+    texts: list[str]
     tokens: list[int]
     logprobs: list[TokenLogprob] | None
     steps: list[StepRecord]  # most often one
     done: Done | None = None
     words: dict[int, str] | None = None  # texts of the steps' tokens, for a request that shows them
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -64,7 +65,7 @@ from foretoken.server.process.messages import (
 )
 from foretoken.serving.options import AllEngineKeywords
 from foretoken.text.chat import parts_of, rate
-from foretoken.text.decoding import Spelling, decode
+from foretoken.text.decoding import Spelling, decode, token_offsets
 from foretoken.theory import steps_factor
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class EngineRequest:
     length: int  # tokens that prompt and text may have
     plain: bool  # asked for without draft tokens, which is more than that it had none
     mixed: bool  # its time is not of its own steps: begun in another engine, or waits for drafts
+    offsets: list[int]  # of the prompt's tokens, where it is echoed
     told: bool = False
 
 
@@ -265,7 +267,7 @@ class Worker:
     def _add(self, id: int, request: GenerateRequest) -> None:
         try:
             prompt, ids, limit, prediction = self._checked(request)
-            accepted = self._accepted(id, request, ids)
+            accepted, offsets = self._accepted(id, request, ids)
             controls = self._controls(request, accepted.tail)
             added = EngineRequest(
                 accepted,
@@ -273,6 +275,7 @@ class Worker:
                 length=len(ids) + limit,
                 plain=request.gamma == 0,
                 mixed=request.begun is not None,
+                offsets=offsets,
             )
             with self.awake:  # before its first event
                 if id not in self.requests:  # aborted meanwhile
@@ -345,18 +348,23 @@ class Worker:
         spelled = [self.spec.inputs.prediction(lead + text) for text in texts for lead in ("", " ")]
         return {"bad_words_ids": [ids for ids in dict.fromkeys(spelled) if ids]}
 
-    def _accepted(self, id: int, request: GenerateRequest, ids: list[int]) -> Accepted:
+    def _accepted(
+        self, id: int, request: GenerateRequest, ids: list[int]
+    ) -> tuple[Accepted, list[int]]:
+        """What is told of a request once it is accepted, and its tokens' offsets in the echo."""
         tail = "" if request.wish is None else self.replies.tail(ids)
         told = ids if request.tell_ids else None
         if not request.echo:
-            return Accepted(id, len(ids), tail=tail, ids=told)
+            return Accepted(id, len(ids), tail=tail, ids=told), []
         prompt, tokenizer = request.prompt, self.spec.tokenizer
+        if tokenizer is None:
+            raise InputError("echo needs a tokenizer, and the model has none; leave it out")
         if not isinstance(prompt, str):
-            if tokenizer is None:
-                raise InputError("echo needs a tokenizer, and the model has none; leave it out")
             prompt = decode(tokenizer, ids)
-        first = TokenLogprob(*self.spelling.word(ids[0]), 0.0, [], ids[0], 1)
-        return Accepted(id, len(ids), prompt, (first,), tail, told)
+        logprobs = request.controls.get("prompt_logprobs") is not None
+        offsets = token_offsets(tokenizer, ids, prompt) if logprobs else []
+        first = TokenLogprob(*self.spelling.word(ids[0]), 0.0, [], ids[0], 1, 0)
+        return Accepted(id, len(ids), prompt, (first,), tail, told), offsets
 
     def _accept(self, request: EngineRequest) -> None:
         if not request.told:
@@ -503,7 +511,7 @@ class Worker:
         with about("prompt"):
             read = self._read(prompt, template, chat_template_kwargs)
             ids = read if isinstance(read, list) else read.ids
-        return {"tokens": ids} | ({"token_strs": [*map(self.spelling.text, ids)]} if texts else {})
+        return {"tokens": ids} | ({"token_strs": [*map(self.spelling.name, ids)]} if texts else {})
 
     def _detokenize(self, tokens: list[int]) -> str:
         with about("tokens"):
@@ -577,11 +585,13 @@ class Worker:
         if request.show_steps:
             tokens = (token for step in event.steps for token in (*step.kept, *step.guesses))
             words = {token: self.spelling.text(token) for token in tokens}
+        echoed = len(request.accepted.echo)
+        offsets = [echoed + piece.offset for piece in event.pieces]
         return StepOutput(
             event.id,
-            event.text or "",
+            [piece.text for piece in event.pieces] or [""] * len(event.tokens),
             event.tokens,
-            None if event.logprobs is None else self._known(event.logprobs),
+            None if event.logprobs is None else self._known(event.logprobs, offsets),
             event.steps,
             None if event.completion is None else self._done(event.completion, request),
             words,
@@ -593,19 +603,20 @@ class Worker:
             completion.finish_reason,
             None if stop in self.spec.ends.eos else stop,  # as vLLM: its own end needs no reason
             completion.stats,
-            None if likelihoods is None else self._known(likelihoods),
+            None if likelihoods is None else self._known(likelihoods, request.offsets[1:]),
             None if request.mixed else _pace(completion, request.length),
         )
 
-    def _known(self, logprobs: list[Logprobs]) -> list[TokenLogprob]:
+    def _known(self, logprobs: list[Logprobs], offsets: list[int]) -> list[TokenLogprob]:
+        """`offsets`: [] where they are not told."""
         word = self.spelling.word
 
-        def known(each: Logprobs) -> TokenLogprob:
+        def known(each: Logprobs, offset: int) -> TokenLogprob:
             top = [(*word(token), max(LEAST, logprob), token) for token, logprob in each.top]
             own = (*word(each.token), max(LEAST, each.logprob))
-            return TokenLogprob(*own, top, each.token, each.rank)
+            return TokenLogprob(*own, top, each.token, each.rank, offset)
 
-        return [known(each) for each in logprobs]
+        return [known(*pair) for pair in zip(logprobs, offsets or repeat(0), strict=False)]
 
     def _fail(self, message: str) -> None:
         """All requests end: what broke the step off may break the next one off too."""
