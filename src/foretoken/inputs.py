@@ -149,15 +149,24 @@ class InputProcessor:
         params = resolved(params, self.controls, self.ends, len(head))
         require(params, self.target, self.tokenizer is not None)
         eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
-        if params.stop_strings and self.tokenizer is not None:
-            # such tokens may have no text to be found in
-            added = self.tokenizer.added_tokens_decoder.items()
-            eos |= {token for token, word in added if word.content in params.stop_strings}
+        stops = self._stop_string_ids(params) - eos
+        eos |= stops
+        late = frozenset[int]() if params.structured is not None else frozenset(stops)
         places = forced(params, len(head), limit - 1)
         if params.structured is not None:  # one that does not compile fails here
             with about("structured"):
                 self._grammar(params.structured, frozenset(eos))
-        return [Request(head, limit, k, frozenset(eos), source, places, params) for k in keys]
+        return [
+            Request(head, limit, k, frozenset(eos), source, places, params, late_eos=late)
+            for k in keys
+        ]
+
+    def _stop_string_ids(self, params: SamplingParams) -> set[int]:
+        """The added tokens that are stop strings: they may have no text to be found in."""
+        if not params.stop_strings or self.tokenizer is None:
+            return set()
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {token for token, word in added if word.content in params.stop_strings}
 
     def _require_fit(self, ids: list[int], i: int) -> None:
         """InputError for a prompt that the model cannot hold."""

@@ -33,6 +33,7 @@ class Request:
     salt: str = ""  # only texts of the same one share what was read
     prediction: tuple[int, ...] = ()  # the new tokens that the caller expects
     media: Media | None = None  # read with the prompt, or by the encoder instead of a source
+    late_eos: frozenset[int] = frozenset()  # of eos: stop strings, which min_new_tokens lets pass
 
 
 class RowControls(Shaping, Protocol):
@@ -184,7 +185,7 @@ class Row:
 
     def _read(self, token: int) -> None:
         """End the text where this token ends it."""
-        stops = token in self.request.eos
+        stops = token in self.request.eos and not self._passes(token)
         if not stops or self.request.params.include_stop_string:
             for ending in self.endings:
                 try:
@@ -196,6 +197,12 @@ class Row:
                     self._stop(reason)
         if stops:
             self._stop(token)
+
+    def _passes(self, token: int) -> bool:
+        """Tell whether the last token is a stop string within the least new tokens."""
+        count = len(self.tokens) - len(self.request.prompt)
+        least = self.request.params.min_new_tokens or 0
+        return token in self.request.late_eos and count <= least
 
     def _stop(self, reason: int | str) -> None:
         if self.error is None:

@@ -49,6 +49,18 @@ def test_a_stop_string_that_is_a_special_token() -> None:
     assert byte_level().convert_tokens_to_ids(special) in request.eos
 
 
+def test_a_special_token_as_a_stop_string_may_stand_within_the_least_new_tokens() -> None:
+    """It is written and ends nothing there, as any stop string, and unlike the model's own end."""
+    special = byte_level().all_special_tokens[0]
+    sampling = SamplingParams(stop_strings=special, min_new_tokens=2)
+    for ends, least in ((Ends(), [0, 5, 0]), (Ends(frozenset({0})), [0])):
+        reader = InputProcessor(TableModel(lambda _: [1.0], V), byte_level(), ends, {})
+        (row,) = reader.rows(reader.requests(["It"], sampling, 0))
+        assert row.commit([0, 5, 0, 7]) == least and row.stop_reason == 0
+        names = [] if row.controls is None else [name for name, _ in row.controls.controls]
+        assert names == (["min_new_tokens"] if ends.eos else [])
+
+
 def test_a_row_has_what_it_asks_for_and_no_more() -> None:
     free = Ends()
     (plain,) = intake(ends=free).rows(intake(ends=free).requests([[1]], SamplingParams(), 0))

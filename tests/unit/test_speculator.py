@@ -762,10 +762,13 @@ def test_one_for_all_or_one_for_each_or_keywords():
 
 @pytest.mark.parametrize("strings", [["th"], ["ing", " a", "e "], ["q" * 9]])
 @pytest.mark.parametrize("include", [False, True])
-def test_stop_strings_are_one_path(strings, include):
-    """Plain and speculative, batch and stream: the same text, tokens, reason and usage."""
+@pytest.mark.parametrize("least", [0, 25])
+def test_stop_strings_are_one_path(strings, include, least):
+    """Plain and speculative, batch and stream: the same text, tokens, reason and usage; within the
+    least new tokens nothing ends."""
     spec = spoken(byte_level(), 320)
     sampling = {"max_new_tokens": 60, "stop_strings": strings, "include_stop_string": include}
+    sampling |= {"min_new_tokens": least}
     for seed in range(2):
         options = sampling | {"temperature": 1.0, "rule": "coupled", "seed": [seed]}
         (plain,) = spec.generate("It was the", gamma=0, **options)
@@ -784,7 +787,9 @@ def test_stop_strings_are_one_path(strings, include):
         assert "".join(piece.text or "" for piece in pieces) == plain.text
         assert [token for piece in pieces for token in piece.tokens] == plain.tokens
         if plain.stop_reason in strings:
-            assert (plain.text or "").endswith(str(plain.stop_reason)) == include
+            ends = (plain.text or "").endswith(str(plain.stop_reason))
+            assert ends == include or (least and not include)
+            assert len(plain.tokens) > least
 
 
 def test_a_row_without_a_token_left_fails_alone():

@@ -173,8 +173,9 @@ def _banned(params: SamplingParams, row: _Setting) -> Named:
     ]
     if bad:
         yield "bad_words_ids", penalties.Biased(dict.fromkeys(bad, -torch.inf))
-    if params.min_new_tokens and row.stops:
-        yield "min_new_tokens", penalties.Suppressed(row.stops, until=params.min_new_tokens)
+    ends = [token for token in row.stops if token not in row.request.late_eos]
+    if params.min_new_tokens and ends:
+        yield "min_new_tokens", penalties.Suppressed(ends, until=params.min_new_tokens)
     if row.request.forced:
         yield "forced_bos_token_id and forced_eos_token_id", penalties.Forced(row.request.forced)
 

@@ -82,14 +82,13 @@ def paragraph(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Text:
     """The whole continuation: accepted draft tokens and the target's own tokens."""
-    text, stream = Text(), decoding.Stream(tokenizer) if tokenizer else None
-    if stream:
-        stream.add(prompt, last=True)  # the text before a token decides how it is spelled
+    text, style = Text(), ACCEPTED
+    stream = decoding.Stream(tokenizer, prompt) if tokenizer else None
     for step in steps:
         for i, token in enumerate(step.kept):
             style = ACCEPTED if i < step.accepted else CORRECTED
             text.append(stream.add([token]) if stream else f"{token} ", style=style)
-    return text
+    return text.append(stream.add([], last=True) if stream else "", style=style)
 
 
 def legend(*, marks: bool = False, rejected: bool = True) -> Text:
@@ -114,11 +113,12 @@ def marked(spelled: str, fate: str) -> str:
 
 
 def spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
-    """Return the text that a token adds to those before it; its id where there is no tokenizer."""
+    """Return the text that a token adds to those before it, or completes; its id where there is no
+    tokenizer."""
     if tokenizer is None:
         return f"{token} "
-    head = before[-LOOK_BACK:]
-    return decoding.decode(tokenizer, [*head, token])[len(decoding.decode(tokenizer, head)) :]
+    stream = decoding.Stream(tokenizer, before[-LOOK_BACK:])
+    return stream.add([token]) or stream.held.rstrip(decoding.REPLACEMENT)
 
 
 def _tagged(spelled: str, fate: str) -> str:

@@ -77,7 +77,9 @@ def test_the_tokens_in_green_and_blue_are_the_completions():
 def test_parts_of_a_character_are_not_lost():
     whale = byte_level()("\U0001f40b", add_special_tokens=False).input_ids
     lines = trace([0], [record([], 0, [token]) for token in whale], byte_level())
-    assert all(spans(line)[0][0] for line in lines)
+    assert [spans(line)[0][0] for line in lines] == ["·"] * (len(whale) - 1) + ["\U0001f40b"]
+    shown = paragraph([0], [record([], 0, whale[:-1])], byte_level())
+    assert shown.plain == "\ufffd"  # as the text that ends so
 
 
 def test_the_legend_names_every_colour():
