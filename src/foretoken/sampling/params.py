@@ -146,7 +146,8 @@ class SamplingParams:
     min_new_tokens: int | None = option(
         None,
         OFF_OR_COUNT,
-        "Forbid the end of sequence and stop ids before this many new tokens.",
+        "Forbid the end of sequence and stop ids before this many new tokens; stop strings within "
+        "them end nothing.",
         "Stop conditions",
         api="min_tokens",
         off=(0,),
