@@ -149,7 +149,7 @@ class InputProcessor:
         params = resolved(params, self.controls, self.ends, len(head))
         require(params, self.target, self.tokenizer is not None)
         eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
-        stops = self._stop_string_ids(params) - eos
+        stops = self._find_stop_string_ids(params) - eos
         eos |= stops
         late = frozenset[int]() if params.structured is not None else frozenset(stops)
         places = forced(params, len(head), limit - 1)
@@ -161,7 +161,7 @@ class InputProcessor:
             for k in keys
         ]
 
-    def _stop_string_ids(self, params: SamplingParams) -> set[int]:
+    def _find_stop_string_ids(self, params: SamplingParams) -> set[int]:
         """The added tokens that are stop strings: they may have no text to be found in."""
         if not params.stop_strings or self.tokenizer is None:
             return set()

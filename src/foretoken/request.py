@@ -199,7 +199,7 @@ class Row:
             self._stop(token)
 
     def _passes(self, token: int) -> bool:
-        """Tell whether the last token is a stop string within the least new tokens."""
+        """Tell whether the last token is a stop string that min_new_tokens lets pass."""
         count = len(self.tokens) - len(self.request.prompt)
         least = self.request.params.min_new_tokens or 0
         return token in self.request.late_eos and count <= least

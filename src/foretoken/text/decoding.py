@@ -37,7 +37,7 @@ def continued(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: lis
     return Stream(tokenizer, prompt).add(tokens, last=True)
 
 
-def token_offsets(
+def count_offsets(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str
 ) -> list[int]:
     """Return the offset of each token in `text`, of which they are the tokens: special ones that it
@@ -276,7 +276,7 @@ class Spelling:
             return "", b""
         if BYTE.fullmatch(name):
             encoded = bytes([int(name[3:5], 16)])
-            return _named(encoded), encoded
+            return _name_bytes(encoded), encoded
         if not self.spells_bytes:
             text = name.replace("\u2581", " ")
             return text, text.encode()
@@ -284,10 +284,10 @@ class Spelling:
             encoded = bytes(_BYTES[letter] for letter in name)
         except KeyError:  # a special token
             encoded = name.encode()
-        return _named(encoded), encoded
+        return _name_bytes(encoded), encoded
 
 
-def _named(encoded: bytes) -> str:
+def _name_bytes(encoded: bytes) -> str:
     """A token's text, or its bytes as OpenAI writes those that are no text."""
     try:
         return encoded.decode()

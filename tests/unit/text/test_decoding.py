@@ -16,9 +16,9 @@ from foretoken.text.decoding import (
     Spelling,
     Stream,
     continued,
+    count_offsets,
     decode,
     require_same_words,
-    token_offsets,
 )
 from tiny import TEXT, byte_level, metaspace
 
@@ -229,14 +229,14 @@ def test_offsets_in_a_prompt_are_those_of_its_text() -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
     text = "so<|call|> \U0001f327 né"
     ids = [0, *tokenizer(text).input_ids]
-    offsets = token_offsets(tokenizer, ids, text)
+    offsets = count_offsets(tokenizer, ids, text)
     assert offsets[:2] == [0, 0] and len(offsets) == len(ids)
     at = dict(zip(tokenizer.convert_ids_to_tokens(ids), offsets, strict=True))
     assert at["<|call|>"] == 2 and offsets[-1] == len(text) - 1
     silent = decode(tokenizer, ids)
-    assert token_offsets(tokenizer, ids, silent)[-1] == len(silent) - 1
+    assert count_offsets(tokenizer, ids, silent)[-1] == len(silent) - 1
     llama, words = llama_like(), [3, 3, *(7 + b for b in "€".encode()), 6]
-    assert token_offsets(llama, [0, *words], "a a€b") == [0, 0, 1, 3, 3, 3, 4]
+    assert count_offsets(llama, [0, *words], "a a€b") == [0, 0, 1, 3, 3, 3, 4]
 
 
 def test_ids_stand_for_themselves_without_a_tokenizer() -> None:

@@ -77,14 +77,14 @@ class ReplyText:
 
     def feed(self, part: StepOutput) -> list[Told]:
         """Return what is new."""
-        return joined(told for _, told in self.tokens(part) for told in told)
+        return join_neighbours(told for _, told in self.read_tokens(part) for told in told)
 
-    def tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[Told]]]:
+    def read_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[Told]]]:
         """Yield what each token adds, and whether it is a token of thoughts. Read token by token,
         nothing depends on the steps that they came in."""
         for i, text in enumerate(part.texts, 1):
             thought = self._thinks
-            told = self._told(text, part.done if i == len(part.texts) else None)
+            told = self._feed_text(text, part.done if i == len(part.texts) else None)
             thought = thought or self._thinks
             self.thought_tokens += thought
             yield thought, told
@@ -93,7 +93,7 @@ class ReplyText:
     def _thinks(self) -> bool:
         return self._reader is not None and self._reader.thinks
 
-    def _told(self, text: str, done: Done | None) -> list[Told]:
+    def _feed_text(self, text: str, done: Done | None) -> list[Told]:
         if self._reader is None:
             told = [Told(text)] if text else []
         else:
@@ -109,7 +109,7 @@ class ReplyText:
         return told
 
 
-def joined(told: Iterable[Told]) -> list[Told]:
+def join_neighbours(told: Iterable[Told]) -> list[Told]:
     """Return the pieces with neighbours of one kind as one."""
     groups = groupby(told, lambda each: (each.call, bool(each.thought)))
     return [reduce(_join, pieces) for _, pieces in groups]

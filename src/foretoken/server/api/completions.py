@@ -136,7 +136,7 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
         end = len(self.texts[i].echo) + len(self.texts[i].text)
         tokens = self._waiting[i] + (part.logprobs or [])
         if part.done is None:  # what is held back may be cut, and its tokens stand at the end then
-            tokens, self._waiting[i] = _parted(tokens, end)
+            tokens, self._waiting[i] = _split_at(tokens, end)
         return {"text": part.text, "logprobs": _logprobs(tokens, self.asked.logprobs, end)}
 
 
@@ -145,7 +145,9 @@ def _likelihood(text: GeneratedText) -> float:
     return fmean(each.logprob for each in text.logprobs) if text.logprobs else 0.0
 
 
-def _parted(tokens: list[TokenLogprob], end: int) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
+def _split_at(
+    tokens: list[TokenLogprob], end: int
+) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
     """The tokens that begin before `end`, and the others."""
     before = list(takewhile(lambda each: each.offset < end, tokens))
     return before, tokens[len(before) :]
@@ -156,12 +158,12 @@ def _logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[str, Any
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
-        "top_logprobs": [_top(each) for each in tokens] if count else None,
+        "top_logprobs": [_name_logprobs(each) for each in tokens] if count else None,
         "text_offset": [min(each.offset, end) for each in tokens],
     }
 
 
-def _top(token: TokenLogprob) -> dict[str, float]:
+def _name_logprobs(token: TokenLogprob) -> dict[str, float]:
     """The logprobs of the token itself and of the likeliest: by name, and one that has the name of
     another by its id, as vLLM writes it."""
     names, logprobs = {token.id: token.text}, {token.text: token.logprob}

@@ -160,7 +160,7 @@ class ResponseAnswer(answers.Answer[Responses]):
         logprobs: list[dict[str, Any]] = []
         if self.asked.reported is not None:
             logprobs = [answers.known(each) for each in part.logprobs or ()]
-        for i, (thought, new) in enumerate(self.reply(0).tokens(part)):
+        for i, (thought, new) in enumerate(self.reply(0).read_tokens(part)):
             yield from told.told(new, [] if thought else logprobs[i : i + 1])
 
     @property

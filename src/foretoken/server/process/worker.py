@@ -65,7 +65,7 @@ from foretoken.server.process.messages import (
 )
 from foretoken.serving.options import AllEngineKeywords
 from foretoken.text.chat import parts_of, rate
-from foretoken.text.decoding import Spelling, decode, token_offsets
+from foretoken.text.decoding import Spelling, count_offsets, decode
 from foretoken.theory import steps_factor
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class Worker:
     def _accepted(
         self, id: int, request: GenerateRequest, ids: list[int]
     ) -> tuple[Accepted, list[int]]:
-        """What is told of a request once it is accepted, and its tokens' offsets in the echo."""
+        """Return the acceptance of a request, and its prompt's offsets in the echo."""
         tail = "" if request.wish is None else self.replies.tail(ids)
         told = ids if request.tell_ids else None
         if not request.echo:
@@ -362,7 +362,7 @@ class Worker:
         if not isinstance(prompt, str):
             prompt = decode(tokenizer, ids)
         logprobs = request.controls.get("prompt_logprobs") is not None
-        offsets = token_offsets(tokenizer, ids, prompt) if logprobs else []
+        offsets = count_offsets(tokenizer, ids, prompt) if logprobs else []
         first = TokenLogprob(*self.spelling.word(ids[0]), 0.0, [], ids[0], 1, 0)
         return Accepted(id, len(ids), prompt, (first,), tail, told), offsets
 
