@@ -6,7 +6,8 @@ import pytest
 
 from foretoken.records import StepRecord
 from foretoken.server.api.answers import ReplyText, shown_step
-from foretoken.server.process.messages import Done, ReplyFacts, StepOutput
+from foretoken.server.api.completions import _logprobs
+from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, TokenLogprob
 from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import Wish
 
@@ -44,11 +45,26 @@ def test_a_reply_that_is_cut_is_read_without_its_marks(reason: str, stop: int | 
         read = ReplyText(ReplyFacts("hermes", known=True), Wish((Signature("now"),)), "")
         for i, letter in enumerate(reply[:cut]):
             done = Done(reason, stop, None, None) if i == cut - 1 else None  # pyright: ignore
-            read.feed(StepOutput(0, letter, [i], None, [], done))
+            read.feed(StepOutput(0, [letter], [i], None, [], done))
         assert read.text.rstrip() == "Well." and len(read.calls) <= 2
         whole = [call.arguments for call in read.calls if call.whole]
         assert whole == ['{"zone": "sea"}'] * reply[:cut].count('"sea"}')
     broken = ReplyText(ReplyFacts("hermes", known=True), Wish((Signature("now"),)), "")
     ended = Done("stop", 7, None, None)  # pyright: ignore
-    broken.feed(StepOutput(0, "Well. <tool", [1], None, [], ended))
+    broken.feed(StepOutput(0, ["Well. <tool"], [1], None, [], ended))
     assert broken.text == "Well. <tool"
+
+
+def test_tokens_that_read_alike_have_entries_of_their_own() -> None:
+    """As a letter and its byte do in SentencePiece: the token's own is by its name."""
+    top = [("a", b"a", -0.5, 3), ("b", b"b", -1.0, 4), ("a", b"a", -2.0, 5)]
+    tokens = [
+        TokenLogprob("a", b"a", -2.0, top, 5, 3, 0),
+        TokenLogprob("c", b"c", -9.0, top, 6, 9, 1),
+    ]
+    told = _logprobs(tokens, 3, 2)
+    assert told["top_logprobs"] == [
+        {"a": -2.0, "token_id:3": -0.5, "b": -1.0},
+        {"c": -9.0, "a": -0.5, "b": -1.0, "token_id:5": -2.0},
+    ]
+    assert told["tokens"] == ["a", "c"] and told["token_logprobs"] == [-2.0, -9.0]
