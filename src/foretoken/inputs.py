@@ -198,7 +198,8 @@ class InputProcessor:
         return None if structured is None else self._grammar(structured, request.eos).matcher()
 
     def _grammar(self, structured: Structured, eos: frozenset[int]) -> Grammar:
-        return vocabulary(self.tokenizer, self.target.vocab_size, eos).grammar(structured)
+        V, own = self.target.vocab_size, self.ends.eos
+        return vocabulary(self.tokenizer, V, eos, own).grammar(structured)
 
     def sides(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
         """Return the ids that the decoder continues, and those that the encoder reads."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from foretoken.errors import DeadEndError, InputError, one_line
 from foretoken.sampling.checks import Structured
+from foretoken.shared_cache import SharedCache
 from foretoken.text.decoding import REPLACEMENT, decode
 from foretoken.text.json_schema import exact_schema
 
@@ -33,13 +33,24 @@ if TYPE_CHECKING:
 SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
 SETTING = '%llguidance {"no_forcing": true}'
 KEPT = 32  # grammars kept compiled per vocabulary
+VOCABULARIES = 16  # per tokenizer: one for each set of ids that end a text
 SAMPLED = 256  # tokens whose spelling is compared
 
 
 class Vocabulary:
-    """A tokenizer as llguidance knows it, over V ids of which `ends` end a text."""
+    """A tokenizer as llguidance knows it, over V ids of which `ends` end a text.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, V: int, eos: frozenset[int]) -> None:
+    llguidance's form takes a second to make and knows one end, so all vocabularies of a tokenizer
+    share those that end with the model's `own` first one."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        V: int,
+        eos: frozenset[int],
+        own: frozenset[int],
+        lexicons: SharedCache[LLTokenizer],
+    ) -> None:
         self.V = V
         self.ends = sorted(id for id in eos if id < V)
         if not self.ends:
@@ -47,34 +58,41 @@ class Vocabulary:
                 "structured output ends with an EOS token and the model names none; set "
                 "eos_token_id in its generation config"
             )
-        self.words = _lexicon(tokenizer, self.ends[0])
-        self.grammar = lru_cache(KEPT)(self._grammar)
+        end = min((id for id in own if id < min(V, len(tokenizer))), default=self.ends[0])
+        self.words = lexicons.get((end, len(tokenizer)), _lexicon, tokenizer, end)
+        self.never = [] if end in self.ends else [end]  # llguidance would end a text with it
+        self._grammars: SharedCache[Grammar] = SharedCache(KEPT)
 
-    def _grammar(self, structured: Structured) -> Grammar:
+    def grammar(self, structured: Structured) -> Grammar:
         """Compile a row's wish. InputError where it does not compile or cannot be followed from its
         first tokens on."""
+        return self._grammars.get(structured, self._grammar, structured)
+
+    def _grammar(self, structured: Structured) -> Grammar:
         return Grammar(self, structured.kind, _compiled(structured, self.words))
 
 
 def vocabulary(
-    tokenizer: PreTrainedTokenizerBase | None, V: int, eos: frozenset[int]
+    tokenizer: PreTrainedTokenizerBase | None,
+    V: int,
+    eos: frozenset[int],
+    own: frozenset[int] = frozenset(),
 ) -> Vocabulary:
-    """Return the vocabulary of a fast tokenizer, V being the rows of the output layer; made once
-    and kept as long as the tokenizer. InputError where llguidance is missing or cannot take the
-    tokenizer."""
+    """Return the vocabulary of a fast tokenizer, V being the rows of the output layer, `eos` the
+    ids that end a text and `own` those of the model's configuration; made once and kept as long as
+    the tokenizer. InputError where llguidance is missing or cannot take the tokenizer."""
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             "structured output needs a fast tokenizer of transformers, not "
             f"{type(tokenizer).__name__}; give one as tokenizer="
         )
-    vocabularies = _VOCABULARIES.setdefault(tokenizer, {})
-    key = (V, eos, len(tokenizer))  # tokens may be added to a tokenizer
-    if key not in vocabularies:
-        vocabularies[key] = Vocabulary(tokenizer, V, eos)
-    return vocabularies[key]
+    fresh: _Made = (SharedCache(VOCABULARIES), SharedCache(VOCABULARIES))
+    vocabularies, lexicons = _VOCABULARIES.setdefault(tokenizer, fresh)
+    key = (V, eos, own, len(tokenizer))  # tokens may be added to a tokenizer
+    return vocabularies.get(key, Vocabulary, tokenizer, V, eos, own, lexicons)
 
 
-_Made = dict[tuple[int, frozenset[int], int], Vocabulary]
+_Made = tuple[SharedCache[Vocabulary], "SharedCache[LLTokenizer]"]
 _VOCABULARIES: WeakKeyDictionary[PreTrainedTokenizerBase, _Made] = WeakKeyDictionary()
 
 
@@ -138,7 +156,7 @@ class GrammarMatcher:
             self._beyond += 1
         elif token in self._vocabulary.ends:
             self._beyond, self._closed = 1, self._state.is_accepting()
-        elif self._state.try_consume_tokens([token]):
+        elif token not in self._vocabulary.never and self._state.try_consume_tokens([token]):
             self._tokens.append(token)
         else:
             self._beyond, self._closed = 1, False
@@ -162,6 +180,7 @@ class GrammarMatcher:
         bits = np.frombuffer(self._state.compute_bitmask(), np.uint8)
         mask = np.unpackbits(bits, count=V, bitorder="little").view(np.bool_)
         mask[ends] = self._state.is_accepting()
+        mask[self._vocabulary.never] = False
         return torch.from_numpy(mask)
 
     def __call__(self, scores: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from foretoken.controls import grammar as grammar_module
 from foretoken.controls.grammar import GrammarMatcher, vocabulary
 from foretoken.errors import ControlError, InputError
 from foretoken.loading.load import load
@@ -446,3 +447,28 @@ def test_padding_and_truncation_of_a_tokenizer_do_not_matter():
     tokenizer.backend_tokenizer.enable_truncation(2)
     row = matcher(tokenizer, choice=["the house"])
     assert decode(tokenizer, row.forced()) == "the house"
+
+
+def test_a_tokenizer_is_read_once_whatever_ends_a_text(monkeypatch):
+    """Reading one takes a second, in which no other thread runs."""
+    read, own = [], frozenset({0})
+    lexicon = grammar_module._lexicon
+    monkeypatch.setattr(grammar_module, "_lexicon", lambda *a: read.append(a[1]) or lexicon(*a))
+    tokenizer = spelling(["a", "b", "c"])
+    for eos in ({0}, {0, 1}, {1}, {0, 2}, {3}):
+        vocabulary(tokenizer, 4, frozenset(eos), own)
+    assert read == [0]
+
+
+def test_an_end_of_the_model_that_ends_no_text_is_never_allowed():
+    """As with ignore_eos and stop_token_ids."""
+    tokenizer = spelling(["a", "b"])
+    row = vocabulary(tokenizer, 3, frozenset({2}), frozenset({0})).grammar(structured(regex="a*"))
+    row = row.matcher()
+    assert ids(row.allowed()) == [1, 2]
+    row.push(0)
+    assert row.dead
+    row.pop()
+    row.push(1)
+    row.push(2)
+    assert row.ended

@@ -7,12 +7,12 @@ it up.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from foretoken.errors import InputError
 from foretoken.server.process import sandbox
+from foretoken.shared_cache import SharedCache
 
 if TYPE_CHECKING:
     from foretoken.sampling.checks import Structured
@@ -27,16 +27,19 @@ class GrammarSandbox:
         self._tokenizer = tokenizer
         self._sandbox = sandbox.Sandbox(__name__, self._settings)
         self.close = self._sandbox.close
-        self.require = lru_cache(KEPT)(self._require)
+        self._good: SharedCache[None] = SharedCache(KEPT)
 
     def _settings(self) -> dict[str, Any]:
         from foretoken.controls.grammar import spelled
 
         return {"tokenizer": spelled(self._tokenizer)}
 
-    def _require(self, structured: Structured) -> None:
+    def require(self, structured: Structured) -> None:
         """InputError for what does not compile within these bounds; what compiles to an error is
         left to who tells it."""
+        self._good.get(structured, self._require, structured)
+
+    def _require(self, structured: Structured) -> None:
         from foretoken.controls.grammar import source
 
         if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -64,3 +65,19 @@ def test_what_is_no_grammar_is_left_to_who_tells_it(tried: GrammarSandbox) -> No
     with pytest.raises(InputError, match="structured's choice cannot be followed"):
         tried.require(Structured("choice", "5"))
     GrammarSandbox(None).require(GOOD)
+
+
+def test_one_grammar_is_tried_once_for_all_who_wait_for_it(
+    tried: GrammarSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(question: dict[str, str]) -> object:
+        asked.append(question["grammar"])
+        time.sleep(0.2)
+        return {}, b""
+
+    monkeypatch.setattr(tried._sandbox, "ask", ask)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(tried.require, [GOOD] * 16))
+    assert len(asked) == 1

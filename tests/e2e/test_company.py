@@ -1,0 +1,128 @@
+"""What a request brings before its first token does not stop the texts of others: a stream runs
+beside each, in a server whose engine has a process of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from foretoken.server.options import ServerOptions
+from foretoken.server.process.client import spawned
+from served import TEMPLATE, serving
+from tiny import byte_level, folder, llama
+
+CONTEXT = 8192
+SECONDS = 0.5  # between two events of a stream, on an idle machine
+TRIES = 4  # as others may use the machine
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+# A path, a body, how many send it at a time, and the status of each answer
+Hostile = tuple[str, dict[str, Any], int, int]
+REFUSED: dict[str, Hostile] = {
+    "bad_words": (TEXTS, {"prompt": "a", "bad_words": ["ab " * 1333] * 900}, 1, 400),
+    "characters of bad_words": (TEXTS, {"prompt": "a", "bad_words": ["ab " * 1333] * 128}, 1, 400),
+    "empty messages": (CHAT, {"messages": [{"role": "user", "content": ""}] * 100_000}, 1, 400),
+    "items": (RESPONSES, {"input": [{"role": "user", "content": ""}] * 100_000}, 1, 400),
+    "allowed_token_ids": (TEXTS, {"prompt": "a", "allowed_token_ids": [1] * 1_000_000}, 1, 400),
+    "stop_token_ids": (TEXTS, {"prompt": "a", "stop_token_ids": [1] * 1_000_000}, 1, 400),
+    "prompts": (TEXTS, {"prompt": [[1]] * 700_000}, 1, 400),
+    "ids": (TEXTS, {"prompt": [1] * 1_300_000}, 1, 400),
+    "ids to a text": ("/detokenize", {"tokens": [65] * 1_300_000}, 1, 400),
+    "stop": (TEXTS, {"prompt": "a", "stop": ["ab" * 100_000] * 16}, 1, 400),
+    "a long text": (TEXTS, {"prompt": "The sea is calm. " * 40_000}, 4, 400),
+    "a long chat": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "The sea. " * 400}] * 200},
+        4,
+        400,
+    ),
+}
+ANSWERED: dict[str, Hostile] = {
+    "a long text's ids": ("/tokenize", {"prompt": "The sea is calm. " * 40_000}, 4, 200),
+    "one regular expression": (
+        TEXTS,
+        {
+            "prompt": "a",
+            "n": 16,
+            "temperature": 1,
+            "max_tokens": 2,
+            "structured_outputs": {"regex": "(" + "|".join(f"{i:x}" * 3 for i in range(5000)) + ")"},
+        },
+        1,
+        200,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    base = tmp_path_factory.mktemp("company")
+    tokenizer = deepcopy(byte_level())
+    tokenizer.chat_template = TEMPLATE
+    folder(base / "target", llama(320, CONTEXT), tokenizer)
+    settings = ServerOptions("tiny", drain=1.0)
+    with serving(str(base / "target"), "none", settings, begin=spawned, max_rows=16) as (url, _):
+        yield url
+
+
+def gaps(url: str, seconds: float, beside: list[Any]) -> float:
+    """The largest gap between a stream's events: until `beside` is done, or `seconds` are over."""
+    body = {"prompt": "It", "max_tokens": 8000, "ignore_eos": True, "stream": True, "seed": 1}
+    body |= {"temperature": 1.0, "speculation": {"gamma": 0}}
+    largest, began = 0.0, time.monotonic()
+    with httpx2.stream("POST", f"{url}{TEXTS}", json=body, timeout=120) as response:
+        assert response.status_code == 200
+        last = None
+        for _ in response.iter_lines():
+            now = time.monotonic()
+            largest = max(largest, 0.0 if last is None else now - last)
+            last = now
+            if now - began > seconds and all(each.done() for each in beside):
+                break
+        else:
+            raise AssertionError("the stream ended before the others did")
+    return largest
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bad_words",
+        "empty messages",
+        *(
+            pytest.param(name, marks=pytest.mark.prove)
+            for name in REFUSED | ANSWERED
+            if name not in ("bad_words", "empty messages")
+        ),
+    ],
+)
+def test_a_request_does_not_stop_the_streams_of_others(url: str, name: str) -> None:
+    path, body, clients, status = (REFUSED | ANSWERED)[name]
+    content = json.dumps(body).encode()
+    assert len(content) < 4_000_000  # or the server does not read it
+
+    def send() -> httpx2.Response:
+        headers = {"Content-Type": "application/json"}
+        return httpx2.post(f"{url}{path}", content=content, headers=headers, timeout=120)
+
+    seen: list[tuple[float, float]] = []
+    for _ in range(TRIES):
+        alone = gaps(url, 1.0, [])
+        with ThreadPoolExecutor(clients) as pool:
+            sent = [pool.submit(send) for _ in range(clients)]
+            beside = gaps(url, 1.0, sent)
+        for each in sent:
+            assert each.result().status_code == status, each.result().text[:300]
+        seen.append((alone, beside))
+        if beside < SECONDS + alone:
+            return
+    raise AssertionError(f"largest gaps alone and beside it: {seen}")
