@@ -4,7 +4,7 @@ model runs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -196,6 +196,11 @@ class InputProcessor:
         """Return the matcher of the grammar that a text must follow."""
         structured = request.params.structured
         return None if structured is None else self._grammar(structured, request.eos).matcher()
+
+    def prepare_grammars(self) -> None:
+        """Read the tokenizer for grammars, where it can be: no other thread runs meanwhile."""
+        with suppress(InputError):
+            vocabulary(self.tokenizer, self.target.vocab_size, self.ends.eos, self.ends.eos)
 
     def _grammar(self, structured: Structured, eos: frozenset[int]) -> Grammar:
         V, own = self.target.vocab_size, self.ends.eos

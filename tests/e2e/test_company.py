@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -36,7 +35,15 @@ REFUSED: dict[str, Hostile] = {
     "stop_token_ids": (TEXTS, {"prompt": "a", "stop_token_ids": [1] * 1_000_000}, 1, 400),
     "prompts": (TEXTS, {"prompt": [[1]] * 700_000}, 1, 400),
     "ids": (TEXTS, {"prompt": [1] * 1_300_000}, 1, 400),
-    "ids to a text": ("/detokenize", {"tokens": [65] * 1_300_000}, 1, 400),
+    "ids to a text": ("/detokenize", {"tokens": [65] * 900_000}, 1, 400),
+    "logit_bias": (TEXTS, {"prompt": "a", "logit_bias": dict.fromkeys(range(250_000), 1)}, 1, 400),
+    "metadata": (
+        CHAT,
+        {"messages": HELLO, "metadata": dict.fromkeys(map(str, range(200_000)), "")},
+        1,
+        400,
+    ),
+    "variables": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"a": [{}] * 900_000}}, 1, 400),
     "stop": (TEXTS, {"prompt": "a", "stop": ["ab" * 100_000] * 16}, 1, 400),
     "a long text": (TEXTS, {"prompt": "The sea is calm. " * 40_000}, 4, 400),
     "a long chat": (
@@ -46,18 +53,26 @@ REFUSED: dict[str, Hostile] = {
         400,
     ),
 }
+ENDLESS = {"json": {"type": "integer", "multipleOf": 99999989}}  # minutes to compile
+REFUSED["endless grammars"] = (
+    TEXTS,
+    {"prompt": "a", "n": 4, "structured_outputs": ENDLESS},
+    4,
+    400,
+)
+REFUSED["endless grammars"][1]["temperature"] = 1
 ANSWERED: dict[str, Hostile] = {
     "a long text's ids": ("/tokenize", {"prompt": "The sea is calm. " * 40_000}, 4, 200),
-    "one regular expression": (
+    "one slow grammar": (
         TEXTS,
         {
             "prompt": "a",
             "n": 16,
             "temperature": 1,
             "max_tokens": 2,
-            "structured_outputs": {"regex": "(" + "|".join(f"{i:x}" * 3 for i in range(5000)) + ")"},
+            "structured_outputs": {"json": {"type": "integer", "multipleOf": 49_999}},
         },
-        1,
+        2,
         200,
     ),
 }
@@ -68,7 +83,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     base = tmp_path_factory.mktemp("company")
     tokenizer = deepcopy(byte_level())
     tokenizer.chat_template = TEMPLATE
-    folder(base / "target", llama(320, CONTEXT), tokenizer)
+    tokenizer.add_tokens(["-" * 96])  # as the longest of known tokenizers
+    folder(base / "target", llama(321, CONTEXT), tokenizer)
     settings = ServerOptions("tiny", drain=1.0)
     with serving(str(base / "target"), "none", settings, begin=spawned, max_rows=16) as (url, _):
         yield url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -77,6 +78,10 @@ def run(setups: Mapping[str, Setup], options: ServerOptions) -> None:
     setups[models.base].logs.begin()
     server = HttpServer(models, options)
     models.failed = lambda: setattr(server, "should_exit", True)
+    # Or a body of many lists is looked through for garbage again and again while it is parsed
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
     name, port = listener.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, ", ".join(setups))
     with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over

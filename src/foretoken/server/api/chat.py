@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import (
+    MOST_CALLS,
     MOST_LOGPROBS,
+    MOST_MESSAGES,
+    MOST_METADATA,
     ApiRequest,
     Content,
     Flag,
@@ -54,18 +57,25 @@ class Message(BaseModel, extra="allow"):
     role: str
     content: Content | None = None
 
+    @model_validator(mode="after")
+    def bounded(self) -> Message:
+        calls: Any = (self.model_extra or {}).get("tool_calls")
+        if isinstance(calls, list) and len(calls) > MOST_CALLS:
+            raise ValueError(f"it has {len(calls)} tool_calls, at most {MOST_CALLS} are allowed")
+        return self
+
 
 class Chat(Predicting, Templated):
     """Request to complete a chat."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: Whole | None = Field(None, ge=1)
     max_tokens: Whole | None = Field(None, ge=1)
     top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
     logprobs: Flag | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=MOST_METADATA)
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import takewhile
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import (
     MOST_LOGPROBS,
     MOST_N,
+    MOST_PROMPTS,
     ApiRequest,
     Flag,
     Predicting,
@@ -23,10 +24,29 @@ from foretoken.server.process.generation import GeneratedText, Generation
 from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
+def _kind(prompt: Any) -> str:
+    """The tag of a prompt's kind by its first part: looking for the kind in all of its parts takes
+    seconds. Its colon tells it from a field in the place of an error."""
+    first = prompt[0] if isinstance(prompt, list) and prompt else None
+    if isinstance(first, str | list):
+        return "prompt:texts" if isinstance(first, str) else "prompt:lists"
+    return "prompt:ids" if isinstance(prompt, list) else "prompt:text"
+
+
+Several = Field(max_length=MOST_PROMPTS)
+PromptField = Annotated[
+    Annotated[str, Tag("prompt:text")]
+    | Annotated[list[str], Several, Tag("prompt:texts")]
+    | Annotated[list[Whole], Tag("prompt:ids")]
+    | Annotated[list[list[Whole]], Several, Tag("prompt:lists")],
+    Discriminator(_kind),
+]
+
+
 class Text(Predicting):
     """Request to continue texts."""
 
-    prompt: str | list[str] | list[Whole] | list[list[Whole]]
+    prompt: PromptField
     max_tokens: Whole | None = Field(16, ge=0)
     logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: Flag | None = None

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from foretoken.errors import shown
 from foretoken.server.api.ids import fresh
-from foretoken.server.api.wire import Content, Wire, refused
+from foretoken.server.api.wire import MOST_PARTS, Content, Wire, refused
 from foretoken.text.replies.reading import Told
 
 KINDS = ("message", "function_call", "function_call_output", "reasoning")
@@ -59,8 +59,8 @@ class ThoughtItem(Wire):
 
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[ThoughtPart] = Field(default_factory=list[ThoughtPart])
-    content: list[ThoughtPart] | None = None
+    summary: list[ThoughtPart] = Field(default_factory=list[ThoughtPart], max_length=MOST_PARTS)
+    content: list[ThoughtPart] | None = Field(None, max_length=MOST_PARTS)
     encrypted_content: None = None
     status: str | None = None
 

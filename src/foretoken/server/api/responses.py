@@ -13,6 +13,8 @@ from foretoken.server.api import answers, items
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import (
     MOST_LOGPROBS,
+    MOST_MESSAGES,
+    MOST_METADATA,
     ApiRequest,
     Flag,
     NamedTool,
@@ -53,17 +55,17 @@ class Responses(Templated):
     """Request for a response."""
 
     input: Annotated[
-        Annotated[list[items.Item], Field(min_length=1)],
+        Annotated[list[items.Item], Field(min_length=1, max_length=MOST_MESSAGES)],
         BeforeValidator(_items, json_schema_input_type=str | list[items.Item]),
     ]
     instructions: str | None = None
     max_output_tokens: Whole | None = Field(None, ge=1)
     text: TextOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = Field(None, max_length=16)
     top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
     truncation: Literal["disabled"] | None = None
     background: Flag | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=MOST_METADATA)
     reasoning: ReasoningOptions | None = None
 
     sets: ClassVar[dict[str, tuple[str, ...]]] = {

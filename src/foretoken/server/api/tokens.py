@@ -8,16 +8,28 @@ from pydantic import Field, model_validator
 
 from foretoken.server.api.chat import Message
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import Body, Flag, Tool, Whole, require_one_opening
+from foretoken.server.api.wire import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    MOST_VARIABLES,
+    Body,
+    Flag,
+    Tool,
+    Whole,
+    require_one_opening,
+    small,
+)
+
+MOST_TOKENS = 2**17  # of a text to be told
 
 
 class Tokenize(Body):
     """Request for the ids of a text, or of messages through the chat template."""
 
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     return_token_strs: Flag = False
@@ -37,9 +49,11 @@ class Tokenize(Body):
     @property
     def variables(self) -> dict[str, Any] | None:
         """The template's variables."""
+        small(self.chat_template_kwargs, "chat_template_kwargs", MOST_VARIABLES)
         variables = dict(self.chat_template_kwargs or {})
         if self.tools:
             variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in self.tools]
+            small(variables["tools"], "tools", MOST_VARIABLES)
         given = {"add_generation_prompt", "continue_final_message"} & self.model_fields_set
         return variables | {name: getattr(self, name) for name in sorted(given)} or None
 
@@ -56,4 +70,4 @@ class Tokenize(Body):
 class Detokenize(Body):
     """Request for the text of ids."""
 
-    tokens: list[Whole]
+    tokens: list[Whole] = Field(max_length=MOST_TOKENS)

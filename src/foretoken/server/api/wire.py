@@ -28,8 +28,14 @@ Whole = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 MOST_N, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 MOST_GAMMA = 32  # others wait for its drafts
-MOST_GRAMMAR, MOST_CHOICES = 50_000, 1000  # compiling more stalls those who wait
-MOST_TOOLS = 128
+MOST_GRAMMAR, MOST_CHOICES = 50_000, 1000  # compiling more takes too long
+MOST_TOOLS, MOST_CALLS, MOST_MESSAGES = 128, 128, 2048  # as OpenAI's
+MOST_METADATA = 16  # as OpenAI's
+MOST_PARTS, MOST_PROMPTS = 2048, 2048
+MOST_VARIABLES = 200_000  # characters of a template's variables, and of all tools
+MOST_STOP_CHARACTERS = 1024  # together: each step looks for their beginnings
+MOST_BAD_WORDS, MOST_BAD_CHARACTERS = 128, 10_000  # the first as vLLM's
+MOST_IDS = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 128}  # as vLLM's
 
 
 class Wire(BaseModel):
@@ -110,7 +116,10 @@ class Body(Wire):
     @model_validator(mode="before")
     @classmethod
     def valid(cls, body: Any) -> Any:
-        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters."""
+        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters. What is too
+        long is refused as such, and not looked through."""
+        if isinstance(body, dict) and any(cls._is_too_long(*item) for item in body.items()):
+            return body
         try:
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
         except TypeError:  # no JSON object at all, which is refused as such
@@ -118,6 +127,13 @@ class Body(Wire):
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"the body is no JSON: {error}"[:200]) from None
         return body
+
+    @classmethod
+    def _is_too_long(cls, name: str, value: Any) -> bool:
+        field = cls.model_fields.get(name)
+        if field is None or not isinstance(value, list | dict):
+            return False
+        return any(len(value) > getattr(m, "max_length", len(value)) for m in field.metadata)
 
     def param(self, option: str) -> str | None:
         """Return the field of this request that sets an option of the engine; a place within it, as
@@ -128,11 +144,19 @@ class Body(Wire):
         return f"{(asked or fields)[0]}{place}" if fields else None
 
 
-def small(schema: Any, param: str) -> Any:
-    """A grammar that is soon compiled."""
-    if len(str(schema)) > MOST_GRAMMAR:
-        raise BadRequestError(f"{param} is longer than {MOST_GRAMMAR} characters", param)
-    return schema
+def small(value: Any, param: str, most: int = MOST_GRAMMAR) -> Any:
+    """A value of at most so many characters: by itself a grammar that is soon compiled."""
+    if len(str(value)) > most:
+        raise BadRequestError(f"{param} is longer than {most} characters", param)
+    return value
+
+
+def require_short(texts: Sequence[str] | None, param: str, most: int) -> None:
+    """Raise BadRequestError for texts of more characters together."""
+    size = sum(map(len, texts or ()))
+    if size > most:
+        message = f"{param} has {size} characters together, at most {most} are allowed"
+        raise BadRequestError(f"{message}; shorten it", param)
 
 
 # Kinds of sampling options, as a request has them
@@ -171,6 +195,8 @@ def _field(name: str) -> Any:
         return Flag, Field(DEFAULTS[name], description=option.help)
     assert option.api
     bounds: dict[str, Any] = {**getattr(option.check, "bounds", {}), **option.api.bounds}
+    if option.api.name in MOST_IDS:
+        bounds["max_length"] = MOST_IDS[option.api.name]
     return kind | None, Field(None, description=option.help, **bounds)
 
 
@@ -189,7 +215,7 @@ class ApiRequest(Sampled):
     return_token_ids: Flag = False
     structured_outputs: StructuredOutputs | None = None
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None, max_length=MOST_CHOICES, description="texts that are not written"
+        None, max_length=MOST_BAD_WORDS, description="texts that are not written"
     )
     cache_salt: str = ""
     priority: Whole = 0
@@ -246,7 +272,9 @@ class ApiRequest(Sampled):
         return None
 
     def require(self) -> None:
-        """Raise BadRequestError for fields that contradict one another."""
+        """Raise BadRequestError for fields that contradict one another, or hold too much."""
+        require_short(self.stop, "stop", MOST_STOP_CHARACTERS)
+        require_short(self.bad_words, "bad_words", MOST_BAD_CHARACTERS)
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequestError("prompt_logprobs does not go with stream", "prompt_logprobs")
         if self.speculation.gamma and not self.speculation.drafter:
@@ -341,7 +369,7 @@ class PredictedOutput(Wire):
     """The text that the client expects."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(max_length=MOST_PARTS)]
 
 
 class Predicting(ApiRequest):
@@ -366,6 +394,8 @@ def _content(content: Any) -> Any:
     them."""
     if not isinstance(content, list):
         return content
+    if len(content) > MOST_PARTS:
+        raise ValueError(f"it has {len(content)} parts, at most {MOST_PARTS} are allowed")
     parts = [_part(part) for part in content]
     if any(part["type"] in MEDIA for part in parts):
         return parts
@@ -510,6 +540,8 @@ class Templated(ApiRequest):
             known = ", ".join(map(repr, names))
             problem = f"tool_choice names {choice.function.name!r}; tools are {known}"
             raise BadRequestError(problem[:300], "tool_choice")
+        small(self.chat_template_kwargs, "chat_template_kwargs", MOST_VARIABLES)
+        small([tool.model_dump() for tool in self.tools or ()], "tools", MOST_VARIABLES)
         for i, tool in enumerate(self.tools or ()):
             place, parameters = f"tools[{i}].function.parameters", tool.function.parameters
             small(parameters, place)

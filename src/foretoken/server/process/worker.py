@@ -1,4 +1,4 @@
-"""The engine's own process: one thread hears requests, another takes the steps.
+"""The engine's own process: one thread hears requests, others prepare them, one takes the steps.
 
 It is spawned with plain data, loads the models itself, and talks through a pipe, so that nothing a
 model or a C library does can take the HTTP process with it.
@@ -69,6 +69,8 @@ from foretoken.text.decoding import Spelling, count_offsets, decode
 from foretoken.theory import steps_factor
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from foretoken.loading.target import KnownTarget
     from foretoken.media.inputs import Media
     from foretoken.request import Completion
@@ -79,8 +81,9 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
+LONG = 20_000  # characters and ids that take more than a moment to prepare
 LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
-PREPARING = 4  # grammars and media at a time
+PREPARING = 4  # grammars, media and long prompts at a time
 LISTENING, SOUNDS = 4, 16  # sounds that are listened to at a time; with those that wait
 BEAT = 1.0  # seconds between two words that a sound is being listened to
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
@@ -131,6 +134,7 @@ def work(pipe: Connection, setup: Setup) -> None:
         if setup.costs is not None:
             spec.costing.freeze(pickle.loads(setup.costs))
         engine = Engine(spec, **setup.engine)
+        spec.inputs.prepare_grammars()
         measure(spec, engine.max_rows)
         # Or collections would look through all that was loaded: pauses of a tenth of a second
         gc.collect()
@@ -197,10 +201,12 @@ class Worker:
         self.pipe, self.spec, self.engine = pipe, spec, engine
         self.replies, self.media = replies, media
         self.spelling = Spelling(spec.tokenizer)
+        self.widest = _widest(spec.tokenizer)
         # By the pipe's ids, which are the engine's too; None while a request is checked
         self.requests: dict[int, EngineRequest | None] = {}
         self.sandbox = GrammarSandbox(spec.tokenizer)
-        self.preparing = ThreadPoolExecutor(PREPARING, "foretoken prompts")
+        self.preparing = ThreadPoolExecutor(1, "foretoken prompts")  # in the order of arrival
+        self.preparing_long = ThreadPoolExecutor(PREPARING, "foretoken long prompts")
         self.listening = ThreadPoolExecutor(LISTENING, "foretoken sounds")
         self.sounds: dict[int, Flag] = {}  # set where nobody waits any more
         self.sending, self.awake = Lock(), Condition()
@@ -220,7 +226,7 @@ class Worker:
             self._tell(events)
         for gone in [*self.sounds.values()]:
             gone.set()
-        for pool in (self.preparing, self.listening):
+        for pool in (self.preparing, self.preparing_long, self.listening):
             pool.shutdown(wait=False, cancel_futures=True)
         self.sandbox.close()
         self.media.close()
@@ -244,16 +250,15 @@ class Worker:
                 case Add(id, request):
                     with self.awake:
                         self.requests[id] = None
-                    if request.constrained or holds_media(request.prompt):  # others do not wait
-                        self.preparing.submit(self._add, id, request)
-                    else:
-                        self._add(id, request)
+                    pool = self.preparing_long if _takes_long(request) else self.preparing
+                    pool.submit(self._add, id, request)
                 case Transcribe(id, request):
                     self._listen_to(id, request)
                 case Abort(id):
                     self._abort(id)
                 case Ask(id, name, arguments):
-                    self._answer(id, name, arguments)
+                    pool = self.preparing_long if _is_long(*arguments.values()) else self.preparing
+                    pool.submit(self._answer, id, name, arguments)
                 case _:
                     return
 
@@ -265,6 +270,8 @@ class Worker:
             return not self.over
 
     def _add(self, id: int, request: GenerateRequest) -> None:
+        if id not in self.requests:  # aborted before its turn
+            return
         try:
             prompt, ids, limit, prediction = self._checked(request)
             accepted, offsets = self._accepted(id, request, ids)
@@ -403,16 +410,25 @@ class Worker:
 
     def _require_short(self, prompt: Prompt, name: str = "prompt") -> None:
         """Before it is tokenized, which takes seconds for a text of some MB."""
+        context = self.engine.longest
+        if context is None:
+            return
+        if isinstance(prompt, list) and not is_chat(prompt):
+            if len(prompt) > context:
+                raise _TooLongError(
+                    f"the {name} has {len(prompt)} tokens, the context is {context}; shorten it"
+                )
+            return
         texts: list[Any] = [prompt]
         if is_chat(prompt):
             told = [(turn.get("content"), parts_of(turn)) for turn in prompt]
             texts = [text for text, read in told if not read]
             texts += [part.get("text") for _, read in told for part in read]
-        size, context = sum(len(text or "") for text in texts), self.engine.longest
-        if context is not None and size > WIDEST * context:
+        size = sum(len(text or "") for text in texts)
+        if size > self.widest * context:
             raise _TooLongError(
-                f"the {name} has {size} characters, far beyond the context of {context} tokens; "
-                "shorten it"
+                f"the {name} has {size} characters, more than the context of {context} tokens can "
+                "hold; shorten it"
             )
 
     def _limit(self, prompt: int, count: int | None, most: int | None) -> int:
@@ -671,6 +687,32 @@ def _media(spec: Speculator) -> tuple[str, ...]:
     except InputError as error:  # what it needs is not installed
         log.warning("pictures and sounds are not read: %s", error)
         return ()
+
+
+def _takes_long(request: GenerateRequest) -> bool:
+    """Tell whether others should not wait for a request to be prepared."""
+    own = request.prompt, request.prediction, request.chat_template_kwargs
+    return request.constrained or _is_long(*own)
+
+
+def _is_long(*values: Any) -> bool:
+    for each in values:
+        if isinstance(each, list) and (len(each) > LONG or holds_media(each)):
+            return True
+    return sum(len(str(each)) for each in values) > LONG
+
+
+def _widest(tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """Return the characters of a text that a token stands for at most: one of a byte-level
+    tokenizer stands for those of its name, others may drop some."""
+    longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    plain = backend is not None and backend.normalizer is None
+    plain = plain and "ByteLevel" in str(backend.pre_tokenizer)
+    added: Any = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    if plain and not any(token.lstrip or token.rstrip for token in added):
+        return longest
+    return max(WIDEST, longest)
 
 
 def _pace(completion: Completion, length: int) -> Pace | None:
