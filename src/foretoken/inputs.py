@@ -255,7 +255,9 @@ class InputProcessor:
             raise InputError(f"{name} is not valid text; give text in UTF-8") from None
         if self.tokenizer is None:
             raise InputError(f"{name} is text, but there is no tokenizer; give token ids")
-        encoding = self.tokenizer(text, add_special_tokens=special, verbose=False)
+        encoding = self.tokenizer(
+            text, add_special_tokens=special, return_attention_mask=False, verbose=False
+        )
         return cast(list[int], encoding.input_ids)
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ if TYPE_CHECKING:
 WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
 LONG = 20_000  # characters and ids that take more than a moment to prepare
 LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
-PREPARING = 4  # grammars, media and long prompts at a time
+PREPARING = 4  # grammars and media at a time, which are read in processes of their own
+SWITCH = 0.0005  # seconds for which a thread that prepares may keep the engine's waiting
 LISTENING, SOUNDS = 4, 16  # sounds that are listened to at a time; with those that wait
 BEAT = 1.0  # seconds between two words that a sound is being listened to
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
@@ -112,6 +114,7 @@ def work(pipe: Connection, setup: Setup) -> None:
     """The process's whole life."""
     for name in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the pipe says when
         signal.signal(name, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH)
     setup.logs.begin()
     Thread(target=end_with, args=(parent_process(),), name="end", daemon=True).start()
     try:
@@ -205,8 +208,9 @@ class Worker:
         # By the pipe's ids, which are the engine's too; None while a request is checked
         self.requests: dict[int, EngineRequest | None] = {}
         self.sandbox = GrammarSandbox(spec.tokenizer)
-        self.preparing = ThreadPoolExecutor(1, "foretoken prompts")  # in the order of arrival
-        self.preparing_long = ThreadPoolExecutor(PREPARING, "foretoken long prompts")
+        self.short = ThreadPoolExecutor(1, "foretoken prompts")  # in the order of arrival
+        self.long = ThreadPoolExecutor(1, "foretoken long prompts")
+        self.sandboxed = ThreadPoolExecutor(PREPARING, "foretoken grammars and media")
         self.listening = ThreadPoolExecutor(LISTENING, "foretoken sounds")
         self.sounds: dict[int, Flag] = {}  # set where nobody waits any more
         self.sending, self.awake = Lock(), Condition()
@@ -226,7 +230,7 @@ class Worker:
             self._tell(events)
         for gone in [*self.sounds.values()]:
             gone.set()
-        for pool in (self.preparing, self.preparing_long, self.listening):
+        for pool in (self.short, self.long, self.sandboxed, self.listening):
             pool.shutdown(wait=False, cancel_futures=True)
         self.sandbox.close()
         self.media.close()
@@ -250,17 +254,26 @@ class Worker:
                 case Add(id, request):
                     with self.awake:
                         self.requests[id] = None
-                    pool = self.preparing_long if _takes_long(request) else self.preparing
+                    own = request.prompt, request.prediction, request.chat_template_kwargs
+                    pool = self.sandboxed if request.constrained else self._pool(*own)
                     pool.submit(self._add, id, request)
                 case Transcribe(id, request):
                     self._listen_to(id, request)
                 case Abort(id):
                     self._abort(id)
                 case Ask(id, name, arguments):
-                    pool = self.preparing_long if _is_long(*arguments.values()) else self.preparing
-                    pool.submit(self._answer, id, name, arguments)
+                    self._pool(*arguments.values()).submit(self._answer, id, name, arguments)
                 case _:
                     return
+
+    def _pool(self, *values: Any) -> ThreadPoolExecutor:
+        """The threads that prepare a prompt and what comes with it: short ones wait for none of
+        another kind."""
+        lists = [each for each in values if isinstance(each, list)]
+        if any(map(holds_media, lists)):
+            return self.sandboxed
+        long = sum(map(len, lists)) > LONG or sum(len(str(each)) for each in values) > LONG
+        return self.long if long else self.short
 
     def _wait(self) -> bool:
         """Until there is something to do; False at the end."""
@@ -687,19 +700,6 @@ def _media(spec: Speculator) -> tuple[str, ...]:
     except InputError as error:  # what it needs is not installed
         log.warning("pictures and sounds are not read: %s", error)
         return ()
-
-
-def _takes_long(request: GenerateRequest) -> bool:
-    """Tell whether others should not wait for a request to be prepared."""
-    own = request.prompt, request.prediction, request.chat_template_kwargs
-    return request.constrained or _is_long(*own)
-
-
-def _is_long(*values: Any) -> bool:
-    for each in values:
-        if isinstance(each, list) and (len(each) > LONG or holds_media(each)):
-            return True
-    return sum(len(str(each)) for each in values) > LONG
 
 
 def _widest(tokenizer: PreTrainedTokenizerBase | None) -> int:
