@@ -27,9 +27,13 @@ class Access:
     max_file: int = 25_000_000
 
     def require(self, scope: Scope) -> None:
-        """Raise ApiError for a request without a key or with a body that is said to be too large;
-        leave the salt of its key in its state."""
+        """Raise ApiError for a request without a key, with a body that is said to be too large, or
+        with two lengths; leave the salt of its key in its state."""
         headers, path = Headers(scope=scope), scope["path"]
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # RFC 9112, 6.3: a proxy in front may have read another request than is read here
+            problem = "the request has Content-Length and Transfer-Encoding; send one of them"
+            raise ApiError(400, problem, closes=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         scope["state"]["salt"] = salt = self.salt(key if scheme.lower() == "bearer" else "")
         if salt is None and path not in OPEN and not path.startswith("/page/"):

@@ -76,7 +76,8 @@ class Accounting:
             self.access.require(scope)
             await self.app(scope, self.access.bounded(receive, scope["path"]), named)
         except ApiError as error:  # `access` refuses it; the app answers its own
-            await JSONResponse(error.body, error.status)(scope, receive, named)
+            answer = JSONResponse(error.body, error.status, error.headers)
+            await answer(scope, receive, named)
         finally:
             self._account(scope, perf_counter() - start)
 

@@ -225,6 +225,8 @@ class Engine:
             raise InputError(f"id is {shown(id)}; give a whole number that no other request has")
         if not isinstance(cache_salt, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
+        if begun is not None:
+            _require_begun(begun, self._spec.target.vocab_size)
         if not whole(priority):
             raise InputError(f"priority is {shown(priority)}; give a whole number")
         if (limit := self._limit(request)) < request.limit:  # a forced last token moves too
@@ -369,3 +371,17 @@ class Engine:
             row.error,
             entry.pieces,
         )
+
+
+def _require_begun(begun: object, V: int) -> None:
+    """Raise InputError for what is not the beginning of a text of V ids."""
+    if not isinstance(begun, Begun):
+        raise InputError(f"begun is {shown(begun)}; give a foretoken.records.Begun")
+    steps: object = begun.steps
+    if not isinstance(steps, list) or not all(isinstance(step, StepRecord) for step in steps):
+        raise InputError(f"begun's steps are {shown(steps)}; give the steps of a completion")
+    if not whole(begun.shown) or begun.shown < 0:
+        raise InputError(f"begun's shown is {shown(begun.shown)}; give a number of characters")
+    for token in (token for step in begun.steps for token in step.kept):
+        if not whole(token) or not 0 <= token < V:
+            raise InputError(f"begun holds the id {shown(token)}; ids must be in 0..{V - 1}")

@@ -760,6 +760,43 @@ def _announced(url: str, key: str, size: int) -> int:
         return int(connection.recv(100).split()[1])
 
 
+BOTH = "Content-Length: 5\r\nTransfer-Encoding: chunked"
+
+
+@pytest.mark.parametrize("order", [BOTH, "\r\n".join(BOTH.split("\r\n")[::-1])])
+def test_two_lengths_of_a_body_are_refused_and_end_the_connection(url: str, order: str) -> None:
+    """RFC 9112, 6.3: the request behind it may be a proxy's part of its body."""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{order}\r\n\r\n"
+    behind = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+    answer = _exchange(url, f"{head}2\r\n{{}}\r\n0\r\n\r\n{behind}")
+    assert answer.startswith("HTTP/1.1 400 ") and answer.count("HTTP/1.1 ") == 1
+    assert "connection: close" in answer.lower() and "Transfer-Encoding; send one" in answer
+
+
+def test_a_client_that_closes_its_sending_half_is_gone(
+    server: tuple[str, EngineClient],
+) -> None:
+    """As docs/serving.md says: it cannot be told from one that is gone altogether."""
+    url, link = server
+    body = json.dumps(GREEDY | {"prompt": "It", "max_tokens": 1000, "ignore_eos": True})
+    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    asked = f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
+    assert _exchange(url, asked, half_closes=True) == ""
+    until(lambda: not link.open)
+
+
+def _exchange(url: str, sent: str, *, half_closes: bool = False) -> str:
+    """All that comes back, until the server closes the connection."""
+    address, received = urlsplit(url), b""
+    with socket.create_connection((address.hostname, address.port), 20) as connection:
+        connection.sendall(sent.encode())
+        if half_closes:
+            connection.shutdown(socket.SHUT_WR)
+        while piece := connection.recv(10_000):
+            received += piece
+    return received.decode()
+
+
 def test_numbers_for_prometheus(url: str) -> None:
     post(url, "/v1/completions", SAMPLING | {"prompt": "It was"} | GAMMA)
     lines = httpx2.get(f"{url}/metrics").text.splitlines()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from inspect import signature
 from threading import Thread
 from typing import Any
 
@@ -13,9 +17,10 @@ from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
+from foretoken.errors import ForetokenError
 from foretoken.generation_config import Ends
 from foretoken.models.table import TableModel
-from foretoken.records import Begun
+from foretoken.records import Begun, StepRecord
 from oracle import random_model
 from tiny import byte_level
 
@@ -117,6 +122,58 @@ def test_steps_that_end_a_text_are_not_gone_on_with() -> None:
         (completion,) = [event.completion for event in drained(engine) if event.completion]
         with pytest.raises(InputError, match="begun ends the text already"):
             engine.add([1, 2], SAMPLING, gamma=1, begun=Begun(completion.steps))
+
+
+STEP = StepRecord(0, (), 0, (1,), (), 0, 0.0, 0.0, 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("begun", "message"),
+    [
+        (5, "begun is 5; give a foretoken.records.Begun"),
+        ([], r"begun is \[\]; give"),
+        (Begun(5), "begun's steps are 5; give the steps of a completion"),
+        (Begun([5]), r"begun's steps are \[5\]; give"),
+        (Begun([STEP], -1), "begun's shown is -1; give a number of characters"),
+        (Begun([STEP], "a"), "begun's shown is 'a'; give"),
+        (Begun([replace(STEP, kept=(10**6,))]), r"begun holds the id 1000000; ids must be in 0\.\."),
+    ],
+)  # fmt: skip
+def test_what_is_no_beginning_of_a_text(begun: Any, message: str) -> None:
+    with Engine(speculator()) as engine:
+        with pytest.raises(InputError, match=f"^{message}"):
+            engine.add([1], max_new_tokens=2, begun=begun)
+        assert engine.waiting == 0
+
+
+WRONG: list[Any] = [5, -1, 1.5, float("nan"), True, "x", b"x", "", [], [5], ["x"], (1, 2, 3)]
+WRONG += [{}, {"a": 1}, object(), int, [None], [[]], 10**30]
+OF_ADD = [name for name in signature(Engine.add).parameters if name not in ("self", "controls")]
+OF_GENERATE = [name for name in signature(Speculator.generate).parameters if name in OF_ADD]
+
+
+@pytest.mark.parametrize("name", OF_ADD)
+def test_values_of_any_type_are_taken_or_refused_in_a_line(name: str) -> None:
+    """By `Engine.add` and by `generate`, for every parameter."""
+    spec = speculator()
+    for value in WRONG:
+        given: dict[str, Any] = {"prompt": [1], "max_new_tokens": 2, name: value}
+        if name == "params":
+            del given["max_new_tokens"]
+        with Engine(spec, 2) as engine, _refused_in_a_line():
+            engine.add(**given)
+            engine.step()
+        if name in OF_GENERATE:
+            with _refused_in_a_line():
+                spec.generate(given.pop("prompt"), **given)
+
+
+@contextmanager
+def _refused_in_a_line() -> Iterator[None]:
+    try:
+        yield
+    except ForetokenError as error:
+        assert "\n" not in str(error)
 
 
 def test_a_request_may_have_a_rule_of_its_own() -> None:

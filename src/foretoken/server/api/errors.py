@@ -61,10 +61,13 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         after: int | None = None,
+        *,
+        closes: bool = False,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.after = after  # seconds until it is worth another try
+        self.closes = closes  # whether the connection ends with it
 
     @property
     def body(self) -> dict[str, Any]:
@@ -76,7 +79,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.after is None else {"Retry-After": str(self.after)}
+        headers = {} if self.after is None else {"Retry-After": str(self.after)}
+        return headers | ({"Connection": "close"} if self.closes else {})
 
 
 class BadRequestError(ApiError):

@@ -20,10 +20,11 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.generation_config import Ends
+from foretoken.inputs import InputProcessor
 from foretoken.models.table import TableModel
 from foretoken.records import Begun
 from foretoken.sampling.params import SamplingParams
-from foretoken.server.process import sandbox
+from foretoken.server.process import sandbox, worker
 from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
     Abort,
@@ -34,6 +35,7 @@ from foretoken.server.process.messages import (
     GenerateRequest,
     Ready,
     Refusal,
+    Reply,
     StepOutput,
     StepOutputs,
     Stop,
@@ -42,7 +44,7 @@ from foretoken.server.process.replies import Replies
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Setup, Worker, measure, work
 from oracle import random_model
-from tiny import byte_level
+from tiny import byte_level, legacy, metaspace
 
 V = 320
 MEDIA = MediaSandbox(10**6, 60)
@@ -298,12 +300,92 @@ def test_a_grammar_that_takes_long_holds_up_nobody(
     while not (isinstance(heard[-1], StepOutputs) and any(part.done for part in heard[-1].parts)):
         heard.append(hear(pipe))
     assert Accepted(2, 1) in heard and not any(isinstance(each, Refusal) for each in heard)
-    refused = {}
-    while len(refused) < 2:
-        if isinstance(said := hear(pipe), Refusal):
-            refused[said.id] = said
-    assert all("takes more than 3 s" in said.message for said in refused.values())
-    assert refused[0].kind == "input"
+    while not (isinstance(said := hear(pipe), Refusal) and said.id == 0):
+        pass
+    assert "takes more than 3 s" in said.message and said.kind == "input"
+
+
+PLAIN = {"template": None, "chat_template_kwargs": None, "texts": False}
+
+
+@pytest.mark.parametrize("what", ["a long text", "a question", "a short text"])
+def test_prompts_are_prepared_where_nobody_waits(
+    pipe: Connection, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Texts run on, others are begun and ended, while a prompt is tokenized."""
+    tried, go = Event(), Event()
+    tokenized = InputProcessor._tokenized
+
+    def late(self: InputProcessor, text: str, *rest: Any, **more: Any) -> list[int]:
+        if text.startswith("slow"):
+            tried.set()
+            assert go.wait(30)
+            text = "slow"
+        return tokenized(self, text, *rest, **more)
+
+    monkeypatch.setattr(InputProcessor, "_tokenized", late)
+    monkeypatch.setattr(worker, "LONG", 100)
+    long = "slow" * (1 if what == "a short text" else 30)
+    endless = SAMPLING | {"suppress_tokens": [9], "max_new_tokens": 150, "ignore_eos": True}
+    pipe.send(add(0, [1], endless))
+    assert hear(pipe) == Accepted(0, 1)
+    if what == "a question":
+        pipe.send(Ask(1, "tokenize", {"prompt": long, **PLAIN}))
+    else:
+        pipe.send(add(1, long, SAMPLING | {"suppress_tokens": [9]}))
+    assert tried.wait(30)
+    assert parts(pipe, 0)[-1].done is not None
+    if what != "a short text":  # these are prepared in the order of their arrival
+        pipe.send(add(2, [1], endless))
+        assert hear(pipe) == Accepted(2, 1)
+    pipe.send(Abort(2))
+    while hear(pipe).running:
+        pass
+    go.set()
+    while not isinstance(said := hear(pipe), Accepted | Reply):
+        pass
+    assert said.id == 1
+
+
+def test_an_aborted_request_is_not_prepared(
+    pipe: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, go, prepared = Event(), Event(), list[str]()
+
+    def late(self: InputProcessor, text: str, *rest: Any, **more: Any) -> list[int]:
+        prepared.append(text)
+        tried.set()
+        assert go.wait(30)
+        return [1]
+
+    monkeypatch.setattr(InputProcessor, "_tokenized", late)
+    for id, text in enumerate("abc"):
+        pipe.send(add(id, text, SAMPLING | {"suppress_tokens": [9]}))
+    assert tried.wait(30)
+    pipe.send(Abort(1))
+    assert isinstance(hear(pipe), StepOutputs)
+    go.set()
+    while not (isinstance(said := hear(pipe), Accepted) and said.id == 2):
+        pass
+    assert prepared == ["a", "c"]
+
+
+def test_ids_beyond_the_context_are_refused_by_their_number(
+    pipe: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InputProcessor, "ids", None)
+    pipe.send(add(0, [1] * 201, SAMPLING))
+    message = "the prompt has 201 tokens, the context is 200; shorten it"
+    assert hear(pipe) == Refusal(0, "length", message, "prompt")
+
+
+def test_a_text_is_refused_by_its_length_where_no_tokens_can_be_few_enough() -> None:
+    tokenizer = byte_level()
+    longest = max(map(len, tokenizer.get_vocab()))
+    assert worker._widest(tokenizer) == longest
+    assert len(tokenizer("a" * 50).input_ids) * longest >= 50
+    assert worker._widest(metaspace()) == worker._widest(legacy()) == worker.WIDEST
+    assert worker._widest(None) == worker.WIDEST
 
 
 def test_a_text_that_is_left_while_it_is_added_is_not_written(
