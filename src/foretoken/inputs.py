@@ -198,7 +198,8 @@ class InputProcessor:
         return None if structured is None else self._grammar(structured, request.eos).matcher()
 
     def prepare_grammars(self) -> None:
-        """Read the tokenizer for grammars, where it can be: no other thread runs meanwhile."""
+        """Make llguidance's form of the tokenizer, if it has one: no other thread runs while it is
+        made."""
         with suppress(InputError):
             vocabulary(self.tokenizer, self.target.vocab_size, self.ends.eos, self.ends.eos)
 

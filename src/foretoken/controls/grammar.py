@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
 SETTING = '%llguidance {"no_forcing": true}'
 KEPT = 32  # grammars kept compiled per vocabulary
-VOCABULARIES = 16  # per tokenizer: one for each set of ids that end a text
+VOCABULARIES = 16  # per tokenizer: one for each set of EOS ids
 SAMPLED = 256  # tokens whose spelling is compared
 
 
 class Vocabulary:
     """A tokenizer as llguidance knows it, over V ids of which `ends` end a text.
 
-    llguidance's form takes a second to make and knows one end, so all vocabularies of a tokenizer
-    share those that end with the model's `own` first one."""
+    llguidance's form takes a second to make and has one EOS token, so all vocabularies of a
+    tokenizer share the form with the model's `own` first EOS token."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Vocabulary:
             )
         end = min((id for id in own if id < min(V, len(tokenizer))), default=self.ends[0])
         self.words = lexicons.get((end, len(tokenizer)), _lexicon, tokenizer, end)
-        self.never = [] if end in self.ends else [end]  # llguidance would end a text with it
+        self.never = [] if end in self.ends else [end]  # EOS to llguidance alone
         self._grammars: SharedCache[Grammar] = SharedCache(KEPT)
 
     def grammar(self, structured: Structured) -> Grammar:
@@ -79,8 +79,8 @@ def vocabulary(
     own: frozenset[int] = frozenset(),
 ) -> Vocabulary:
     """Return the vocabulary of a fast tokenizer, V being the rows of the output layer, `eos` the
-    ids that end a text and `own` those of the model's configuration; made once and kept as long as
-    the tokenizer. InputError where llguidance is missing or cannot take the tokenizer."""
+    request's EOS ids and `own` those of the model's configuration; cached as long as the tokenizer
+    lives. InputError if llguidance is missing or cannot take the tokenizer."""
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             "structured output needs a fast tokenizer of transformers, not "

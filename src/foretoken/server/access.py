@@ -27,11 +27,11 @@ class Access:
     max_file: int = 25_000_000
 
     def require(self, scope: Scope) -> None:
-        """Raise ApiError for a request without a key, with a body that is said to be too large, or
+        """Raise ApiError for a request without a key, with a Content-Length that is too large, or
         with two lengths; leave the salt of its key in its state."""
         headers, path = Headers(scope=scope), scope["path"]
         if "transfer-encoding" in headers and "content-length" in headers:
-            # RFC 9112, 6.3: a proxy in front may have read another request than is read here
+            # RFC 9112, 6.3: request smuggling, if a proxy in front goes by the other one
             problem = "the request has Content-Length and Transfer-Encoding; send one of them"
             raise ApiError(400, problem, closes=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")

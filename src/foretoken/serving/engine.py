@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from foretoken.engine.output_stream import OutputStream, output_stream
 from foretoken.engine.scheduler import Scheduler, Task
@@ -374,12 +374,15 @@ class Engine:
 
 
 def _require_begun(begun: object, V: int) -> None:
-    """Raise InputError for what is not the beginning of a text of V ids."""
+    """Raise InputError unless it is the beginning of a sequence of V ids."""
     if not isinstance(begun, Begun):
         raise InputError(f"begun is {shown(begun)}; give a foretoken.records.Begun")
-    steps: object = begun.steps
-    if not isinstance(steps, list) or not all(isinstance(step, StepRecord) for step in steps):
-        raise InputError(f"begun's steps are {shown(steps)}; give the steps of a completion")
+    steps: Any = begun.steps
+    if not isinstance(steps, list) or not all(
+        isinstance(step, StepRecord) for step in cast(list[Any], steps)
+    ):
+        problem = f"begun's steps are {shown(begun.steps)}"
+        raise InputError(f"{problem}; give the steps of a completion")
     if not whole(begun.shown) or begun.shown < 0:
         raise InputError(f"begun's shown is {shown(begun.shown)}; give a number of characters")
     for token in (token for step in begun.steps for token in step.kept):

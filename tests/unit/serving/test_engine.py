@@ -136,7 +136,7 @@ STEP = StepRecord(0, (), 0, (1,), (), 0, 0.0, 0.0, 0.0, 1)
         (Begun([5]), r"begun's steps are \[5\]; give"),
         (Begun([STEP], -1), "begun's shown is -1; give a number of characters"),
         (Begun([STEP], "a"), "begun's shown is 'a'; give"),
-        (Begun([replace(STEP, kept=(10**6,))]), r"begun holds the id 1000000; ids must be in 0\.\."),
+        (Begun([replace(STEP, kept=(10**6,))]), "begun holds the id 1000000; ids must be in"),
     ],
 )  # fmt: skip
 def test_what_is_no_beginning_of_a_text(begun: Any, message: str) -> None:

@@ -25,8 +25,8 @@ from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
 def _kind(prompt: Any) -> str:
-    """The tag of a prompt's kind by its first part: looking for the kind in all of its parts takes
-    seconds. Its colon tells it from a field in the place of an error."""
+    """Return the tag of a prompt's kind by its first part: trying every kind on all parts takes
+    seconds. `_kind` of `errors` drops tags, which hold a colon, from the place of an error."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(first, str | list):
         return "prompt:texts" if isinstance(first, str) else "prompt:lists"

@@ -20,7 +20,7 @@ from foretoken.server.api.wire import (
     small,
 )
 
-MOST_TOKENS = 2**17  # of a text to be told
+MOST_TOKENS = 2**17
 
 
 class Tokenize(Body):

@@ -116,8 +116,8 @@ class Body(Wire):
     @model_validator(mode="before")
     @classmethod
     def valid(cls, body: Any) -> Any:
-        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters. What is too
-        long is refused as such, and not looked through."""
+        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters. A list beyond
+        its limit is not looked through, as it is refused anyway."""
         if isinstance(body, dict) and any(cls._is_too_long(*item) for item in body.items()):
             return body
         try:
@@ -145,14 +145,15 @@ class Body(Wire):
 
 
 def small(value: Any, param: str, most: int = MOST_GRAMMAR) -> Any:
-    """A value of at most so many characters: by itself a grammar that is soon compiled."""
+    """Return a value of at most `most` characters; the default is of a grammar that compiles
+    fast."""
     if len(str(value)) > most:
         raise BadRequestError(f"{param} is longer than {most} characters", param)
     return value
 
 
 def require_short(texts: Sequence[str] | None, param: str, most: int) -> None:
-    """Raise BadRequestError for texts of more characters together."""
+    """Raise BadRequestError if strings have more characters together."""
     size = sum(map(len, texts or ()))
     if size > most:
         message = f"{param} has {size} characters together, at most {most} are allowed"
@@ -365,11 +366,17 @@ class TextPart(Wire):
     text: str
 
 
+def _few_parts(content: Any) -> Any:
+    if isinstance(content, list) and len(content) > MOST_PARTS:
+        raise ValueError(f"it has {len(content)} parts, at most {MOST_PARTS} are allowed")
+    return content
+
+
 class PredictedOutput(Wire):
     """The text that the client expects."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(max_length=MOST_PARTS)]
+    content: Annotated[str | list[TextPart], BeforeValidator(_few_parts)]
 
 
 class Predicting(ApiRequest):
@@ -394,9 +401,7 @@ def _content(content: Any) -> Any:
     them."""
     if not isinstance(content, list):
         return content
-    if len(content) > MOST_PARTS:
-        raise ValueError(f"it has {len(content)} parts, at most {MOST_PARTS} are allowed")
-    parts = [_part(part) for part in content]
+    parts = [_part(part) for part in _few_parts(content)]
     if any(part["type"] in MEDIA for part in parts):
         return parts
     return "".join(part["text"] for part in parts)

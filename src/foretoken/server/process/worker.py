@@ -84,8 +84,8 @@ if TYPE_CHECKING:
 WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
 LONG = 20_000  # characters and ids that take more than a moment to prepare
 LEAST = -9999.0  # a logprob that JSON can hold; as OpenAI's, for what is impossible
-PREPARING = 4  # grammars and media at a time, which are read in processes of their own
-SWITCH = 0.0005  # seconds for which a thread that prepares may keep the engine's waiting
+PREPARING = 4  # grammars and media at a time, most of whose work is done in sandboxes
+SWITCH = 0.0005  # seconds: a thread that prepares a request yields to the engine's after that
 LISTENING, SOUNDS = 4, 16  # sounds that are listened to at a time; with those that wait
 BEAT = 1.0  # seconds between two words that a sound is being listened to
 UNBOUNDED = 4096  # new tokens of a text, for a model without a context
@@ -267,9 +267,9 @@ class Worker:
                     return
 
     def _pool(self, *values: Any) -> ThreadPoolExecutor:
-        """The threads that prepare a prompt and what comes with it: short ones wait for none of
-        another kind."""
-        lists = [each for each in values if isinstance(each, list)]
+        """Return the threads that prepare a prompt and its variables, so that short prompts wait
+        for short ones only."""
+        lists = [cast(list[Any], each) for each in values if isinstance(each, list)]
         if any(map(holds_media, lists)):
             return self.sandboxed
         long = sum(map(len, lists)) > LONG or sum(len(str(each)) for each in values) > LONG
@@ -703,16 +703,17 @@ def _media(spec: Speculator) -> tuple[str, ...]:
 
 
 def _widest(tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """Return the characters of a text that a token stands for at most: one of a byte-level
-    tokenizer stands for those of its name, others may drop some."""
+    """Return the most characters that a token can stand for. Byte-level tokenizers drop none, so
+    it is their longest token; others may, and the result is a bound that no ordinary input meets.
+    """
     longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    plain = backend is not None and backend.normalizer is None
-    plain = plain and "ByteLevel" in str(backend.pre_tokenizer)
+    if backend is None or backend.normalizer is not None:
+        return max(WIDEST, longest)
     added: Any = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    if plain and not any(token.lstrip or token.rstrip for token in added):
-        return longest
-    return max(WIDEST, longest)
+    strips = any(token.lstrip or token.rstrip for token in added)
+    plain = "ByteLevel" in str(backend.pre_tokenizer) and not strips
+    return longest if plain else max(WIDEST, longest)
 
 
 def _pace(completion: Completion, length: int) -> Pace | None:

@@ -12,11 +12,12 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import ValidationError
 
+from foretoken.server.api import wire
 from foretoken.server.api.chat import Chat
 from foretoken.server.api.completions import Text
 from foretoken.server.api.errors import BadRequestError, invalid
 from foretoken.server.api.responses import Responses
-from foretoken.server.api.tokens import Tokenize
+from foretoken.server.api.tokens import Detokenize, Tokenize
 from foretoken.server.api.unsupported import NOTED, UNSUPPORTED
 from foretoken.server.api.wire import Wire
 from foretoken.server.process.messages import GenerateRequest
@@ -279,3 +280,67 @@ def test_tools_that_are_no_functions_are_named(kind: type[Wire], tool: Any, para
     with pytest.raises(BadRequestError) as refused:
         asked(kind, LEAST[kind] | {"tools": tools})
     assert refused.value.param == param
+
+
+CALL = {"function": {"name": "a", "arguments": "{}"}}
+TOO_LONG: list[tuple[Any, dict[str, Any], str, str]] = [
+    (Text, {"bad_words": ["a"] * 129}, "bad_words", "128 at most"),
+    (Text, {"bad_words": ["a" * 101] * 100}, "bad_words", "10100 characters together, at most"),
+    (Text, {"stop": ["a"] * 17}, "stop", "16 at most"),
+    (Text, {"stop": ["a" * 600, "b" * 600]}, "stop", "1200 characters together, at most 1024"),
+    (Text, {"stop": "a" * 1025}, "stop", "at most 1024"),
+    (Text, {"stop_token_ids": [1] * 129}, "stop_token_ids", "128 at most"),
+    (Text, {"allowed_token_ids": [1] * 1025}, "allowed_token_ids", "1024 at most"),
+    (Text, {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias", "1024 at most"),
+    (Text, {"prompt": ["a"] * 2049}, "prompt", "2048 at most"),
+    (Text, {"prompt": [[1]] * 2049}, "prompt", "2048 at most"),
+    (Text, {"n": 129}, "n", "128 or less"),
+    (Text, {"structured_outputs": {"choice": ["a"] * 1001}}, "structured_outputs.choice",
+     "1000 at most"),
+    (Text, {"structured_outputs": {"regex": "a" * 50_001}}, "structured_outputs", "50000 char"),
+    (Text, {"prediction": {"type": "content", "content": [{"type": "text", "text": ""}] * 2049}},
+     "prediction.content", "at most 2048"),
+    (Chat, {"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "2048 at most"),
+    (Chat, {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 2049}]},
+     "messages[0].content", "at most 2048"),
+    (Chat, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, "messages[0]",
+     "129 tool_calls, at most 128"),
+    (Chat, {"metadata": dict.fromkeys(map(str, range(17)), "")}, "metadata", "16 at most"),
+    (Chat, {"chat_template_kwargs": {"a": "b" * 200_000}}, "chat_template_kwargs", "200000 char"),
+    (Chat, {"tools": [{"type": "function", "name": f"f{i}"} for i in range(129)]}, "tools",
+     "128 at most"),
+    (Chat, {"tools": [{"type": "function", "name": f"f{i}", "description": "a" * 45_000}
+     for i in range(5)]}, "tools", "200000 char"),
+    (Responses, {"input": [{"role": "user", "content": ""}] * 2049}, "input", "2048 at most"),
+    (Responses, {"metadata": dict.fromkeys(map(str, range(17)), "")}, "metadata", "16 at most"),
+    (Tokenize, {"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "2048 at most"),
+    (Detokenize, {"tokens": [1] * (2**17 + 1)}, "tokens", "131072 at most"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "param", "said"), TOO_LONG, ids=[f"{c[2]}-{i}" for i, c in enumerate(TOO_LONG)]
+)
+def test_what_is_too_long_is_refused_with_its_limit(
+    kind: Any, more: dict[str, Any], param: str, said: str
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        request = read(kind, LEAST.get(kind, {}) | more)
+        request.to_engine("", {})  # a grammar's length is looked at here
+    assert refused.value.param == param and said in refused.value.message, refused.value.message
+    assert len(refused.value.message) < 200
+
+
+def test_a_long_list_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait meanwhile: the first part says what kind of prompt it is, and lists beyond their
+    limit are refused before anything else is read."""
+    seen: list[Any] = []
+    bias = dict.fromkeys(map(str, range(1025)), 1)
+    monkeypatch.setattr(wire.json, "dumps", lambda *a, **k: seen.append(a) or "")
+    for more in ({"allowed_token_ids": [1] * 1025}, {"logit_bias": bias}):
+        with pytest.raises(BadRequestError, match="1024 at most"):
+            read(Text, {"prompt": "a"} | more)
+    assert not seen
+    with pytest.raises(ValidationError) as refused:
+        Text.model_validate({"prompt": [1, *["a"] * 1000]})
+    assert {each["loc"][1] for each in refused.value.errors()} == {"prompt:ids"}
