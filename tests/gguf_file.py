@@ -31,8 +31,10 @@ def write_gguf(
     tokenizer: PreTrainedTokenizerFast,
     kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
     template: str | None = None,
+    ends: dict[str, int] | None = None,
 ) -> None:
-    """Write a model and its tokenizer of bytes; matrices in blocks of this kind."""
+    """Write a model and its tokenizer of bytes; matrices in blocks of this kind. ends: the ids of
+    the fields eos, eot and eom; None: eos is 0."""
     writer, config = GGUFWriter(file, "llama"), model.config
     writer.add_name("tiny")
     writer.add_context_length(config.max_position_embeddings)
@@ -46,6 +48,8 @@ def write_gguf(
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     _words(writer, tokenizer, config.vocab_size)
+    for name, token in ({"eos": 0} if ends is None else ends).items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
     if template is not None:
         writer.add_chat_template(template)
     for name, values in _tensors(model).items():
@@ -62,7 +66,7 @@ def write_gguf(
 def _words(writer: GGUFWriter, tokenizer: PreTrainedTokenizerFast, V: int) -> None:
     model: Any = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     tokens = [tokenizer.convert_ids_to_tokens(i) or f"[UNUSED{i}]" for i in range(V)]
-    special = set(tokenizer.all_special_ids)
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
@@ -71,7 +75,6 @@ def _words(writer: GGUFWriter, tokenizer: PreTrainedTokenizerFast, V: int) -> No
         [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
     )
     writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
 
 
 def _tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:

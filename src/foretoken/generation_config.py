@@ -97,7 +97,7 @@ def read_settings(network: PreTrainedModel) -> Settings:
         if start is None:
             raise RefusedError("the model names no decoder_start_token_id; set it in its config")
     ends = Ends(
-        eos=frozenset(_ids(config, "eos_token_id")),
+        eos=frozenset(ids_of(config, "eos_token_id")),
         decoder_start=start,
         forced_bos=_id(config, "forced_bos_token_id"),
         forced_eos=_id(config, "forced_eos_token_id"),
@@ -196,7 +196,8 @@ def _objection(config: GenerationConfig) -> str | None:
     return None
 
 
-def _ids(config: GenerationConfig, entry: str) -> list[int]:
+def ids_of(config: GenerationConfig, entry: str) -> list[int]:
+    """Return the ids of an entry, which may be one or several. Raises InputError for others."""
     value = getattr(config, entry, None)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(i) is int for i in ids):  # True is not an id
@@ -209,7 +210,7 @@ def _ids(config: GenerationConfig, entry: str) -> list[int]:
 def _id(config: GenerationConfig, entry: str) -> int | None:
     """Return an entry's only id. RefusedError for several, which transformers takes all at once, or
     one for each row."""
-    ids = _ids(config, entry)
+    ids = ids_of(config, entry)
     if len(ids) > 1:
         raise RefusedError(
             f"the model's generation config sets {entry}={ids!r:.60}; set one id there"

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NEEDED = ("gguf", "accelerate")  # transformers reads such files with these
+FIELDS = ("eos", "eot", "eom")  # of the ids that end a document, a turn and a message
+# Tokens that end a turn or a document wherever they are control tokens, as in llama.cpp
+ENDS = frozenset(
+    "<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn> <turn|> <EOT> _<EOT> "
+    "[EOT] <|endoftext|> <|end_of_text|> <end_of_utterance> <|END_OF_TURN_TOKEN|> <|eot|>".split()
+)
+CHANNELS = {"<|return|>", "<|call|>"}  # beside these, <|end|> stands within a turn
+CONTROL = 3  # the type of such tokens
 REPLACING = Lock()  # two threads would put back each other's functions
 
 
@@ -70,6 +78,23 @@ def header(file: Path) -> Any:
     """Return a file's fields and the places of its tensors, as a reader of the package gguf."""
     with parsed_once(file):
         return import_module("gguf").GGUFReader(str(file))
+
+
+def ends(file: Path, configured: list[int]) -> list[int]:
+    """Return the ids that end a text: those that the file names, and control tokens that are known
+    to. configured: what transformers reads of it, its own default where no field names an end."""
+    fields = header(file).fields
+    named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in FIELDS]
+    tokens, types = (fields.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    kinds = types.contents() if types else []
+    control = {tokens.contents(i): i for i, kind in enumerate(kinds) if kind == CONTROL}
+    known = {control[word] for word in ENDS & control.keys()}
+    found = known | {field.contents() for field in named if field}
+    if named[0] or not found:
+        found |= set(configured)
+    if control.keys() >= CHANNELS:
+        found.discard(control.get("<|end|>"))
+    return sorted(found)
 
 
 @lru_cache(maxsize=1)

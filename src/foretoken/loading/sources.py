@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 
 from foretoken.errors import InputError, RefusedError, one_line
-from foretoken.generation_config import check_file
+from foretoken.generation_config import check_file, ids_of
 from foretoken.loading import adapters, gguf, hub, memory, named, quantized
 from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
@@ -117,8 +117,10 @@ class Source:
         except Exception as error:
             problem = f"{self.name} cannot be built from its config"
             raise InputError(f"{problem}: {one_line(error)}") from None
-        if self.gguf:
-            return network.eval()  # the model's config holds what the file says
+        if self.gguf:  # the model's config holds what else the file says
+            settings: Any = network.generation_config
+            settings.eos_token_id = gguf.ends(self.gguf, ids_of(settings, "eos_token_id"))
+            return network.eval()
         options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
         options["revision"] = options["revision"] or "main"
         try:
@@ -129,6 +131,8 @@ class Source:
 
     def code(self) -> list[str]:
         """Return the source code of the model's classes that are not transformers' own."""
+        if self.gguf:
+            return ["all ends of the file"]  # earlier conversions of one know a single end
         if not self.trust:
             return []
         from foretoken.models.stock.selfcheck import strangers  # late: as above

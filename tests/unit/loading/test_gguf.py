@@ -101,6 +101,39 @@ def test_messages_go_through_the_template_of_the_file(folder: Path, cache: Path)
     assert not kept.exists()
 
 
+HARMONY = ["<|return|>", "<|call|>", "<|end|>"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "ends"),
+    [
+        ({"eos": 0, "eot": 320}, ["<|im_end|>"], {0, 320}),
+        ({"eos": 0, "eot": 7, "eom": 9}, [], {0, 7, 9}),
+        ({"eos": 0}, ["<|im_start|>", "<|im_end|>"], {0, 321}),
+        ({"eos": 320}, ["</s>"], {0, 320}),  # the word of 0 is <|endoftext|>
+        ({"eot": 5}, [], {0, 5}),  # and not 2, which LlamaConfig takes where nothing is named
+        ({"eos": 320}, HARMONY, {0, 320, 321}),  # between a message's channels stands <|end|>
+        ({"eos": 0}, HARMONY[2:], {0, 320}),
+    ],
+)
+def test_a_text_ends_with_each_end_of_the_file(
+    tmp_path: Path, fields: dict[str, int], words: list[str], ends: set[int]
+) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": words})
+    model = llama(323, hidden_size=64, intermediate_size=96)
+    write_gguf(tmp_path / "tiny.gguf", model, tokenizer, ends=fields)
+    assert foretoken.load(tmp_path, "none", runtime="transformers").ends.eos == ends
+
+
+def test_a_turns_end_that_is_a_plain_word_ends_nothing(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["<|im_end|>"])  # a normal token of the file
+    model = llama(323, hidden_size=64, intermediate_size=96)
+    write_gguf(tmp_path / "tiny.gguf", model, tokenizer)
+    assert foretoken.load(tmp_path, "none", runtime="transformers").ends.eos == {0}
+
+
 def test_a_changed_file_has_its_own_tokenizer(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "tiny.gguf"
     for V in (320, 300):
