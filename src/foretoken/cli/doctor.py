@@ -316,6 +316,7 @@ def _placed(
     placed = place(read, placement)
     steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant
     found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
+    found["ends"] = _remark_on_ends(read, placement)
     lacks = _lacks(read)
     exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks}
     return {**found, **exact, **_precision(read, placed.model, placement)}
@@ -332,6 +333,16 @@ def _precision(read: Source, model: Model, placement: Placement) -> dict[str, An
         four, eight = (each.seconds if each and each.sure else None for each in kinds)
         ratio = four / eight if four and eight else None
     return {"dtype": model.computed, "asked": placement.dtype, "time_over_int8": ratio}
+
+
+def _remark_on_ends(read: Source, placement: Placement) -> str | None:
+    """Say where the chat template ends turns with another token than the model's files name."""
+    from foretoken.loading.sources import tokenizer
+    from foretoken.loading.target import ModelFacts, ends_of_chats
+
+    file = read.path if read.gguf is None else read.gguf
+    known = tokenizer(file, read.options.get("revision"), read.trust)
+    return ends_of_chats(ModelFacts(read, placement).settings.ends, known)[1]
 
 
 def _lacks(read: Source) -> str | None:
@@ -367,6 +378,8 @@ def _show_placed(console: Console, document: dict[str, Any]) -> None:
         better = "" if ratio < 1 else ": int8 is the better choice here"
         line = f"int4 takes {ratio:.2f} of the time of int8, over some layers{better}"
         console.print(line, soft_wrap=True)
+    if document.get("ends"):
+        console.print(document["ends"], soft_wrap=True, markup=False)
     if document.get("lacks"):
         console.print(f"text alone: {document['lacks']}", soft_wrap=True, markup=False)
 

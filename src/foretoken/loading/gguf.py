@@ -25,6 +25,7 @@ import numpy as np
 
 from foretoken.errors import InputError, one_line
 from foretoken.storage.cache import cache_folder, versions
+from foretoken.text.turns import known_ends
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,13 +33,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("gguf", "accelerate")  # transformers reads such files with these
 FIELDS = ("eos", "eot", "eom")  # of the ids that end a document, a turn and a message
-# Tokens that end a turn or a document wherever they are control tokens, as in llama.cpp
-ENDS = frozenset(
-    "<|im_end|> <|eot_id|> <|eom_id|> <|end|> <|return|> <|call|> <end_of_turn> <turn|> <EOT> _<EOT> "
-    "[EOT] <|endoftext|> <|end_of_text|> <end_of_utterance> <|END_OF_TURN_TOKEN|> <|eot|>".split()
-)
-CHANNELS = {"<|return|>", "<|call|>"}  # beside these, <|end|> stands within a turn
-CONTROL = 3  # the type of such tokens
+CONTROL = 3  # the type of control tokens
 REPLACING = Lock()  # two threads would put back each other's functions
 
 
@@ -88,13 +83,8 @@ def ends(file: Path, configured: list[int]) -> list[int]:
     tokens, types = (fields.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     kinds = types.contents() if types else []
     control = {tokens.contents(i): i for i, kind in enumerate(kinds) if kind == CONTROL}
-    known = {control[word] for word in ENDS & control.keys()}
-    found = known | {field.contents() for field in named if field}
-    if named[0] or not found:
-        found |= set(configured)
-    if control.keys() >= CHANNELS:
-        found.discard(control.get("<|end|>"))
-    return sorted(found)
+    found = known_ends(control) | {field.contents() for field in named if field}
+    return sorted(found | set(configured) if named[0] or not found else found)
 
 
 @lru_cache(maxsize=1)

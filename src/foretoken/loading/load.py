@@ -22,7 +22,7 @@ from foretoken.loading.runtimes import Early, Placement, place, place_exact
 from foretoken.loading.sources import Source, read_of, source, unwrapped
 from foretoken.loading.sources import processor as processor_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
-from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
+from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts, ends_of_chats
 from foretoken.sampling.options import with_args
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
@@ -173,6 +173,10 @@ def _known(
         tokenizer = tokenizer_of(target, asked.revision, asked.trust_remote_code)
     else:
         tokenizer = tokenizer_of(asked.tokenizer, None, asked.trust_remote_code, required=True)
+    ends, remark = ends_of_chats(settings.ends, tokenizer)
+    if remark:
+        log.log(logging.INFO if ends != settings.ends else logging.WARNING, remark)
+    settings = replace(settings, ends=ends)
     name = name_of(target) if asked.adapter is None else f"{name_of(target)} with {asked.adapter}"
     reads = processor_of(facts.read) if isinstance(facts.read, Source) else None
     return KnownTarget(name, facts, settings, tokenizer, reads)

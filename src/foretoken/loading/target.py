@@ -7,17 +7,18 @@ refused before the target is loaded or converted. Does not know which drafts the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretoken.drafters.base import Drafter
-from foretoken.generation_config import Settings, read_settings
+from foretoken.generation_config import Ends, Settings, read_settings
 from foretoken.loading.runtimes import Placement, kept_facts
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
 from foretoken.request import Request, TextPrediction
 from foretoken.speculator import Speculator
+from foretoken.text.turns import known_ends, special_ids, turn_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -86,6 +87,24 @@ class ModelFacts:
         if stored and "controls" in stored:
             return Settings.of(stored)
         return read_settings(self.structure)  # a conversion of before the controls has none of them
+
+
+def ends_of_chats(
+    ends: Ends, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[Ends, str | None]:
+    """Return a model's ends, with the token that ends the chat template's turns where it is known
+    to do so, and a remark where the model's files name none of the template's."""
+    names = [] if tokenizer is None else turn_ends(tokenizer)
+    if tokenizer is None or not names:
+        return ends, None
+    ids = [int(i) for i in tokenizer.convert_tokens_to_ids(names)]
+    if ends.eos.intersection(ids):
+        return ends, None
+    remark = f"the chat template ends turns with {names[-1]!r}, which eos_token_id does not name"
+    if ids[-1] in known_ends(special_ids(tokenizer)):
+        return replace(ends, eos=ends.eos | {ids[-1]}), f"{remark}: texts end there, too"
+    where = "where chats run past a turn, add it in generation_config.json"
+    return ends, f"{remark}; {where} (id {ids[-1]})"
 
 
 @dataclass(frozen=True, slots=True)

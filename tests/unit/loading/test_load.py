@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import transformers
+from tokenizers import AddedToken
 
 import foretoken
 from foretoken.drafters.lm import LMDrafter
@@ -87,6 +88,49 @@ def test_a_tokenizer_from_elsewhere_has_its_own_revision(bare, pair, monkeypatch
     foretoken.load(bare, "none", tokenizer=pair[0], revision="old")
     foretoken.load(bare, "none", revision="old")
     assert [revision for _, revision, _ in calls] == [None, "old"]
+
+
+# What ends a turn by the chat template
+
+
+def with_template(end: str, *, special: bool = True):
+    """A tokenizer whose chat template ends turns so, with token 320."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(end, special=special)], special_tokens=special)
+    tokenizer.chat_template = f"{{% for m in messages %}}{{{{ m.content }}}}{end}{{% endfor %}}"
+    return tokenizer
+
+
+def test_a_chat_ends_with_the_turns_end_of_its_template(caplog):
+    tokenizer = with_template("<|im_end|>")
+    caplog.set_level("INFO", "foretoken")
+    spec = foretoken.load(llama(PADDED), "lookup", tokenizer=tokenizer, runtime="transformers")
+    assert spec.ends.eos == {0, 320}
+    (record,) = [each for each in caplog.records if "ends turns" in each.message]
+    assert record.levelname == "INFO" and "'<|im_end|>'" in record.message
+    likely = {"max_new_tokens": 9, "sequence_bias": [[[320], 1000.0]]}
+    (reply,) = spec.generate([[{"role": "user", "content": "It was"}]], **likely)
+    assert (reply.tokens, reply.finish_reason) == ([320], "stop")
+
+
+def test_a_templates_end_that_no_vocabulary_knows_is_warned_about(tmp_path, console, caplog):
+    """It may stand within turns, too, before a call."""
+    target = folder(tmp_path / "target", llama(PADDED), with_template("<|message_sep|>"))
+    assert foretoken.load(target, "none", runtime="transformers").ends.eos == {0}
+    (record,) = [each for each in caplog.records if "ends turns" in each.message]
+    assert record.levelname == "WARNING" and "(id 320)" in record.message
+    shown = console("doctor", target, "--runtime", "transformers")
+    assert shown.code == 0 and record.message in shown.out.replace("\n", " ")
+
+
+def test_a_template_whose_end_is_an_end_is_silent(tmp_path, caplog):
+    model = llama(PADDED)
+    model.generation_config.eos_token_id = [0, 320]
+    caplog.set_level("INFO", "foretoken")
+    for end in ("<|im_end|>", "<|message_sep|>"):
+        spec = foretoken.load(model, "none", tokenizer=with_template(end), runtime="transformers")
+        assert spec.ends.eos == {0, 320}
+    assert not [each for each in caplog.records if "ends turns" in each.message]
 
 
 # How a model's own generation config would sample
