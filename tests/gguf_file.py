@@ -32,14 +32,16 @@ def write_gguf(
     kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
     template: str | None = None,
     ends: dict[str, int] | None = None,
+    layers: int | None = None,
 ) -> None:
     """Write a model and its tokenizer of bytes; matrices in blocks of this kind. ends: the ids of
-    the fields eos, eot and eom; None: eos is 0."""
+    the fields eos, eot and eom; None: eos is 0. layers: their number by the header; None: the
+    model's."""
     writer, config = GGUFWriter(file, "llama"), model.config
     writer.add_name("tiny")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers if layers is None else layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)

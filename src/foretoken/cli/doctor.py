@@ -316,9 +316,8 @@ def _placed(
     placed = place(read, placement)
     steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant
     found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
-    found["ends"] = _remark_on_ends(read, placement)
-    lacks = _lacks(read)
-    exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks}
+    lacks, ends = _lacks(read), _remark_on_ends(read, placement)
+    exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks, "ends": ends}
     return {**found, **exact, **_precision(read, placed.model, placement)}
 
 

@@ -19,7 +19,7 @@ import torch
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file, ids_of
-from foretoken.loading import adapters, gguf, hub, memory, named, quantized
+from foretoken.loading import adapters, gguf, headers, hub, memory, named, quantized
 from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
 
@@ -89,7 +89,7 @@ class Source:
 
         try:
             with gguf.parsed_once(self.gguf):
-                return AutoConfig.from_pretrained(self.path, **self.options)
+                config = AutoConfig.from_pretrained(self.path, **self.options)
         except Exception as error:  # the library raises many kinds
             from foretoken.loading.published import known_kind  # late: it imports this
 
@@ -101,12 +101,20 @@ class Source:
             raise InputError(
                 f"{self.name} cannot be read as a model: {one_line(error)}{self._hint}"
             ) from None
+        headers.require_count(self.name, config, self._header)
+        return config
+
+    @cached_property
+    def _header(self) -> dict[str, str]:
+        return headers.read_header(self.path, self.gguf)
 
     @cached_property
     def empty(self) -> PreTrainedModel:
         """The structure, on the meta device, with the generation config. Raises InputError and
         RefusedError."""
         from transformers import GenerationConfig  # late: as above
+
+        from foretoken.models.stock.sizes import positions  # late: as above
 
         if hub.is_folder(self.path) and not self.gguf:
             check_file(Path(self.path))
@@ -117,6 +125,8 @@ class Source:
         except Exception as error:
             problem = f"{self.name} cannot be built from its config"
             raise InputError(f"{problem}: {one_line(error)}") from None
+        positions(network.config.get_text_config(decoder=True))
+        headers.require_own(self.name, network, self._header, in_gguf=self.gguf is not None)
         if self.gguf:  # the model's config holds what else the file says
             settings: Any = network.generation_config
             settings.eos_token_id = gguf.ends(self.gguf, ids_of(settings, "eos_token_id"))
@@ -156,6 +166,8 @@ class Source:
                 f"{self.name} cannot be loaded: {one_line(error)}{self._hint}"
             ) from None
         _require_weights(self.name, type(network).__name__, report)
+        if not self.gguf:
+            headers.require_layers(self.name, network.state_dict(), report["unexpected_keys"])
         gguf.forget_file()
         if "quantization_config" in options:
             quantized.forget(network, dtype, self.name)
@@ -248,6 +260,8 @@ def read_of(
     trust: bool,
     adapter: str | Path | None = None,
 ) -> Source | PreTrainedModel:
+    """Return the model in a folder or on the hub, as `source` does, or the one in memory. Raises
+    InputError for one in memory with an adapter, or with a context of no tokens."""
     if not in_memory(model):
         return source(cast(str | Path, model), revision, trust, adapter)
     if adapter is not None:
@@ -255,6 +269,9 @@ def read_of(
             f"adapter is {adapter!r:.60}, but the target is in memory; merge it there: "
             "PeftModel.from_pretrained(target, adapter).merge_and_unload()"
         )
+    from foretoken.models.stock.sizes import positions  # late: as above
+
+    positions(model.config.get_text_config(decoder=True))
     return model
 
 

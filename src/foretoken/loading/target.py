@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.generation_config import Ends, Settings, read_settings
@@ -89,15 +89,13 @@ class ModelFacts:
         return read_settings(self.structure)  # a conversion of before the controls has none of them
 
 
-def ends_of_chats(
-    ends: Ends, tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[Ends, str | None]:
+def ends_of_chats(ends: Ends, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Ends, str | None]:
     """Return a model's ends, with the token that ends the chat template's turns where it is known
     to do so, and a remark where the model's files name none of the template's."""
     names = [] if tokenizer is None else turn_ends(tokenizer)
     if tokenizer is None or not names:
         return ends, None
-    ids = [int(i) for i in tokenizer.convert_tokens_to_ids(names)]
+    ids = cast(list[int], tokenizer.convert_tokens_to_ids(names))
     if ends.eos.intersection(ids):
         return ends, None
     remark = f"the chat template ends turns with {names[-1]!r}, which eos_token_id does not name"

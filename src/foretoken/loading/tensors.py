@@ -41,6 +41,16 @@ class Weights:
         """Names of all weights."""
         return self._places.keys()
 
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes of all weights by their names, as the files' headers have them."""
+        try:
+            files = {*self._places.values()}
+            held = {key: kind for file in files for key, kind in _dtypes(file).items()}
+        except Exception as error:  # as above
+            raise self._refusal(error) from None
+        return held
+
     def read(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """Return the weights of these names."""
         by_file: dict[Path, list[str]] = {}
@@ -62,6 +72,14 @@ def _keys(file: Path) -> list[str]:
         return list(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
     with safe_open(file, framework="pt") as opened:
         return list(opened.keys())
+
+
+def _dtypes(file: Path) -> dict[str, str]:
+    if file.suffix == ".bin":
+        held = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return {key: str(tensor.dtype) for key, tensor in held.items()}
+    with safe_open(file, framework="pt") as opened:
+        return {key: opened.get_slice(key).get_dtype() for key in opened.keys()}
 
 
 def _tensors(file: Path, keys: list[str]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KNOWN = frozenset(
     "<|im_end|> <|eot_id|> <|eom_id|> <|eot|> <|end|> <|return|> <|call|> <|flush|> <|calls|> "
     "<end_of_turn> <turn|> <end_of_utterance> <|END_OF_TURN_TOKEN|> <EOT> _<EOT> [EOT] [EOS] <eos> "
-    "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> [e~[".split()  # noqa: RUF001
+    "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> [e~[".split()
 )
 # Beside these <|end|> stands between the parts of a turn (gpt-oss, Solar Open)
 PARTED = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})

@@ -10,16 +10,24 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError, shown
 from foretoken.models.stock.packed import PackedLinear
 
 LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 
 def positions(config: PreTrainedConfig) -> int | None:
-    """Positions that a stack's configuration speaks of; None: no limit."""
-    limits = [getattr(config, name, None) for name in LIMITS]
-    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+    """Positions that a stack's configuration speaks of; None: no limit. InputError for fewer than
+    one."""
+    for name in LIMITS:
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and limit < 1:
+            raise InputError(
+                f"{name} is {shown(limit)} in the model's config; give a whole number from 1 on"
+            )
+        if isinstance(limit, int):
+            return limit
+    return None
 
 
 def context_limit(config: PreTrainedConfig) -> int | None:

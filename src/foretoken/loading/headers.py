@@ -1,0 +1,115 @@
+"""What the headers of a model's files say of its weights, against its config: where the two
+contradict each other it is refused, before anything is built or read.
+
+Does not know shapes: transformers compares these as it loads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretoken.errors import InputError, shown
+from foretoken.loading import gguf
+from foretoken.loading.hub import is_folder
+from foretoken.loading.tensors import Weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+COUNTS = ("num_hidden_layers", "num_layers", "num_encoder_layers", "num_decoder_layers")
+COUNTS += ("encoder_layers", "decoder_layers", "depth")
+MOST = 10_000  # layers of a model whose files are not here yet
+INTEGER = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)  # a dtype
+
+
+def read_header(path: str, file: Path | None) -> dict[str, str]:
+    """Return the dtypes of a model's weights by their names, from the folder or its GGUF file; {}
+    where they are not here, or cannot be read, which loading reports."""
+    if file is not None:
+        try:
+            return {each.name: each.tensor_type.name for each in gguf.header(file).tensors}
+        except Exception:  # of the library, of many kinds
+            return {}
+    try:
+        return Weights(Path(path)).dtypes if is_folder(path) else {}
+    except InputError:
+        return {}
+
+
+def require_count(name: str, config: PreTrainedConfig, header: dict[str, str]) -> None:
+    """InputError where a config says that there are more layers than weights, or no layer."""
+    parts = [getattr(config, part, None) for part in config.sub_configs]
+    for part in filter(None, [config, *parts]):
+        for entry in COUNTS:
+            count, most = getattr(part, entry, None), len(header) or MOST
+            if not isinstance(count, int):
+                continue
+            if count > most:
+                held = f"its files hold {len(header)} weights" if header else f"{MOST} is the limit"
+                raise InputError(
+                    f"{name} has {entry} {shown(count)} in its config, {held}; give a config and "
+                    "weights of one model"
+                )
+            if count < 1 and entry == "num_hidden_layers":
+                problem = f"{name} has {entry} {shown(count)} in its config"
+                raise InputError(f"{problem}; give a whole number from 1 on")
+
+
+def require_own(
+    name: str, network: PreTrainedModel, header: dict[str, str], *, in_gguf: bool
+) -> None:
+    """InputError where the files hold more layers than a network has, or weights in integers that
+    nothing explains."""
+    if in_gguf:  # names of its own, by the same numbers
+        count = max(getattr(network.config, entry, None) or 0 for entry in COUNTS)
+        blocks = {key: re.search(r"\bblk\.(\d+)\.", key) for key in header}
+        own = [key for key, block in blocks.items() if block and int(block[1]) < count]
+        require_layers(name, own, header)
+        return
+    ignored = [re.compile(each) for each in network._keys_to_ignore_on_load_unexpected or ()]
+    held = [key for key in header if not any(each.search(key) for each in ignored)]
+    own, prefix = {*network.state_dict()}, f"{network.base_model_prefix}."
+    own |= {key.removeprefix(prefix) for key in own}  # as files of a model without a head have them
+    require_layers(name, own, held)
+    parts: list[Any] = [network.config, network.config.get_text_config(decoder=True)]
+    if any(getattr(part, "quantization_config", None) for part in parts):
+        return
+    for key in held:
+        if INTEGER.fullmatch(header[key]) and (key.endswith(".weight") or _is_weight(network, key)):
+            raise InputError(
+                f"{name} holds {key} in {header[key]}, and its config has no quantization_config "
+                "that says what its values follow from; give weights in float32, float16 or "
+                "bfloat16"
+            )
+
+
+def _is_weight(network: PreTrainedModel, key: str) -> bool:
+    names = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    return key in names or f"{network.base_model_prefix}.{key}" in names
+
+
+def require_layers(name: str, own: Iterable[str], held: Iterable[str]) -> None:
+    """InputError where weights are held of further layers of a stack that a model has. A layer with
+    weights that no layer of the stack has is another one, as for multi-token prediction."""
+    known, more = _stacks(own), _stacks(held)
+    for stack, layers in known.items():
+        parts, last = set[str]().union(*layers.values()), max(layers)
+        extra = [i for i, names in more[stack].items() if i > last and names <= parts]
+        if extra:
+            raise InputError(
+                f"{name} holds weights of layer {max(extra)} of {stack}, its config says that "
+                f"there are {last + 1}; give a config and weights of one model"
+            )
+
+
+def _stacks(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
+    """The names of the weights in each layer, by its number, of each list of layers."""
+    stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name in names:
+        for number in re.finditer(r"\.(\d+)\.", name):
+            stacks[name[: number.start()]][int(number[1])].add(name[number.end() :])
+    return stacks
