@@ -123,6 +123,7 @@ OTHERS: dict[str, Refusal] = {
     "a generation config": Refusal(
         "num_beams=2 asks", lambda _: {"generation_config": GenerationConfig(num_beams=2)}
     ),
+    "several forced ids": _entry("forced_eos_token_id=[5, 6] is not", forced_eos_token_id=[5, 6]),
     "sampled beams": _entry("num_beams=2 asks", num_beams=2, do_sample=True),
     "several beams back": _entry("num_beams=3 asks", num_beams=3, num_return_sequences=2),
     "an assistant": Refusal("assistant_model is given", lambda m: {"assistant_model": relative(m)}),

@@ -26,6 +26,9 @@ NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "penalty_alpha": (None, 0.0),
     "top_h": (None,),
     "forced_decoder_ids": (None, []),
+    "force_words_ids": (None,),
+    "constraints": (None,),
+    "token_healing": (None, False),
     "guidance_scale": (None, 1.0),
     "watermarking_config": (None,),
     "dola_layers": (None,),
@@ -34,6 +37,9 @@ FOLLOWED: dict[str, tuple[Any, ...]] = {
     **{name: (None, *each.off) for name, each in OPTIONS.items() if each.off},
     "min_length": (None, 0),
 }
+
+# Entries that force an id; of several, transformers makes all equally likely
+FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
 # Entries that are options of `generate`, and the values at which they change nothing
 SUGGESTED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -99,8 +105,7 @@ def read_settings(network: PreTrainedModel) -> Settings:
     ends = Ends(
         eos=frozenset(ids_of(config, "eos_token_id")),
         decoder_start=start,
-        forced_bos=_id(config, "forced_bos_token_id"),
-        forced_eos=_id(config, "forced_eos_token_id"),
+        **{name.removesuffix("_token_id"): _only_id(config, name) for name in FORCED},
     )
     return Settings(ends, _objection(config), _controls(config), _suggested(own) if own else {})
 
@@ -178,14 +183,23 @@ def _controls(config: GenerationConfig) -> dict[str, Any]:
     return controls
 
 
-def _objection(config: GenerationConfig) -> str | None:
+def find_unfollowed(config: GenerationConfig) -> str | None:
+    """Return the name of an entry that changes the distribution and is not followed, if any."""
     for entry, harmless in NOT_FOLLOWED.items():
-        if (value := getattr(config, entry, None)) not in harmless:
-            return (
-                f"the model's generation config sets {entry}={value!r:.60}, which is not "
-                "followed here; generation_config='ignore' (--ignore-generation-config) "
-                "generates without it, and beam_search takes its own num_beams"
-            )
+        if getattr(config, entry, None) not in harmless:
+            return entry
+    if getattr(config, "cache_implementation", None) == "quantized":
+        return "cache_implementation"
+    return next((entry for entry in FORCED if len(ids_of(config, entry)) > 1), None)
+
+
+def _objection(config: GenerationConfig) -> str | None:
+    if entry := find_unfollowed(config):
+        return (
+            f"the model's generation config sets {entry}={getattr(config, entry)!r:.60}, which is "
+            "not followed here; generation_config='ignore' (--ignore-generation-config) generates "
+            "without it, and beam_search takes its own num_beams"
+        )
     for entry, harmless in FOLLOWED.items():
         if (value := getattr(config, entry, None)) not in harmless:
             name = "min_new_tokens" if entry == "min_length" else entry
@@ -207,9 +221,15 @@ def ids_of(config: GenerationConfig, entry: str) -> list[int]:
     return ids
 
 
+def _only_id(config: GenerationConfig, entry: str) -> int | None:
+    """Return an entry's id where there is one alone."""
+    ids = ids_of(config, entry)
+    return ids[0] if len(ids) == 1 else None
+
+
 def _id(config: GenerationConfig, entry: str) -> int | None:
-    """Return an entry's only id. RefusedError for several, which transformers takes all at once, or
-    one for each row."""
+    """Return an entry's only id. RefusedError for several, of which transformers takes one for each
+    row."""
     ids = ids_of(config, entry)
     if len(ids) > 1:
         raise RefusedError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from foretoken import load
 from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import (
     FOLLOWED,
+    FORCED,
     NOT_FOLLOWED,
+    SUGGESTED,
     Ends,
     Settings,
     read_settings,
@@ -44,16 +48,57 @@ def test_a_model_without_one_is_read_from_its_config():
     assert read_settings(target).ends.eos == {0}
 
 
-@pytest.mark.parametrize(
-    "entry", ["decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"]
-)
-def test_several_ids_where_a_text_has_one_are_refused(entry):
-    """Transformers means other things by a list; also where the rest is ignored."""
+def test_several_beginnings_are_refused():
+    """Transformers begins each row with its own; also where the rest is ignored."""
+    target = t5(64)
+    target.generation_config.decoder_start_token_id = [9, 5]
+    for ignored in (None, "ignore"):
+        with pytest.raises(
+            RefusedError, match=r"decoder_start_token_id=\[9, 5\]; set one id there"
+        ):
+            load(target, "none", generation_config=ignored)
+
+
+@pytest.mark.parametrize("entry", FORCED)
+def test_several_ids_that_are_forced_at_once_are_refused(entry):
+    """Transformers makes them equally likely."""
     target = t5(64)
     setattr(target.generation_config, entry, [9, 5])
-    for ignored in (None, "ignore"):
-        with pytest.raises(RefusedError, match=rf"sets {entry}=\[9, 5\]; set one id there"):
-            load(target, "none", generation_config=ignored)
+    with pytest.raises(RefusedError, match=rf"sets {entry}=\[9, 5\], which is not followed here"):
+        load(target, "none")
+    ends = load(target, "none", generation_config="ignore").ends
+    assert ends.forced_bos is ends.forced_eos is None
+    setattr(target.generation_config, entry, [9])
+    assert 9 in (read_settings(target).ends.forced_bos, read_settings(target).ends.forced_eos)
+
+
+@pytest.mark.parametrize(("cache", "followed"), [("static", True), ("quantized", False)])
+def test_a_cache_that_rounds_keys_and_values_is_another_model(cache, followed):
+    target = llama(64)
+    target.generation_config.cache_implementation = cache
+    assert (read_settings(target).objection is None) == followed
+
+
+def test_every_entry_that_transformers_knows_is_followed_or_refused_or_documented_as_not_read():
+    """One that is new in transformers has to be looked at."""
+    known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    page = (Path(__file__).parents[2] / "docs" / "controls.md").read_text()
+    section = page.partition("## Entries of a generation config")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if "`" in line[:3]]
+    listed = [(name, says) for names, says in rows for name in re.findall(r"`(\w+)`", names)]
+    known |= NOT_FOLLOWED.keys()  # some are from older versions
+    assert {name for name, _ in listed} == known and len(listed) == len(known)
+    kinds = {
+        "refused": {*NOT_FOLLOWED, "cache_implementation"},
+        "followed": {*FOLLOWED},
+        "suggested": {*SUGGESTED, "do_sample"},
+        "how texts begin and end": {*FORCED, "eos_token_id", "bos_token_id"}
+        | {"decoder_start_token_id"},
+    }
+    for kind, names in kinds.items():
+        assert {name for name, says in listed if says.startswith(kind)} == names, kind
+    others = [says for name, says in listed if not any(name in each for each in kinds.values())]
+    assert all(says.startswith("not read: ") for says in others)
 
 
 @pytest.mark.parametrize("value", ["x", 1.5, [1, "a"], True, {"a": 1}])

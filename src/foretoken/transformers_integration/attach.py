@@ -14,7 +14,7 @@ import torch
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import ForeignError, InputError, one_line, shown
-from foretoken.generation_config import NOT_FOLLOWED
+from foretoken.generation_config import find_unfollowed
 from foretoken.loading.load import load
 from foretoken.loading.options import require_known
 from foretoken.loading.sources import unwrapped
@@ -137,14 +137,16 @@ def _passed_over(model: PreTrainedModel) -> dict[str, str]:
     """The option of `load` for a model whose generation config asks for what no Speculator decodes:
     its calls go to transformers as long as they ask for it."""
     config = getattr(model, "generation_config", None)
-    for entry, harmless in NOT_FOLLOWED.items():
-        if (value := getattr(config, entry, None)) not in harmless:
-            text = "the model's generation config sets %s=%s: transformers decodes such calls, and "
-            log.info(
-                text + "the Speculator's own generate ignores this config", entry, shown(value)
-            )
-            return {"generation_config": "ignore"}
-    return {}
+    entry = None if config is None else find_unfollowed(config)
+    if entry is None:
+        return {}
+    log.info(
+        "the model's generation config sets %s=%s: transformers decodes such calls, and the "
+        "Speculator's own generate ignores this config",
+        entry,
+        shown(getattr(config, entry)),
+    )
+    return {"generation_config": "ignore"}
 
 
 def _named(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from foretoken.errors import ForeignError
-from foretoken.generation_config import NOT_FOLLOWED
+from foretoken.generation_config import find_unfollowed
 from foretoken.models.base import Model
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 # Entries that nothing here follows beside NOT_FOLLOWED, and the values at which that is
 # no loss: transformers' defaults, or off
 UNKNOWN: dict[str, tuple[Any, ...]] = {
-    "constraints": (None,),
-    "force_words_ids": (None,),
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
     "use_mtp": (None, False),
@@ -155,13 +153,10 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
             f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or call the "
             "Speculator's beam_search, which reads ids alone"
         )
-    for entry, values in (NOT_FOLLOWED | UNKNOWN).items():
-        value = getattr(config, entry, None)
-        if value not in values:
-            remedy = REMEDIES.get(entry, "")
-            raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out{remedy}")
-    if config.cache_implementation == "quantized":
-        raise ForeignError("cache_implementation='quantized' changes the law; leave it out")
+    unknown = (n for n, values in UNKNOWN.items() if getattr(config, n, None) not in values)
+    if entry := find_unfollowed(config) or next(unknown, None):
+        value, remedy = getattr(config, entry), REMEDIES.get(entry, "")
+        raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out{remedy}")
     for name in ("past_key_values", "cache"):
         if getattr(inputs.get(name), "_is_user_defined", False):
             raise ForeignError("a cache is given; rows have one of their own: leave it out")

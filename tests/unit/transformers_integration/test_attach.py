@@ -149,6 +149,20 @@ def test_a_generation_config_that_asks_for_beams_before_and_after(model, caplog)
         assert outcome(model, {}) == expected
 
 
+def test_a_config_that_forces_one_of_several_ids_is_left_to_transformers():
+    """It makes them equally likely at the last place."""
+    model = llama(64, eos_token_id=None)
+    model.generation_config.forced_eos_token_id = [9, 5]
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 1}
+    prompt = torch.tensor([[5, 17, 33]])
+    plain = model.generate(prompt, **options)
+    spec = foretoken.attach(model, "lookup", runtime="transformers")
+    assert plain[0, -1] == 5 and model.generate(prompt, **options).equal(plain)
+    assert spec.ends.forced_eos is None
+    (own,) = spec.generate([prompt[0].tolist()], max_new_tokens=4)
+    assert own.tokens[:3] == plain[0, 3:-1].tolist()
+
+
 def test_what_transformers_refuses_of_a_custom_generate_alone(caplog):
     """It hides the call's tokenizer from one."""
     model: Any = llama(320).double()

@@ -51,7 +51,8 @@ def test_transformers_defaults_are_all_followed():
 
 
 def test_every_entry_that_is_not_followed_has_its_call():
-    assert ENTRIES.keys() == UNKNOWN.keys() | NOT_FOLLOWED.keys()
+    # without a tokenizer, which no custom_generate gets, transformers itself refuses token healing
+    assert {*ENTRIES, "token_healing"} == UNKNOWN.keys() | NOT_FOLLOWED.keys()
 
 
 @cache
@@ -97,7 +98,6 @@ def test_all_that_the_integration_refuses_is_among_them():
         "stop_strings needs a tokenizer",
         "custom_generate is a Speculato",
         "the encoder was given no input",
-        "cache_implementation='quantize",
         "the model adds a {type",
         "rows of {min",  # of a model with long rope
         "{names} cannot be read by the ",  # pictures: models/stock/test_media.py
@@ -110,7 +110,7 @@ def id_of(frame: tuple[Any, int]) -> tuple[str, int]:
 
 
 def test_a_cache_of_less_precision():
-    with pytest.raises(ForeignError, match="^cache_implementation='quantized' changes the law"):
+    with pytest.raises(ForeignError, match="^cache_implementation='quantized' is not followed"):
         require_known(GenerationConfig(cache_implementation="quantized"), {})
 
 
