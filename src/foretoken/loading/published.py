@@ -60,7 +60,7 @@ class Published:
 
     def code(self) -> list[str]:
         """Return what makes this conversion differ from one of the folder's model."""
-        return [f"a draft of kind {self.kind}"]
+        return [f"a draft of kind {self.kind}, in a context of its own"]
 
 
 def find(name: str | Path, revision: str | None) -> Published | None:

@@ -25,7 +25,7 @@ from foretoken.models.stock.dflash import (
     Markov,
     RecurrentMarkov,
 )
-from foretoken.models.stock.pair_files import require_numbers
+from foretoken.models.stock.pair_files import require_agreement, require_numbers
 
 SPECULATORS = ("dflash", "dspark")
 MUSE = "muse_glimmer_assistant"
@@ -178,6 +178,7 @@ def _ids(form: BlockForm, tensors: dict[str, Tensor], V: int) -> Tensor | None:
         ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"].long().cpu()
         if "lm_head.weight" not in tensors:
             raise InputError("the draft's files have d2t and no lm_head.weight; give whole ones")
+        require_agreement("the draft", ids, tensors.get("t2d"))
     most = form.mask if ids is None else max(form.mask, int(ids.max()))
     if not 0 <= form.mask <= most < V:
         raise InputError(

@@ -68,7 +68,7 @@ def eagle(
     whose rows a draft reads that has none of its own. Raises RefusedError for a file that lacks
     something, or that is of another target."""
     fields = config.get("transformer_layer_config") or config
-    layers = _config(name, fields, target)
+    layers = _config(name, fields)
     tensors = dequantized({_renamed(key, ORIGINAL): x for key, x in tensors.items()})
     H, fc = layers.hidden_size, _tensor(name, tensors, "fc.weight")
     text = target.config.get_text_config(decoder=True)
@@ -97,6 +97,7 @@ def eagle(
         shapes = eagle_network(layers, config, rows, width, count).state_dict()
     _require_shapes(name, shapes, tensors, filed)
     network = eagle_network(layers, config, rows, width, count)
+    network.config = _as_long_as(network.config, text)
     _load(name, network, tensors, filed)
     return PairsDraft(network, taps, others, ids, embedding)
 
@@ -118,19 +119,26 @@ def dequantized(tensors: Tensors) -> Tensors:
     return whole | {key: whole[key].float() * x.float() for key, x in scales.items()}
 
 
-def _config(name: str, fields: dict[str, Any], target: PreTrainedModel) -> PreTrainedConfig:
-    """The config of the draft's own layers, which read texts as long as the target does."""
-    text = target.config.get_text_config(decoder=True)
+def _config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
+    """The config of the draft's own layers."""
     kind = fields.get("model_type", "llama")
     try:
         own = {k: v for k, v in fields.items() if k not in ("model_type", "architectures")}
-        config = AutoConfig.for_model(kind, **own)
+        return AutoConfig.for_model(kind, **own)
     except Exception as error:  # the library raises many kinds
         raise RefusedError(
             f"{name} has layers of {kind!r:.40}, which cannot be built: {one_line(error)}"
         ) from None
+
+
+def _as_long_as(config: PreTrainedConfig, text: PreTrainedConfig) -> PreTrainedConfig:
+    """A draft's config with the target's context, or its own where its rotary factors depend on how
+    long a text is. For limits alone: factors are computed from the draft's own context."""
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
     longest = getattr(text, "max_position_embeddings", None)
-    if longest:
+    if longest and not any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds):
+        config = copy.deepcopy(config)
         config.max_position_embeddings = longest
     return config
 
@@ -329,7 +337,26 @@ def _ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
         )
     if len(ids.unique()) < rows:
         raise RefusedError(f"{name} has two outputs for one token in d2t; give another draft")
+    require_agreement(name, ids, tensors.get("t2d"))
     return ids
+
+
+def require_agreement(name: str, ids: Tensor, t2d: Tensor | None) -> None:
+    """RefusedError where the target's ids of a draft's outputs are not those that its file's mask
+    of the target's tokens has, if it has one."""
+    named = ids if t2d is None else t2d.cpu().nonzero().flatten()
+    problem = f"{name} holds a d2t that contradicts its t2d"
+    if len(named) != len(ids):
+        raise RefusedError(
+            f"{problem}: the one has {len(ids)} tokens, the other {len(named)}; give a complete "
+            "draft"
+        )
+    if len(wrong := (named != ids).nonzero()):
+        i = int(wrong[0])
+        raise RefusedError(
+            f"{problem}: by the one output {i} is token {int(ids[i])}, by the other token "
+            f"{int(named[i])}; give a complete draft"
+        )
 
 
 def mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:

@@ -263,7 +263,10 @@ def test_ids_that_a_draft_lacks_are_never_guessed(params):
     ids = [2, 5, 6, 21, 39]
     config = speculators("dspark", markov_rank=3, enable_confidence_head=False)
     given = tensors(config, TARGET, len(ids))
-    given |= {"d2t": torch.tensor(ids) - torch.arange(5), "t2d": torch.zeros(V).bool()}
+    given |= {
+        "d2t": torch.tensor(ids) - torch.arange(5),
+        "t2d": torch.isin(torch.arange(V), torch.tensor(ids)),
+    }
     given["lm_head.weight"] = torch.randn(5, H, generator=torch.Generator().manual_seed(1))
     target, drafter = started(config, PROMPTS)
     drafter.blocks = draft(config, TARGET, given)
@@ -389,6 +392,16 @@ def test_files_that_do_not_fit_are_refused_in_a_line(config, change, error, word
     with pytest.raises(error, match=words) as caught:
         draft(config, TARGET, {name: x for name, x in given.items() if x is not None})
     assert "\n" not in str(caught.value)
+
+
+def test_a_d2t_that_contradicts_its_t2d_is_refused():
+    config = speculators("dspark", markov_rank=3, enable_confidence_head=False)
+    given = tensors(config, TARGET, 5) | {"lm_head.weight": torch.randn(5, H)}
+    given |= {"d2t": torch.tensor([2, 4, 4, 18, 35]), "t2d": torch.zeros(V).bool()}
+    for ids, says in (([2, 5, 6, 21, 38], "output 4 is token 39, .* token 38"), ([2], "5 .* 1;")):
+        given["t2d"] = torch.isin(torch.arange(V), torch.tensor(ids))
+        with pytest.raises(RefusedError, match=f"the draft holds a d2t that contradicts .*{says}"):
+            draft(config, TARGET, given)
 
 
 def test_ends_of_the_draft_s_own_take_the_place_of_the_target_s():

@@ -4,6 +4,7 @@ of the text with the target's true states, by an independent forward, after any 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 import hybrids
@@ -26,6 +27,7 @@ from foretoken.lab import census
 from foretoken.models.shown import FINAL
 from foretoken.models.stock import pair_files
 from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.sizes import context_limit
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
@@ -413,6 +415,15 @@ WRONG: dict[str, tuple[EagleFile, str]] = {
         SOME.with_tensors(d2t=-torch.arange(len(KEPT))),
         "the draft has two outputs for one token in d2t; give another draft",
     ),
+    "a t2d that contradicts it": (
+        SOME.with_tensors(t2d=torch.isin(torch.arange(V), torch.tensor([0, *KEPT[1:]]))),
+        "the draft holds a d2t that contradicts its t2d: by the one output 0 is token 3, by the "
+        "other token 0; give a complete draft",
+    ),
+    "a t2d of fewer": (
+        SOME.with_tensors(t2d=torch.zeros(V, dtype=torch.bool)),
+        f"d2t that contradicts its t2d: the one has {len(KEPT)} tokens, the other 0; give",
+    ),
     "other tokens in t2d": (
         SOME.with_tensors(t2d=torch.zeros(V + 8, dtype=torch.bool)),
         "the draft is for a target of 72 tokens, this one has 64; give a draft for this target",
@@ -500,3 +511,34 @@ def test_layers_for_multi_token_prediction_that_do_not_fit_are_refused() -> None
     network.config.mtp_num_hidden_layers = 2
     with pytest.raises(RefusedError, match=two):
         mtp_draft(network, good)
+
+
+LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LONG |= {"original_max_position_embeddings": 64, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("rope", "reaches", "scaling"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e4}, 256, 1.0),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, 256, 1.0),
+        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, 128, 1.0),
+        ({"rope_type": "longrope", **LONG}, 64, (1 + math.log(2) / math.log(64)) ** 0.5),
+    ],
+)
+def test_a_draft_turns_by_its_own_context(rope, reaches, scaling):
+    """The target's, 256, would change factors that follow from the length of the draft's."""
+    layers = {**LAYER, "max_position_embeddings": 128, "rope_parameters": rope}
+    layers |= {"num_hidden_layers": 1, "vocab_size": V}
+    read = eagle_file(V, TAPS).with_config(transformer_layer_config=layers).read(TARGET)
+    rotary: Any = read.network.rotary
+    own = AutoConfig.for_model(**layers)
+    expected = type(rotary)(own)
+    assert rotary.attention_scaling == pytest.approx(scaling)
+    assert rotary.config.max_position_embeddings == 128
+    places = torch.arange(200)[None]  # longer than the draft's, where frequencies may change
+    for found, meant in zip(
+        rotary(torch.ones(1), places), expected(torch.ones(1), places), strict=True
+    ):
+        assert torch.equal(found, meant)
+    assert context_limit(read.network.config) == reaches
