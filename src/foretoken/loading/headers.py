@@ -1,5 +1,5 @@
-"""What the headers of a model's files say of its weights, against its config: where the two
-contradict each other it is refused, before anything is built or read.
+"""Headers of a model's files: where what they say of its weights contradicts its config, it is
+refused before anything is built or read.
 
 Does not know shapes: transformers compares these as it loads.
 """

@@ -97,7 +97,7 @@ def eagle(
         shapes = eagle_network(layers, config, rows, width, count).state_dict()
     _require_shapes(name, shapes, tensors, filed)
     network = eagle_network(layers, config, rows, width, count)
-    network.config = _as_long_as(network.config, text)
+    _let_reach(network, text)
     _load(name, network, tensors, filed)
     return PairsDraft(network, taps, others, ids, embedding)
 
@@ -131,16 +131,15 @@ def _config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
         ) from None
 
 
-def _as_long_as(config: PreTrainedConfig, text: PreTrainedConfig) -> PreTrainedConfig:
-    """A draft's config with the target's context, or its own where its rotary factors depend on how
-    long a text is. For limits alone: factors are computed from the draft's own context."""
+def _let_reach(network: PairsNetwork, text: PreTrainedConfig) -> None:
+    """Let a draft go on to the end of its target's context, unless its rotary factors depend on how
+    long a text is. The network is built by then: its factors follow from its own context."""
+    config: Any = network.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
     longest = getattr(text, "max_position_embeddings", None)
     if longest and not any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds):
-        config = copy.deepcopy(config)
         config.max_position_embeddings = longest
-    return config
 
 
 def require_verifier(name: str, config: dict[str, Any], target: PreTrainedModel) -> None:

@@ -10,9 +10,11 @@ import transformers
 from transformers import LlamaConfig, PreTrainedConfig
 
 import tiny
+from foretoken.errors import InputError
 from foretoken.models.families import build
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.sizes import (
+    LIMITS,
     PER_WEIGHT,
     alike,
     context_limit,
@@ -24,12 +26,21 @@ from foretoken.models.stock.sizes import (
 )
 
 
-@pytest.mark.parametrize(("positions", "limit"), [(77, 77), (None, None), (0, None), (-1, None)])
+@pytest.mark.parametrize(("positions", "limit"), [(77, 77), (None, None)])
 def test_the_limit_is_that_of_the_positions(positions: Any, limit: int | None) -> None:
     config = PreTrainedConfig()
     assert context_limit(config) is None
     config.max_position_embeddings = positions
     assert context_limit(config) == limit
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("limit", [0, -5])
+def test_a_context_of_no_tokens_is_refused(name: str, limit: int) -> None:
+    config = PreTrainedConfig()
+    setattr(config, name, limit)
+    with pytest.raises(InputError, match=f"{name} is {limit} in the model's config; give a whole"):
+        context_limit(config)
 
 
 def test_relative_positions_have_no_limit() -> None:
