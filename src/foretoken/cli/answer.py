@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretoken.cli.prompts import ModelTask
-from foretoken.cli.render import page, prose
+from foretoken.cli.render import page, prose, waiting
 from foretoken.costing.contention import remark
 from foretoken.errors import ForetokenError
 
@@ -159,18 +159,13 @@ def figures(tokens: int, calls: int, alpha: float | None) -> str:
     return f"{tokens} tokens{runs}{'' if alpha is None else f', alpha {alpha:.2f}'}"
 
 
-def prepare(spec: Speculator, params: SamplingParams) -> None:
-    """Choose the draft of later starts, behind the texts of this one."""
-    if spec.choose is None:
-        return
-    said = "choosing the fastest draft for later starts, once for this model, in 10 to 60 s mostly"
-    print(f"{said}; Ctrl-C leaves it", file=sys.stderr)
-    try:
-        spec.prepared().costing.step_costs(params)
-    except KeyboardInterrupt:
-        pass
-    except ForetokenError as error:
-        print(f"no draft was chosen: {error}", file=sys.stderr)
+def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
+    """Learn what steps cost before the first token of these texts, which run together."""
+    from foretoken.drafters.none import NoDrafter  # late: torch
+
+    if not isinstance(spec.drafter, NoDrafter):
+        with waiting("measuring what steps cost"):
+            spec.costing.learn(params, len(params))
 
 
 RARELY = 0.9  # share of the steps without draft tokens, above which there is nothing to compare

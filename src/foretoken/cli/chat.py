@@ -131,9 +131,9 @@ def chat(
             texts = "texts are no longer in the target's distribution"
             print(f"lenience {lenience:g}: {texts}", file=sys.stderr)
         messages = None if raw else system
+        if spec is not None and gamma is None:
+            answer.learn_costs(spec, [SamplingParams(**options)])
         session.run(source, options, show_tokens=show_tokens, quick=quick, messages=messages)
-    if spec is not None:
-        answer.prepare(spec, SamplingParams(**options))
 
 
 def _given(group: Any) -> list[str]:

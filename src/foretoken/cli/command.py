@@ -73,19 +73,27 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 class StderrLines(logging.Handler):
     """Prints to the sys.stderr of the moment: a bar being drawn replaces it, and keeps messages on
-    lines of their own. A text that a terminal shows as it comes is broken off for them."""
+    lines of their own. While an answer is printed, messages wait for its end."""
 
-    within_line = False  # what the terminal shows ends there
+    held: list[str] | None = None  # messages that wait; None where no answer is being printed
 
     def emit(self, record: logging.LogRecord) -> None:
-        print("\n" * StderrLines.within_line + record.getMessage(), file=sys.stderr)
-        StderrLines.within_line = False
+        if StderrLines.held is None:
+            print(record.getMessage(), file=sys.stderr)
+        else:
+            StderrLines.held.append(record.getMessage())
 
 
-def printed(text: str) -> None:
-    """Note where a piece of a text that was printed on standard output ends, for `StderrLines`."""
-    if text:
-        StderrLines.within_line = sys.stdout.isatty() and not text.endswith("\n")
+def hold_messages() -> None:
+    """Let messages wait, as an answer is being printed from now on."""
+    StderrLines.held = StderrLines.held or []
+
+
+def release_messages() -> None:
+    """Print the messages that waited, as the answer has ended."""
+    held, StderrLines.held = StderrLines.held, None
+    for message in held or ():
+        print(message, file=sys.stderr)
 
 
 def quiet() -> None:

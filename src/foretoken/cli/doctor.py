@@ -495,8 +495,7 @@ def _trust(kept: Kept) -> str:
     halves = "measured once" if kept.spread is None else f"halves {kept.spread:.2f} times apart"
     others = "" if kept.others is None else f", others took {kept.others:.0%} of the processors"
     off = "" if kept.off is None else f", {kept.off:.1f} times off in later steps"
-    poor = kept.doubt > 1 or kept.off is not None
-    return f"{halves}{others}{off}{'; measured again by a later start' if poor else ''}"
+    return f"{halves}{others}{off}{'; measured again by a later start' if off else ''}"
 
 
 def _date(seconds: float) -> str:

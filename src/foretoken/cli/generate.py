@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from foretoken.cli import answer, batch, option, prompts
-from foretoken.cli.command import command, printed, quiet
+from foretoken.cli.command import command, hold_messages, quiet, release_messages
 from foretoken.cli.prompts import Messages, ModelTask
 from foretoken.cli.render import bar
 from foretoken.errors import ControlError, InputError
@@ -133,6 +133,8 @@ def _answer(
     streamed = len(requests) == 1 and not (as_json or show_tokens)
     if not streamed or compare:  # a text that is seen as it comes does not wait for that
         spec = spec.prepared()
+    if speculation["gamma"] is None:
+        answer.learn_costs(spec, [request.params for request in requests])
     completions = (
         [_streamed(spec, tasks[0], ready[0], keys, speculation)]
         if streamed
@@ -166,7 +168,6 @@ def _answer(
         print(remark, file=sys.stderr)
     if broken:
         raise typer.Exit(130 if "interrupted" in reasons else 1)
-    answer.prepare(spec, params[0])
 
 
 def _streamed(
@@ -176,21 +177,18 @@ def _streamed(
     keys: list[tuple[int, int]],
     speculation: dict[str, Any],
 ) -> Completion:
-    """Print the text as it comes, plainly until a draft is chosen; ids if there is no tokenizer."""
-    if spec.choose is not None and speculation["gamma"] is None:
-        speculation = speculation | {"gamma": 0}
+    """Print the text as it comes; ids if there is no tokenizer."""
     pieces = spec.stream([prompt], task.params, seed=keys, **speculation)
     tokens = 0
     try:
         while True:
             piece = next(pieces)
             text = answer.piece(piece.text, piece.tokens, tokens)
+            hold_messages()
             print(text, end="", flush=True)
-            printed(text)
             tokens += len(piece.tokens)
     except StopIteration as end:
         print()
-        printed("\n")
         return end.value
     except ControlError as error:
         print("\n" * (tokens > 0), end="", flush=True)
@@ -199,6 +197,8 @@ def _streamed(
     except KeyboardInterrupt:
         print(f"\ninterrupted after {tokens} tokens", file=sys.stderr)
         raise typer.Exit(130) from None
+    finally:
+        release_messages()
 
 
 def _all(spec: Speculator, rows: list[Row], speculation: dict[str, Any]) -> Iterator[Completion]:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretoken.cli.answer import figures
-from foretoken.cli.command import printed
+from foretoken.cli.command import hold_messages, release_messages
 from foretoken.cli.prompts import require_key
 from foretoken.cli.render import labelled, page
 from foretoken.cli.sources import ChatReply, LocalModel, RemoteModel, ReplyPart, TextError
@@ -61,8 +61,9 @@ class Printer:
     def put(self, part: ReplyPart) -> None:
         """Print the next part of the text."""
         text = self._shown(part.text)
-        self.begun = self.begun or bool(text)
-        printed(text)
+        if text:
+            self.begun = True
+            hold_messages()
         if not self.coloured:
             print(text, end="", flush=True)
             return
@@ -79,7 +80,7 @@ class Printer:
     def end(self) -> None:
         """End the text."""
         print(flush=True)
-        printed("\n")
+        release_messages()
         self._ahead.clear()
         self.begun = False
 
@@ -194,13 +195,13 @@ class Session:
         reply = self.reply
         if reply is None or reply.tokens < SHORT:
             return
-        told, plain = f"{reply.tokens} tokens, the first after {reply.waited:.2f} s", reply.plain
-        if plain is None and self.source.plain_seconds(self.options) is not None:
-            _tell(f"{told}; what steps cost was measured meanwhile")
-            return
         each = (reply.seconds - reply.waited) / (reply.tokens - 1)
+        plain = reply.plain
         faster = f", about {plain / each:.2f} times plain decoding's pace" if plain else ""
-        _tell(f"{told}, then {1 / each:.0f} a second{faster}")
+        _tell(
+            f"{reply.tokens} tokens, the first after {reply.waited:.2f} s, "
+            f"then {1 / each:.0f} a second{faster}"
+        )
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")

@@ -98,10 +98,8 @@ class LocalModel:
     def plain_seconds(self, options: Mapping[str, Any]) -> float | None:
         """Return what a token takes by plain decoding, behind a short text; None where it has not
         been measured."""
-        costing, params = self.spec.costing, SamplingParams(**options)
-        if self.gamma is not None or not costing.known_for(params):
-            return None
-        return costing.step_costs(params).seconds(0)
+        known = self.gamma is None and self.spec.costing.nearest(SamplingParams(**options))
+        return known[0].seconds(0) if known else None
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise InputError or RefusedError for options that the model cannot honour."""

@@ -175,18 +175,16 @@ def at(table: Table, x: Numbers) -> Numbers:
     return np.interp(x, sizes, values) + max(0.0, slope) * np.maximum(x - sizes[-1], 0)
 
 
-KINDS = ("greedy", "sampled", "truncated")  # of sampling, which cost differently, the dearest last
+KINDS = ("greedy", "sampled")  # of sampling, which cost differently
 
 
 def kind(params: SamplingParams) -> str:
-    if params.greedy:
-        return "greedy"
-    return "sampled" if params.standard[1:] == PLAIN.standard[1:] else "truncated"
+    return "greedy" if params.greedy else "sampled"
 
 
 def dearest(params: list[SamplingParams]) -> SamplingParams:
-    """The params of the kind that costs most, with nothing but how they make a distribution."""
-    most = max(params, key=lambda each: KINDS.index(kind(each)))
+    """The params that cost most, with nothing but how they make a distribution."""
+    most = max(params, key=lambda each: (not each.greedy, each.standard[1:] != PLAIN.standard[1:]))
     return SamplingParams(**most.standard._asdict())
 
 

@@ -10,7 +10,7 @@ own: the better of the two is used. Rows that ask for `deterministic` know no ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -79,21 +79,6 @@ class Fixed:
 @dataclass(frozen=True, slots=True, eq=False)
 class FreeOnly:
     """None but those that the engine adds by itself, which a row's grammar forces."""
-
-    @property
-    def most(self) -> int:
-        return MAX_GAMMA
-
-    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
-        return [0] * len(rows)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Unmeasured:
-    """None, until `measure` has found the policy that takes its place: what steps cost is measured
-    once a first token has been shown."""
-
-    measure: Callable[[], Gamma]
 
     @property
     def most(self) -> int:

@@ -13,7 +13,7 @@ from operator import mul
 
 from foretoken.costing import costs, stored
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Adaptive, Fixed, FreeOnly, Gamma, Unmeasured, by_length
+from foretoken.costing.gamma import Adaptive, Fixed, FreeOnly, Gamma, by_length
 from foretoken.costing.probe import TOKENS, probe, probe_shared
 from foretoken.costing.stored import Kept, Watch, known, recalled
 from foretoken.drafters.base import Drafter, Grades, require_rewind
@@ -66,14 +66,33 @@ class PairCosts:
         self.price(step_costs)
         return step_costs
 
-    def known_for(self, params: SamplingParams, rows: int = 1) -> bool:
-        """Tell whether `step_costs` has nothing to measure."""
-        kind = costs.kind(params)
-        return all(
-            (kind, n) in self.measured
-            or known(*self._names(kind, n), again=self._begins(kind)) is not None
-            for n in (1, self._rounded(rows))
-        )
+    def nearest(self, params: SamplingParams, rows: int = 1) -> tuple[Costs, Costs] | None:
+        """Return the costs of one sequence and of up to `rows` without measuring: of this kind of
+        sampling, or else of the other; in this process before those on disk. None where there are
+        none."""
+        rows = self._rounded(rows)
+        kinds = sorted(costs.KINDS, key=lambda kind: kind != costs.kind(params))
+        for find in (self._here, self._stored):
+            for kind in kinds:
+                alone, shared = find(kind, 1), find(kind, rows)
+                if alone is not None and shared is not None:
+                    self.measured |= {(kind, 1): alone, (kind, rows): shared}
+                    return alone, shared
+        return None
+
+    def learn(self, params: list[SamplingParams], rows: int) -> None:
+        """Make costs known for requests with these params, up to `rows` at a time, before their
+        first tokens: measured where there are none, unless sequences run or wait."""
+        most = costs.dearest(params)
+        with self.scheduler.still():
+            if self.nearest(most, rows) is None and self.scheduler.unused:
+                self.step_costs(most, rows)
+
+    def _here(self, kind: str, rows: int) -> Costs | None:
+        return self.measured.get((kind, rows))
+
+    def _stored(self, kind: str, rows: int) -> Costs | None:
+        return known(*self._names(kind, rows), again=self._begins(kind))
 
     def _rounded(self, rows: int) -> int:
         """Return a power of two: few are measured."""
@@ -90,17 +109,15 @@ class PairCosts:
 
     def policy(self, requests: list[Request], gamma: int | None, rows: int) -> Gamma:
         """Return the policy for the draft tokens of these requests, among up to `rows` rows: always
-        `gamma`, or where that is None what pays, by costs that are measured the first time, behind
-        a first token."""
+        `gamma`, or where that is None what pays."""
         if gamma is None:
             predicted = any(request.prediction for request in requests)
             if isinstance(self.drafter, NoDrafter) and not predicted:
                 forced = any(request.params.structured for request in requests)
                 return FreeOnly() if forced else Fixed(0)
-            params = costs.dearest([request.params for request in requests])
-            known = self.known_for(params, rows)
-            measured = partial(self.adaptive, params, rows)
-            return measured() if known else Unmeasured(measured)
+            if all(request.limit < 2 for request in requests):
+                return Fixed(0)  # nothing is drafted for a first token
+            return self._adaptive(costs.dearest([request.params for request in requests]), rows)
         gamma = int(gamma)  # NumPy's overflow
         self.price(None)  # its passes have one size, and texts that do not depend on costs
         context = self.target.context
@@ -111,12 +128,21 @@ class PairCosts:
         require_rewind(gamma, self.target, self.drafter)
         return Fixed(gamma)
 
-    def adaptive(self, params: SamplingParams, rows: int) -> Adaptive:
-        """The policy that chooses gamma for such requests among up to `rows` rows.
+    def _adaptive(self, params: SamplingParams, rows: int) -> Gamma:
+        """Return the policy that chooses gamma for such requests among up to `rows` rows, by the
+        nearest costs. Without any they are measured, unless sequences run or wait: beside these,
+        the costs of one row serve, or nothing is drafted.
 
         All calls with the same costs share one: rows that share a pass are weighed together.
         """
-        alone, shared = self.step_costs(params), self.step_costs(params, rows)
+        found = self.nearest(params, rows)
+        if found is None:
+            self.learn([params], rows)
+            found = self.nearest(params, rows) or self.nearest(params)
+        if found is None:
+            return FreeOnly()
+        alone, shared = found
+        self.price(shared)
         drafts = not isinstance(self.drafter, NoDrafter)
         priors = self.drafter.priors if isinstance(self.drafter, Grades) else ()
         return self._policies.setdefault(id(shared), Adaptive(shared, alone, drafts, priors))

@@ -43,7 +43,7 @@ FAR, NEAR = 1024, 128  # tokens of a longer text, and the fewest that tell somet
 BEHIND = (0, 1, 2, 4, 8)  # draft tokens of one row behind it
 AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
 LEAST = 0.02  # of such a pass over one token, that a further one takes
-TOLD = "measuring what steps cost, about %.0f s more: %s"
+TOLD = "measuring what steps cost here, once: %s"
 STRAY = 4  # one size in so many may differ by more: steps that grow the cache are slow
 
 
@@ -165,8 +165,8 @@ def _run(
             steps += 1
             rounds, within = divmod(steps, len(gammas))
             elapsed = perf_counter() - start
-            if label and steps > SETTLE and elapsed > slow_log.AFTER:
-                slow_log.tell(log, TOLD, _remaining(rows[0].records, gammas), label)
+            if label and elapsed > slow_log.AFTER:
+                slow_log.tell(log, TOLD, label)
                 label = ""
             late = elapsed > SECONDS
             if not within and (rounds >= most or (rounds >= FEWEST and late)):
@@ -174,22 +174,6 @@ def _run(
     finally:
         batch.clear()
     return rows
-
-
-def _remaining(steps: list[StepRecord], gammas: list[int]) -> float:
-    """Estimate the seconds until `probe` ends, from the steps so far, of these rounds: the round
-    that has begun, the second one, and steps behind a longer text. A draft token adds about half
-    to a step."""
-    seconds = [each.draft_seconds + each.score_seconds + each.verify_seconds for each in steps]
-    rounds = max(FEWEST, -(-len(steps) // len(gammas)))
-    so_far, rest = (gammas * rounds)[: len(steps)], (gammas * rounds)[len(steps) :]
-    paces = sorted(s / _work([g]) for s, g in zip(seconds, so_far, strict=True))
-    pace = paces[len(paces) // 4]  # a model's first passes are slow
-    return pace * (_work(rest) + FEWEST * _work(_round(BEHIND)))
-
-
-def _work(gammas: list[int]) -> float:
-    return sum(1 + g / 2 for g in gammas)
 
 
 def _judged(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:

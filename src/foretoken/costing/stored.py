@@ -1,9 +1,9 @@
 """Costs on disk: how far they can be trusted, and when they are measured again.
 
 Kept whatever the machine did meanwhile, by what speed depends on: shapes, precision, runtime,
-machine and versions, not the weights' values. Costs that are poor, or that real steps contradict,
-serve until another process measures them again; it waits four times as long for each next attempt,
-so a machine that is never idle does not pay for its costs at every start.
+machine and versions, not the weights' values. Costs that real steps contradict serve until another
+process measures them again, before its first text; it waits four times as long for each next
+attempt, so a machine that is never idle does not pay for its costs at every start.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from foretoken.costing.contention import MOST
 from foretoken.costing.costs import Costs, at
 from foretoken.drafters.base import Drafter
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered, versions
 
 FILE, FORMAT = "costs.json", 10
-AGREE = 1.25  # largest ratio of a measurement's two halves: on a busy machine it is larger
 WAIT, LONGER, LONGEST = 600.0, 4, 7 * 86400.0  # seconds to the next attempt: first, times, at most
 FAR = 1.5  # between real steps and costs: a neighbour that comes or goes during a run is no reason
 MANY, WINDOW = 16, 256  # steps of a size that tell, at least and at most: the newest
@@ -49,23 +47,12 @@ class Kept:
     attempts: int = 1
     off: float | None = None  # the factor by which later steps contradict them
 
-    @property
-    def doubt(self) -> float:
-        """Above 1 for a measurement that should be repeated, for less is better."""
-        apart = float("inf") if self.spread is None else (self.spread - 1) / (AGREE - 1)
-        return max(apart, (self.others or 0.0) / MOST)
-
     def due(self, alone: Kept | None = None) -> bool:
         """Tell whether to measure again. alone: the costs of one row, which these extend."""
         if alone is not None and alone.when > self.when:
             return True
         wait = min(LONGEST, WAIT * LONGER ** min(self.attempts - 1, 9))
-        return (self.doubt > 1 or self.off is not None) and abs(time() - self.when) >= wait
-
-    def again(self, new: Kept) -> Kept:
-        """The better of the two; the new one where real steps contradict these."""
-        better = new if self.off is not None or new.doubt <= self.doubt else self
-        return replace(better, when=new.when, attempts=self.attempts + 1, off=None)
+        return self.off is not None and abs(time() - self.when) >= wait
 
 
 class Watch:
@@ -120,10 +107,9 @@ def recalled(
     if costs is not None:
         return costs
     new, kept = measure(), recall(name) if name else None
-    best = new if kept is None else kept.again(new)
     if name:
-        keep(name, best)
-    return best.costs
+        keep(name, new if kept is None else replace(new, attempts=kept.attempts + 1))
+    return new.costs
 
 
 def known(name: str | None, alone: str | None, *, again: bool) -> Costs | None:

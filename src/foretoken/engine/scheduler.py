@@ -11,13 +11,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import WeakValueDictionary, ref
 
-from foretoken.costing.gamma import Beside, Fixed, Gamma, Unmeasured, free
+from foretoken.costing.gamma import Beside, Fixed, Gamma, free
 from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
 from foretoken.engine.memory import Memory, reserve_kept
@@ -91,7 +91,6 @@ class Scheduler:
             while going:
                 self._give_way()
                 with self._locked():  # others may have finished them meanwhile
-                    self._measure()
                     going = _unfinished(rows) and (self._take_step() or _unfinished(rows))
                 yield
         finally:
@@ -111,7 +110,6 @@ class Scheduler:
         then in the queue again."""
         self._give_way()
         with self._locked():
-            self._measure()
             return self._take_step()
 
     def fail(self, error: RefusedError) -> None:
@@ -129,6 +127,11 @@ class Scheduler:
             last = min(reversed(self.running), key=lambda task: task.priority)
             self._await([last.row])
             self.preempted += 1
+
+    @property
+    def unused(self) -> bool:
+        """True where no sequence runs or waits."""
+        return not self.running and not self.waiting
 
     @contextmanager
     def still(self) -> Generator[None]:
@@ -212,19 +215,6 @@ class Scheduler:
             except BaseException:
                 self._requeue()
                 raise
-
-    def _measure(self) -> None:
-        """Let policies measure what steps cost, once a row of theirs has its first token: it has
-        been shown since."""
-        begun = [task.gamma for task in self.running if task.row.records]
-        for policy in {id(gamma): gamma for gamma in begun}.values():
-            if isinstance(policy, Unmeasured):
-                found = policy.measure()  # the rows that run wait meanwhile, and are read anew
-                waiting, running = (
-                    [replace(t, gamma=found) if t.gamma is policy else t for t in tasks]
-                    for tasks in (self.waiting, self.running)
-                )
-                self.waiting, self.running = deque(waiting), running
 
     def _take_step(self) -> bool:
         self.refuse_inner()

@@ -6,7 +6,7 @@ import io
 import logging
 import sys
 
-from foretoken.cli.command import StderrLines, printed, quiet
+from foretoken.cli.command import StderrLines, hold_messages, quiet, release_messages
 
 
 def test_messages_follow_standard_error(monkeypatch):
@@ -21,32 +21,21 @@ def test_messages_follow_standard_error(monkeypatch):
         assert sys.stderr.getvalue() == "a message\n"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_messages_begin_lines_of_a_terminal(monkeypatch):
-    """Not in the middle of a text that is written there, once for each break."""
-    screen = Terminal()
-    monkeypatch.setattr(StderrLines, "within_line", False)
+def test_messages_wait_for_the_end_of_an_answer(monkeypatch):
+    """On a terminal and in a pipe, where standard output and error may be one."""
+    screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setattr(sys, "stderr", screen)
     log = logging.Logger("of this test")
     log.addHandler(StderrLines())
+    log.warning("before")
     for text in ("The", " capital\n", "is", ""):
+        hold_messages()
         print(text, end="")
-        printed(text)
-        log.warning("a message")
-    assert screen.getvalue() == "The\na message\n capital\na message\nis\na message\na message\n"
-
-
-def test_a_text_in_a_file_stays_whole(monkeypatch):
-    monkeypatch.setattr(StderrLines, "within_line", False)
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    printed("The")
-    log = logging.Logger("of this test")
-    log.addHandler(StderrLines())
-    log.warning("a message")
-    assert sys.stderr.getvalue() == "a message\n"
+        log.warning("after %r", text)
+    print()
+    release_messages()
+    log.warning("later")
+    release_messages()
+    after = "".join(f"after {text!r}\n" for text in ("The", " capital\n", "is", ""))
+    assert screen.getvalue() == f"before\nThe capital\nis\n{after}later\n"

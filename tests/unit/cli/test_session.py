@@ -221,11 +221,6 @@ def test_stats_are_of_the_last_text(run):
     assert re.findall(r"^(\d tokens), \d\.\d\d s$", told, re.M) == ["3 tokens", "1 tokens"]
 
 
-def _measured(source: Said, *asked: Any) -> Generator[ReplyPart]:
-    source.plain = 1.0
-    return Said.parts(source, *asked)
-
-
 def test_the_pace_of_an_answer_beside_plain_decoding(run):
     first, _, _ = run(Said("A good answer", plain=1e9), typed=["Hi"]).err.partition(" times plain")
     assert re.search(
@@ -234,10 +229,6 @@ def test_the_pace_of_an_answer_beside_plain_decoding(run):
     alone = run(Said("A good answer"), typed=["Hi"]).err
     assert "a second\n" in alone and "plain" not in alone
     assert "a second" not in run(Said("No"), typed=["Hi"]).err  # too short to tell
-    source = Said("A good answer")
-    source.parts = lambda *asked: _measured(source, *asked)
-    told = run(source, typed=["Hi"]).err
-    assert "what steps cost was measured meanwhile" in told and "a second" not in told
 
 
 def test_stats_say_how_far_lenience_went(run):

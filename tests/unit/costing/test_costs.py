@@ -127,13 +127,13 @@ def test_kinds_of_sampling():
     assert kind(SamplingParams()) == kind(SamplingParams(top_k=3)) == "greedy"
     assert kind(SamplingParams(0.7)) == kind(SamplingParams(1.0)) == "sampled"
     for more in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert kind(SamplingParams(1.0, **more)) == "truncated"
+        assert kind(SamplingParams(1.0, **more)) == "sampled"
 
 
 def test_the_dearest_of_several_distributions_without_their_controls() -> None:
     greedy, plain = SamplingParams(repetition_penalty=2.0), SamplingParams(0.5, logprobs=1)
     cut = SamplingParams(1.0, typical_p=0.9, stop_strings="x")
-    assert [kind(p) for p in (greedy, plain, cut)] == ["greedy", "sampled", "truncated"]
+    assert [kind(p) for p in (greedy, plain, cut)] == ["greedy", "sampled", "sampled"]
     assert dearest([greedy, plain]).standard == SamplingParams(0.5).standard
     assert dearest([greedy, plain]).logprobs is None
     assert dearest([cut, greedy, plain]).typical_p == 0.9

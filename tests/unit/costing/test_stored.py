@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -108,35 +108,32 @@ def test_costs_are_measured_once_however_busy_the_machine_was(first: Kept, clock
     assert recalled(None, None, lambda: first, again=True) == KNOWN  # and not, without a name
 
 
-def test_good_costs_are_never_measured_again(clock: list[float]):
-    keep("a", GOOD)
+@pytest.mark.parametrize("first", [GOOD, POOR])
+def test_costs_that_nothing_contradicts_are_never_measured_again(first: Kept, clock: list[float]):
+    """Also those of a busy machine: a chat does not measure at each start."""
+    keep("a", first)
     clock[0] = 1e9
     assert recalled("a", None, never, again=True) == KNOWN
 
 
-def test_poor_costs_are_measured_again_by_a_later_start_and_ever_more_rarely(clock: list[float]):
-    keep("a", POOR)
+def test_contradicted_costs_are_measured_again_by_a_later_start_and_ever_more_rarely(
+    clock: list[float],
+):
+    keep("a", replace(POOR, off=2.0))
     attempts: list[float] = []
 
     def measure() -> Kept:
         attempts.append(clock[0])
-        return Kept(OTHER, 1.2, 0.4, when=clock[0])  # no better
+        return Kept(OTHER, 1.2, 0.4, when=clock[0], off=2.0)  # no better
 
     for minute in range(0, 60 * 24 * 7, 10):  # a start every ten minutes, of a week
         clock[0] = 60.0 * minute
-        assert recalled("a", None, measure, again=False) == KNOWN
-        assert recalled("a", None, measure, again=True) == KNOWN
+        recalled("a", None, never, again=False)
+        recalled("a", None, measure, again=True)
     assert len(attempts) == 5 and attempts[0] == WAIT
     clock[0] += LONGEST
     recalled("a", None, measure, again=True)
     assert len(attempts) == 6
-
-
-def test_the_better_of_two_measurements_is_kept(clock: list[float]):
-    better = Kept(OTHER, 1.1, 0.2, when=5.0)
-    assert POOR.again(better) == Kept(OTHER, 1.1, 0.2, when=5.0, attempts=2)
-    assert better.again(Kept(KNOWN, 1.1, 0.3, when=9.0)).costs == OTHER
-    assert Kept(KNOWN, None, None).again(POOR).doubt == POOR.doubt < float("inf")
 
 
 def test_costs_that_real_steps_contradict_are_measured_again(clock: list[float]):

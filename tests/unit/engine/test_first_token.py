@@ -1,5 +1,5 @@
-"""The first token waits for the target alone: not for a draft's prefill, its draft tokens, nor for
-what steps cost to be measured."""
+"""The first token waits for the target alone, not for a draft's prefill nor its draft tokens. What
+steps cost is measured before it or never: no sequence that runs waits for a measurement."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
+from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from oracle import random_model
 
@@ -112,23 +113,50 @@ def pair(name: str = "lm") -> Speculator:
     return Speculator(TableModel(P, V), drafters(TableModel(Q, V))[name])
 
 
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Measurements, which must find no sequence that runs or waits."""
+    probed: list[str] = []
+
+    def noted(name: str) -> Any:
+        probe = getattr(pair_costs, name)
+        return lambda *args: (probed.append(name), probe(*args))[1]
+
+    for name in ("probe", "probe_shared"):
+        monkeypatch.setattr(pair_costs, name, noted(name))
+    return probed
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_costs_are_measured_once_it_has_been_shown(name, monkeypatch):
-    probed: list[int] = []
-    probe = pair_costs.probe
+def test_costs_are_measured_before_it_and_serve_every_sampling(name, probed):
+    spec = pair(name)
+    asked = {"max_new_tokens": 12, "seed": 3}
+    pieces = spec.stream([0, 1, 2, 0, 1], temperature=1.0, **asked)
+    assert probed == ["probe"]
+    text = [token for piece in pieces for token in piece.tokens]
+    (again,) = spec.generate([[0, 1, 2, 0, 1]], temperature=1.0, **asked)
+    assert again.tokens == text
+    for other in ({"temperature": 0.0}, {"temperature": 0.7, "top_k": 3}, {"top_p": 0.5}):
+        spec.generate([[0, 1, 2, 0, 1]], **asked, **other)
+    assert probed == ["probe"]
 
-    def noted(*args):
-        probed.append(len(shown))
-        return probe(*args)
 
-    monkeypatch.setattr(pair_costs, "probe", noted)
-    spec, shown = pair(name), list[int]()
-    asked = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
-    for piece in spec.stream([0, 1, 2, 0, 1], **asked):
-        shown += piece.tokens
-    assert probed == [1] and len(shown) == 12
-    (again,) = spec.generate([[0, 1, 2, 0, 1]], **asked)  # by the costs that it has now
-    assert again.tokens == shown and probed == [1]
+def test_nothing_is_measured_beside_a_sequence(probed):
+    """Costs of one sequence serve several; without any, nothing is drafted."""
+    spec, asked = pair(), {"max_new_tokens": 6, "temperature": 1.0}
+    first = spec.stream([0, 1, 2], gamma=0, **asked)
+    next(first)
+    (plain,) = spec.generate([[3, 4]], **asked)
+    assert not probed and plain.stats.drafted == 0 and len(plain.tokens) == 6
+    list(first)
+    with Engine(spec, 4) as engine:
+        ids = [engine.add([0, 1], **asked)]
+        assert probed == ["probe", "probe_shared"]
+        engine.step()
+        ids += [engine.add([i, 2], **(asked | {"temperature": t})) for i, t in enumerate((0.0, 2.0))]
+        while engine.running or engine.waiting:
+            engine.step()
+    assert probed == ["probe", "probe_shared"]
 
 
 def test_a_text_is_the_same_whether_costs_are_known_or_not():

@@ -166,13 +166,13 @@ def end_with(parent: BaseProcess | None) -> None:
 
 
 def measure(spec: Speculator, rows: int) -> None:
-    """Measure the costs of greedy and sampled steps before requests wait for them."""
-    from foretoken.drafters.none import NoDrafter
+    """Measure the costs of greedy and sampled steps before requests wait for them. Predictions
+    need them without a draft, too."""
     from foretoken.sampling.params import SamplingParams
 
-    if not isinstance(spec.drafter, NoDrafter):
-        for temperature in (0.0, 1.0):
-            spec.costing.step_costs(SamplingParams(temperature=temperature), rows, again=True)
+    sampled = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
+    for params in (SamplingParams(), sampled):
+        spec.costing.step_costs(params, rows, again=True)
 
 
 @dataclass(slots=True)

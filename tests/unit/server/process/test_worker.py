@@ -19,6 +19,7 @@ from foretoken.costing.costs import Costs
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.none import NoDrafter
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
 from foretoken.models.table import TableModel
@@ -160,9 +161,12 @@ def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
 def test_no_text_waits_for_the_costs_of_greedy_or_sampled_steps() -> None:
     spec = Speculator(TableModel(DISTRIBUTION, V), LMDrafter(TableModel(DISTRIBUTION, V), V))
     measure(spec, 2)
-    kinds = (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0))
-    assert all(spec.costing.known_for(params, 2) for params in kinds)
-    assert not spec.costing.known_for(SamplingParams(temperature=1.0, top_k=5), 2)
+    assert set(spec.costing.measured) == {
+        (kind, rows) for kind in ("greedy", "sampled") for rows in (1, 2)
+    }
+    plain = Speculator(TableModel(DISTRIBUTION, V), NoDrafter())  # for predictions
+    measure(plain, 1)
+    assert set(plain.costing.measured) == {("greedy", 1), ("sampled", 1)}
 
 
 def test_speculation_is_told_of_the_sampling_that_was_measured_last() -> None:
