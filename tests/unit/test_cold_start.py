@@ -117,7 +117,7 @@ MISTAKES = {
     ("generate", "hi", "--logit-bias", "x"): "logit_bias is 'x', which is no JSON",
     ("generate", "hi", "--min-new-tokens", "99"): "min_new_tokens=99 is above max_new_tokens=64",
     ("generate", "hi", "--system", "S"): "--system is for messages",
-    ("generate", "hi", "--top-kk", "2"): "No such option: --top-kk (Possible options: ",
+    ("generate", "hi", "--top-kk", "2"): "No such option: --top-kk; did you mean --top-k?; ",
     ("measure", "--prompts", "no-such-file"): "no-such-file cannot be read",
     ("measure", "--prompts", "P", "--limit", "0"): "limit is 0",
     ("measure", "--prompts", "P", "--gamma", "0"): "gamma is 0",

@@ -132,7 +132,8 @@ def chat(
             print(f"lenience {lenience:g}: {texts}", file=sys.stderr)
         messages = None if raw else system
         if spec is not None and gamma is None:
-            answer.learn_costs(spec, [SamplingParams(**options)])
+            defaults = source.defaults(messages=not raw)
+            answer.learn_costs(spec, [SamplingParams(**{**defaults, **options})])
         session.run(source, options, show_tokens=show_tokens, quick=quick, messages=messages)
 
 

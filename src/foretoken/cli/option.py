@@ -9,9 +9,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Argument, Option
@@ -178,17 +179,24 @@ class OneText(Structure, SingleText):
         return options
 
 
-@dataclass(frozen=True)
-class OneAnswer(OneText):
-    """Sampling options of a chat, whose answers should end by themselves."""
+ANSWER_TOKENS = 1024  # of an answer for which no limit is given
+_BY_MODEL = "Default: what the model's generation config asks for"
+_ANSWER_HELP = {
+    "temperature": f"Sampling temperature; 0 is greedy. {_BY_MODEL}, else 0.",
+    "top_k": f"{OPTIONS['top_k'].help} {_BY_MODEL}.",
+    "top_p": f"{OPTIONS['top_p'].help} {_BY_MODEL}.",
+    "min_p": f"{OPTIONS['min_p'].help} {_BY_MODEL}.",
+    "max_new_tokens": f"New tokens per answer, at most. Default: {ANSWER_TOKENS:,}.",
+}
+_Answering: Any = group(
+    {name: replace(OPTIONS[name], help=help) for name, help in _ANSWER_HELP.items()},
+    SimpleNamespace(**dict.fromkeys(_ANSWER_HELP)),
+)
 
-    max_new_tokens: Annotated[
-        int | None,
-        Option(
-            help="New tokens per answer, at most. Default: the room in the context.",
-            rich_help_panel=OPTIONS["max_new_tokens"].panel,
-        ),
-    ] = None
+
+@dataclass(frozen=True)
+class OneAnswer(_Answering, OneText):
+    """Sampling options of a chat, which follow the model's generation config where left out."""
 
 
 @dataclass(frozen=True)

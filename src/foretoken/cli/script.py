@@ -30,6 +30,7 @@ from foretoken.cli import (
     transcribe,
 )
 from foretoken.errors import ForetokenError, InputError, mismatch, shown
+from foretoken.sampling.params import meant
 
 MOVED = {
     "complete": "foretoken chat --raw",
@@ -40,6 +41,18 @@ MOVED = {
         for name in ("report", "simulate", "theory", "train lm", "train seq2seq")
     },
 }
+# Options of vLLM's commands, by the name of ours, and what is said where there is none
+VLLM = {
+    "enable_prefix_caching": "prefix_cache",
+    "kv_cache_dtype": "kv_dtype",
+    "max_model_len": "max_length",
+    "max_num_seqs": "max_rows",
+    "model": "target",
+    "num_speculative_tokens": "gamma",
+    "speculative_model": "draft",
+}
+ONE_DEVICE = "a model runs on one device here; foretoken serve --replicas N runs several engines"
+WITHOUT = dict.fromkeys(("pipeline_parallel_size", "tensor_parallel_size"), ONE_DEVICE)
 
 
 class Commands(TyperGroup):
@@ -142,4 +155,21 @@ def _said(error: typer.TyperException) -> str:
     if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):
         (first, *_) = error.__cause__.errors()
         error.message = f"{mismatch(dict(first))}, not {shown(first['input'])}"
+    if (option := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
+        return _unknown(option, getattr(error, "ctx", None))
     return error.format_message()
+
+
+def _unknown(option: str, context: Any) -> str:
+    """Return the message about an unknown option, with the one that is meant."""
+    parameters = context.command.params if context else ()
+    flags = [name for each in parameters for name in each.opts if name.startswith("--")]
+    name, ours = _plain(option), {_plain(each): each for each in flags}
+    near = VLLM[name] if VLLM.get(name) in ours else meant(name, ours)
+    hint = WITHOUT.get(name) or (f"did you mean {ours[near]}?" if near else "")
+    return f"No such option: {option}{'; ' * bool(hint)}{hint}"
+
+
+def _plain(flag: str) -> str:
+    """Return a flag's name as a field is written."""
+    return flag.lstrip("-").replace("-", "_")

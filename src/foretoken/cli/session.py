@@ -6,7 +6,6 @@ On a terminal a line that begins with "/" is a command, and Ctrl-C ends an answe
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 import sys
@@ -25,12 +24,13 @@ from rich.text import Text
 
 from foretoken.cli.answer import figures
 from foretoken.cli.command import hold_messages, release_messages
+from foretoken.cli.option import ANSWER_TOKENS
 from foretoken.cli.prompts import require_key
 from foretoken.cli.render import labelled, page
 from foretoken.cli.sources import ChatReply, LocalModel, RemoteModel, ReplyPart, TextError
 from foretoken.errors import ForetokenError, InputError
 from foretoken.lab import view
-from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS
+from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 from foretoken.storage.files import parse_json, read_text, write
 from foretoken.text import chat
 from foretoken.text.decoding import REPLACEMENT
@@ -107,6 +107,7 @@ class Session:
     messages: list[Message] | None = None
     reply: ChatReply | None = None  # the last one
     asked: int = 0
+    on_terminal: bool = False
 
     def one(self, text: str) -> None:
         """Answer one prompt. Exit code 1 where its text fails."""
@@ -135,6 +136,7 @@ class Session:
 
     def typed(self) -> None:
         """Answer what is typed until it ends; "//" begins a prompt with a slash."""
+        self.on_terminal = True
         _tell(f"{self.source.name}; /help lists the commands, Ctrl-D leaves")
         if self.printer.coloured:
             self.printer.console.print(self.printer.legend)
@@ -146,7 +148,6 @@ class Session:
                         self._command(line[1:])
                     else:
                         self._answer(line[1:] if line.startswith("//") else line)
-                        self._tell_limit()
                         self._tell_speed()
                 except (ForetokenError, OSError) as error:
                     _tell(f"error: {error}")
@@ -177,18 +178,22 @@ class Session:
             reply.seconds = perf_counter() - start
             if self.messages is not None and (reply.text or reply.finish_reason == "stop"):
                 self.messages = [*asked, {"role": "assistant", "content": reply.text}]
-        default = MAX_NEW_TOKENS if self.messages is None else math.inf
-        most = self.options.get("max_new_tokens", default)
-        if reply.finish_reason == "length" and reply.tokens < most:
-            _tell(f"the text is cut off after {reply.tokens} tokens: there is room for no more")
+        self._tell_limit(reply)
 
-    def _tell_limit(self) -> None:
-        """Say where an answer ended because the user's own limit was reached."""
-        reply, most = self.reply, self.options.get("max_new_tokens")
-        if self.messages is None or reply is None or most is None:
+    def _tell_limit(self, reply: ChatReply) -> None:
+        """Say where a text was cut off: by the context, and in a conversation by the limit, but
+        for the user's own in a pipe."""
+        default = MAX_NEW_TOKENS if self.messages is None else ANSWER_TOKENS
+        most = self.options.get("max_new_tokens", default)
+        if reply.finish_reason != "length":
             return
-        if reply.finish_reason == "length" and reply.tokens >= most:
-            _tell(f"the text is cut off after {most} tokens; /set max_new_tokens allows more")
+        cut = f"the text is cut off after {reply.tokens} tokens"
+        if reply.tokens < most:
+            _tell(f"{cut}: there is room for no more")
+        elif self.messages is not None and self.on_terminal:
+            _tell(f"{cut}; /set max_new_tokens allows more")
+        elif self.messages is not None and "max_new_tokens" not in self.options:
+            _tell(f"{cut}; --max-new-tokens allows more")
 
     def _tell_speed(self) -> None:
         """Say how fast the answer was, and how that compares with plain decoding as measured."""
@@ -223,7 +228,7 @@ class Session:
             "load": SlashCommand("FILE", "Load messages in place of these.", self._load),
         }
         return (talking if self.messages is not None else {}) | {
-            "set": SlashCommand("[NAME VALUE]", "Set an option; without VALUE, none.", self._set),
+            "set": SlashCommand("[NAME VALUE]", "Set an option, or without VALUE unset it; alone: list all.", self._set),
             "stats": SlashCommand("", "Show figures of the last text.", self._stats),
             "help": SlashCommand("", "List these commands.", self._help),
             "exit": SlashCommand("", "Leave; so does Ctrl-D.", self._exit),
@@ -262,19 +267,36 @@ class Session:
         return f"{len(messages)} messages are from {path}"
 
     def _set(self, argument: str) -> str:
-        """Set an option for the texts that follow, as a line of a file of prompts has it."""
+        """Set an option for the texts that follow, as a line of a file of prompts has it; list
+        those that can be set, with their values."""
         name, _, value = argument.partition(" ")
-        if name:
-            require_key(name, SETTABLE)
-            options = {each: v for each, v in self.options.items() if each != name}
-            if value:
-                try:
-                    options[name] = parse_json(value)
-                except ValueError:  # a text needs no quotation marks
-                    options[name] = value.strip()
-            self.source.require(options)
-            self.options = options
-        return json.dumps(self.options, ensure_ascii=False)
+        if not name:
+            rows = [(each, self._value(each)) for each in SETTABLE if self._takes(each)]
+            labelled(page(), rows, max(len(each) for each, _ in rows) + 2)
+            return ""
+        require_key(name, SETTABLE)
+        options = {each: v for each, v in self.options.items() if each != name}
+        if value:
+            try:
+                options[name] = parse_json(value)
+            except ValueError:  # a text needs no quotation marks
+                options[name] = value.strip()
+        self.source.require(options)
+        self.options = options
+        return f"{name} is {self._value(name)}"
+
+    def _value(self, name: str) -> str:
+        """Return an option's value for the next text, as JSON."""
+        defaults = self.source.defaults(messages=self.messages is not None)
+        unset = getattr(SamplingParams(), name)
+        return json.dumps({name: unset, **defaults, **self.options}[name], ensure_ascii=False)
+
+    def _takes(self, name: str) -> bool:
+        """Tell whether the source has this option."""
+        with suppress(ForetokenError):
+            self.source.require({name: getattr(SamplingParams(), name)})
+            return True
+        return False
 
     def _stats(self, _: str) -> str:
         reply = self.reply

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretoken.cli import answer
 from foretoken.cli.command import StderrLines
-from foretoken.cli.option import needing
+from foretoken.cli.option import ANSWER_TOKENS, needing
 from foretoken.cli.prompts import Line, Template
 from foretoken.errors import ForetokenError, InputError, base_name, one_line, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from foretoken.serving.engine import Engine
     from foretoken.speculator import Speculator
 
-UNBOUNDED = 4096  # new tokens of an answer, for a model without a context limit
 CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
 RETRIES = 12  # where a server is busy, loading or broken; it may say when to come again
 WIDEST = 300  # characters of a server's message
@@ -95,6 +94,11 @@ class LocalModel:
     def name(self) -> str:
         return ", ".join(map(base_name, (self.spec.target_name, self.spec.draft_name)))
 
+    def defaults(self, *, messages: bool) -> dict[str, Any]:
+        """Return the options of texts for which none are given: of answers the sampling that the
+        model's generation config asks for, and a limit."""
+        return {**self.spec.suggested, "max_new_tokens": ANSWER_TOKENS} if messages else {}
+
     def plain_seconds(self, options: Mapping[str, Any]) -> float | None:
         """Return what a token takes by plain decoding, behind a short text; None where it has not
         been measured."""
@@ -114,15 +118,12 @@ class LocalModel:
 
         number: prompts before this one. Raises TextError if the text fails.
         """
-        spec, room = self.spec, dict[str, int]()
-        if isinstance(prompt, str):
-            line = Line(prompt)
-        else:
-            line = Line("", messages=[*prompt])
-            room["max_new_tokens"] = spec.target.context or UNBOUNDED
+        spec, messages = self.spec, not isinstance(prompt, str)
+        line = Line("", messages=[*prompt]) if messages else Line(prompt)
         ids = spec.inputs.ids(self.template.prompt(line, spec))
-        params = SamplingParams(**{**room, **options})
-        spec.tell_suggested([params])
+        params = SamplingParams(**{**self.defaults(messages=messages), **options})
+        if not messages:
+            spec.tell_suggested([params])
         behind = [] if spec.target.encoder_decoder else ids
         stream = Stream(spec.tokenizer, behind) if spec.tokenizer else None
         id = self.engine.add(ids, params, gamma=self.gamma, seed=(self.seed, number))
@@ -204,6 +205,14 @@ class RemoteModel:
         draft = self.facts.get("draft")
         return f"{self.model} at {place(self.client)}{f', {draft}' if draft else ''}"
 
+    def defaults(self, *, messages: bool) -> dict[str, Any]:
+        """Return the options of texts for which none are given. A server samples answers as its
+        model's generation config asks for; one of ours says where that asks for nothing."""
+        if not messages:
+            return {"temperature": 0.0, "max_new_tokens": MAX_NEW_TOKENS}
+        greedy = self.facts and self.facts.get("temperature") is None
+        return {**({"temperature": 0.0} if greedy else {}), "max_new_tokens": ANSWER_TOKENS}
+
     def plain_seconds(self, options: Mapping[str, Any]) -> None:
         """Return None: a server does not tell."""
 
@@ -220,13 +229,20 @@ class RemoteModel:
     def parts(
         self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
-        """Answer a prompt part by part, as a `LocalModel` does."""
+        """Answer a prompt part by part, as a `LocalModel` does. The default limit of an answer is
+        kept here, as a server refuses one that the context has no room for."""
         self.require(options)
+        limit = None if isinstance(prompt, str) or "max_new_tokens" in options else ANSWER_TOKENS
+        chunks = 0
         with told(self.client), self._stream(prompt, options, number) as stream:
             for chunk in stream:
                 part = _part(chunk, reply)
                 if part.text or part.tokens:
+                    chunks += 1
                     yield part
+                if limit and reply.finish_reason is None and max(reply.tokens, chunks) >= limit:
+                    reply.tokens, reply.finish_reason = max(reply.tokens, chunks), "length"
+                    return
         if reply.finish_reason is None:
             raise TextError("the server broke off before the text's end")
 
@@ -242,9 +258,11 @@ class RemoteModel:
         return client.chat.completions.create(messages=messages, **common)
 
     def _options(self, prompt: Prompt, options: Mapping[str, Any], number: int) -> dict[str, Any]:
-        # Said also where they are left out, so that a command means the same here and there
-        always: dict[str, Any] = {"temperature": 0.0}
-        always |= {"max_new_tokens": MAX_NEW_TOKENS} if isinstance(prompt, str) else {}
+        messages = not isinstance(prompt, str)
+        # Sent also where they are left out, so that a command means the same here and there
+        always = self.defaults(messages=messages)
+        if messages:
+            del always["max_new_tokens"]
         body = {NAMES[n]: v for n, v in {**always, **options}.items() if n in NAMES}
         if self.seed is not None:
             body["seed"] = (self.seed + number) % 2**63
@@ -252,7 +270,7 @@ class RemoteModel:
             body["speculation"] = {"steps": True, **self.speculation}
         if self.variables is not None and not isinstance(prompt, str):
             body["chat_template_kwargs"] = self.variables
-        return body | _structured(options.get("structured"), chat=not isinstance(prompt, str))
+        return body | _structured(options.get("structured"), chat=messages)
 
 
 @contextmanager

@@ -22,8 +22,13 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # safetensors and tokenizers have their own for a full disk
+        if not path.parent.is_dir():
+            folder = f"there is no folder {path.parent}; make it"
+            raise OSError(f"{path} cannot be written: {folder}, and run it again") from error
+        # An OSError's own text may name the file that would have been moved to `path`
+        reason = (isinstance(error, OSError) and error.strerror) or one_line(error)
         raise OSError(
-            f"{path} cannot be written: {one_line(error)}; make room or allow it, and run it again"
+            f"{path} cannot be written: {reason}; make room or allow it, and run it again"
         ) from error
 
 

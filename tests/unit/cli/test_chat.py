@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import foretoken
 from console import Result, Run, mistake
 from foreign import refusal, replaying, said
+from foretoken.cli import option
+from foretoken.costing import pair_costs
 from terminal import CTRL_C, CTRL_D, terminal
 from tiny import byte_level, folder, llama
 
@@ -94,6 +97,55 @@ def test_answers_fill_what_the_context_holds(run, pair, template):
     assert result.code == 1  # the second turn has no room
     assert "the text is cut off after" in result.err and "there is room for no more" in result.err
     assert "error: line 2: prompt 0 has" in result.err
+
+
+def test_answers_follow_the_generation_config_up_to_a_limit(run, template, base, spec):
+    """What is given wins, and temperature 0 is greedy; --raw and --gamma are as ever."""
+    folder(base / "asks", llama(320, 2**12, eos_token_id=None), byte_level())
+    suggested = {"do_sample": True, "temperature": 0.6, "top_k": 5}
+    (base / "asks" / "generation_config.json").write_text(json.dumps(suggested))
+    pair = ("--target", base / "asks", "--draft", "none", "--seed", 3)
+    asks = foretoken.load(base / "asks", "none")
+
+    def text(**sampling: object) -> str:
+        sampling = {"max_new_tokens": 12, "seed": 3} | sampling
+        return asks.generate(turns("Where?"), chat_template=TEMPLATE, **sampling)[0].text + "\n"
+
+    few = ("--max-new-tokens", 12)
+    chat = ("chat", "-q", "Where?", *pair, *template)
+    assert run(*chat, *few) == Result(0, text(temperature=0.6, top_k=5), "")
+    assert run(*chat, *few, "--top-k", 2).out == text(temperature=0.6, top_k=2)
+    assert run(*chat, *few, "--temperature", 0).out == text()
+    raw = run("chat", "-q", "It", "--raw", *pair)
+    assert raw.out == asks.generate("It")[0].text + "\n"
+    assert "generation config suggests" in raw.err
+    told = "the text is cut off after 1024 tokens; --max-new-tokens allows more\n"
+    assert run(*chat, "--temperature", 0) == Result(0, text(max_new_tokens=1024), told)
+
+
+def test_nothing_is_measured_within_or_after_an_answer(run, base, template, monkeypatch, tmp_path):
+    """What steps cost is measured before the first one, and no draft is chosen on leaving."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    probe, measured, pieces = pair_costs.probe, list[int](), list[str]()
+
+    def noted(*args):
+        measured.append(len(pieces))
+        return probe(*args)
+
+    monkeypatch.setattr(pair_costs, "probe", noted)
+    monkeypatch.setattr("foretoken.cli.answer.piece", lambda text, *_: pieces.append(text) or text)
+    load = option.Loading.load
+
+    def undecided(*args):
+        return replace(load(*args), choose=lambda spec: pytest.fail("a draft is chosen"))
+
+    monkeypatch.setattr(option.Loading, "load", undecided)
+    pair = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 8)
+    assert run("chat", *pair, *template, stdin=b"Where?\nWhy?\n").code == 0
+    assert measured == [0] and len(pieces) > 2
+    pieces.clear()
+    assert run("generate", "It was", *pair).code == 0
+    assert measured == [0] and len(pieces) > 2
 
 
 def test_mistakes(run, pair, template, base):

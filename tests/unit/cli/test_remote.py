@@ -56,10 +56,32 @@ def test_a_foreign_server_s_answer():
             "model": "other",
             "stream": True,
             "stream_options": {"include_usage": True},
-            "temperature": 0.0,
             "messages": TALK,
         }
     ]
+
+
+@pytest.mark.parametrize(("asked", "sent"), [(None, {"temperature": 0.0}), (0.6, {})])
+def test_the_model_s_sampling_is_the_server_s_to_follow(asked, sent):
+    """As a model in this process: where its generation config asks for nothing, it is greedy."""
+    facts = FACTS | {"temperature": asked}
+    with replaying(chat=[said("a")], speculation=[body(facts)]) as server:
+        with opened(server.url) as source:
+            answered(source)
+    (payload,) = server.bodies("/v1/chat/completions")
+    assert {n: v for n, v in payload.items() if n in ("temperature", "max_tokens")} == sent
+
+
+def test_an_answer_ends_at_the_default_limit(monkeypatch):
+    """Which is not sent: a server refuses what the context has no room for."""
+    monkeypatch.setattr(module, "ANSWER_TOKENS", 3)
+    with replaying(chat=[said("a", "b", "c", "d"), said("a", "b", "c", "d")]) as server:
+        with opened(server.url) as source:
+            text, _, reply = answered(source)
+            assert (text, reply.tokens, reply.finish_reason) == ("abc", 3, "length")
+            assert answered(source, max_new_tokens=9)[0] == "abcd"
+    bare, own = server.bodies("/v1/chat/completions")
+    assert "max_tokens" not in bare and own["max_tokens"] == 9
 
 
 def test_ours_says_what_became_of_the_draft_tokens():

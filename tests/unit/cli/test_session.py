@@ -16,6 +16,7 @@ import typer
 from console import Result
 from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
+from foretoken.cli.option import ANSWER_TOKENS
 from foretoken.cli.sources import ChatReply, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
@@ -33,6 +34,9 @@ class Said:
     ) -> None:
         self.plain = plain  # seconds
         self.answers, self.asked = list(answers), list[tuple[Any, dict[str, Any], int]]()
+
+    def defaults(self, *, messages: bool) -> dict[str, Any]:
+        return {"top_k": 7, "max_new_tokens": ANSWER_TOKENS} if messages else {}
 
     def plain_seconds(self, sampling: Mapping[str, Any]) -> float | None:
         return self.plain
@@ -174,12 +178,16 @@ def test_turns_and_commands(run, tmp_path):
 
 def test_options_are_set_and_checked(run):
     source = Said("a", "b")
-    typed = ["/set temperature 0.5", "x", "/set", "/set temperature", "/set", "y"]
+    typed = ["/set temperature 0.5", "x", "/set", "/set temperature", "/set top_k 3", "/set top_k"]
     wrong = ["/set temperature -1", "/set typical_p 0.5", "/set nonsense 1", "/set top_k x"]
-    result = run(source, typed=[*typed, *wrong])
+    result = run(source, typed=[*typed, "y", *wrong])
     assert [sampling for _, sampling, _ in source.asked] == [{"temperature": 0.5}, {}]
     lines = result.err.splitlines()[1:-1]
-    assert lines[:4] == ['{"temperature": 0.5}', '{"temperature": 0.5}', "{}", "{}"]
+    assert lines[:4] == ["temperature is 0.5", "temperature is 0.0", "top_k is 3", "top_k is 7"]
+    listed = dict(line.split(maxsplit=1) for line in result.out.splitlines()[1:-1])
+    assert listed["temperature"] == "0.5" and listed["top_k"] == "7"  # what the model asks for
+    assert listed["max_new_tokens"] == "1024" and listed["stop_strings"] == "null"
+    assert "typical_p" not in listed and "structured" in listed
     assert [line.split(";")[0] for line in lines[4:]] == [
         "error: temperature is -1.0",
         "error: typical_p is nothing here",
@@ -196,7 +204,7 @@ def test_options_are_set_and_checked(run):
         ("/undo", "there is no turn to take back"),
         ("/undo 2", "the command is /undo"),
         ("/save", "the command is /save FILE"),
-        ("/save /no/such/folder/x", "cannot be written"),
+        ("/save /no/such/folder/x", "x cannot be written: there is no folder /no/such/folder; make it"),
         ("/load /no/such/file", "there is no such file"),
         ("/stats", "there is no text yet"),
     ],
@@ -296,6 +304,14 @@ def test_a_limit_that_cuts_an_answer_is_told(run):
     said = "the text is cut off after 3 tokens; /set max_new_tokens allows more"
     assert said in run(Said("..."), typed=["x"], sampling={"max_new_tokens": 3}).err
     assert said not in run(Said("...", "."), typed=["x"], sampling={"max_new_tokens": 9}).err
+
+
+def test_the_limit_of_an_answer_is_told(run, monkeypatch):
+    monkeypatch.setattr(session, "ANSWER_TOKENS", 3)
+    said = "the text is cut off after 3 tokens; {} allows more\n"
+    assert run(Said("..."), quick="x").err == said.format("--max-new-tokens")
+    assert run(Said("..."), piped=b"x\n").err == said.format("--max-new-tokens")
+    assert said.format("/set max_new_tokens") in run(Said("..."), typed=["x"]).err
 
 
 def test_errors_end_nothing(run):
