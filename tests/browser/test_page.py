@@ -122,7 +122,6 @@ def test_a_text_is_that_of_the_api_in_the_colours_of_the_paper(opened: Opened, u
     body = {
         "messages": [{"role": "user", "content": "Hello"}],
         "temperature": 1,
-        "top_p": 1,
         "seed": 7,
         "max_tokens": 48,
         "speculation": {"gamma": 3},
@@ -135,6 +134,20 @@ def test_a_text_is_that_of_the_api_in_the_colours_of_the_paper(opened: Opened, u
     page.check("[name=view][value=text]")
     assert colour(page, ".accepted") == colour(page, ".corrected")
     assert not page.locator("#turns .rejected").first.is_visible()
+
+
+def test_an_answer_has_the_sampling_and_limit_of_the_command_line(opened: Opened, url: str) -> None:
+    """Greedy where the model's generation config asks for nothing; what is left out, the server
+    fills in."""
+    page = opened()
+    page.wait_for_selector("#send:enabled")
+    context = httpx2.get(f"{url}/speculation").json()["context"]
+    names = ("temperature", "top_p", "max_tokens")
+    assert [page.locator(f"[name={name}]").input_value() for name in names] == [
+        "0",
+        "",
+        str(min(1024, context // 2)),
+    ]
 
 
 def test_colours_are_never_the_only_sign(opened: Opened) -> None:

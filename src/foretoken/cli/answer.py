@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from rich.text import Text
 from foretoken.cli.prompts import ModelTask
 from foretoken.cli.render import page, prose, waiting
 from foretoken.costing.contention import remark
-from foretoken.errors import ForetokenError
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request

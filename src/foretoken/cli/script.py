@@ -6,6 +6,8 @@ foretoken's is a traceback and exit code 3.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import signal
 import sys
 import traceback
@@ -52,7 +54,10 @@ VLLM = {
     "speculative_model": "draft",
 }
 ONE_DEVICE = "a model runs on one device here; foretoken serve --replicas N runs several engines"
-WITHOUT = dict.fromkeys(("pipeline_parallel_size", "tensor_parallel_size"), ONE_DEVICE)
+WITHOUT: dict[str, str] = {
+    "pipeline_parallel_size": ONE_DEVICE,
+    "tensor_parallel_size": ONE_DEVICE,
+}
 
 
 class Commands(TyperGroup):
@@ -118,6 +123,8 @@ def main() -> None:
 def run(app: typer.Typer) -> None:
     """Run a command of `app`, `foretoken`'s or `foretoken-lab`'s."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Leaving, Python would look through all that was loaded for garbage, for over a second
+    atexit.register(gc.freeze)
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type

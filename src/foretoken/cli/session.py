@@ -228,7 +228,11 @@ class Session:
             "load": SlashCommand("FILE", "Load messages in place of these.", self._load),
         }
         return (talking if self.messages is not None else {}) | {
-            "set": SlashCommand("[NAME VALUE]", "Set an option, or without VALUE unset it; alone: list all.", self._set),
+            "set": SlashCommand(
+                "[NAME VALUE]",
+                "Set an option, or without VALUE unset it; alone: list all.",
+                self._set,
+            ),
             "stats": SlashCommand("", "Show figures of the last text.", self._stats),
             "help": SlashCommand("", "List these commands.", self._help),
             "exit": SlashCommand("", "Leave; so does Ctrl-D.", self._exit),

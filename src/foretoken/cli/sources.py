@@ -119,7 +119,7 @@ class LocalModel:
         number: prompts before this one. Raises TextError if the text fails.
         """
         spec, messages = self.spec, not isinstance(prompt, str)
-        line = Line("", messages=[*prompt]) if messages else Line(prompt)
+        line = Line(prompt) if isinstance(prompt, str) else Line("", messages=[*prompt])
         ids = spec.inputs.ids(self.template.prompt(line, spec))
         params = SamplingParams(**{**self.defaults(messages=messages), **options})
         if not messages:

@@ -204,7 +204,10 @@ def test_options_are_set_and_checked(run):
         ("/undo", "there is no turn to take back"),
         ("/undo 2", "the command is /undo"),
         ("/save", "the command is /save FILE"),
-        ("/save /no/such/folder/x", "x cannot be written: there is no folder /no/such/folder; make it"),
+        (
+            "/save /no/such/folder/x",
+            "x cannot be written: there is no folder /no/such/folder; make it",
+        ),
         ("/load /no/such/file", "there is no such file"),
         ("/stats", "there is no text yet"),
     ],

@@ -153,7 +153,9 @@ def test_nothing_is_measured_beside_a_sequence(probed):
         ids = [engine.add([0, 1], **asked)]
         assert probed == ["probe", "probe_shared"]
         engine.step()
-        ids += [engine.add([i, 2], **(asked | {"temperature": t})) for i, t in enumerate((0.0, 2.0))]
+        ids += [
+            engine.add([i, 2], **(asked | {"temperature": t})) for i, t in enumerate((0.0, 2.0))
+        ]
         while engine.running or engine.waiting:
             engine.step()
     assert probed == ["probe", "probe_shared"]

@@ -8,10 +8,11 @@ import { Server, key, named } from "./server.js";
 import { Settings } from "./settings.js";
 
 const EXAMPLES = {
+  // The first are of the kind whose answers repeat what was said: there draft tokens pay
   chat: [
+    "Work out 17 + 25 + 38 + 46 step by step.",
+    "Rewrite this in the past tense: The captain looks at the sea. The sea is calm, and the ship moves slowly. The captain walks to the rail, and the crew follows the captain.",
     "Why is the sky blue?",
-    "Write four lines about the first snow.",
-    "What is rejection sampling?",
   ],
   text: [
     "The captain looked",

@@ -7,6 +7,7 @@ import { count } from "./run.js";
 const MOST = 16; // draft tokens to choose from
 const OPEN = "foretoken-settings";
 const SEEDS = 2 ** 31;
+const ANSWER_TOKENS = 1024; // of an answer at most, as on the command line
 
 export class Settings {
   constructor(details) {
@@ -29,14 +30,17 @@ export class Settings {
     this.#summarize();
   }
 
-  /** Follows what the model makes, and the temperature it was made for. */
-  follow({ transcribes, chat, temperature }) {
+  /** Follows what the model makes, and the sampling that its generation config asks for: an answer
+   * is greedy where that asks for nothing, as on the command line, and has a limit. */
+  follow({ transcribes, chat, temperature, context }) {
     this.makes = transcribes ? "speech" : chat ? "chat" : "text";
     for (const label of this.details.querySelectorAll("[data-for]")) {
       label.hidden = !label.matches(`[data-for~=${this.makes}]`);
     }
-    if (temperature !== null && temperature !== undefined && !this.followed) {
-      this.inputs.temperature.value = temperature;
+    if (!this.followed) {
+      this.inputs.temperature.value = temperature ?? (chat ? 0 : 1);
+      const most = Math.floor((context ?? Infinity) / 2); // which leaves room for the prompt
+      if (chat) this.inputs.max_tokens.value = Math.min(ANSWER_TOKENS, most);
     }
     this.followed = true;
     this.#summarize();
