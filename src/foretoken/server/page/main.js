@@ -10,8 +10,8 @@ import { Settings } from "./settings.js";
 const EXAMPLES = {
   // The first are of the kind whose answers repeat what was said: there draft tokens pay
   chat: [
-    "Work out 17 + 25 + 38 + 46 step by step.",
     "Rewrite this in the past tense: The captain looks at the sea. The sea is calm, and the ship moves slowly. The captain walks to the rail, and the crew follows the captain.",
+    "Work out 17 + 25 + 38 + 46 step by step.",
     "Why is the sky blue?",
   ],
   text: [
