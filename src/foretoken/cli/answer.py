@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from foretoken.cli.prompts import ModelTask
-from foretoken.cli.render import page, prose, waiting
+from foretoken.cli.render import page, prose
 from foretoken.costing.contention import remark
+from foretoken.slow_log import show_waiting
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request
@@ -162,7 +163,7 @@ def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
     from foretoken.drafters.none import NoDrafter  # late: torch
 
     if not isinstance(spec.drafter, NoDrafter):
-        with waiting("measuring what steps cost"):
+        with show_waiting("measuring what steps cost"):
             spec.costing.learn(params, len(params))
 
 

@@ -24,7 +24,6 @@ from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
 from foretoken.models.table import TableModel
 from foretoken.records import Begun
-from foretoken.sampling.params import SamplingParams
 from foretoken.server.process import sandbox, worker
 from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
