@@ -94,7 +94,7 @@ prove: .venv/ready
 	touch $@
 
 .venv/ready: .venv/run
-	@echo "Installing what tests and docs need on top: 0.4 GB to download and 1.0 GB on disk"
+	@echo "Installing what tests and docs need on top: 0.3 GB to download and 1.0 GB on disk"
 	$(PIP) --editable ".[dev]"
 	touch $@
 

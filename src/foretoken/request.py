@@ -77,8 +77,8 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A request on its way: `tokens` is prompt and new tokens; all but the last `behind` are in the
-    target's cache."""
+    """A request on its way: `tokens` is prompt and new tokens; all but the last `pending` are in
+    the target's cache."""
 
     request: Request
     tokens: list[int]

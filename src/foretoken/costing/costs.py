@@ -98,7 +98,7 @@ class Costs:
 
     def among(self, steps: list[StepRecord], draft_tokens: list[int], rows: int) -> Costs:
         """These costs, extended by steps of `rows` rows, as one of the rows that guessed most tells
-        of them, with so many `guesses` of all in each."""
+        of them, with so many `draft_tokens` of all in each."""
         positions = [rows + count for count in draft_tokens]
         score = dict(self.score) | dict(_medians("score_seconds", steps, positions))
         verify = dict(self.verify) | dict(_medians("verify_seconds", steps, positions))

@@ -93,7 +93,7 @@ class Accounting:
 
 
 class Metrics:
-    """All metrics by model, under `prefixes`: "foretoken_", and "vllm:" where that is asked for."""
+    """All metrics by model, named "foretoken_...", and "vllm:..." too if that is asked for."""
 
     def __init__(self, base: str, *, vllm: bool) -> None:
         self.base, self.registry = base, CollectorRegistry()

@@ -1,12 +1,15 @@
-"""Docstrings of every public name: sections that agree with its signature, examples that run."""
+"""Docstrings of every public name: sections that agree with its signature, examples that run; and
+of all code: the names that they name are there."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
 from doctest import NORMALIZE_WHITESPACE, DocTestFinder, DocTestRunner
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -145,6 +148,69 @@ def test_a_docstring_that_disagrees_is_found() -> None:
     assert mistakes(lacks) == ["Args has no b"]
     assert mistakes(invents) == ["the signature has no c"]
     assert mistakes(bare) == ["Args has no a", "Returns is missing"]
+
+
+# Named in docstrings, and not ours: of transformers, of typer, of OpenVINO, of Python, and an extra
+THEIRS = {"guidance_scale", "max_length", "min_length", "from_pretrained", "help", "convert_model"}
+THEIRS |= {"__set_name__", "plot"}
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def documented(tree: ast.Module) -> list[tuple[Documented, str]]:
+    """Each part that has a docstring, and the docstring, which the tree is left without."""
+    found: list[tuple[Documented, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, Documented) and (text := ast.get_docstring(node)):
+            found.append((node, text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ...  # also those below a field
+    return found
+
+
+def words(node: ast.AST) -> set[str]:
+    return set(re.findall(r"\w+", ast.unparse(node)))
+
+
+def lost(sources: dict[Path, str]) -> list[str]:
+    """Return the names in docstrings of these files that nothing has: in Args and Attributes one
+    that its own function or class lacks; in backticks one that its file lacks, unless a module or a
+    class is called so or, outside of classes, a function."""
+    trees = {path: ast.parse(source) for path, source in sources.items()}
+    texts = {path: documented(tree) for path, tree in trees.items()}
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    named = {part for path in trees for part in path.with_suffix("").parts} | THEIRS
+    named |= {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    found: list[str] = []
+    for path, tree in trees.items():
+        here = words(tree) | named
+        for node, text in texts[path]:
+            known = here if isinstance(node, ast.ClassDef) else here | functions
+            told = set(re.findall(r"(?<!`)`([A-Za-z_]\w*)`", text)) - known
+            parts = griffe.Docstring(text, parser="google").parse(warnings=False)
+            kinds = ("parameters", "attributes")
+            sections = [each for part in parts if part.kind.value in kinds for each in part.value]
+            names = {name for each in sections for name in re.findall(r"\w+", each.name)}
+            told |= names - words(node.args if isinstance(node, ast.FunctionDef) else node)
+            where = getattr(node, "name", "its own docstring")
+            found += [f"{path}, {where}: {name}" for name in sorted(told)]
+    return found
+
+
+def test_names_in_docstrings_exist() -> None:
+    source = ROOT / "src"
+    files = {path.relative_to(source): path.read_text() for path in source.rglob("*.py")}
+    assert len(files) > 100 and lost(files) == []
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    row = "class Row:\n    'All but the last `behind`.'\n    pending: int = 1\n"
+    others = (
+        "class Kept:\n    'A `Row`: `ready` in `a`.'\n    ready: int\ndef behind():\n    pass\n"
+    )
+    section = "def f(a):\n    'Do.\\n\\nArgs:\\n    a: One.\\n    b: Two.'\n"
+    files = {Path("a.py"): row, Path("b.py"): others, Path("c.py"): section}
+    assert lost(files) == ["a.py, Row: behind", "c.py, f: b"]
 
 
 @pytest.mark.parametrize("name", EXEMPLARY)

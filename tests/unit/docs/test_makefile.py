@@ -107,3 +107,11 @@ def test_it_is_enough_to_chat_with_a_gguf_file(installed: Path, tmp_path: Path) 
     options = "--target", file, "--gamma", 2, "--max-new-tokens", 4
     assert run(installed, "-m", "foretoken", "chat", "-q", "hi", *options)
     assert run(installed, "-m", "foretoken", "generate", "hi", "--show-tokens", *options)
+
+
+def test_the_readme_installs_the_same_with_pip() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    ((index, told),) = re.findall(
+        r"^    pip install --index-url (\S+) torch .*\n    pip install '\.\[(.+)\]'", page, re.M
+    )
+    assert told == extras("demo")[0] and f"--extra-index-url {index} torch" in recipe("demo")

@@ -129,7 +129,7 @@ SAMPLED = 8  # prompts that are sampled from; greedy text is compared on all
 
 def distributions(own: SamplingParams) -> Sequence[SamplingParams]:
     """The distributions to certify for a user of `own`: it, and temperature 1, where bugs show
-    best. For greedy generation LAWS."""
+    best. For greedy generation DISTRIBUTIONS."""
     if own == SamplingParams(0.0):
         return DISTRIBUTIONS
     if own.greedy:
