@@ -1,5 +1,5 @@
-"""Headers of a model's files: where what they say of its weights contradicts its config, it is
-refused before anything is built or read.
+"""Headers of a model's files: a config that contradicts them is refused before anything is built
+or loaded.
 
 Does not know shapes: transformers compares these as it loads.
 """
@@ -28,7 +28,7 @@ INTEGER = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)  # a d
 
 def read_header(path: str, file: Path | None) -> dict[str, str]:
     """Return the dtypes of a model's weights by their names, from the folder or its GGUF file; {}
-    where they are not here, or cannot be read, which loading reports."""
+    if they are not here or are damaged, which loading reports."""
     if file is not None:
         try:
             return {each.name: each.tensor_type.name for each in gguf.header(file).tensors}
@@ -41,7 +41,7 @@ def read_header(path: str, file: Path | None) -> dict[str, str]:
 
 
 def require_count(name: str, config: PreTrainedConfig, header: dict[str, str]) -> None:
-    """InputError where a config says that there are more layers than weights, or no layer."""
+    """InputError for a config of more layers than there are weights, or of none."""
     parts = [getattr(config, part, None) for part in config.sub_configs]
     for part in filter(None, [config, *parts]):
         for entry in COUNTS:
@@ -62,7 +62,7 @@ def require_count(name: str, config: PreTrainedConfig, header: dict[str, str]) -
 def require_own(
     name: str, network: PreTrainedModel, header: dict[str, str], *, in_gguf: bool
 ) -> None:
-    """InputError where the files hold more layers than a network has, or weights in integers that
+    """InputError if the files hold more layers than a network has, or weights in integers that
     nothing explains."""
     if in_gguf:  # names of its own, by the same numbers
         count = max(getattr(network.config, entry, None) or 0 for entry in COUNTS)
@@ -82,7 +82,7 @@ def require_own(
         if INTEGER.fullmatch(header[key]) and (key.endswith(".weight") or _is_weight(network, key)):
             raise InputError(
                 f"{name} holds {key} in {header[key]}, and its config has no quantization_config "
-                "that says what its values follow from; give weights in float32, float16 or "
+                "for it; give weights in float32, float16 or "
                 "bfloat16"
             )
 
@@ -93,7 +93,7 @@ def _is_weight(network: PreTrainedModel, key: str) -> bool:
 
 
 def require_layers(name: str, own: Iterable[str], held: Iterable[str]) -> None:
-    """InputError where weights are held of further layers of a stack that a model has. A layer with
+    """InputError for weights of further layers of a stack that a model has. A layer with
     weights that no layer of the stack has is another one, as for multi-token prediction."""
     known, more = _stacks(own), _stacks(held)
     for stack, layers in known.items():
@@ -101,8 +101,8 @@ def require_layers(name: str, own: Iterable[str], held: Iterable[str]) -> None:
         extra = [i for i, names in more[stack].items() if i > last and names <= parts]
         if extra:
             raise InputError(
-                f"{name} holds weights of layer {max(extra)} of {stack}, its config says that "
-                f"there are {last + 1}; give a config and weights of one model"
+                f"{name} holds weights of layer {max(extra)} of {stack}, its config has "
+                f" {last + 1}; give a config and weights of one model"
             )
 
 

@@ -37,7 +37,7 @@ def known_ends(control: Mapping[str, int]) -> set[int]:
 
 def turn_ends(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the tokens that the chat template writes at the end of an assistant's turn, in their
-    order, whether another turn follows or none; [] where it writes none, or fails."""
+    order, whether another turn follows or none; [] if it writes none, or fails."""
     template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, Mapping) else template
     names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content]

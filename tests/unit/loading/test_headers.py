@@ -60,7 +60,7 @@ def unbuilt(*_: Any, **__: Any) -> None:
 def test_more_layers_than_the_config_says(model: Path, form: str) -> None:
     """They would be left out, and the text would be nonsense."""
     in_form(configure(model, num_hidden_layers=LAYERS - 1), form)
-    refused(InputError, "holds weights of layer 2 of model.layers, its config says", model)
+    refused(InputError, "holds weights of layer 2 of model.layers, its config has", model)
     refused(InputError, "holds weights of layer 2 of model.layers", llama(64), model)  # as a draft
 
 
@@ -138,7 +138,7 @@ def test_weights_of_something_else_are_let_be() -> None:
 
 @pytest.mark.parametrize("extra", ["model.layers.2.q.weight", "model.layers.1.mlp.experts.1.w"])
 def test_weights_of_the_same_stack_are_not(extra: str) -> None:
-    with pytest.raises(InputError, match="its config says that there are"):
+    with pytest.raises(InputError, match="its config has"):
         require_layers("m", OWN, [*OWN, extra])
 
 
