@@ -123,7 +123,7 @@ def test_leaving_frees_the_row(server):
 
 def test_what_the_server_refuses(run, there):
     long = "It was " * 2000
-    mistake(run("chat", "--raw", "-q", long, *there), "the context is 1024")
+    mistake(run("chat", "--raw", "-q", long, *there), "the context of 1024 tokens")
     mistake(run("chat", "-q", "x", *there, "--model", "tinny"), "'tinny' is not served here")
     mistake(run("chat", "-q", "x", *there, "--regex", "["), "regex")
     mistake(run("chat", "-q", "x", *there, "--presence-penalty", 3), "presence_penalty")

@@ -130,9 +130,11 @@ def run(app: typer.Typer) -> None:
     except typer.TyperException as error:  # an unknown option, or no value of its type
         message = " ".join(_said(error).split())
         context = getattr(error, "ctx", None)
-        more = f"; {context.command_path} --help lists all options" if context else ""
-        if message:  # "" where the help is shown instead
-            print(f"error: {message.removesuffix('.')}{more}", file=sys.stderr)
+        if message and context:  # "" where the help is shown instead
+            message = message.removesuffix(".") + ";" * (message[-1] != "?")
+            message += f" {context.command_path} --help lists all options"
+        if message:
+            print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
     except (ForetokenError, OSError) as error:  # OSError: a file that cannot be written
         print("error:", " ".join(str(error).split()), file=sys.stderr)

@@ -383,8 +383,6 @@ def _require_begun(begun: object, V: int) -> None:
     ):
         problem = f"begun's steps are {shown(begun.steps)}"
         raise InputError(f"{problem}; give the steps of a completion")
-    if not whole(begun.shown) or begun.shown < 0:
-        raise InputError(f"begun's shown is {shown(begun.shown)}; give a number of characters")
     for token in (token for step in begun.steps for token in step.kept):
         if not whole(token) or not 0 <= token < V:
             raise InputError(f"begun holds the id {shown(token)}; ids must be in 0..{V - 1}")

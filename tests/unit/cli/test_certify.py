@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import options
+from foretoken import options, slow_log
 from foretoken.cli import certify as command
 from foretoken.drafters.lm import LMDrafter
 from foretoken.lab.certificate import certify as lab
@@ -37,7 +37,7 @@ def quick(run, tmp_path, monkeypatch):
     """The same on a pair of tables."""
     p, q = random_model(3, 6), random_model(4, 6)
     spec = Speculator(TableModel(p, 6), LMDrafter(TableModel(q, 6), 6))
-    monkeypatch.setattr(loading, "load", lambda *args, **options: spec)
+    monkeypatch.setattr(loading, "load_checked", lambda check, *_, **__: check(spec) or spec)
     (tmp_path / "ids").write_text("0\n3,1\n")
     return partial(run, "--prompts", tmp_path / "ids")
 
@@ -80,7 +80,8 @@ def test_a_certificate_for_reading(run, base):
 
 
 @pytest.mark.openvino
-def test_a_draft_that_is_the_target_is_announced_too(run, base):
+def test_a_draft_that_is_the_target_is_announced_too(run, base, monkeypatch):
+    monkeypatch.setattr(slow_log, "AFTER", 1e-9)
     pair = ("--target", base / "target", "--draft", "self", "--runtime", "openvino")
     code, _, err = run(*pair)
     assert "converting " in err and "converted " in err
@@ -150,7 +151,7 @@ def test_a_gap_without_end_in_json(run, tmp_path, monkeypatch):
     """A bug that chooses what the target never would: its logit is minus infinity."""
     p = random_model(3, 6, zeros=0.5)
     spec = Speculator(OffByOne(TableModel(p, 6)), LMDrafter(TableModel(random_model(4, 6), 6), 6))
-    monkeypatch.setattr(loading, "load", lambda *args, **options: spec)
+    monkeypatch.setattr(loading, "load_checked", lambda check, *_, **__: check(spec) or spec)
     (tmp_path / "ids").write_text("0\n3,1\n")
     code, out, _ = run("--prompts", tmp_path / "ids", "--json")
     bugs = [one for one in json.loads(out)["identity"]["differences"] if one["verdict"] == "bug"]

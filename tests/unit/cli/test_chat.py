@@ -136,8 +136,8 @@ def test_nothing_is_measured_within_or_after_an_answer(run, base, template, monk
     monkeypatch.setattr("foretoken.cli.answer.piece", lambda text, *_: pieces.append(text) or text)
     load = option.Loading.load
 
-    def undecided(*args):
-        return replace(load(*args), choose=lambda spec: pytest.fail("a draft is chosen"))
+    def undecided(*args, **how):
+        return replace(load(*args, **how), choose=lambda spec: pytest.fail("a draft is chosen"))
 
     monkeypatch.setattr(option.Loading, "load", undecided)
     pair = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 8)

@@ -354,7 +354,7 @@ def test_an_unknown_option_is_a_usage_error(run):
     """And in one line, with names like it; so is a value that cannot be read."""
     mistake(run("generate", "text", "--nonsense"), "No such option: --nonsense")
     result = run("generate", "text", "--repetition-penalt", "2")
-    mistake(result, "--presence-penalty, --repetition-penalty)")
+    mistake(result, "--repetition-penalt; did you mean --repetition-penalty? foretoken")
     assert result.err.endswith("foretoken generate --help lists all options\n")
     said = "Invalid value for '--top-k': it must be a whole number, not 'many'; foretoken generate"
     mistake(run("generate", "text", "--top-k", "many"), said)
@@ -618,7 +618,7 @@ def test_ctrl_c_while_loading_is_quiet(run, monkeypatch):
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("foretoken.loading.load.load", interrupt)
+    monkeypatch.setattr("foretoken.loading.load.load_checked", interrupt)
     result = run("generate", "text")
     assert result.code == 130 and result.out == "" and "Traceback" not in result.err
 
@@ -634,7 +634,7 @@ def test_a_signal_within_an_import_is_quiet(run, monkeypatch, interruption):
     def load(*args, **options):
         type("Made", (), {"attribute": Attribute()})
 
-    monkeypatch.setattr("foretoken.loading.load.load", load)
+    monkeypatch.setattr("foretoken.loading.load.load_checked", load)
     result = run("generate", "text")
     assert result.code == 130 and result.out == "" and "Traceback" not in result.err
 

@@ -106,14 +106,15 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     seen: dict[str, object] = {}
     parameters = inspect.signature(loading.load).parameters.values()
 
-    def load(target, draft, **given):
+    def load(check, target, draft, **given):
         seen.update(given, target=target, draft=draft)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(loading, "load_checked", load)
     monkeypatch.setattr(hub, "way", lambda *_: {})  # a folder has no revision
     monkeypatch.setattr(adapters, "folder", lambda _: None)  # nor is "main" an adapter
     options = {name: each for name, each in OPTIONS.items() if each.panel}
+    (tmp_path / "config.json").write_text("{}")
     for name, each in options.items():
         flag = each.flag or f"--{name.replace('_', '-')}"
         switch = each.check is as_flag or name == "generation_config"

@@ -159,7 +159,7 @@ def test_a_draft_of_another_target_is_refused_before_that_is_loaded(tmp_path: Pa
     config = blocks.speculators()
     config["transformer_layer_config"] = {**blocks.LAYERS, "hidden_size": 64}
     draft = saved(tmp_path / "draft", config, blocks.tensors(config, other))
-    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(b"nothing that could be loaded")
     with pytest.raises(InputError, match="give a draft for this target"):
         foretoken.load(folder, draft)
 

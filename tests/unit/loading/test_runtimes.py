@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from foretoken import RefusedError, load
+from foretoken import RefusedError, load, slow_log
 from foretoken.loading import runtimes
 from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
@@ -36,7 +36,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def converting(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def converting(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(slow_log, "AFTER", 1e-9)
     caplog.set_level(logging.INFO, "foretoken.models.store")
     return caplog
 

@@ -16,6 +16,9 @@ from tiny import byte_level, folder, llama, metaspace
 def test_a_source_reads_its_parts_when_they_are_needed(tmp_path):
     path = folder(tmp_path / "m", llama(64))
     (path / "config.json").rename(tmp_path / "config.json")
+    with pytest.raises(InputError, match=r"holds no config\.json"):
+        source(path, None, False)
+    (path / "config.json").write_text("{")
     read = source(path, None, False)  # which reads nothing yet
     assert read.name == str(path) and not read.trust and read.code() == []
     with pytest.raises(InputError, match="cannot be read as a model"):

@@ -192,6 +192,9 @@ def test_parts_that_are_refused(pictured: str, part: Any, message: str) -> None:
 def test_ten_thousand_pictures(pictured: str) -> None:
     parts = [picture({"url": "data:,"})] * 10_000
     response = post(pictured, {"messages": [{"role": "user", "content": parts}], **GREEDY})
+    assert response.status_code == 400 and "at most 2048" in response.json()["error"]["message"]
+    parts = parts[:100]
+    response = post(pictured, {"messages": [{"role": "user", "content": parts}], **GREEDY})
     assert response.status_code == 400 and "at most 32 go" in response.json()["error"]["message"]
 
 

@@ -134,8 +134,6 @@ STEP = StepRecord(0, (), 0, (1,), (), 0, 0.0, 0.0, 0.0, 1)
         ([], r"begun is \[\]; give"),
         (Begun(5), "begun's steps are 5; give the steps of a completion"),
         (Begun([5]), r"begun's steps are \[5\]; give"),
-        (Begun([STEP], -1), "begun's shown is -1; give a number of characters"),
-        (Begun([STEP], "a"), "begun's shown is 'a'; give"),
         (Begun([replace(STEP, kept=(10**6,))]), "begun holds the id 1000000; ids must be in"),
     ],
 )  # fmt: skip

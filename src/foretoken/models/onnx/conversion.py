@@ -22,7 +22,7 @@ from foretoken.models.onnx.passes import Passes
 from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become another graph or other facts: kept ones are made again
-GRAPH_FORMAT = 5
+GRAPH_FORMAT = 6
 DTYPES = ("float32", "int8", "int4")
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ def test_bad_training_input(console, base, tmp_path):
     assert not out.exists()
     lm = (*lm, "--context", 16)
     flags = ("--tokenizer", target, "--init")
-    mistake(console(*lm, "--data", text, *flags, text), "cannot be read as a model")
+    mistake(console(*lm, "--data", text, *flags, text), "holds no config.json")
     mistake(console(*lm, "--data", text, *flags, base / "bare"), "has 64 rows for 320 tokens")
     mistake(
         console(*lm, "--data", text, "--tokenizer", text), "holds no tokenizer that can be read"
