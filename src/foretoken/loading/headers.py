@@ -102,7 +102,7 @@ def require_layers(name: str, own: Iterable[str], held: Iterable[str]) -> None:
         if extra:
             raise InputError(
                 f"{name} holds weights of layer {max(extra)} of {stack}, its config has "
-                f" {last + 1}; give a config and weights of one model"
+                f"{last + 1}; give a config and weights of one model"
             )
 
 
