@@ -1,4 +1,5 @@
-"""Whoever waits is told for what: one line after a second, and on a terminal the seconds so far."""
+"""Work that takes long is shown while it lasts: on a terminal with the seconds so far, elsewhere by
+one log line after a second."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from logging import Logger
 from multiprocessing import parent_process
-from threading import Lock, Timer
+from threading import Event, Lock, Thread
+from time import perf_counter
 from typing import Any
 
 AFTER = 1.0  # seconds
+EVERY = 10.0  # seconds between the log lines of a child process, whose parent's terminal shows them
 
 _LOCK = Lock()
 _SHOWN: list[Any] = []  # what a terminal shows now: one display for all, or two would overwrite it
@@ -27,23 +30,40 @@ def tell(log: Logger, message: str, *values: object) -> None:
 def log_if_slow(
     log: Logger, message: str, *values: object, after: float | None = None
 ) -> Generator[None]:
-    """Tell this if what happens meanwhile takes longer than `after` seconds (None: AFTER), and show
-    it on a terminal until it is over."""
-    timer = Timer(after or AFTER, tell, (log, message, *values))
-    timer.daemon = True
-    timer.start()
-    try:
-        with show_waiting(message % values):
+    """Show this on a terminal until it is over; elsewhere log it if it takes longer than `after`
+    seconds (None: AFTER)."""
+    text, over = message % values, Event()
+    if _draws():
+        with show_waiting(text):
             yield
+        return
+    Thread(target=_remind, args=(over, log, text, after or AFTER), daemon=True).start()
+    try:
+        yield
     finally:
-        timer.cancel()
+        over.set()
+
+
+def _draws() -> bool:
+    """Tell whether this process may draw on a terminal: a child's parent may write to the same."""
+    return sys.stderr is not None and sys.stderr.isatty() and parent_process() is None
+
+
+def _remind(over: Event, log: Logger, text: str, after: float) -> None:
+    """Log a text after a while, and again and again if a terminal shows the log of a child."""
+    start = perf_counter()
+    if over.wait(after):
+        return
+    tell(log, "%s", text)
+    while parent_process() is not None and sys.stderr.isatty() and not over.wait(EVERY):
+        tell(log, "%s: %.0f s so far", text, perf_counter() - start)
 
 
 @contextmanager
 def show_waiting(text: str) -> Generator[None]:
     """Show a line with the seconds so far on a terminal; nothing elsewhere, and nothing in child
     processes, whose parent may write to the same terminal."""
-    if sys.stderr is None or not sys.stderr.isatty() or parent_process() is not None:
+    if not _draws():
         yield
         return
     with _LOCK:

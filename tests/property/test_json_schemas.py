@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from foretoken.errors import InputError
 from schema_texts import allows, matcher, written
 
-NAMES = ["a", "b", "ab", "c"]
+NAMES = ["a", "b", "ab", "c", "\t"]
 BOUNDS = [0, 0, 0, 1, 1, 2, 5, 10, -1, -2, 0.5, -0.5, 1.5, 2.25, 0.1, -1.5, 10.5, 99, 2**53 + 1]
 BOUNDS += [-(2**63), 0.30000000000000004, 1.9999999999999998]
 MULTIPLES = [1, 2, 3, 0.5, 0.1, 0.25, 1.5, 10]
@@ -36,6 +36,7 @@ PATTERNS = [
 FORMATS = ["date", "time", "date-time", "uuid", "ipv4", "ipv6", "email"]
 TYPES = ["integer", "number", "string", "boolean", "null", "array", "object"]
 VALUES = [0, 1, 2, 5, -1, 0.5, -0.5, 1.0, 1.5, 2.25, 0.1, 99, "", "a", "b", "ab", None, True, False]
+VALUES += ["\x01", "a\x1b", "\x7f"]
 PLAIN = [*VALUES, [], [1, "a"], {"a": 1}, {"b": "a", "a": []}, 2**53 + 2, -0.0]
 
 

@@ -81,6 +81,8 @@ def chat(
     target = option.target(place, target)
     options = sampling.given
     SamplingParams(**options)
+    if quick is not None and not quick.strip():
+        raise InputError("--quick is empty; give a text")
     require(gamma, rule, lenience)
     if seed is not None:
         as_seed(seed)

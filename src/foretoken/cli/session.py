@@ -111,8 +111,6 @@ class Session:
 
     def one(self, text: str) -> None:
         """Answer one prompt. Exit code 1 where its text fails."""
-        if not text.strip():
-            raise InputError("--quick is empty; give a text")
         try:
             self._answer(text)
         except TextError as error:
@@ -159,7 +157,10 @@ class Session:
         """Ask, and print the reply; one that broke off is kept too."""
         asked = [*(self.messages or []), {"role": "user", "content": text}]
         prompt = text if self.messages is None else asked
-        reply, start = ChatReply(plain=self.source.plain_seconds(self.options)), perf_counter()
+        options = self.source.defaults(messages=self.messages is not None) | self.options
+        # The first answer's time is also that of the runtime's first passes
+        plain = self.source.plain_seconds(options) if self.asked else None
+        reply, start = ChatReply(plain=plain), perf_counter()
         self.reply = reply
         self.asked += 1
         try:
@@ -273,7 +274,7 @@ class Session:
     def _set(self, argument: str) -> str:
         """Set an option for the texts that follow, as a line of a file of prompts has it; list
         those that can be set, with their values."""
-        name, _, value = argument.partition(" ")
+        name, _, value = re.sub(r"^(\w+)\s*=\s*", r"\1 ", argument).partition(" ")
         if not name:
             rows = [(each, self._value(each)) for each in SETTABLE if self._takes(each)]
             labelled(page(), rows, max(len(each) for each, _ in rows) + 2)

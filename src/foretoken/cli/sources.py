@@ -100,8 +100,8 @@ class LocalModel:
         return {**self.spec.suggested, "max_new_tokens": ANSWER_TOKENS} if messages else {}
 
     def plain_seconds(self, options: Mapping[str, Any]) -> float | None:
-        """Return what a token takes by plain decoding, behind a short text; None where it has not
-        been measured."""
+        """Return what a token takes by plain decoding, after a short prompt; None if it has not
+        been measured. `options`: all of them, defaults included."""
         known = self.gamma is None and self.spec.costing.nearest(SamplingParams(**options))
         return known[0].seconds(0) if known else None
 

@@ -354,4 +354,5 @@ def _reason(message: str) -> str:
 
 
 def _refused(kind: str, reason: str) -> InputError:
-    return InputError(f"structured's {kind} cannot be followed: {reason}; correct it")
+    remedy = "" if ";" in reason else "; correct it"
+    return InputError(f"structured's {kind} cannot be followed: {reason}{remedy}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -93,8 +94,22 @@ def load_checked(
     asked = LoadOptions(**options)
     target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
     target = named.default() if target is None else target
-    with log_if_slow(log, "loading %s", base_name(name_of(target))):
+    with without_bars(), log_if_slow(log, "loading %s", base_name(name_of(target))):
         return _loaded(check, target, draft, asked)
+
+
+@contextmanager
+def without_bars() -> Generator[None]:
+    """Hide transformers' progress bars meanwhile, which would break into lines of ours."""
+    from transformers.utils import logging as transformers
+
+    shown = transformers.is_progress_bar_enabled()
+    transformers.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.enable_progress_bar()
 
 
 def _loaded(

@@ -3,17 +3,23 @@ by equivalent ones, in place, since references may point anywhere."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any
+from urllib.parse import unquote
 
-# Without \u, which would spell a property's name in a second way, past the property's schema
+# Without \u, which would spell a property's name in a second way, past the property's schema, if
+# other names are allowed. llguidance then drops control characters that have no escape of their own
 ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 LARGEST = 2**63 - 1024  # the largest float within 64 bits
 TINY = -60  # exponent of the number next to zero: regular expressions nest no deeper
+CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+CHARACTER = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[A-Za-z]|\\.|\[\^?|.", re.DOTALL)
+MOST_GROUPS = 1000  # of schemas whose divisors are looked at together
 LITERAL = {"default", "example", "examples", "required", "x-guidance"}
 NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # schemas by name
 YEAR = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])"
@@ -43,9 +49,83 @@ def exact_schema(schema: Any, spaces: dict[str, Any]) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    _require_multiples(json.dumps(schema))
-    own = schema.get("x-guidance", spaces)
-    return _exact(schema) | {"x-guidance": ESCAPES | own if isinstance(own, dict) else own}
+    schemas = list(_subschemas(schema))
+    _require_multiples(schema, schemas)
+    own, escapes = schema.get("x-guidance", spaces), {}
+    if any(_allows_other_names(each) for each in schemas):
+        escapes = ESCAPES
+        for each in schemas:
+            _require_writable(each)
+    return _exact(schema) | {"x-guidance": escapes | own if isinstance(own, dict) else own}
+
+
+def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and those within it, also at unknown keywords: a reference may point there."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _subschemas(each)
+    elif isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            if key in NAMED and isinstance(value, dict):
+                yield from _subschemas(list(value.values()))
+            elif key not in LITERAL | {"const", "enum"}:
+                yield from _subschemas(value)
+
+
+def _allows_other_names(schema: dict[str, Any]) -> bool:
+    """Tell whether an object may have properties besides those that a schema names."""
+    named = "properties" in schema or "patternProperties" in schema
+    return named and schema.get("additionalProperties") is not False
+
+
+def _require_writable(schema: dict[str, Any]) -> None:
+    """Raise ValueError for required control characters, which ESCAPES leaves without a spelling."""
+    named = [schema.get("const"), schema.get("enum"), schema.get("required")]
+    texts = [*_strings([*named, dict.fromkeys(schema.get("properties") or {})])]
+    pattern = schema.get("pattern")
+    texts += [_literals(pattern)] if isinstance(pattern, str) else []
+    for text in texts:
+        if found := CONTROL.search(text):
+            raise ValueError(
+                f"the control character {found[0]!r} has no spelling where properties of other "
+                "names are allowed; set additionalProperties to false, or leave it out"
+            )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value, names of properties included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value:
+            yield from _strings(each)
+        if isinstance(value, dict):
+            yield from _strings(list(value.values()))
+
+
+def _literals(pattern: str) -> str:
+    """Return the characters that a regular expression names one by one: those within ranges and
+    excluding sets are not required."""
+    literals, within, excluding = list[str](), False, False
+    parts = CHARACTER.findall(pattern)
+    for i, part in enumerate(parts):
+        if within and part == "]":
+            within = False
+        elif not within and part[0] == "[":
+            within, excluding = True, part == "[^"
+        elif not within or not (excluding or "-" in parts[i - 1 : i + 2]):
+            literals.append(_character(part))
+    return "".join(literals)
+
+
+def _character(part: str) -> str:
+    """Return the character that part of a regular expression stands for; itself if it is none."""
+    if part == "\\0":
+        return "\0"
+    if len(part) > 2:
+        return chr(ord(part[2].upper()) - 64 if part[1] == "c" else int(part[2:], 16))
+    return part
 
 
 def _exact(schema: Any) -> Any:
@@ -98,7 +178,8 @@ def _narrow(schema: dict[str, Any], name: str, inside: int) -> None:
         bound = _near(Decimal(str(opened)), inside)
         if bound == bound.to_integral_value():
             schema.pop(exclusive, None)
-            bounds.append(_beside(bound, inside))
+            whole = schema.get("type") == "integer"
+            bounds.append(bound + inside if whole else _beside(bound, inside))
         else:
             schema[exclusive] = float(bound)
     if bounds:
@@ -143,20 +224,84 @@ def _require_numbers(value: Any) -> None:
         for each in value:
             _require_numbers(each)
     elif _is_number(value) and (abs(value) > LARGEST or not _is_exact(Decimal(str(value)))):
-        raise ValueError(f"the number {value} cannot be held to digit by digit; give a string")
+        raise ValueError(
+            f"the number {value} cannot be held to digit by digit; leave it out, or give a string"
+        )
 
 
-def _require_multiples(text: str) -> None:
-    """Raise ValueError if common multiples would overflow, or a divisor is not positive."""
-    values = {Fraction(each) for each in re.findall(r'"multipleOf": (-?\d[-+.\deE]*)', text)}
-    if any(value <= 0 for value in values):
+def _require_multiples(root: dict[str, Any], schemas: list[dict[str, Any]]) -> None:
+    """Raise ValueError if a divisor is not positive, or common multiples would overflow."""
+    if any(_is_number(each.get("multipleOf")) and each["multipleOf"] <= 0 for each in schemas):
         raise ValueError("multipleOf is not above 0; give a number above 0")
-    if len(values) < 2 or not re.search(r'"(allOf|anyOf|oneOf|\$ref)"', text):
+    if sum("multipleOf" in each for each in schemas) > 1:
+        _require_common_multiples(root, [root], set())
+
+
+def _require_common_multiples(
+    root: dict[str, Any], schemas: list[dict[str, Any]], seen: set[frozenset[int]]
+) -> None:
+    """Raise ValueError if the divisors of one value, or of a value within it, have too large a
+    common multiple. `schemas`: all that the value must follow."""
+    group = _joined(root, schemas)
+    if (key := frozenset(group)) in seen:
         return
+    seen.add(key)
+    if len(seen) > MOST_GROUPS:
+        raise ValueError("multipleOf stands in too many combinations of schemas; leave it out")
+    values = {Fraction(str(each["multipleOf"])) for each in group.values() if _divides(each)}
     whole = [int(value * math.lcm(*(each.denominator for each in values))) for value in values]
-    if math.lcm(*whole) * max(whole) >= 2**32:
+    if len(values) > 1 and math.lcm(*whole) * max(whole) >= 2**32:
         numbers = ", ".join(str(float(value)) for value in sorted(values))
         raise ValueError(f"multipleOf is {numbers}, too large to hold to together; give one")
+    within: dict[str, list[Any]] = defaultdict(list)
+    for each in group.values():
+        for name, schema in (each.get("properties") or {}).items():
+            within[f"property {name}"].append(schema)
+        within["others"] += (each.get("patternProperties") or {}).values()
+        within["others"].append(each.get("additionalProperties"))
+        items = each.get("items"), each.get("prefixItems"), each.get("additionalItems")
+        within["items"] += [x for one in items for x in (one if isinstance(one, list) else [one])]
+    others = within.pop("others", [])
+    for name, parts in within.items():
+        found = parts + others * name.startswith("property")
+        _require_common_multiples(root, [x for x in found if isinstance(x, dict)], seen)
+    _require_common_multiples(root, [x for x in others if isinstance(x, dict)], seen)
+
+
+def _joined(root: dict[str, Any], schemas: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return schemas with those that they combine or refer to, by identity."""
+    group, waiting = dict[int, dict[str, Any]](), [*schemas]
+    while waiting:
+        schema = waiting.pop()
+        if id(schema) in group:
+            continue
+        group[id(schema)] = schema
+        for key in ("allOf", "anyOf", "oneOf"):
+            parts = schema.get(key)
+            waiting += [x for x in parts if isinstance(x, dict)] if isinstance(parts, list) else []
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and isinstance(found := _referred(root, reference), dict):
+            waiting.append(found)
+    return group
+
+
+def _referred(root: Any, reference: str) -> Any:
+    """Return what a reference within the document points to; None if that is not there."""
+    if not reference.startswith("#"):
+        return None
+    for part in filter(None, unquote(reference[1:]).split("/")):
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, list) and part.isdigit() and int(part) < len(root):
+            root = root[int(part)]
+        elif isinstance(root, dict):
+            root = root.get(part)
+        else:
+            return None
+    return root
+
+
+def _divides(schema: dict[str, Any]) -> bool:
+    return _is_number(schema.get("multipleOf"))
 
 
 def _format_patterns(name: Any) -> list[str]:

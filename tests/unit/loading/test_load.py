@@ -414,3 +414,19 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkey
 def test_the_missing_default_pair_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(named, "files", lambda package: tmp_path)
     refused(InputError, "a model that ships is missing at .*target; install the package again")
+
+
+def test_bars_of_transformers_are_hidden_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And shown again as they were, whatever comes of the load."""
+    seen = list[bool]()
+    bars = transformers.utils.logging
+    monkeypatch.setattr(loading, "_loaded", lambda *_: seen.append(bars.is_progress_bar_enabled()))
+    before = bars.is_progress_bar_enabled()
+    try:
+        for shown in (True, False):
+            (bars.enable_progress_bar if shown else bars.disable_progress_bar)()
+            loading.load("novels")
+            assert bars.is_progress_bar_enabled() == shown
+    finally:
+        (bars.enable_progress_bar if before else bars.disable_progress_bar)()
+    assert seen == [False, False]

@@ -32,6 +32,20 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["0"], [str(2**64)]),
     ({"type": "integer", "minimum": 0, "maximum": 2**64}, ["0", str(2**62)], ["-1"]),
     ({"const": 2**60}, [str(2**60)], [str(2**60 + 1)]),
+    # control characters, which have a spelling where no other names do
+    ({"const": "a\x01b"}, ['"a\\u0001b"'], ['"ab"']),
+    ({"enum": ["\x1b[0m", "\x7f"]}, ['"\\u001b[0m"', '"\\u007f"'], ['"[0m"', '""']),
+    ({"type": "string", "pattern": "^a\\x01b$"}, ['"a\\u0001b"'], ['"ab"']),
+    ({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False},
+     ['{"a":"\\u001b[0m"}'], ['{"\\u0061":"x"}', '{"b":1}']),
+    ({"type": "object", "properties": {"a": {"pattern": "^[^\\x00-\\x1f]$", "type": "string"}}},
+     ['{"a":"b"}'], ['{"a":""}', '{"a":"\\n"}']),
+    # divisors of values that have nothing to do with one another
+    ({"type": "object", "properties": {
+        "price": {"type": "number", "multipleOf": 0.5}, "n": {"anyOf": [{"type": "null"}]},
+        "count": {"type": "integer", "multipleOf": 10**6}, "size": {"multipleOf": 65537}}},
+     ['{"price":1.5,"n":null,"count":1000000}'], ['{"price":0.3}']),
+    ({"type": "integer", "exclusiveMinimum": 0, "maximum": 1.5}, ["1"], ["0", "2"]),
     # a name in a second spelling
     (TYPED, ['{"a":"x"}', '{"b":5}'], ['{"a":5}', '{"\\u0061":5}']),
     (BY_PATTERN, ['{"a":"x"}', '{"b":5}'], ['{"ab":5}', '{"\\u0061b":5}']),
@@ -68,14 +82,35 @@ def test_a_schema_is_followed_to_the_letter(schema: Any, good: list[str], bad: l
     ("schema", "message"),
     [
         ({"minProperties": 2, "type": "object"}, "minProperties is 2 and required names 0"),
-        ({"const": 2**53 + 1}, "the number 9007199254740993 cannot .*; give a string"),
+        (
+            {"const": 2**53 + 1},
+            "the number 9007199254740993 cannot .*; leave it out, or give a string",
+        ),
         ({"enum": [1, [{"a": 1e20}]]}, "the number 1e\\+20 cannot"),
         ({"type": "integer", "minimum": 10**19}, "minimum is 1.*, and numbers are held to 64 bits"),
         ({"type": "string", "format": "unknown"}, "format is 'unknown', which is not a format"),
         ({"type": "string", "pattern": "[+--]"}, "pattern '\\[\\+--\\]' has -- within"),
         ({"type": "integer", "multipleOf": 0}, "multipleOf is not above 0"),
         ({"allOf": [{"multipleOf": 65536}, {"multipleOf": 65538}]}, "multipleOf is 65536.0, 65538"),
-        ({"type": "string", "const": "\x1b"}, ""),  # has no spelling without \u
+        (
+            {
+                "allOf": [
+                    {"properties": {"a": {"multipleOf": 65536}}},
+                    {"properties": {"a": {"$ref": "#/$defs/b"}}},
+                ],
+                "$defs": {"b": {"multipleOf": 65538}},
+            },
+            "multipleOf is 65536.0, 65538",
+        ),
+        (
+            {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5},
+            r"minimum \(1\) is greater than",
+        ),
+        ({"properties": {"a": {"const": "a\x1b"}}}, r"the control character '\\x1b' has no"),
+        ({"properties": {"a": {"enum": [{"\x01": 1}]}}}, "control character"),
+        ({"properties": {"a\x01": {}}, "type": "object"}, "control character"),
+        ({"properties": {"a": {"pattern": "^a\\x01b$"}}}, "control character"),
+        ({"properties": {"a": {"pattern": "^a[\\x7f]b$"}}}, "control character"),
         ({"not": {"type": "string"}}, "Unimplemented keys: .*not"),
         ({"type": "array", "uniqueItems": True}, "Unimplemented keys: .*uniqueItems"),
     ],

@@ -161,7 +161,7 @@ class EngineClient:
         """No new requests; those that run may end within so many seconds."""
         if self.state in ("draining", "stopped"):
             return
-        self.state = "draining"
+        listens, self.state = self.state == "ready", "draining"
         self._note_idle()
         try:
             await asyncio.wait_for(self._idle.wait(), patience)
@@ -171,7 +171,8 @@ class EngineClient:
         self.state = "stopped"
         self._send(Stop())
         if self._process is not None:
-            await asyncio.to_thread(self._process.join, 5)
+            if listens:  # one that is loading does not
+                await asyncio.to_thread(self._process.join, 5)
             self._process.kill()
 
     def submit(

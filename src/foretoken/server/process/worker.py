@@ -65,6 +65,7 @@ from foretoken.server.process.messages import (
     is_chat,
 )
 from foretoken.serving.options import AllEngineKeywords
+from foretoken.slow_log import log_if_slow
 from foretoken.text.chat import parts_of, rate
 from foretoken.text.decoding import Spelling, count_offsets, decode
 from foretoken.theory import steps_factor
@@ -133,12 +134,16 @@ def work(pipe: Connection, setup: Setup) -> None:
             made.append(Replies(target.tokenizer, setup.chat_template, setup.tool_parser))
             log.info("%s", made[0].described if made[0].template else _lacks(target))
 
-        spec = load_checked(read_replies, setup.target, setup.draft, **setup.loading).prepared()
+        spec = load_checked(read_replies, setup.target, setup.draft, **setup.loading)
+        name = base_name(spec.target_name)
+        with log_if_slow(log, "choosing a draft for %s, once", name):
+            spec = spec.prepared()
         if setup.costs is not None:
             spec.costing.freeze(pickle.loads(setup.costs))
         engine = Engine(spec, **setup.engine)
         spec.inputs.prepare_grammars()
-        measure(spec, engine.max_rows)
+        with log_if_slow(log, "measuring what steps of %s cost", name):
+            measure(spec, engine.max_rows)
         # Or collections would look through all that was loaded: pauses of a tenth of a second
         gc.collect()
         gc.freeze()

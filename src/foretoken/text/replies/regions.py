@@ -53,7 +53,7 @@ class Regions:
         reply is `cut`: by this stop string, or by a limit (an empty string)."""
         self._buffer += text
         while True:
-            mark, settled = self._mark(last)
+            mark, settled = self._mark(self._watched("thought", "calls", "dropped"), last)
             if mark is None:
                 if last and cut is not None:
                     settled = self._before_mark(cut)
@@ -85,11 +85,15 @@ class Regions:
             yield Cut(self.region, text, text, self._captures)
 
     def _before_mark(self, stop: str) -> int:
-        """Return the length of the buffer up to the beginning of a mark, which may continue in the
-        stop string. Letters and blanks alone are not one, nor is anything within a string."""
+        """Return the length of the buffer up to the beginning of a mark of calls, which may
+        continue in the stop string. Letters and blanks alone are not one, nor is anything within a
+        string."""
         size = len(self._buffer)
+        watched = self._watched("calls", "dropped")
+        if not watched or all(each.kind != "calls" for each in self._regions):
+            return size
         self._buffer += stop
-        mark, settled = self._mark(last=False)
+        mark, settled = self._mark(watched, last=False)
         self._buffer = self._buffer[:size]
         begins = min(settled, size if mark is None else mark[1])
         ends = None if self.region is None else self.region.ends
@@ -97,13 +101,16 @@ class Regions:
             return size
         return begins if regex.search(r"[^\w\s]", self._buffer[begins:]) else size
 
-    def _mark(self, last: bool) -> tuple[Any, int]:
-        """Return the first mark: its region, or None for the close, and place; and up to where the
-        text before any mark is settled."""
+    def _watched(self, *kinds: Kind) -> list[tuple[Region | None, Any]]:
+        """Return the marks that may come next, of these kinds of regions."""
         inside = self.region
-        watched: list[tuple[Region | None, Any]] = [(each, each.open) for each in self._regions]
-        if inside is not None:
-            watched = [] if inside.close is None else [(None, inside.close)]
+        if inside is None:
+            return [(each, each.open) for each in self._regions if each.kind in kinds]
+        return [(None, inside.close)] if inside.close is not None and inside.kind in kinds else []
+
+    def _mark(self, watched: list[tuple[Region | None, Any]], last: bool) -> tuple[Any, int]:
+        """Return the first of these marks: its region, or None for the close, and place; and up to
+        where the text before any mark is settled."""
         best, settled = None, len(self._buffer)
         for region, pattern in watched:
             if self._begun and pattern.pattern.startswith(r"\A"):

@@ -68,3 +68,15 @@ def test_tokens_that_read_alike_have_entries_of_their_own() -> None:
         {"c": -9.0, "a": -0.5, "b": -1.0, "token_id:5": -2.0},
     ]
     assert told["tokens"] == ["a", "c"] and told["token_logprobs"] == [-2.0, -9.0]
+
+
+@pytest.mark.parametrize("end", ["vector<", "if x ‹", "<th", "list [", "<｜", "<tool_ca"])
+@pytest.mark.parametrize("format", ["hermes", "mistral", "deepseek", "harmony"])
+def test_a_chat_without_tools_loses_nothing_where_it_is_cut(format: str, end: str) -> None:
+    """Neither does one of a model that thinks."""
+    for thinks in (True, False):
+        reply = ReplyText(ReplyFacts(format, known=True, thinks=thinks), Wish(), "")
+        for i, letter in enumerate(end):
+            done = Done("length", None, None, None) if i == len(end) - 1 else None  # pyright: ignore
+            reply.feed(StepOutput(0, [letter], [i], None, [], done))
+        assert reply.text == end and reply.thoughts == ""

@@ -201,7 +201,7 @@ def test_text_that_is_cut_keeps_what_begins_no_mark() -> None:
     assert read("hermes", ["a <"], cut="")[0] == "a"  # it may be one
     assert read("hermes", ["a <"])[0] == read("hermes", ["a <"], cut="\n")[0] == "a <"
     assert read("hermes", ["a <tool"], cut="_call")[0] == "a"  # a stop string within a mark
-    assert read("hermes", ["<think>\nA </thi"], cut="") == ("", "\nA ", [])
+    assert read("hermes", ["<think>\nA </thi"], cut="") == ("", "\nA </thi", [])
     reply = REPLIES["hermes"][0]
     assert read("hermes", [reply[: reply.index("</")]], cut="</")[0] == ""
     begun = '<tool_call>\n{"name": "weather", "arguments": {"city": "a <'
