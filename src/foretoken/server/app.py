@@ -319,7 +319,7 @@ class Routes:
         if len(prompts) * n > options.max_texts:
             raise BadRequestError(
                 f"the request asks for {len(prompts) * n} texts, at most {options.max_texts} go",
-                "n",
+                "n" if len(prompts) == 1 else asked.param("prompt"),
             )
         if options.max_tokens is not None and (asked.max_new_tokens or 0) > options.max_tokens:
             name = asked.param("max_new_tokens")
