@@ -655,6 +655,7 @@ def test_a_full_queue(folders: tuple[str, str]) -> None:
     assert int(refused.headers["retry-after"]) >= 1
 
 
+@pytest.mark.prove
 def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
     long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
     with serving(*folders, begin=spawned) as (url, link), ThreadPoolExecutor(2) as pool:

@@ -119,6 +119,7 @@ def test_a_block_is_not_read_at_once_where_that_is_wrong() -> None:
     assert check(model, BY_TOKEN).delta < 1e-5
 
 
+@pytest.mark.prove
 def test_a_prompt_that_ends_elsewhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: rows that join again read all of their text as a prompt."""
     monkeypatch.setattr(RowwiseModel, "prompted", lambda self, lengths: None)
@@ -183,6 +184,7 @@ def test_logprobs_of_a_prompt_leave_its_text_alone() -> None:
         assert abs(each.logprob - own) < 1e-5
 
 
+@pytest.mark.prove
 def test_beams_are_those_of_generate_where_it_depends_on_the_prompt() -> None:
     model: Any = build("XLNetLMHeadModel")
     spec = foretoken.load(model, "lookup", runtime="transformers")
@@ -217,7 +219,10 @@ def test_random_operations_agree_with_reading_each_text_anew() -> None:
         rows.set_lengths([len(text) for text in texts])
 
 
-@pytest.mark.parametrize(("name", "most"), [("XLNetLMHeadModel", 4.5), ("RwkvForCausalLM", 7)])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [pytest.param("XLNetLMHeadModel", 4.5, marks=pytest.mark.prove), ("RwkvForCausalLM", 7)],
+)
 def test_work_grows_with_the_text_alone(name: str, most: float, monkeypatch) -> None:
     """Also where nearly all draft tokens are rejected: tokens are not read again and again."""
     read: list[int] = []
