@@ -230,7 +230,8 @@ def _bar() -> Progress:
 def here(lines: Lines, names: list[Name]) -> Completed:
     """Yield each text, or why there is none, as it is done by an engine in this process, which has
     READ prompts at a time."""
-    spec = lines.loading.prepared(*lines.names, EngineOptions().max_rows, lines.require_any)
+    rows = EngineOptions().max_rows
+    spec = lines.loading.load(*lines.names, rows, lines.require_any).prepared()
     from foretoken.serving.engine import Engine  # late: torch, which takes seconds
 
     unsent, running = iter(names), dict[int, Name]()

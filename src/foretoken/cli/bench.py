@@ -188,12 +188,12 @@ def _load(
     from foretoken.lab.bench import RaceTask
 
     prompts: list[Prompt] = []
-    spec = options.loading.prepared(
+    spec = options.loading.load(
         target,
         draft,
         rows,
         lambda known: prompts.extend(prompt_files.for_model(line, known) for line in lines),
-    )
+    ).prepared()
     if spec.controls:
         names = ", ".join(spec.controls)
         raise RefusedError(

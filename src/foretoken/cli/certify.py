@@ -103,12 +103,12 @@ def certify(
     )
     quiet()
     chosen: list[Prompt] = []
-    spec = loading.prepared(
+    spec = loading.load(
         target,
         draft,
         EngineOptions().max_rows,
         lambda known: chosen.extend(_prompts(known, lines)),
-    )
+    ).prepared()
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
         _announce(spec, chosen, plan)

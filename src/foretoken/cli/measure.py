@@ -174,12 +174,12 @@ def run(
     values["prompts"] = str(parameters["prompts"])
     options = MeasureOptions(**values, prompts_sha256=digest([line.prompt for line in lines]))
     texts: list[str | list[int]] = []
-    spec = loading.prepared(
+    spec = loading.load(
         options.target,
         options.draft,
         parameters["rows"] or 1,
         lambda known: texts.extend(prompts.for_model(line, known) for line in lines),
-    )
+    ).prepared()
     measuring = partial(
         measure, spec, texts, options, rows=parameters["rows"], track=partial(bar, text=text)
     )

@@ -263,16 +263,6 @@ class Loading(_loading("target"), TargetReading, Placing):
 
         return load_checked(check, target, draft, rows=rows, **self.arguments)
 
-    def prepared(
-        self,
-        target: str | None,
-        draft: str | None,
-        rows: int = 1,
-        check: Callable[[KnownTarget], object] = lambda target: None,
-    ) -> Speculator:
-        """Do the same, and choose the fastest draft where none is given, which may take minutes."""
-        return self.load(target, draft, rows, check).prepared()
-
 
 @dataclass(frozen=True)
 class PairLoading(_loading("pair"), Loading):

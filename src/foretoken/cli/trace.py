@@ -77,7 +77,9 @@ def trace(
     _require(written)
     loading.require(target)
     quiet()
-    spec = loading.prepared(target, draft, check=lambda known: prompts.for_model(one.line, known))
+    spec = loading.load(
+        target, draft, check=lambda known: prompts.for_model(one.line, known)
+    ).prepared()
     speculation = {"gamma": gamma, "rule": rule, "lenience": lenience}
     traced = _traced(spec, one, seed, speculation)
     steps = traced.completion.steps
