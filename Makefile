@@ -29,7 +29,7 @@ serve: .venv/run
 
 # The quick report: the pair that ships, and the translation ladder where it is there
 report: .venv/ready
-	$(BIN)/foretoken-lab report --quick --out build/report recipes/default.toml $(patsubst models/%/target/config.json,recipes/%.toml,$(wildcard models/translation/target/config.json))
+	$(BIN)/foretoken-lab report --quick --out build/report reproduction/recipes/default.toml $(patsubst models/%/target/config.json,reproduction/recipes/%.toml,$(wildcard models/translation/target/config.json))
 
 # The heart of the tests
 quick: .venv/ready

@@ -28,7 +28,7 @@ import numpy as np
 from foretoken import Engine
 from foretoken.cli import prompts as prompt_files
 from foretoken.lab.measurement.result import Measurement, load
-from foretoken_lab.fleet import (
+from reproduction.fleet import (
     PaperFleet,
     Simulated,
     arrivals,

@@ -19,7 +19,7 @@ import foretoken
 import machine
 from foretoken.train import corpus
 from foretoken.train.ngram import bits_per_token, fit
-from foretoken_lab.train import held_out_loss
+from reproduction.train import held_out_loss
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
 

@@ -2,7 +2,7 @@
 (arXiv 2211.17192).
 
 Names are imported when they are first used: torch and transformers take seconds, and neither
-`foretoken-lab theory` nor `--help` needs them.
+`python -m reproduction theory` nor `--help` needs them.
 """
 
 from importlib import import_module

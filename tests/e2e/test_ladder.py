@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 import foretoken
-from foretoken_lab.experiments import quality
+from reproduction.experiments import quality
 
 ROOT = Path(__file__).parents[2]
 LADDER = ROOT / "models" / "translation"

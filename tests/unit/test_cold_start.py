@@ -14,7 +14,7 @@ import pytest
 import foretoken
 from tiny import byte_level, folder, llama
 
-LAB = "foretoken-lab"
+LAB = "python -m reproduction"
 HEAVY = (
     "torch",
     "transformers",

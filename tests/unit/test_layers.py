@@ -9,7 +9,7 @@ import pytest
 import foretoken
 
 SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
-LAB = SOURCE.parent / "foretoken_lab"
+LAB = SOURCE.parent / "reproduction"
 
 # Folders and modules at the root; each imports from lines above its own only, so no two folders
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
@@ -37,22 +37,22 @@ LAYERS = [
     ["", "lab"],
     ["lab.bench", "lab.certificate", "lab.measurement", "train"],
     ["cli"],
-    ["__main__", "foretoken_lab"],  # the second package imports the first, never the other way
-    ["foretoken_lab.fleet", "foretoken_lab.recipe", "foretoken_lab.train"],
-    ["foretoken_lab.pairs"],
-    ["foretoken_lab.experiments"],
-    ["foretoken_lab.standins"],
-    ["foretoken_lab.results"],
-    ["foretoken_lab.report"],
-    ["foretoken_lab.page"],
-    ["foretoken_lab.cli"],
-    ["foretoken_lab.__main__"],
+    ["__main__", "reproduction"],  # the second package imports the first, never the other way
+    ["reproduction.fleet", "reproduction.recipe", "reproduction.train"],
+    ["reproduction.pairs"],
+    ["reproduction.experiments"],
+    ["reproduction.standins"],
+    ["reproduction.results"],
+    ["reproduction.report"],
+    ["reproduction.page"],
+    ["reproduction.cli"],
+    ["reproduction.__main__"],
 ]
 
 
 def name(path: Path) -> str:
     """A file's module, named from the package on; "" for the package itself. Modules of
-    foretoken_lab are named in full."""
+    reproduction are named in full."""
     parts = path.relative_to(SOURCE if path.is_relative_to(SOURCE) else LAB.parent)
     parts = parts.with_suffix("").parts
     return ".".join(parts).removesuffix("__init__").strip(".")
@@ -85,7 +85,7 @@ def imports(source: str) -> set[str]:
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             modules = {x for x in inside if x.removeprefix("foretoken.") in MODULES}
             imported |= modules if modules == inside else modules | {node.module}
-    ours = {x for x in imported if x.split(".")[0] in ("foretoken", "foretoken_lab")}
+    ours = {x for x in imported if x.split(".")[0] in ("foretoken", "reproduction")}
     return {re.sub(r"^foretoken\b\.?", "", x) for x in ours}
 
 
@@ -110,7 +110,7 @@ def test_imports_go_one_way() -> None:
         ("models.rows", "def late():\n    import foretoken.models.stock.model"),
         ("drafters.base", "from foretoken.drafters.lm import LMDrafter"),
         ("step", "from foretoken import errors, load"),
-        ("cli.bench", "from foretoken_lab.experiments import arithmetic"),
+        ("cli.bench", "from reproduction.experiments import arithmetic"),
     ],
 )
 def test_an_import_of_what_lies_below_or_beside_is_seen(module: str, source: str) -> None:

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import foretoken
-import foretoken_lab
+import reproduction
 
-SOURCES = [Path(package.__file__ or "").parent for package in (foretoken, foretoken_lab)]
+SOURCES = [Path(package.__file__ or "").parent for package in (foretoken, reproduction)]
 
 
 def test_each_class_name_is_defined_once() -> None:

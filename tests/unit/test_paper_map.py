@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE, TESTS = ROOT / "src" / "foretoken", ROOT / "tests"
-PACKAGES = {"foretoken_lab": SOURCE.parent}  # named in full; all else is in `foretoken`
+PACKAGES = {"reproduction": SOURCE.parent}  # named in full; all else is in `foretoken`
 LINES = (ROOT / "docs" / "paper_map.md").read_text().splitlines()
 ROWS = [line.strip("|").split("|") for line in LINES if line.startswith("| C")]
 ITEMS = [row[0].strip() for row in ROWS]

@@ -76,7 +76,7 @@ def measure(
     seed: option.Seed = 0,
     rows: Annotated[
         int | None,
-        Option(help="Also measure a batch of this many requests, for foretoken-lab simulate."),
+        Option(help="Also measure a batch of this many requests, for python -m reproduction simulate."),
     ] = None,
     out: Annotated[
         Path | None,

@@ -39,7 +39,7 @@ MOVED = {
     "plan": "foretoken measure",
     "bench serve": "guidellm benchmark",
     **{
-        name: f"foretoken-lab {name}"
+        name: f"python -m reproduction {name}"
         for name in ("report", "simulate", "theory", "train lm", "train seq2seq")
     },
 }
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def run(app: typer.Typer) -> None:
-    """Run a command of `app`, `foretoken`'s or `foretoken-lab`'s."""
+    """Run a command of `app`, `foretoken`'s or `python -m reproduction`'s."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Leaving, Python would look through all that was loaded for garbage, for over a second
     atexit.register(gc.freeze)

@@ -424,7 +424,7 @@ def samples(
     temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
     seed: option.Seed = 0,
 ) -> None:
-    """Write texts sampled from a target, to train a draft on with `foretoken-lab train lm`."""
+    """Write texts sampled from a target, to train a draft on with `python -m reproduction train lm`."""
     from foretoken.text.decoding import decode
 
     option.require_file(out)
@@ -436,7 +436,7 @@ def samples(
     texts = _sampled(spec, data, tokens, temperature, seed)
     files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
     print(f"{out}: {sum(map(len, texts))} tokens")
-    print(f"use it: foretoken-lab train lm --data {out} --tokenizer {target} --out FOLDER")
+    print(f"use it: python -m reproduction train lm --data {out} --tokenizer {target} --out FOLDER")
 
 
 def _sampler(loading: option.Loading, target: str | None) -> Speculator:

@@ -26,7 +26,7 @@ from foretoken.costing.costs import Costs
 from foretoken.lab import machine
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
-from foretoken_lab.cli import main as laboratory
+from reproduction.cli import main as laboratory
 from tiny import TEXT, byte_level, folder, llama, t5
 
 
@@ -345,7 +345,7 @@ def test_help_lists_what_there_is(run):
 
 @pytest.mark.parametrize("moved", [("report",), ("simulate",), ("theory",), ("train", "lm")])
 def test_a_command_that_moved_names_its_new_place(run, moved):
-    mistake(run(*moved, "--help"), f"run foretoken-lab {' '.join(moved)}")
+    mistake(run(*moved, "--help"), f"run python -m reproduction {' '.join(moved)}")
     mistake(run("bench", "serve", "--ignore-eos"), "run guidellm benchmark")
     mistake(run("plan", "m.json"), "run foretoken measure")
 
@@ -472,7 +472,7 @@ def test_samples(run, base, tmp_path, monkeypatch, capsys):
     assert out.read_text(encoding="utf-8") == first  # the seed is the same
     assert [path.name for path in tmp_path.iterdir()] == ["samples.txt"]
     (use,) = [line for line in result.out.splitlines() if line.startswith("use it: ")]
-    learn = shlex.split(use.removeprefix("use it: foretoken-lab "))
+    learn = shlex.split(use.removeprefix("use it: python -m reproduction "))
     learn[-1] = str(tmp_path / "draft")  # for FOLDER
     small = ("--context", 4, "--steps", 1, "--layers", 1)
     assert script(monkeypatch, capsys, laboratory)(*learn, *small).code == 0

@@ -16,7 +16,7 @@ from scripts import ROOT
 from tiny import TEXT, byte_level, folder, llama
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-STARTS = ("foretoken ", "foretoken-lab ", "python ", "make ", "mkdir ", "printf ", "echo ")
+STARTS = ("foretoken ", "python -m reproduction ", "python ", "make ", "mkdir ", "printf ", "echo ")
 SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^make ": "it makes .venv, and its recipes are these commands, the tests and the site",
     r"^foretoken serve|--base-url|--url ": "a server runs until it is stopped: tests/e2e",
@@ -26,7 +26,7 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
     r"NOVELS": "the text is no part of the repository",
     r"standins digits": "minutes, and scikit-learn is an extra: test_digits.py trains small ones",
-    r"^foretoken-lab report": "half an hour: test_report.py has a recipe of a tiny pair",
+    r"^python -m reproduction report": "half an hour: test_report.py has a recipe of a tiny pair",
 }
 # In the ordinary tests; all others by `make prove`
 QUICK = {"README.md": r"m\.json"}
@@ -97,7 +97,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def run(name: str, given: dict[str, str], at: Path, only: str = "") -> None:
     """The page's commands that match `only`, in a folder of their own; each must succeed."""
     (at / "bin").mkdir()
-    for command in ("foretoken", "foretoken-lab"):
+    for command in ("foretoken", "python -m reproduction"):
         script = f'#!/bin/sh\nexec "{sys.executable}" -m {command.replace("-", "_")} "$@"\n'
         (at / "bin" / command).write_text(script)
         (at / "bin" / command).chmod(0o755)

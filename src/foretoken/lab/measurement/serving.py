@@ -1,5 +1,5 @@
 """Costs of serving a batch on this machine: steps of one row and of many, prefill, and the engine's
-own work. `foretoken-lab simulate` needs them.
+own work. `python -m reproduction simulate` needs them.
 """
 
 from __future__ import annotations
