@@ -27,7 +27,8 @@ import numpy as np
 
 from foretoken import Engine
 from foretoken.cli import prompts as prompt_files
-from foretoken.lab.measurement.result import Measurement, load
+from foretoken.measurement.result import Measurement, load
+from machine import save
 from reproduction.fleet import (
     PaperFleet,
     Simulated,
@@ -37,7 +38,6 @@ from reproduction.fleet import (
     require,
     simulate,
 )
-from machine import save
 
 WARM = 8  # requests before those that are timed
 

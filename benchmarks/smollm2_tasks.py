@@ -35,7 +35,7 @@ from rich.table import Table
 
 import foretoken
 from foretoken import SamplingParams
-from foretoken.lab.bench import RaceRun, RaceTask, own
+from foretoken.measurement.bench import RaceRun, RaceTask, own
 from machine import save
 from smollm2_draft import lines
 

@@ -28,7 +28,7 @@ from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.measurement.result import Measurement, Serving
+from foretoken.measurement.result import Measurement, Serving
 from foretoken.models.base import Blocks
 from foretoken.models.rows import Padding, staying
 from foretoken.request import Request, Row, stats

@@ -18,11 +18,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from foretoken.errors import ForetokenError, InputError, one_line
 from foretoken.lab.machine import Machine
-from foretoken.storage import files
 from foretoken_lab.experiments import (
     acceptance,
     beyond,
@@ -36,6 +32,10 @@ from foretoken_lab.experiments import (
 from foretoken_lab.experiments.experiment import Case, Experiment, ResultRow, named
 from foretoken_lab.pairs import Pairs
 from foretoken_lab.recipe import Recipe, shown_from
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from foretoken.errors import ForetokenError, InputError, one_line
+from foretoken.storage import files
 
 EXPERIMENTS: dict[str, Experiment] = {  # in the order of the page
     "acceptance": acceptance.EXPERIMENT,

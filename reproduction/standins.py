@@ -60,7 +60,9 @@ Out = Annotated[Path, Option(help="Folder for data and models.")]
 Keys = Annotated[tuple[str, str], Option(help="Source and target, in JSON or as names' endings.")]
 Steps = Annotated[int, Option(min=1, help="At most: a run ends when its loss stops falling.")]
 Taught = Annotated[int, Option("--distill-steps", min=1)]
-Bfloat16 = Annotated[bool, Option("--bfloat16", help="Multiply in it: see python -m reproduction train.")]
+Bfloat16 = Annotated[
+    bool, Option("--bfloat16", help="Multiply in it: see python -m reproduction train.")
+]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the stand-ins.")
 
 

@@ -146,7 +146,7 @@ def _measured(recipes: list[Recipe], results: ResultFile, typed: str) -> tuple[l
     """All cases, measured, with a bar on standard error; whether Ctrl-C ended it."""
     import torch  # late: it takes seconds
 
-    from foretoken.lab.machine import describe
+    from foretoken.measurement.machine import describe
     from reproduction.results import jobs, run
 
     machine = describe(torch.device("cpu"))

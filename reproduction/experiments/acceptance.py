@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError
-from foretoken.lab.agreement import overlaps
-from foretoken.lab.estimate import Estimate, ratio
-from foretoken.lab.measurement.measure import of_drafter
+from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.estimate import Estimate, ratio
+from foretoken.measurement.measure import of_drafter
 from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
 from reproduction.experiments import beside_paper, paper

@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from foretoken import theory
-from foretoken.lab.estimate import Estimate
+from foretoken.measurement.estimate import Estimate
 from reproduction.experiments import paper
 from reproduction.experiments.experiment import plus_minus, spanned
 

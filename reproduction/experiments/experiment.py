@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from foretoken.lab.estimate import Estimate
+from foretoken.measurement.estimate import Estimate
 from reproduction.pairs import Pairs
 from reproduction.recipe import Recipe
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from foretoken import theory
 from foretoken.errors import InputError
-from foretoken.lab.agreement import ScoredPlace, replayed
-from foretoken.lab.estimate import ratio
+from foretoken.measurement.agreement import ScoredPlace, replayed
+from foretoken.measurement.estimate import ratio
 from foretoken.sampling.params import SamplingParams
 from reproduction.experiments import paper
 from reproduction.experiments.beside_paper import NO_COUNTERPART

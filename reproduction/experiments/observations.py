@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from foretoken import theory
-from foretoken.lab.estimate import Estimate
+from foretoken.measurement.estimate import Estimate
 from reproduction.experiments import acceptance, paper, walltime
 from reproduction.experiments.experiment import (
     ABOUT,

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from foretoken.errors import InputError
-from foretoken.lab.agreement import overlaps
-from foretoken.lab.estimate import FEW, chi_square_tail
 from foretoken.lease import leased
+from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.estimate import FEW, chi_square_tail
 from foretoken.models.base import Model
 from foretoken.options import Prompt
 from foretoken.request import uninterrupted

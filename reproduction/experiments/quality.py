@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foretoken.errors import InputError
-from foretoken.lab.estimate import Estimate, ratio
+from foretoken.measurement.estimate import Estimate, ratio
 from foretoken.request import Completion, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator

@@ -11,8 +11,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from foretoken import theory
-from foretoken.lab.bench import compare
-from foretoken.lab.estimate import Estimate, ratio
+from foretoken.measurement.bench import compare
+from foretoken.measurement.estimate import Estimate, ratio
 from reproduction.experiments import acceptance, beside_paper, paper
 from reproduction.experiments.beside_paper import FigurePair
 from reproduction.experiments.experiment import (

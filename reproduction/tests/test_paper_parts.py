@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.costing.costs import Costs
-from foretoken.lab.measurement.result import Serving
+from foretoken.measurement.result import Serving
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams

@@ -16,9 +16,9 @@ from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Adaptive, Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.lab.agreement import overlaps
-from foretoken.lab.measurement.result import Serving
-from foretoken.lab.measurement.serving import _expected, _Step
+from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.result import Serving
+from foretoken.measurement.serving import _expected, _Step
 from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
@@ -26,8 +26,8 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
-from reproduction.fleet import Clock, PaperReplica, PaperText
 from oracle import random_model
+from reproduction.fleet import Clock, PaperReplica, PaperText
 
 V, ROWS = 6, 3
 GREEDY = SamplingParams(temperature=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from foretoken_lab.results import ResultFile, ResultLine, ResultOrigin
 
 

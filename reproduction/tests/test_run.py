@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from laboratory import MACHINE, TablePairs, recipe
 
 from foretoken.errors import InputError
 from reproduction import results as module
@@ -22,7 +23,6 @@ from reproduction.results import (
     jobs,
     run,
 )
-from laboratory import MACHINE, TablePairs, recipe
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
-from foretoken.lab.certificate.certify import CertificatePlan, certify
+from foretoken.certificate.certify import CertificatePlan, certify
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
 PROMPTS = [

@@ -14,7 +14,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.generation_config import Ends
-from foretoken.lab.agreement import overlaps
+from foretoken.measurement.agreement import overlaps
 from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams

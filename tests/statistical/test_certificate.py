@@ -18,13 +18,7 @@ from torch import Tensor
 import pairs
 from exact.drafters import Certain, Dropper, FunctionDrafter, GreedyClaimsDistribution, RoundedClaim
 from foretoken import load
-from foretoken.drafters.base import widened
-from foretoken.drafters.blockwise import Heads
-from foretoken.drafters.cascade import CascadeDrafter
-from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.uniform import UniformDrafter
-from foretoken.errors import InputError, RefusedError
-from foretoken.lab.certificate.certify import (
+from foretoken.certificate.certify import (
     SAMPLED,
     Certificate,
     CertificatePlan,
@@ -32,8 +26,14 @@ from foretoken.lab.certificate.certify import (
     certify,
     next_row,
 )
-from foretoken.lab.certificate.identity import compare
-from foretoken.lab.certificate.sampled import ALONE, SampledTrial, Watched, completions
+from foretoken.certificate.identity import compare
+from foretoken.certificate.sampled import ALONE, SampledTrial, Watched, completions
+from foretoken.drafters.base import widened
+from foretoken.drafters.blockwise import Heads
+from foretoken.drafters.cascade import CascadeDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.uniform import UniformDrafter
+from foretoken.errors import InputError, RefusedError
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw

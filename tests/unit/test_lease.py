@@ -11,6 +11,7 @@ import torch
 
 import pairs
 from foretoken import load
+from foretoken.certificate.identity import compare, replay
 from foretoken.costing.gamma import Fixed
 from foretoken.costing.pair_costs import PROBE_KEY
 from foretoken.costing.probe import TOKENS
@@ -19,10 +20,9 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.agreement import overlaps
-from foretoken.lab.certificate.identity import compare, replay
-from foretoken.lab.measurement.measure import passes
 from foretoken.lease import TENANTS, leased
+from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.measure import passes
 from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams

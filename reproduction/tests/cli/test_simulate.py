@@ -10,7 +10,7 @@ import pytest
 
 from console import Run, mistake
 from foretoken.costing.costs import Costs
-from foretoken.lab.measurement.result import Serving
+from foretoken.measurement.result import Serving
 from measurements import document
 
 COSTS = Costs(((0, 0.0), (1, 0.1)), ((1, 1.0), (8, 1.0)), ((1, 0.0),))

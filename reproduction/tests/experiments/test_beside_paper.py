@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.lab.estimate import Estimate
+from foretoken.measurement.estimate import Estimate
 from reproduction.experiments import beside_paper
 from reproduction.experiments.beside_paper import NO_COUNTERPART, FigurePair
 

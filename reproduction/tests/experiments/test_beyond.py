@@ -9,8 +9,8 @@ from foretoken.models.table import TableModel
 from foretoken.records import Stats, StepRecord
 from foretoken.request import Completion
 from foretoken.speculator import Speculator
-from reproduction.experiments.beyond import in_turn, seconds_per_token, tokens_per_call
 from oracle import random_model
+from reproduction.experiments.beyond import in_turn, seconds_per_token, tokens_per_call
 
 V = 6
 P, Q = random_model(1, V), random_model(2, V)

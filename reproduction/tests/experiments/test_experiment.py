@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.lab.estimate import Estimate
+from foretoken.measurement.estimate import Estimate
 from reproduction.experiments.experiment import (
     BLANK,
     ResultRow,

@@ -8,6 +8,7 @@ import pytest
 
 from foretoken import SamplingParams, load
 from foretoken.errors import InputError
+from pairs import relative
 from reproduction.experiments import quality
 from reproduction.experiments.quality import (
     lead,
@@ -17,7 +18,6 @@ from reproduction.experiments.quality import (
     translation,
     with_and_without,
 )
-from pairs import relative
 from tiny import TEXT, byte_level, t5
 
 SOURCES = [line[:40] for line in TEXT.splitlines()] * 2

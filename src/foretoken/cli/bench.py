@@ -26,7 +26,7 @@ from foretoken.loading import hub, named
 from foretoken.loading.options import ROUNDED
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench import Key, Peer, Race, RaceTask, Turn
+    from foretoken.measurement.bench import Key, Peer, Race, RaceTask, Turn
     from foretoken.options import Prompt
     from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
@@ -125,7 +125,7 @@ def bench(
     if out:
         (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     if svg:
-        from foretoken.lab.speedup_picture import draw  # late: as above
+        from foretoken.measurement.speedup_picture import draw  # late: as above
 
         draw(document, svg)
     if as_json:
@@ -165,7 +165,11 @@ def _require(options: BenchOptions, gammas: list[int], sizes: list[int], vs: lis
         raise InputError("--vs gives peers the target's files, without --adapter; leave out one")
     if not (vs or sizes):
         return
-    from foretoken.lab.bench import ALONE, command, library  # late: torch takes seconds to import
+    from foretoken.measurement.bench import (
+        ALONE,
+        command,
+        library,
+    )  # late: torch takes seconds to import
     from foretoken.speculator import BATCH
 
     for name in vs:
@@ -185,7 +189,7 @@ def _load(
 ) -> tuple[Speculator, list[RaceTask]]:
     """Load the pair, without tokens that end a text, and make the tasks of the first round."""
     from foretoken.generation_config import Ends
-    from foretoken.lab.bench import RaceTask
+    from foretoken.measurement.bench import RaceTask
 
     prompts: list[Prompt] = []
     spec = options.loading.load(
@@ -226,7 +230,7 @@ def _peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers, each with the same pair in its process, or with the target alone where the draft
     is none that they can read; and why others cannot load it."""
-    from foretoken.lab.bench import Peer, Unable
+    from foretoken.measurement.bench import Peer, Unable
 
     theirs = str(named.draft(spec.draft_name) or spec.draft_name) if _readable(spec) else None
     pair = hub.path(spec.target_name), theirs
@@ -258,7 +262,7 @@ def _contestants(
     spec: Speculator, peers: list[Peer], gammas: list[int], rule: str
 ) -> dict[Key, Turn]:
     from foretoken.drafters.none import NoDrafter
-    from foretoken.lab.bench import OWN, own
+    from foretoken.measurement.bench import OWN, own
 
     ours = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
     turns: dict[Key, Turn] = {(OWN, g): partial(own, spec, gamma=g, rule=rule) for g in ours}
@@ -277,7 +281,7 @@ def _race(
 ) -> list[Race]:
     """Race one text after another, or with each number of texts at once, until Ctrl-C, with
     progress on standard error. Peers that fail join the `unable`."""
-    from foretoken.lab.bench import of_batch, race
+    from foretoken.measurement.bench import of_batch, race
 
     races: list[Race] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -303,7 +307,7 @@ def _document(
     spec: Speculator, peers: list[Peer], options: BenchOptions, prompts: int, races: list[Race]
 ) -> dict[str, Any]:
     """Return the document: one race's figures, or those of each number of texts at once."""
-    from foretoken.lab.machine import describe
+    from foretoken.measurement.machine import describe
 
     computed, loading = spec.target.computed, options.loading
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
@@ -332,7 +336,7 @@ def _document(
 
 def _part(race: Race, *, greedy: bool) -> dict[str, Any]:
     """Return the figures of a race, and its ratios."""
-    from foretoken.lab.bench import AUTOMATIC, OWN, label
+    from foretoken.measurement.bench import AUTOMATIC, OWN, label
 
     fixed, contestants = race.best(OWN), list(race.rounds[0])
     rows: list[dict[str, Any]] = []

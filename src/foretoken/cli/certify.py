@@ -20,7 +20,7 @@ from foretoken.errors import InputError
 from foretoken.serving.options import EngineOptions
 
 if TYPE_CHECKING:
-    from foretoken.lab.certificate.certify import Certificate
+    from foretoken.certificate.certify import Certificate
     from foretoken.loading.target import KnownTarget
     from foretoken.options import Prompt
     from foretoken.speculator import Speculator
@@ -91,11 +91,11 @@ def certify(
     keys_of(seed, [1])
     target = option.chosen(target)
     loading.require(target)
-    from foretoken.lab.certificate.certify import (  # late: torch takes seconds to import
+    from foretoken.certificate.certify import (  # late: torch takes seconds to import
         CertificatePlan,
         distributions,
     )
-    from foretoken.lab.certificate.certify import certify as issue
+    from foretoken.certificate.certify import certify as issue
 
     texts = TEXTS * (THOROUGH if thorough else 1)
     plan = CertificatePlan(
@@ -127,7 +127,7 @@ def certify(
 
 def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
     """Tell how many tests there are, and how long they will take."""
-    from foretoken.lab.certificate.certify import SAMPLED, count, expected
+    from foretoken.certificate.certify import SAMPLED, count, expected
 
     seconds = expected(spec, prompts, plan)
     long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
@@ -148,8 +148,8 @@ def _prompts(target: KnownTarget, lines: list[prompt_files.Line]) -> list[Prompt
 
 
 def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str, Any]:
-    from foretoken.lab.certificate.certify import FALSE_ALARM
-    from foretoken.lab.estimate import POWER
+    from foretoken.certificate.certify import FALSE_ALARM
+    from foretoken.measurement.estimate import POWER
 
     settings = asdict(plan)
     names = ("temperature", "top_k", "top_p", "min_p")
@@ -168,7 +168,7 @@ def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str
 
 
 def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Console) -> None:
-    from foretoken.lab.estimate import POWER
+    from foretoken.measurement.estimate import POWER
 
     prose(
         console,
@@ -236,7 +236,7 @@ def _facts(certificate: Certificate) -> list[tuple[str, str]]:
 
 
 def _verdict(certificate: Certificate) -> list[str]:
-    from foretoken.lab.certificate.certify import FALSE_ALARM
+    from foretoken.certificate.certify import FALSE_ALARM
 
     if certificate.verdict == "void":
         return ["VOID: a planted bug was missed; other prompts, or --thorough, may find it"]

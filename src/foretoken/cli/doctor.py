@@ -203,7 +203,7 @@ def _processor() -> dict[str, Any]:
     """Describe the processor, and measure how fast it reads memory, in a second or two."""
     import torch
 
-    from foretoken.lab.machine import bandwidth, processor
+    from foretoken.measurement.machine import bandwidth, processor
 
     here = processor()
     seconds, size = bandwidth(torch.device("cpu"))

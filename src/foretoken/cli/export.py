@@ -23,7 +23,7 @@ from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import hub, named
 
 if TYPE_CHECKING:
-    from foretoken.lab.measurement.result import Measurement
+    from foretoken.measurement.result import Measurement
 
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "openvino-genai")
 OURS = ("self", "heads", "ngram", "copy", "uniform")  # drafts, by the word before their colon
@@ -49,7 +49,7 @@ class ExportSetting:
     @classmethod
     def of(cls, measured: Measurement, gamma: int) -> ExportSetting:
         """Return the setting of a measured pair at this gamma."""
-        from foretoken.lab.measurement.plan import flags  # late: torch takes seconds to import
+        from foretoken.measurement.plan import flags  # late: torch takes seconds to import
 
         options = measured.options
         return cls(
@@ -120,7 +120,7 @@ def export(
 
 def _planned(files: list[Path]) -> ExportSetting:
     from foretoken.cli.measure import saved  # late: torch takes seconds to import
-    from foretoken.lab.measurement.plan import plan
+    from foretoken.measurement.plan import plan
 
     planned = plan(saved(files))
     return ExportSetting.of(planned.first.measurement, planned.gamma)

@@ -25,9 +25,9 @@ from foretoken.costing.contention import remark
 from foretoken.errors import InputError, RefusedError, SameModelError
 
 if TYPE_CHECKING:
-    from foretoken.lab.estimate import Estimate, Spread
-    from foretoken.lab.measurement.plan import GammaPrediction, Plan
-    from foretoken.lab.measurement.result import Footprint, Measurement, Position
+    from foretoken.measurement.estimate import Estimate, Spread
+    from foretoken.measurement.plan import GammaPrediction, Plan
+    from foretoken.measurement.result import Footprint, Measurement, Position
 
 LABEL = 28  # letters of the column of labels
 LEGEND = [
@@ -76,7 +76,9 @@ def measure(
     seed: option.Seed = 0,
     rows: Annotated[
         int | None,
-        Option(help="Also measure a batch of this many requests, for python -m reproduction simulate."),
+        Option(
+            help="Also measure a batch of this many requests, for python -m reproduction simulate."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -133,7 +135,7 @@ def saved(files: list[Path]) -> list[tuple[str, Measurement]]:
     for file in files:
         if not file.is_file():
             raise InputError(f"there is no {file}; make it with foretoken measure --out")
-    from foretoken.lab.measurement.result import load  # late: torch takes seconds to import
+    from foretoken.measurement.result import load  # late: torch takes seconds to import
 
     return [(str(file), load(file)) for file in files]
 
@@ -165,9 +167,9 @@ def run(
     """
     _require(parameters, len(lines))
     loading.require(parameters["target"])
-    from foretoken.lab.machine import describe  # late: torch takes seconds
-    from foretoken.lab.measurement.measure import digest, measure
-    from foretoken.lab.measurement.result import MeasureOptions, PartialMeasurement
+    from foretoken.measurement.machine import describe  # late: torch takes seconds
+    from foretoken.measurement.measure import digest, measure
+    from foretoken.measurement.result import MeasureOptions, PartialMeasurement
 
     quiet()
     values = {f.name: parameters[f.name] for f in fields(MeasureOptions) if f.name in parameters}
@@ -229,14 +231,14 @@ def _report(measurements: list[tuple[str, Measurement]], *, as_json: bool) -> No
 
 
 def _plan(measurements: list[tuple[str, Measurement]]) -> Plan:
-    from foretoken.lab.measurement.plan import plan  # late: torch takes seconds to import
+    from foretoken.measurement.plan import plan  # late: torch takes seconds to import
 
     return plan(measurements)
 
 
 def _document(measurement: Measurement) -> dict[str, Any]:
     """Return a measurement and the numbers that follow from it."""
-    from foretoken.lab.measurement.plan import formula, predictions
+    from foretoken.measurement.plan import formula, predictions
 
     derived = {
         "d_lk": 1 - measurement.alpha.value,
@@ -274,7 +276,7 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
 
 def show(measurement: Measurement, console: Console) -> None:
     """Print a measurement."""
-    from foretoken.lab.measurement.plan import formula, predictions
+    from foretoken.measurement.plan import formula, predictions
 
     predicted, gamma = predictions(measurement), measurement.options.gamma
     _head(measurement, console)
@@ -414,7 +416,7 @@ def _gammas(m: Measurement, predicted: list[GammaPrediction]) -> Table:
 
 def _rate(position: Position) -> Estimate | None:
     """Return how often a draft token was accepted where it was judged."""
-    from foretoken.lab.estimate import wilson
+    from foretoken.measurement.estimate import wilson
 
     return wilson(position.kept, position.judged)
 

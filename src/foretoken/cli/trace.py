@@ -172,7 +172,7 @@ def _page(spec: Speculator, traced: TaskAnswer, speculation: dict[str, Any]) -> 
     from markupsafe import Markup
 
     from foretoken.lab import view
-    from foretoken.lab.machine import describe
+    from foretoken.measurement.machine import describe
 
     completion = traced.completion
     continues = not traced.request.source and completion.text is not None

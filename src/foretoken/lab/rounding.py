@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.estimate import Estimate, ratio
 from foretoken.lease import leased
+from foretoken.measurement.estimate import Estimate, ratio
 from foretoken.models.base import Model
 from foretoken.sampling.distributions import check, likeliest
 from foretoken.sampling.verify import overlap

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from foretoken import options, slow_log
+from foretoken.certificate import certify as lab
+from foretoken.certificate.certify import Control, OffByOne, next_row
 from foretoken.cli import certify as command
 from foretoken.drafters.lm import LMDrafter
-from foretoken.lab.certificate import certify as lab
-from foretoken.lab.certificate.certify import Control, OffByOne, next_row
 from foretoken.loading import load as loading
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams

@@ -12,8 +12,8 @@ from console import Run, mistake
 from foretoken.cli.measure import show
 from foretoken.cli.render import page
 from foretoken.lab import machine
-from foretoken.lab.measurement import result
-from foretoken.lab.measurement.result import load
+from foretoken.measurement import result
+from foretoken.measurement.result import load
 from measurements import document
 from tiny import byte_level, folder, llama
 

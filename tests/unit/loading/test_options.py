@@ -11,8 +11,8 @@ import pytest
 import foretoken
 from foretoken.cli.option import PairLoading
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.measurement.result import MeasureOptions
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
+from foretoken.measurement.result import MeasureOptions
 
 PARAMETERS = inspect.signature(foretoken.load).parameters
 WORD = "generation_config"  # the command line has a flag for it

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import foretoken
+from foretoken.certificate.identity import replay
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.lab.agreement import overlaps
-from foretoken.lab.certificate.identity import replay
 from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
+from foretoken.measurement.agreement import overlaps
 from foretoken.models.companion import Companion
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama, t5

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from foretoken.certificate.certify import OffByOne
 from foretoken.drafters.base import require_apart
 from foretoken.drafters.lm import LMDrafter, token_by_token
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.certificate.certify import OffByOne
 from foretoken.models.base import Continues
 from foretoken.models.companion import Companion, require_alike
 from foretoken.models.families import build

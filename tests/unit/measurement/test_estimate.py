@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foretoken.lab.estimate import Estimate, mean, ratio, spread, student, wilson
+from foretoken.measurement.estimate import Estimate, mean, ratio, spread, student, wilson
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 9, 30, 1000])

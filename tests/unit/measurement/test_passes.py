@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.lab.measurement import measure as module
-from foretoken.lab.measurement.measure import passes
+from foretoken.measurement import measure as module
+from foretoken.measurement.measure import passes
 from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey

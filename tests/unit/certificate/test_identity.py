@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from exact.drafters import Certain, FunctionDrafter
-from foretoken.drafters.none import NoDrafter
-from foretoken.lab.certificate.identity import (
+from foretoken.certificate.identity import (
     Identity,
     ShapeNoise,
     compare,
@@ -15,6 +14,7 @@ from foretoken.lab.certificate.identity import (
     row_groups,
     singly,
 )
+from foretoken.drafters.none import NoDrafter
 from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.lab.measurement.result import Measurement, load, parse
+from foretoken.measurement.result import Measurement, load, parse
 from foretoken.sampling.params import SamplingParams
 from measurements import document, spread
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from foretoken.errors import InputError
-from foretoken.lab.estimate import Estimate
-from foretoken.lab.measurement.result import Measurement, MeasureOptions
+from foretoken.measurement.estimate import Estimate
+from foretoken.measurement.result import Measurement, MeasureOptions
 
 LEAST = 1e-9  # seconds of a pass at the low end of its interval
 

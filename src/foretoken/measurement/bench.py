@@ -26,8 +26,8 @@ from foretoken import theory
 from foretoken.costing import contention
 from foretoken.costing.costs import of
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.estimate import Spread, spread
-from foretoken.lab.machine import cores
+from foretoken.measurement.estimate import Spread, spread
+from foretoken.measurement.machine import cores
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
 from foretoken.request import Completion, uninterrupted

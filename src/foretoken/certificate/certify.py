@@ -11,17 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter, DrafterBase
-from foretoken.drafters.none import NoDrafter
-from foretoken.errors import InputError, whole
-from foretoken.lab.certificate.identity import (
+from foretoken.certificate.identity import (
     Identity,
     ShapeNoise,
     compare,
     first_difference,
     row_groups,
 )
-from foretoken.lab.certificate.sampled import (
+from foretoken.certificate.sampled import (
     Log,
     SampledTrial,
     Track,
@@ -30,7 +27,10 @@ from foretoken.lab.certificate.sampled import (
     against_the_distribution,
     completions,
 )
-from foretoken.lab.estimate import Test, Uniforms, binned
+from foretoken.drafters.base import Draft, Drafter, DrafterBase
+from foretoken.drafters.none import NoDrafter
+from foretoken.errors import InputError, whole
+from foretoken.measurement.estimate import Test, Uniforms, binned
 from foretoken.models.base import Blocks, Model
 from foretoken.options import Prompt, as_list, check, keys_of
 from foretoken.request import uninterrupted

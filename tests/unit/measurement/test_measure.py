@@ -15,9 +15,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
 from foretoken.generation_config import Ends
-from foretoken.lab.measurement.measure import PASSES, digest, measure
-from foretoken.lab.measurement.plan import predictions
-from foretoken.lab.measurement.result import Measurement, MeasureOptions, load
+from foretoken.measurement.measure import PASSES, digest, measure
+from foretoken.measurement.plan import predictions
+from foretoken.measurement.result import Measurement, MeasureOptions, load
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 

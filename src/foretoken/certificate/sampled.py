@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foretoken.certificate.identity import replay
 from foretoken.drafters.base import Draft, Drafter, DrafterBase
-from foretoken.lab.certificate.identity import replay
-from foretoken.lab.estimate import (
+from foretoken.measurement.estimate import (
     Test,
     Uniforms,
     balanced,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foretoken.lab.measurement.result import Measurement, PartialMeasurement, parse
+from foretoken.measurement.result import Measurement, PartialMeasurement, parse
 from measurements import document
 
 

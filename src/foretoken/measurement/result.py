@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from foretoken.costing.contention import Taken
 from foretoken.costing.costs import Costs, Table, at
 from foretoken.errors import InputError, mismatch
-from foretoken.lab.estimate import Estimate, Spread, spread
-from foretoken.lab.machine import Machine
+from foretoken.measurement.estimate import Estimate, Spread, spread
+from foretoken.measurement.machine import Machine
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
 

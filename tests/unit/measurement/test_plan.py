@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.lab.measurement.plan import (
+from foretoken.measurement.plan import (
     Plan,
     best,
     plan,
     predictions,
 )
-from foretoken.lab.measurement.result import Measurement, parse
+from foretoken.measurement.result import Measurement, parse
 from measurements import document
 
 

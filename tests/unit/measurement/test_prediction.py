@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from foretoken import theory
-from foretoken.lab.estimate import Estimate
-from foretoken.lab.measurement.plan import Plan, formula, plan, predictions
-from foretoken.lab.measurement.result import Measurement, parse
+from foretoken.measurement.estimate import Estimate
+from foretoken.measurement.plan import Plan, formula, plan, predictions
+from foretoken.measurement.result import Measurement, parse
 from measurements import document
 
 

@@ -10,11 +10,8 @@ import pytest
 import torch
 
 from exact.drafters import Certain, FunctionDrafter
-from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.none import NoDrafter
-from foretoken.errors import InputError
-from foretoken.lab.certificate import certify as duration
-from foretoken.lab.certificate.certify import (
+from foretoken.certificate import certify as duration
+from foretoken.certificate.certify import (
     CONTROLS,
     GREEDY,
     CertificatePlan,
@@ -23,6 +20,9 @@ from foretoken.lab.certificate.certify import (
     expected,
     next_row,
 )
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.errors import InputError
 from foretoken.models.table import TableModel
 from foretoken.options import Prompt
 from foretoken.sampling.draw import Draw

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from exact.drafters import Certain, FunctionDrafter, RoundedClaim
+from foretoken.certificate.sampled import Cells, Log, Watched, tables
 from foretoken.drafters.base import Drafter
-from foretoken.lab.certificate.sampled import Cells, Log, Watched, tables
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import RowKey

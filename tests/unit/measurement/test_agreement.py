@@ -12,7 +12,7 @@ from foretoken.drafters.heads import HeadsDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.lab.agreement import CHUNK, overlaps
+from foretoken.measurement.agreement import CHUNK, overlaps
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.table import TableModel
 from foretoken.request import Request

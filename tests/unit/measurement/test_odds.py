@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from foretoken.lab.estimate import (
+from foretoken.measurement.estimate import (
     POWER,
     balanced,
     binned,

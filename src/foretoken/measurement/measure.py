@@ -26,11 +26,16 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
 from foretoken.errors import ForetokenError, InputError
-from foretoken.lab.agreement import overlaps
-from foretoken.lab.estimate import Estimate, Spread, mean, ratio, spread
-from foretoken.lab.machine import Machine, bandwidth, describe, peak_bytes
-from foretoken.lab.measurement import serving
-from foretoken.lab.measurement.result import (
+from foretoken.lease import leased
+from foretoken.loading import named
+from foretoken.loading.hub import gguf
+from foretoken.loading.options import ROUNDED
+from foretoken.loading.sources import source
+from foretoken.measurement import serving
+from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.estimate import Estimate, Spread, mean, ratio, spread
+from foretoken.measurement.machine import Machine, bandwidth, describe, peak_bytes
+from foretoken.measurement.result import (
     Footprint,
     MeasuredRun,
     Measurement,
@@ -39,11 +44,6 @@ from foretoken.lab.measurement.result import (
     Position,
     Step,
 )
-from foretoken.lease import leased
-from foretoken.loading import named
-from foretoken.loading.hub import gguf
-from foretoken.loading.options import ROUNDED
-from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.options import Prompt
 from foretoken.records import StepRecord

@@ -7,9 +7,9 @@ import pytest
 from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
-from foretoken.lab.measurement import serving as module
-from foretoken.lab.measurement.result import MeasureOptions
-from foretoken.lab.measurement.serving import require, serving
+from foretoken.measurement import serving as module
+from foretoken.measurement.result import MeasureOptions
+from foretoken.measurement.serving import require, serving
 from foretoken.models.table import TableModel
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator

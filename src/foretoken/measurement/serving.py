@@ -13,8 +13,8 @@ from time import perf_counter
 from foretoken.costing.costs import TICK, Table, at
 from foretoken.engine.batch import threads
 from foretoken.errors import RefusedError
-from foretoken.lab.measurement.result import MeasureOptions, Serving
 from foretoken.lease import leased
+from foretoken.measurement.result import MeasureOptions, Serving
 from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.records import StepRecord

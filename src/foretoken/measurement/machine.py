@@ -16,8 +16,8 @@ from time import perf_counter
 
 import torch
 
-from foretoken.lab.estimate import Spread, spread
 from foretoken.loading.memory import free_bytes
+from foretoken.measurement.estimate import Spread, spread
 from foretoken.storage.cache import versions
 
 READ_BYTES = 2**29  # far beyond any cache

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.lab import machine
-from foretoken.lab.machine import processor
+from foretoken.measurement.machine import processor
 
 CPU = torch.device("cpu")
 
