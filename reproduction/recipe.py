@@ -194,7 +194,7 @@ def read(path: Path) -> Recipe:
         document = tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
         raise InputError(
-            f"there is no {path}; give a recipe: the repository has some, in recipes/"
+            f"there is no {path}; give a recipe: there are some in reproduction/recipes/"
         ) from None
     except (OSError, ValueError, RecursionError) as error:  # no TOML, or no text
         raise InputError(f"{path} cannot be read as a recipe: {one_line(error)}") from None

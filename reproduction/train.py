@@ -1,7 +1,7 @@
-"""Train small models: a Llama on text (`python -m reproduction train lm`), or an encoder-decoder on pairs of
-texts (`python -m reproduction train seq2seq`), T5 with the gated GELU of version 1.1 (Raffel et al., arXiv
-1910.10683; Shazeer, arXiv 2002.05202), whose output layer is the embedding: transformers ties T5's;
-or an ImageGPT (Chen et al. 2020) on images.
+"""Train small models: a Llama on text (`train lm`), or an encoder-decoder on pairs of texts
+(`train seq2seq`), T5 with the gated GELU of version 1.1 (Raffel et al., arXiv 1910.10683; Shazeer,
+arXiv 2002.05202), whose output layer is the embedding: transformers ties T5's; or an ImageGPT (Chen
+et al. 2020) on images.
 
 Batches depend on the seed and the step alone, so a run that was killed resumes with the same data.
 """

@@ -1,4 +1,4 @@
-"""`python -m reproduction simulate`: what a fleet would do with requests at a rate, from measured costs."""
+"""`simulate`: what a fleet would do with requests at a rate, from measured costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m reproduction theory`: the paper's section 3 for one alpha and c, as a table over gamma.
+"""`theory`: the paper's section 3 for one alpha and c, as a table over gamma.
 
 Without models or clocks: `foretoken.theory` computes what is printed. The optimum is also searched
 beyond the table, so that a short table does not hide it.

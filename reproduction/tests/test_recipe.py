@@ -12,7 +12,7 @@ from foretoken.errors import InputError
 from reproduction.recipe import Name, Recipe, placed, read, shown_from
 from reproduction.results import EXPERIMENTS
 
-RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 LEAST = """
 name = "mine"
 title = "Mine"

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laboratory import P, Q, TablePairs, agreed, estimated, found, recipe, timed
 from matplotlib.figure import Figure
 
 from foretoken.errors import InputError
@@ -23,6 +22,7 @@ from reproduction.experiments import (
 from reproduction.experiments.experiment import BLANK, ResultRow, Section, estimate
 from reproduction.recipe import Prompts, RecipePrompt
 from reproduction.results import EXPERIMENTS
+from reproduction.tests.laboratory import P, Q, TablePairs, agreed, estimated, found, recipe, timed
 
 
 @pytest.fixture(scope="module")

@@ -424,7 +424,7 @@ def samples(
     temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
     seed: option.Seed = 0,
 ) -> None:
-    """Write texts sampled from a target, to train a draft on with `python -m reproduction train lm`."""
+    """Write texts sampled from a target, to train a draft on."""
     from foretoken.text.decoding import decode
 
     option.require_file(out)

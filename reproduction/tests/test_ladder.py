@@ -18,7 +18,7 @@ LADDER = ROOT / "models" / "translation"
 DRAFTS = ("draft-4", "draft-12", "draft-40")
 CAPTIONS = [
     line.split("\t")
-    for line in (ROOT / "recipes" / "prompts" / "captions.tsv").read_text("utf-8").splitlines()
+    for line in (ROOT / "reproduction/recipes/prompts/captions.tsv").read_text("utf-8").splitlines()
 ]
 SOURCES, REFERENCES = [source for source, _ in CAPTIONS], [target for _, target in CAPTIONS]
 

@@ -1,4 +1,4 @@
-"""docs/paper_map.md: every item has code and tests, and all that is named exists."""
+"""paper_map.md: every item has code and tests, and all that is named exists."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE, TESTS = ROOT / "src" / "foretoken", ROOT / "tests"
-PACKAGES = {"reproduction": SOURCE.parent}  # named in full; all else is in `foretoken`
-LINES = (ROOT / "docs" / "paper_map.md").read_text().splitlines()
+LINES = (ROOT / "reproduction/docs/paper_map.md").read_text().splitlines()
 ROWS = [line.strip("|").split("|") for line in LINES if line.startswith("| C")]
 ITEMS = [row[0].strip() for row in ROWS]
 
@@ -40,7 +39,8 @@ def is_code(name: str) -> bool:
         return (ROOT / name).is_file()
     parts = name.split(".")
     for cut in range(len(parts), 0, -1):
-        path = PACKAGES.get(parts[0], SOURCE).joinpath(*parts[:cut]).with_suffix(".py")
+        within = ROOT if parts[0] == "reproduction" else SOURCE
+        path = within.joinpath(*parts[:cut]).with_suffix(".py")
         if path.is_file():
             return cut == len(parts) or ".".join(parts[cut:]) in names(path)
     return False
@@ -48,7 +48,7 @@ def is_code(name: str) -> bool:
 
 def is_test(name: str) -> bool:
     file, _, function = name.partition("::")
-    path = TESTS / file
+    path = (ROOT if file.startswith("reproduction/") else TESTS) / file
     return path.is_file() and function.startswith("test_") and function in names(path)
 
 
@@ -67,7 +67,9 @@ def test_an_item_names_what_exists(row: list[str]) -> None:
 
 def test_what_does_not_exist_is_seen() -> None:
     assert (
-        is_code("theory.beta") and is_code("lab.bench.race") and is_code("engine.batch.Batch.step")
+        is_code("theory.beta")
+        and is_code("reproduction.train.train_lm")
+        and is_code("engine.batch.Batch.step")
     )
     assert not is_code("theory.gamma_ray") and not is_code("engine.batch.Batch.walk")
     assert not is_code("nowhere") and not is_code("benchmarks/nothing.py")

@@ -98,7 +98,8 @@ def test_pixels_are_tokens() -> None:
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
 ROOT = Path(__file__).parents[2]
-LADDER, CAPTIONS = ROOT / "models" / "translation", ROOT / "recipes" / "prompts" / "captions.tsv"
+LADDER = ROOT / "models" / "translation"
+CAPTIONS = ROOT / "reproduction/recipes/prompts/captions.tsv"
 PROMPTS = (
     "The old house stood at the end of the lane, and",
     "She opened the letter with trembling hands, for",
