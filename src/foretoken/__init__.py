@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretoken import execute, theory
+    from foretoken import theory
     from foretoken.beam.search import Beam, BeamStats
     from foretoken.drafters.base import Draft, Drafter, DrafterBase
     from foretoken.drafters.cascade import CascadeDrafter
@@ -63,7 +63,7 @@ _HOMES = {
     "serving.engine": ("Engine", "EngineStats", "Event"),
     "speculator": ("Speculator",),
 }
-_MODULES = ("execute", "theory")
+_MODULES = ("theory",)
 _GONE = {"LostError": "tensor parallelism, which raised it, was removed"}
 
 __all__ = [
@@ -98,7 +98,6 @@ __all__ = [
     "UniformDrafter",
     "attach",
     "detach",
-    "execute",
     "load",
     "theory",
 ]

@@ -24,7 +24,7 @@ LAYERS = [
     ["request"],
     ["controls"],
     ["inputs", "transformers_integration"],
-    ["beam", "costing.costs", "execute", "lease", "step"],
+    ["beam", "costing.costs", "lease", "step"],
     ["costing", "drafters"],
     ["engine"],
     ["costing.probe"],
@@ -38,6 +38,8 @@ LAYERS = [
     ["certificate", "train"],
     ["cli"],
     ["__main__", "reproduction"],  # beside the package, which never imports it
+    ["reproduction.execute", "reproduction.theory"],
+    ["reproduction.examples"],
     ["reproduction.fleet", "reproduction.recipe", "reproduction.train"],
     ["reproduction.fleet_check", "reproduction.held_out", "reproduction.pairs"],
     ["reproduction.experiments"],

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from foretoken.errors import InputError
-from foretoken.theory import oracle_factor, walltime_factor
+from foretoken.theory import walltime_factor
 from reproduction.experiments import (
     acceptance,
     beyond,
@@ -23,6 +23,7 @@ from reproduction.experiments.experiment import BLANK, ResultRow, Section, estim
 from reproduction.recipe import Prompts, RecipePrompt
 from reproduction.results import EXPERIMENTS
 from reproduction.tests.laboratory import P, Q, TablePairs, agreed, estimated, found, recipe, timed
+from reproduction.theory import oracle_factor
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import os
 from argparse import ArgumentParser, Namespace
 from statistics import mean
 
-from foretoken import theory
-from foretoken.execute import Execution
+from reproduction import theory
+from reproduction.execute import Execution
 
 
 def options(

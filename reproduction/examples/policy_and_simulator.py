@@ -6,7 +6,7 @@ coarse time step. g is the world: a cloud of carts at a fine time step. While f 
 ahead, g already runs on the push that q takes to be likely; the pushes follow f's distribution all
 the same.
 
-    python examples/policy_and_simulator.py [--steps 100] [--guesses 1] [--processes]
+    python -m reproduction.examples.policy_and_simulator [--steps 100] [--guesses 1] [--processes]
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
-import measured
 import numpy as np
 
-from foretoken.execute import Execution, speculate
+from reproduction.examples import measured
+from reproduction.execute import Execution, speculate
 
 PUSHES = {"left": -10.0, "none": 0.0, "right": 10.0}  # newtons
 UPRIGHT = np.zeros(4)  # place, speed, angle, speed of the angle

@@ -9,15 +9,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretoken import execute, theory
-from foretoken.execute import (
+from foretoken import theory
+from oracle import tv
+from reproduction import execute
+from reproduction.execute import (
     Bet,
     SampleDistribution,
     finite_distribution,
     normalized,
     sample_distribution,
 )
-from oracle import tv
 
 V = 4
 EXACT, VISIBLE = 1e-12, 1e-3

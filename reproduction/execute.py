@@ -6,7 +6,7 @@ fast approximation q of f, while f still runs; guesses and f's distribution then
 next f. Knows no models and no tokens.
 
 Examples:
-    >>> from foretoken.execute import speculate
+    >>> from reproduction.execute import speculate
     >>> def f(x):
     ...     return {x: 1.0}
     >>> def g(y):
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import pickle
 import secrets
@@ -29,13 +30,12 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from threading import Event
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken import checked
-from foretoken.errors import InputError, one_line, renamed, shown
+from foretoken.errors import InputError, one_line, shown
 from foretoken.options import as_seed
 from foretoken.sampling.checks import Count
 from foretoken.sampling.keys import Purpose, RowKey, uniform
@@ -425,15 +425,21 @@ class SampleDistribution(NamedTuple):
 
 def finite_distribution(owner: str, value: Any) -> Distribution:
     """The distribution in a dict {outcome: probability}, or in an array, tensor or list `[V]` of
-    the outcomes 0..V-1, scaled to sum to 1 in float64. Raises InputError as `checked.distribution`
-    does."""
+    the outcomes 0..V-1, scaled to sum to 1 in float64. InputError names what is wrong in it."""
     if isinstance(value, Mapping):
         outcomes, masses = list(value), _masses(owner, list(value.values()))
     else:
         masses = _masses(owner, value)
         outcomes = range(masses.size)
-    masses = checked.distribution(f"{owner}'s law", masses, outcomes)
-    return Distribution(outcomes, masses / masses.sum())
+    for outcome, mass in zip(outcomes, masses.tolist(), strict=True):
+        if not 0 <= mass < math.inf:
+            raise InputError(
+                f"{owner} gives {shown(outcome)} a probability of {mass}; give numbers, 0 or more"
+            )
+    total = masses.sum()
+    if not abs(total - 1) < 1e-4:  # float32 rounds every term
+        raise InputError(f"the probabilities that {owner} gives sum to {total:g}; they must to 1")
+    return Distribution(outcomes, masses / total)
 
 
 def _masses(owner: str, values: Any) -> Masses:
@@ -450,7 +456,7 @@ def _masses(owner: str, values: Any) -> Masses:
     if masses.ndim != 1:
         raise InputError(
             f"{owner} gives {' '.join(repr(values).split()):.60}; "
-            "give a law: a dict of probabilities, or an array (V,)"
+            "give a distribution: a dict of probabilities, or an array (V,)"
         )
     return masses
 
@@ -504,9 +510,3 @@ def pick(masses: Masses, uniform: float) -> int:
     cdf = masses.cumsum()
     level = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0.0))
     return int(np.searchsorted(cdf, level, side="right"))
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> None:
-        raise renamed("foretoken.execute", name, {"Law": "Distribution"})

@@ -9,7 +9,7 @@ from collections import Counter
 
 from scipy import stats
 
-from foretoken.execute import Bet, finite_distribution, speculate
+from reproduction.execute import Bet, finite_distribution, speculate
 
 ALPHA = 1e-6
 N = 600

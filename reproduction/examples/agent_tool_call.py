@@ -5,7 +5,7 @@ one, g the call: a subprocess that computes, or searches or counts in the files 
 networks are trained here, in a second, on the same requests. Where the choice turns out to be
 another tool, the call that was begun is killed; tools are chosen by f's distribution all the same.
 
-    python examples/agent_tool_call.py [--requests 100] [--guesses 1] [--network 0]
+    python -m reproduction.examples.agent_tool_call [--requests 100] [--guesses 1] [--network 0]
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-import measured
 import numpy as np
 
 import foretoken
-from foretoken.execute import Execution, speculate
+from reproduction.examples import measured
+from reproduction.execute import Execution, speculate
 
 FILES = str(Path(foretoken.__file__).parent)
 READ = f"import pathlib; files = [p.read_text() for p in pathlib.Path({FILES!r}).rglob('*.py')]; "
