@@ -1,19 +1,20 @@
-"""Whether a fleet on paper does what a real one does: simulated and run at the same arrivals.
+"""Compares a fleet on paper with a real one: simulated and run at the same arrivals; as JSON.
 
 Each replica is a process with an engine and one thread; requests are the measured prompts, sent
 when they are due to the replica with the fewest that are not done. Expected: p50, p99 and
 throughput within 15 % at 1 and 2 replicas.
 
-    OMP_NUM_THREADS=1 python benchmarks/fleet.py ONE.json TWO.json --load 0.5 --load 0.8
+    OMP_NUM_THREADS=1 python -m reproduction.fleet_check ONE.json TWO.json --load 0.5 --load 0.8
 
-The files are of `foretoken measure --rows 8 --out`, made on this machine with one thread: for one
-replica, and beside another such measurement for two, which share it. A load is a share of the
-capacity that is simulated.
+The files are of `python -m reproduction costs --rows 8 --out`, made on this machine with one
+thread: for one replica, and beside another such measurement for two, which share it. A load is a
+share of the capacity that is simulated.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import sys
@@ -27,17 +28,8 @@ import numpy as np
 
 from foretoken import Engine
 from foretoken.cli import prompts as prompt_files
-from foretoken.measurement.result import Measurement, load
-from machine import save
-from reproduction.fleet import (
-    PaperFleet,
-    Simulated,
-    arrivals,
-    capacity,
-    like,
-    require,
-    simulate,
-)
+from reproduction.costs import FleetCosts, load
+from reproduction.fleet import PaperFleet, Simulated, arrivals, capacity, like, simulate
 
 WARM = 8  # requests before those that are timed
 
@@ -65,23 +57,18 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for replicas, path in enumerate(arguments.measurements, 1):
         measurement = load(path)
-        require(measurement, str(path))
         fleet = PaperFleet(replicas, arguments.requests, seed=arguments.seed)
         for share in arguments.load or [0.5, 0.8]:
-            results.append(compared(measurement, str(path), fleet, share))
+            results.append(compared(measurement, fleet, share))
             print(line(results[-1]), file=sys.stderr)
-    settings = vars(arguments) | {"measurements": [*map(str, arguments.measurements)]}
-    print(save("fleet", {"command": " ".join(sys.argv), "arguments": settings, "runs": results}))
+    print(json.dumps({"command": " ".join(sys.argv), "runs": results}, indent=2))
 
 
-def compared(
-    measurement: Measurement, name: str, fleet: PaperFleet, share: float
-) -> dict[str, Any]:
+def compared(measurement: FleetCosts, fleet: PaperFleet, share: float) -> dict[str, Any]:
     """Predicted and measured figures of one load, and their ratios."""
-    serving = require(measurement, name)
-    most = capacity(measurement, serving, fleet)
+    most = capacity(measurement, fleet)
     rate = share * most
-    paper = predicted(simulate(measurement, serving, fleet, rate, capacity=most))
+    paper = predicted(simulate(measurement, fleet, rate, capacity=most))
     real = run(measurement, fleet, rate)
     ratios = {key: paper[key] / real[key] for key in paper}
     head = {"replicas": fleet.replicas, "load": share, "rate": rate, "fleet": asdict(fleet)}
@@ -109,7 +96,7 @@ def line(result: dict[str, Any]) -> str:
     return f"{head}, {result['rate']:.3g} requests/s: {'; '.join(parts)}"
 
 
-def run(measurement: Measurement, fleet: PaperFleet, rate: float) -> dict[str, float]:
+def run(measurement: FleetCosts, fleet: PaperFleet, rate: float) -> dict[str, float]:
     """The same fleet of processes."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(fleet.replicas)]
@@ -129,13 +116,13 @@ def run(measurement: Measurement, fleet: PaperFleet, rate: float) -> dict[str, f
 
 
 def dispatched(
-    measurement: Measurement, fleet: PaperFleet, rate: float, pipes: list[Connection]
+    measurement: FleetCosts, fleet: PaperFleet, rate: float, pipes: list[Connection]
 ) -> dict[str, float]:
     """Send every request when it is due, and gather what is told of it."""
     for pipe in pipes:
         pipe.recv()  # it is loaded and warm
     texts = like(measurement, fleet.requests, fleet.seed)
-    limits = [len(measurement.prompts[i].overlaps) for i in texts]
+    limits = [len(measurement.texts[i].betas) for i in texts]
     sent = [Sent(due) for due in arrivals(fleet.requests, rate, fleet.seed)]
     start, following = perf_counter(), 0
     while any(not one.ended for one in sent):
@@ -168,15 +155,11 @@ def figures(sent: list[Sent]) -> dict[str, float]:
     }
 
 
-def replica(measurement: Measurement, pipe: Connection) -> None:
+def replica(measurement: FleetCosts, pipe: Connection) -> None:
     """An engine that takes requests as they come and tells when their first and last tokens came,
     by the clock that all processes share."""
     spec, texts = loaded(measurement)
-    sampling = measurement.options.sampling
-    distribution = {
-        name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")
-    }
-    assert measurement.serving is not None
+    distribution = {"temperature": measurement.temperature}
     with Engine(spec, measurement.serving.rows, prefix_cache=False) as engine:
         for number in range(WARM):
             engine.add(texts[number % len(texts)], max_new_tokens=16, seed=number, **distribution)
@@ -206,13 +189,12 @@ def replica(measurement: Measurement, pipe: Connection) -> None:
                     pipe.send((numbers[event.id], firsts.pop(event.id, now), now, tokens))
 
 
-def loaded(measurement: Measurement) -> tuple[Any, list[Any]]:
+def loaded(measurement: FleetCosts) -> tuple[Any, list[Any]]:
     """The pair as it was measured, and its prompts."""
     from foretoken import load as load_pair
 
-    options = measurement.options
-    spec = load_pair(options.target, options.draft, **options.loading)
-    lines = prompt_files.read(None, Path(options.prompts))[: len(measurement.prompts)]
+    spec = load_pair(measurement.target, measurement.draft)
+    lines = prompt_files.read(None, Path(measurement.prompts))[: len(measurement.texts)]
     return spec, [prompt_files.for_model(each, spec) for each in lines]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from foretoken.cli.script import run
-from reproduction.cli import report, simulate, theory, train
+from reproduction.cli import costs, report, simulate, theory, train
 
 __all__ = ["app", "main"]
 
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(report.report)
 app.command()(theory.theory)
+app.command()(costs.costs)
 app.command()(simulate.simulate)
 app.add_typer(train.app, name="train")
 

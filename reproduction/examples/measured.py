@@ -1,4 +1,4 @@
-"""What the examples print: speculative execution as measured, against the formula."""
+"""The examples' output: speculative execution as measured, against the formula."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^python -m reproduction report": "half an hour: test_report.py has a recipe of a tiny pair",
     r"^python -m reproduction.standins": "hours, and texts that are no part of the repository",
     r"-2026-": "minutes: of thousands of requests",
-    r"OMP_NUM_THREADS=1": "a machine for itself",
+    r"\$PROMPTS|fleet_check": "a machine for itself",
 }
 EVERY = {page.name: commands(page.read_text()) for page in PAGES}
 

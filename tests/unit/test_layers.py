@@ -40,8 +40,9 @@ LAYERS = [
     ["__main__", "reproduction"],  # beside the package, which never imports it
     ["reproduction.execute", "reproduction.theory"],
     ["reproduction.examples"],
-    ["reproduction.fleet", "reproduction.recipe", "reproduction.train"],
-    ["reproduction.fleet_check", "reproduction.held_out", "reproduction.pairs"],
+    ["reproduction.costs", "reproduction.recipe", "reproduction.train"],
+    ["reproduction.fleet", "reproduction.held_out", "reproduction.pairs", "reproduction.serving"],
+    ["reproduction.fleet_check"],
     ["reproduction.experiments"],
     ["reproduction.standins"],
     ["reproduction.results"],
