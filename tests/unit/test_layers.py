@@ -24,7 +24,7 @@ LAYERS = [
     ["request"],
     ["controls"],
     ["inputs", "transformers_integration"],
-    ["beam", "costing.costs", "execute", "lease", "step"],
+    ["costing.costs", "execute", "lease", "step"],
     ["costing", "drafters"],
     ["engine"],
     ["costing.probe"],
@@ -38,7 +38,7 @@ LAYERS = [
     ["certificate", "train"],
     ["cli"],
     ["__main__", "reproduction"],  # the second package imports the first, never the other way
-    ["reproduction.fleet", "reproduction.recipe", "reproduction.train"],
+    ["reproduction.beam", "reproduction.fleet", "reproduction.recipe", "reproduction.train"],
     ["reproduction.pairs"],
     ["reproduction.experiments"],
     ["reproduction.standins"],
