@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretoken import theory
-    from foretoken.beam.search import Beam, BeamStats
     from foretoken.drafters.base import Draft, Drafter, DrafterBase
     from foretoken.drafters.cascade import CascadeDrafter
     from foretoken.drafters.lm import LMDrafter
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from foretoken.transformers_integration.attach import attach, detach
 
 _HOMES = {
-    "beam.search": ("Beam", "BeamStats"),
     "drafters.base": ("Draft", "Drafter", "DrafterBase"),
     "drafters.cascade": ("CascadeDrafter",),
     "drafters.lm": ("LMDrafter",),
@@ -68,8 +66,6 @@ _GONE = {"LostError": "tensor parallelism, which raised it, was removed"}
 
 __all__ = [
     "AsyncEngine",
-    "Beam",
-    "BeamStats",
     "CascadeDrafter",
     "Completion",
     "ControlError",

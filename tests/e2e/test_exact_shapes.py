@@ -48,19 +48,6 @@ def test_the_default_pair(dtype: str) -> None:
         assert accepted
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_beams_and_their_scores_to_the_bit(dtype: str) -> None:
-    """Whatever the draft looks ahead; the plain beams of each prompt alone."""
-    spec = foretoken.load(dtype=dtype, runtime="transformers", exact_shapes=True)
-    options = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6}
-    plain = [spec.beam_search(prompt, gamma=0, **options)[0] for prompt in PROMPTS]
-    hypotheses = spec.beam_search(PROMPTS, gamma=2, draft_beams=4, **options)
-    assert [[(b.tokens, b.score) for b in beams] for beams in hypotheses] == [
-        [(b.tokens, b.score) for b in beams] for beams in plain
-    ]
-    assert sum(sum(beams[0].stats.depths) for beams in hypotheses)
-
-
 def test_automatic_gamma() -> None:
     model = target("Llama")
     spec = foretoken.load(model, relative(model), exact_shapes=True)

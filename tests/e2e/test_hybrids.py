@@ -158,7 +158,7 @@ def test_proof_rows_that_come_and_go(name: str, draft: str) -> None:
 
 
 def test_more_draft_tokens_than_any_part_goes_back_by_are_refused_beforehand() -> None:
-    """Also where a hybrid is within another drafter, and where beams look ahead."""
+    """Also where a hybrid is within another drafter."""
     plain, small = pairs.target("Llama"), speculator("FalconH1ForCausalLM", "hybrid").drafter
     parts = MixtureDrafter([(LookupDrafter(), 1), (small, None)])
     cascade = CascadeDrafter(small.model, LookupDrafter(), 2)
@@ -167,10 +167,6 @@ def test_more_draft_tokens_than_any_part_goes_back_by_are_refused_beforehand() -
         spec = load(plain, drafter, runtime="transformers")
         with pytest.raises(InputError, match=message):
             spec.generate([[3, 4]], max_new_tokens=2, gamma=40)
-    for pair in (speculator("FalconH1ForCausalLM", "hybrid"), load(plain, small)):
-        with pytest.raises(InputError, match=message):
-            pair.beam_search([[3, 4]], num_beams=2, max_new_tokens=2, gamma=40)
-        assert pair.beam_search([[3, 4]], num_beams=2, max_new_tokens=2, gamma=2)
 
 
 @pytest.mark.parametrize("draft", ["hybrid", "lookup"])

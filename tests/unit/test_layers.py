@@ -24,7 +24,7 @@ LAYERS = [
     ["request"],
     ["controls"],
     ["inputs", "transformers_integration"],
-    ["beam", "costing.costs", "lease", "step"],
+    ["costing.costs", "lease", "step"],
     ["costing", "drafters"],
     ["engine"],
     ["costing.probe"],
@@ -38,7 +38,7 @@ LAYERS = [
     ["certificate", "train"],
     ["cli"],
     ["__main__", "reproduction"],  # beside the package, which never imports it
-    ["reproduction.execute", "reproduction.theory"],
+    ["reproduction.beam", "reproduction.execute", "reproduction.theory"],
     ["reproduction.examples"],
     ["reproduction.costs", "reproduction.recipe", "reproduction.train"],
     ["reproduction.fleet", "reproduction.held_out", "reproduction.pairs", "reproduction.serving"],

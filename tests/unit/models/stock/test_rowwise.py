@@ -184,16 +184,6 @@ def test_logprobs_of_a_prompt_leave_its_text_alone() -> None:
         assert abs(each.logprob - own) < 1e-5
 
 
-@pytest.mark.prove
-def test_beams_are_those_of_generate_where_it_depends_on_the_prompt() -> None:
-    model: Any = build("XLNetLMHeadModel")
-    spec = foretoken.load(model, "lookup", runtime="transformers")
-    settings: Any = {"num_beams": 3, "max_new_tokens": 6}
-    prompt = torch.tensor([PROMPTS[0]])
-    ((best,),) = spec.beam_search([PROMPTS[0]], **settings)
-    assert best.tokens == model.generate(prompt, do_sample=False, **settings)[0].tolist()[8:]
-
-
 def test_a_row_that_is_full_is_refused() -> None:
     model = build("BloomForCausalLM")
     rows = RowwiseModel(model)
