@@ -18,8 +18,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import foretoken
 import machine
 from foretoken.train import corpus
-from foretoken.train.ngram import bits_per_token, fit
 from reproduction.train import held_out_loss
+from reproduction.train_ngram import bits_per_token, fit
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
 

@@ -334,7 +334,7 @@ def require(measured: Measurement, name: str) -> Serving:
         raise InputError(f"{name}: serving: these are no costs; measure again")
     if serving.rows < 1:
         raise InputError(f"{name}: serving: rows is {serving.rows}; measure again")
-    if measured.draft.name.partition(":")[0] == "heads":
+    if measured.draft.name.partition(":")[0] == "reproduction.heads":
         raise RefusedError(
             f"{name} is of heads, which guess worse the further ahead; a measurement tells how "
             "well they guess one token ahead, so simulate another draft"

@@ -72,7 +72,7 @@ def test_files_that_do_not_serve_are_refused():
     with pytest.raises(ForetokenError, match="m.json does not say what a batch costs; measure"):
         require(measured(None), "m.json")
     with pytest.raises(ForetokenError, match="m.json is of heads"):
-        require(measured(draft="heads:h.safetensors"), "m.json")
+        require(measured(draft="reproduction.heads:h.safetensors"), "m.json")
 
 
 def test_costs_come_back_from_a_file(tmp_path: Path):

@@ -8,10 +8,10 @@ from laboratory import TablePairs, recipe
 
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.errors import ForetokenError, RefusedError
 from foretoken.sampling.params import SamplingParams
 from reproduction import pairs as module
+from reproduction.ngram import NGramDrafter
 from reproduction.pairs import Pairs, written
 from reproduction.recipe import Prompts, RecipeDraft
 

@@ -32,7 +32,6 @@ def test_version():
         (foretoken.theory, "tokens_law", "tokens_distribution"),
         (foretoken.theory, "memory_factor", "expected_tokens"),
         (foretoken.theory, "factor_bound", r"oracle_factor\(alpha, c=0\)"),
-        (foretoken.NGram.__new__(foretoken.NGram), "law", "distribution"),
         (foretoken.Draw.__new__(foretoken.Draw), "guess", "sample"),
     ],
 )
