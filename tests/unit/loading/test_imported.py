@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from console import Run
 from foretoken.errors import InputError
 from foretoken.server.process.client import spawned
 from loads import refused
+from scripts import ROOT
 from served import serving
 from tiny import byte_level, folder, llama
 
@@ -115,9 +118,21 @@ def test_commands_take_it(here: Path, console: Run) -> None:
     assert document["completions"][0]["stats"]["drafted"]
 
 
+def test_the_documented_example(here: Path, console: Run) -> None:
+    """The module in docs/drafters.md, with the command there."""
+    page = (ROOT / "docs" / "drafters.md").read_text()
+    (module,) = re.findall(r"```python\n((?:(?!```).)*\ndef drafter\(.*?)```", page, re.S)
+    (here / "repeat.py").write_text(module)
+    (command,) = re.findall(r"`foretoken (generate [^`]*repeat:2[^`]*)`", page)
+    words = [*shlex.split(command), "--max-new-tokens", 8, "--gamma", 2]
+    result = console(*words)
+    plain = console(*[word if word != "repeat:2" else "none" for word in words[:-2]])
+    assert result.code == 0 and result.out == plain.out
+
+
 @pytest.mark.prove
 def test_proof_an_engine_in_a_process_of_its_own_takes_it(here: Path) -> None:
-    with serving("target", "mydrafts.ours:a", begin=spawned, gamma=2) as (url, _):
+    with serving("target", "mydrafts.ours:a", begin=spawned) as (url, _):
         body = {"model": "tiny", "prompt": "It was", "max_tokens": 8, "temperature": 0}
         answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=60).json()
     assert answer["usage"]["completion_tokens"] == 8
