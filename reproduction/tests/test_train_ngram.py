@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
-from foretoken.train.corpus import hold_out, train_pair_tokenizer
+from foretoken.train.corpus import hold_out
+from reproduction.new_tokenizer import train_pair_tokenizer
 from reproduction.ngram import NGram, fingerprint
 from reproduction.train_ngram import (
     bits_per_token,
