@@ -16,8 +16,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 import foretoken
 from foretoken.train import corpus
-from foretoken.train.ngram import bits_per_token, fit
+from reproduction.new_tokenizer import build
 from reproduction.train import held_out_loss
+from reproduction.train_ngram import bits_per_token, fit
 
 ASSETS = Path(foretoken.__file__).parent / "assets"
 
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("--orders", type=int, nargs="*", default=[1, 2, 3, 5])
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "target", trust_remote_code=False)
-    books = corpus.build(corpus.read_texts(arguments.data), tokenizer)
+    books = build(corpus.read_texts(arguments.data), tokenizer)
     per_byte = len(books.held_out) / books.held_out_bytes
     bits: dict[str, float] = {}
     for order in arguments.orders:

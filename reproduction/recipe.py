@@ -236,8 +236,8 @@ def _without_folder(name: str) -> str:
 
 
 def placed(name: str, folder: Path) -> str:
-    """Return a model's or drafter's name with its path relative to `folder`, FILE of `ngram:FILE`
-    and `heads:FILE`, made absolute. Hub ids and names of drafters stay; a name that begins with a
+    """Return a model's or drafter's name with its path relative to `folder`, FILE of `MODULE:FILE`,
+    made absolute. Hub ids and names of drafters stay; a name that begins with a
     dot is a path even if nothing is there."""
     kind, colon, file = name.rpartition(":")
     try:

@@ -136,8 +136,8 @@ def digits(
     from transformers import ImageGPTConfig
 
     from foretoken.train.loop import TrainingRecipe
-    from foretoken.train.ngram import fit
     from reproduction.train import train_images
+    from reproduction.train_ngram import fit
 
     pixels, names = datasets.load_digits(return_X_y=True)
     images = np.column_stack([GREYS + names, pixels]).astype(int)
@@ -229,7 +229,7 @@ def tables(out: Path, data: Path) -> None:
     for order, name in ((1, "unigram"), (2, "bigram")):
         table = out / f"{name}.safetensors"
         if not table.exists():
-            execute("foretoken", "train", "ngram", **source, order=order, out=table)
+            execute("reproduction", "train", "ngram", **source, order=order, out=table)
 
 
 def read(name: str, keys: tuple[str, str]) -> list[Pair]:

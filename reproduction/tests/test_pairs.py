@@ -7,10 +7,10 @@ import pytest
 
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.errors import ForetokenError, RefusedError
 from foretoken.sampling.params import SamplingParams
 from reproduction import pairs as module
+from reproduction.ngram import NGramDrafter
 from reproduction.pairs import Pairs, written
 from reproduction.recipe import Prompts, RecipeDraft
 from reproduction.tests.laboratory import TablePairs, recipe

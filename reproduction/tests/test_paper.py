@@ -11,7 +11,6 @@ import pytest
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.generation_config import Ends
 from foretoken.measurement.agreement import overlaps
@@ -19,8 +18,9 @@ from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
-from foretoken.train.ngram import fit
 from oracle import random_model
+from reproduction.ngram import NGramDrafter
+from reproduction.train_ngram import fit
 from tiny import t5
 
 V = 6

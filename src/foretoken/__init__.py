@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from foretoken.drafters.lm import LMDrafter
     from foretoken.drafters.lookup import LookupDrafter
     from foretoken.drafters.mixture import MixtureDrafter
-    from foretoken.drafters.ngram import NGram, NGramDrafter
     from foretoken.drafters.uniform import UniformDrafter
     from foretoken.errors import (
         ControlError,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         RefusedError,
     )
     from foretoken.loading.load import load
+    from foretoken.loading.target import LoadedTarget
     from foretoken.records import Stats, StepRecord
     from foretoken.request import Completion, Piece
     from foretoken.sampling.draw import Draw
@@ -41,7 +41,6 @@ _HOMES = {
     "drafters.lm": ("LMDrafter",),
     "drafters.lookup": ("LookupDrafter",),
     "drafters.mixture": ("MixtureDrafter",),
-    "drafters.ngram": ("NGram", "NGramDrafter"),
     "drafters.uniform": ("UniformDrafter",),
     "sampling.draw": ("Draw",),
     "errors": (
@@ -54,6 +53,7 @@ _HOMES = {
     ),
     "transformers_integration.attach": ("attach", "detach"),
     "loading.load": ("load",),
+    "loading.target": ("LoadedTarget",),
     "sampling.params": ("SamplingParams",),
     "records": ("Stats", "StepRecord"),
     "request": ("Completion", "Piece"),
@@ -80,10 +80,9 @@ __all__ = [
     "ForetokenError",
     "InputError",
     "LMDrafter",
+    "LoadedTarget",
     "LookupDrafter",
     "MixtureDrafter",
-    "NGram",
-    "NGramDrafter",
     "NumericsError",
     "Piece",
     "RefusedError",

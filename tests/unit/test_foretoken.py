@@ -28,7 +28,6 @@ def test_version():
 @pytest.mark.parametrize(
     ("owner", "old", "new"),
     [
-        (foretoken.NGram.__new__(foretoken.NGram), "law", "distribution"),
         (foretoken.Draw.__new__(foretoken.Draw), "guess", "sample"),
     ],
 )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from foretoken.measurement.result import Measurement
 
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "openvino-genai")
-OURS = ("self", "heads", "ngram", "copy", "uniform")  # drafts, by the word before their colon
+OURS = ("self", "copy", "uniform")  # drafts by name that other systems lack
 # options of a measurement that a setting has, or that are of the measurement alone
 TOLD = ("temperature", "gamma", "revision", "draft_revision", "max_new_tokens", "seed")
 VLLM_NGRAM = 8  # tokens of a match at most that vLLM is told: it wants a number, ours matches any
@@ -178,7 +178,8 @@ def require(known: dict[str, Any], setting: ExportSetting) -> None:
             f"{setting.target} is an encoder-decoder, and {known['name']} {known['version']} has "
             "no speculation for one; export a decoder"
         )
-    if setting.gamma and setting.draft.partition(":")[0] in OURS:
+    by_colon = ":" in setting.draft and not hub.is_folder(setting.draft)  # self:KIND, a module's
+    if setting.gamma and (setting.draft in OURS or by_colon):
         raise RefusedError(
             f"draft {setting.draft} exists in foretoken only; give the folder of a model, lookup "
             "or none"

@@ -53,8 +53,8 @@ def measure(
     draft: Annotated[
         list[str] | None,
         Option(
-            help="Folder, hub id, self:int4, self:int8, self:LAYERS, mtp, heads:FILE, ngram:FILE, "
-            "lookup, copy or uniform. Repeat it to compare drafts. Default: the one that ships "
+            help="Folder, hub id, self:int4, self:int8, self:LAYERS, mtp, lookup, copy, uniform or "
+            "MODULE:ARGUMENT. Repeat it to compare drafts. Default: the one that ships "
             "with the target.",
             show_default=False,
         ),

@@ -196,7 +196,7 @@ def test_what_was_seen_in_other_systems_is_told(console: Run):
     assert "drafts with a vocabulary of another size are refused" in told("vllm")
 
 
-@pytest.mark.parametrize("draft", ["self", "self:0-3", "heads:h", "ngram:n", "copy", "uniform"])
+@pytest.mark.parametrize("draft", ["self", "self:0-3", "my.module:file", "copy", "uniform"])
 def test_drafts_of_this_package_are_refused(console: Run, draft: str):
     told = f"draft {draft} exists in foretoken only; give the folder of a model"
     mistake(console("export", "vllm", *GIVEN, "--draft", draft), told)

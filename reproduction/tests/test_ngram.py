@@ -9,10 +9,10 @@ from safetensors.numpy import save_file
 from scipy.stats import chisquare
 
 from foretoken.drafters.base import Draw
-from foretoken.drafters.ngram import Level, NGram, NGramDrafter, fingerprint
 from foretoken.errors import InputError
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.keys import RowKey
+from reproduction.ngram import Level, NGram, NGramDrafter, fingerprint
 
 
 def level(starts, tokens, weights, backoff) -> Level:

@@ -11,14 +11,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from foretoken import Completion, Speculator
-from foretoken.drafters.blockwise import Heads
+import tiny
+from foretoken import Completion, SamplingParams, Speculator
+from foretoken.certificate.certify import CertificatePlan, certify
+from foretoken.measurement.agreement import CHUNK, overlaps
 from foretoken.models.families import FAMILIES
+from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
-from foretoken.train.heads import distance
 from foretoken.train.pair import LessonText
-from pairs import PROMPTS, assert_greedy, speculator, stock, target
+from pairs import PROMPTS, V, assert_greedy, speculator, stock, target
+from reproduction.blockwise import Heads, ends_of
+from reproduction.heads import HeadsDrafter
+from reproduction.train_heads import distance
 
 LIMIT = 24
 
@@ -50,7 +55,7 @@ def test_trained_heads(name: str, tmp_path: Path) -> None:
     model = target(name)
     file = tmp_path / "heads.safetensors"
     rehearsed(model, PROMPTS[0], 3).save(file)
-    pair = speculator(model, f"heads:{file}")
+    pair = speculator(model, f"reproduction.heads:{file}")
     for gamma in range(5):
         first, *others = compared(pair, model, gamma)
         (alone,) = pair.generate(PROMPTS[0], max_new_tokens=LIMIT, gamma=gamma)
@@ -67,5 +72,35 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     heads = Heads.fresh(model, 2)
     torch.nn.init.normal_(heads.outer, std=0.1, generator=torch.Generator().manual_seed(0))
     heads.save(file)
-    comparison = compared(speculator(model, f"heads:{file}"), model, 2)
+    comparison = compared(speculator(model, f"reproduction.heads:{file}"), model, 2)
     assert all(text.stats.drafted > text.stats.accepted for text in comparison)
+
+
+@pytest.mark.prove
+def test_proof_a_certificate(tmp_path: Path) -> None:
+    """Heads read the states of the very target in which a control plants its bug."""
+    model, file = target("Llama"), tmp_path / "heads"
+    heads = Heads.fresh(model, 2)
+    torch.nn.init.normal_(heads.outer, std=0.1, generator=torch.Generator().manual_seed(0))
+    heads.save(file)
+    plan = CertificatePlan(gamma=2, texts=48, greedy=16, distributions=(SamplingParams(1.0),))
+    certificate = certify(speculator(model, f"reproduction.heads:{file}"), PROMPTS[:2], plan)
+    assert certificate.verdict == "lossless"
+    assert all(control.found for control in certificate.controls)
+
+
+def test_replayed_texts_have_the_states_of_the_very_token() -> None:
+    network, new = tiny.llama(V).double(), [5, 3, 8, 1] * (CHUNK // 4 + 1)
+    heads = Heads.fresh(network, 1).double()
+    torch.nn.init.normal_(heads.outer, generator=torch.Generator().manual_seed(0))
+    model, (output, embeddings) = CausalModel(network), ends_of(network)
+    drafter = HeadsDrafter(model, heads, output, embeddings)
+    request = Request([1, 2], len(new), RowKey(0, 0))
+    shares = overlaps(model, drafter, request, new, SamplingParams(1.0))
+    text = torch.tensor([[1, 2, *new]])
+    with torch.no_grad():
+        hidden = network.model(text).last_hidden_state[0]
+        p = output(hidden[2:-1]).softmax(-1)  # from the second new token on
+        q = output(heads(hidden[1:-2], embeddings(text[0, 2:-1]), 0, 1)).softmax(-1)[:, 0]
+    assert shares[0] is None
+    assert shares[1:] == pytest.approx(torch.minimum(p, q).sum(-1).tolist())

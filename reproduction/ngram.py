@@ -1,9 +1,10 @@
 """An n-gram table as the approximation model (section 3.6): c is nearly 0.
 
+    foretoken generate --target TARGET --draft reproduction.ngram:FILE
+
 `NGram` is an interpolated back-off table of any order, one file; `NGramDrafter` guesses with it.
-How the weights were fitted is `foretoken.train.ngram`'s business: here a distribution is, from
-short contexts c to long ones, q_k(x | c) = weight_k(c, x) + backoff_k(c) * q_{k-1}(x | c less its
-first).
+`train_ngram` fits the weights: here a distribution is, from short contexts c to long ones,
+q_k(x | c) = weight_k(c, x) + backoff_k(c) * q_{k-1}(x | c less its first).
 """
 # torch, NumPy, transformers and JSON leave types open
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
-from foretoken.errors import InputError, renamed
+from foretoken.errors import InputError
+from foretoken.loading.target import LoadedTarget
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
 from foretoken.storage import files
@@ -56,7 +57,8 @@ class Level:
 class NGram:
     """An interpolated back-off table of order N over V tokens, one file.
 
-    `foretoken train ngram` fits one. From short contexts c to long ones, its distribution is
+    `python -m reproduction train ngram` fits one. From short contexts c to long ones, its
+    distribution is
     q_k(x | c) = weight_k(c, x) + backoff_k(c) * q_{k-1}(x | c less its first token).
 
     Args:
@@ -65,8 +67,8 @@ class NGram:
         fingerprint: A digest of the tokenizer's vocabulary; None where it is unknown.
 
     Examples:
-        >>> import foretoken, numpy
-        >>> table = foretoken.NGram(numpy.array([0.25, 0.75], dtype=numpy.float32), levels=[])
+        >>> import numpy
+        >>> table = NGram(numpy.array([0.25, 0.75], dtype=numpy.float32), levels=[])
         >>> table.order, table.vocab_size
         (1, 2)
     """
@@ -85,11 +87,6 @@ class NGram:
     def vocab_size(self) -> int:
         """V: the size of the vocabulary."""
         return len(self.unigram)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> None:
-            raise renamed(self, name, {"law": "distribution"})
 
     def distribution(self, context: Sequence[int]) -> np.ndarray:
         """Return the distribution after a context.
@@ -186,8 +183,8 @@ class NGramDrafter(DrafterBase):
         >>> import foretoken, numpy
         >>> spec = foretoken.load("novels", draft="none")
         >>> V = spec.target.vocab_size
-        >>> table = foretoken.NGram(numpy.full(V, 1 / V, dtype=numpy.float32), levels=[])
-        >>> spec = foretoken.load("novels", draft=foretoken.NGramDrafter(table))
+        >>> table = NGram(numpy.full(V, 1 / V, dtype=numpy.float32), levels=[])
+        >>> spec = foretoken.load("novels", draft=NGramDrafter(table))
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=2)
         >>> out.text
         ' at the doctor, and the doctor said'
@@ -275,6 +272,23 @@ class NGramDrafter(DrafterBase):
         return int(self.table.distribution(context).argmax())  # numpy's is the lowest index on ties
 
 
+def drafter(argument: str, target: LoadedTarget) -> NGramDrafter:
+    """Return the drafter of the table in a file, for a target.
+
+    Args:
+        argument: The file.
+        target: The target, whose tokenizer and vocabulary size the table must have.
+
+    Returns:
+        The drafter.
+
+    Raises:
+        InputError: The file cannot be read, or belongs to another tokenizer or vocabulary.
+    """
+    mark = fingerprint(target.tokenizer.get_vocab()) if target.tokenizer else None
+    return NGramDrafter(NGram.load(argument, vocab_size=target.vocab_size, fingerprint=mark))
+
+
 def fingerprint(vocabulary: dict[str, int]) -> str:
     """Equal for two tokenizers whose `get_vocab()` is equal, else different."""
     document = json.dumps(sorted((token, i) for token, i in vocabulary.items()))
@@ -283,7 +297,9 @@ def fingerprint(vocabulary: dict[str, int]) -> str:
 
 def _checked_table(path: Path) -> NGram:
     if not path.is_file():
-        raise InputError(f"there is no n-gram file {path}; make one with `foretoken train ngram`")
+        raise InputError(
+            f"there is no n-gram file {path}; make one with `python -m reproduction train ngram`"
+        )
     try:
         with safe_open(path, framework="np") as file:
             facts = files.parse_json((file.metadata() or {}).get(FORMAT, "{}"))

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import tiny
-from foretoken import cli, load
-from foretoken.drafters.blockwise import Heads
+from foretoken import load
 from foretoken.errors import InputError
-from foretoken.train.heads import Teacher, distributions, measure, train_heads
 from foretoken.train.loop import TrainingRecipe
+from reproduction import cli
+from reproduction.blockwise import Heads
+from reproduction.train_heads import Teacher, distributions, measure, train_heads
 
 RECIPE = TrainingRecipe(steps=9, batch=2, learning_rate=0.01, warmup=2, save_every=2)
 
@@ -178,7 +179,7 @@ def test_an_encoder_decoder_learns_from_its_own_answers(text, tmp_path):
     )
     summary = train_heads(source, tmp_path / "heads", 2, RECIPE, lambda *said: None)
     assert 0 < min(summary["alpha"]) <= max(summary["alpha"]) <= 1
-    spec = load(target, f"heads:{tmp_path / 'heads'}", tokenizer=tiny.byte_level())
+    spec = load(target, f"reproduction.heads:{tmp_path / 'heads'}", tokenizer=tiny.byte_level())
     assert spec.generate("It was", max_new_tokens=8, gamma=2)[0].stats.drafted
 
 
@@ -195,7 +196,8 @@ def test_the_command(text, tmp_path):
     assert shown[0].startswith(f"{out}: {summary['parameters']} parameters, 2 steps in ")
     for line, alpha in zip(shown[1:3], (first, second), strict=True):
         assert f"alpha {alpha:.3f} on held-out prompts" in line
-    assert shown[3:] == [f"use it: foretoken generate --target {folder} --draft heads:{out} PROMPT"]
+    command = f"foretoken generate --target {folder} --draft reproduction.heads:{out} PROMPT"
+    assert shown[3:] == [f"use it: {command}"]
     assert "step 2: alpha by head 0." in done.stderr
-    spec = load(folder, f"heads:{out}", runtime="transformers")
+    spec = load(folder, f"reproduction.heads:{out}", runtime="transformers")
     assert spec.generate("It was", max_new_tokens=8, gamma=2)[0].stats.drafted

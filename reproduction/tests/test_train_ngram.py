@@ -8,10 +8,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.drafters.ngram import NGram, fingerprint
 from foretoken.errors import InputError
-from foretoken.train.corpus import hold_out, train_pair_tokenizer
-from foretoken.train.ngram import (
+from foretoken.train.corpus import hold_out
+from reproduction.new_tokenizer import train_pair_tokenizer
+from reproduction.ngram import NGram, fingerprint
+from reproduction.train_ngram import (
     bits_per_token,
     fit,
     fit_from_text,

@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 
 import tiny
-from foretoken.drafters.blockwise import Heads, ends_of
-from foretoken.drafters.heads import HeadsDrafter
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
+from reproduction.blockwise import Heads, ends_of
+from reproduction.heads import HeadsDrafter
 
 V, H, K = 50, 32, 3
 NETWORK = tiny.llama(V)

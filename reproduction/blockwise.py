@@ -73,7 +73,9 @@ class Heads(nn.Module):
         """Read `save`'s file. Raises InputError for any other."""
         path = Path(path)
         if not path.is_file():
-            raise InputError(f"there is no file {path}; make one with `foretoken train heads`")
+            raise InputError(
+                f"there is no file {path}; make one with `python -m reproduction train heads`"
+            )
         try:
             with safe_open(path, framework="pt") as file:
                 facts = files.parse_json((file.metadata() or {}).get(FORMAT, "{}"))

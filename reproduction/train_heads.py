@@ -1,4 +1,4 @@
-"""Train blockwise heads on a frozen target: `foretoken train heads`.
+"""Train blockwise heads on a frozen target: `python -m reproduction train heads`.
 
 Self-distillation: head k learns the target's own distribution k places ahead (soft labels, forward
 KL), along texts of the data or of the target. The head has not read the tokens in between, so it
@@ -8,7 +8,7 @@ learns the mean of that distribution over them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from foretoken.drafters.blockwise import Heads, ends_of
 from foretoken.errors import InputError
 from foretoken.loading.load import load
 from foretoken.models.rows import padded
-from foretoken.models.stock.attention import Read
 from foretoken.train import corpus
-from foretoken.train.corpus import Examples
+from foretoken.train.corpus import Example, Examples
 from foretoken.train.loop import (
     Loop,
     TrainingRecipe,
@@ -33,6 +31,7 @@ from foretoken.train.loop import (
     require_share,
 )
 from foretoken.train.pair import Authors, LessonText, Pair, scores
+from reproduction.blockwise import Heads, ends_of
 
 HELD_OUT = 32  # prompts that heads are measured on
 
@@ -116,12 +115,21 @@ def train_heads(
 
 def _require_texts(teacher: Teacher, count: int) -> None:
     """InputError, before the work, for heads that reach beyond the end of every text."""
-    reach = teacher.authors.longest(teacher.texts.train) - 1  # no head guesses the first token
+    reach = _longest(teacher.authors, teacher.texts.train) - 1  # no head guesses the first token
     if reach < count:
         raise InputError(
             f"heads is {count}, but with length {teacher.authors.length} the texts teach "
             f"{reach} at most; give no more, a larger length or longer texts"
         )
+
+
+def _longest(authors: Authors, examples: Sequence[Example]) -> int:
+    """The most tokens that a text may have, the decoder's prompt included."""
+    sampled = authors.target_generated > 0  # such texts may reach the limit
+    return max(
+        len(r.prompt) + (r.limit if sampled else min(r.limit, len(e.reference) or r.limit))
+        for e, r in zip(examples, authors.requests(examples), strict=True)
+    )
 
 
 def _settings(heads: Heads, teacher: Teacher) -> dict[str, Any]:
@@ -185,10 +193,11 @@ def distributions(
 @torch.no_grad()
 def along(target: PreTrainedModel, ids: Tensor, texts: list[LessonText]) -> tuple[Tensor, Tensor]:
     """The output layer's input `[B, T, H]` and the logits `[B, T, V]` along the texts."""
-    recorder, (output, _) = Read(), ends_of(target)
-    hook = output.register_forward_pre_hook(recorder.enter)
+    read: list[Tensor] = []
+    output, _ = ends_of(target)
+    hook = output.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     try:
         logits = scores(target, texts, ids)
     finally:
         hook.remove()
-    return recorder.hidden, logits
+    return read[-1], logits

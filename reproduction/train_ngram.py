@@ -14,10 +14,10 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from foretoken.drafters.ngram import Level, NGram, fingerprint
 from foretoken.errors import InputError
 from foretoken.train import corpus
 from foretoken.train.corpus import PAIRS
+from reproduction.ngram import Level, NGram, fingerprint
 
 Ids = np.ndarray | Iterable[Sequence[int] | np.ndarray]
 

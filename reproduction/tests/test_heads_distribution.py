@@ -18,8 +18,6 @@ import pairs
 import tiny
 from exact.worlds import Case, bias
 from foretoken.drafters.base import Draft
-from foretoken.drafters.blockwise import Heads, ends_of
-from foretoken.drafters.heads import HeadsDrafter
 from foretoken.models.stock.selfcheck import on_torch
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
@@ -27,6 +25,8 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, Rule
 from oracle import Model
+from reproduction.blockwise import Heads, ends_of
+from reproduction.heads import HeadsDrafter
 
 SOURCE = [2, 1, 1]
 SAMPLED = SamplingParams(temperature=1.0)

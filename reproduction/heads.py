@@ -1,5 +1,7 @@
 """Blockwise heads on the target's hidden states as the approximation model (paper 3.6).
 
+    foretoken generate --target TARGET --draft reproduction.heads:FILE
+
 Non-autoregressive: one call gives the distributions of all draft tokens, each blind to the draft
 tokens before it, and the draft tokens are drawn independently from just these distributions. Knows
 no files and no training.
@@ -13,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, DrafterBase, pack
-from foretoken.drafters.blockwise import Heads
+from foretoken.errors import RefusedError
+from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model, OpenModel
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
+from reproduction.blockwise import Heads, ends_of
 
 
 class HeadsDrafter(DrafterBase):
@@ -89,3 +93,30 @@ class HeadsDrafter(DrafterBase):
         stay = staying(len(self.states), rows)
         self.states = [self.states[b] for b in stay]
         self.last = [self.last[b] for b in stay]
+
+
+def drafter(argument: str, target: LoadedTarget) -> HeadsDrafter:
+    """Return the drafter of the heads in a file, on a target's output layer.
+
+    Args:
+        argument: The file.
+        target: The target that they were trained for.
+
+    Returns:
+        The drafter.
+
+    Raises:
+        InputError: The file cannot be read.
+        RefusedError: The heads are of another target, or this one exposes no hidden states.
+    """
+    heads = Heads.load(argument)
+    heads.require_shape(argument, target.structure)
+    if not hasattr(type(target.model), "hidden"):
+        raise RefusedError(
+            f"{target.model.runtime} exposes no hidden states, which heads read; give another draft"
+        )
+    network = target.network
+    heads.require_target(argument, network)
+    output, embeddings = ends_of(network)
+    heads.to(embeddings.weight.device, embeddings.weight.dtype)
+    return HeadsDrafter(cast(OpenModel, target.model), heads, output, embeddings)
