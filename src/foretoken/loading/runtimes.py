@@ -238,23 +238,21 @@ def _torch(
 
 
 def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
-    """Return the first form on torch that passes the self-check; what it costs, and the objections
-    to those before it. Raises RefusedError where none passes."""
+    """Return the first form on torch that passes the self-check; what it costs, and the objection
+    to the one before it. Raises RefusedError where none passes."""
     from foretoken.models.stock.media import writer  # late: takes seconds
-    from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN
+    from foretoken.models.stock.rowwise import BY_ROW
     from foretoken.models.stock.selfcheck import ON_TORCH, UnbuiltError, self_check
 
-    network, objections = writer(network), list[str]()
-    for form in (ON_TORCH, BY_ROW, BY_TOKEN):
-        try:
-            itself = self_check(network, form).itself
-            remarks = [form.costs, "checked on the model: no small copy of it" if itself else ""]
-            return form, [*dict.fromkeys(objections), *filter(None, remarks)]
-        except UnbuiltError:
-            raise
-        except RefusedError as error:
-            objections.append(str(error).removesuffix(f"; {form.instead}"))
-    raise RefusedError(f"{objections[-1]}; {BY_TOKEN.instead}")
+    network, form, remarks = writer(network), ON_TORCH, list[str]()
+    try:
+        itself = self_check(network, form).itself
+    except UnbuiltError:
+        raise
+    except RefusedError as error:
+        objection, form = str(error).removesuffix(f"; {form.instead}"), BY_ROW
+        itself, remarks = self_check(network, form).itself, [objection, form.costs]
+    return form, [*remarks, *(["checked on the model: no small copy of it"] if itself else [])]
 
 
 def _packed(source: Source | PreTrainedModel, network: PreTrainedModel) -> list[str]:
@@ -599,10 +597,10 @@ def _way(network: PreTrainedModel, taps: tuple[int, ...]) -> Way:
 def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
     """Return the runtimes that may serve a model here, each with its form, the fastest first."""
     from foretoken.models.graphs import ON_GRAPHS  # late: takes seconds
-    from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN
+    from foretoken.models.stock.rowwise import BY_ROW
     from foretoken.models.stock.selfcheck import ON_TORCH
 
-    stock = [("transformers", form) for form in (ON_TORCH, BY_ROW, BY_TOKEN)]
+    stock = [("transformers", form) for form in (ON_TORCH, BY_ROW)]
     if torch.cuda.is_available():
         return [("graphs", ON_GRAPHS), *stock]
     fast: list[tuple[str, Form]] = []
