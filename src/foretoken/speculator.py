@@ -375,9 +375,8 @@ class Speculator:
         Texts, scores and order are those of transformers' beam search of the same width. `gamma`
         and `draft_beams` change the speed and, as forwards of other shapes round differently, the
         last digits of scores: in float64 and float32 only near-ties can fall otherwise, in bfloat16
-        texts differ often. With exact_shapes=True beams and scores are the same to the bit. A
-        drafter that is no model, or none with sequences of its own, cannot look ahead: the search
-        is then plain, and `stats.draft_runtime` is "none".
+        texts differ often. A drafter that is no model, or none with sequences of its own, cannot
+        look ahead: the search is then plain, and `stats.draft_runtime` is "none".
 
         Args:
             prompts: As `generate` takes them.

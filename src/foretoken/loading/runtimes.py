@@ -185,27 +185,6 @@ def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
     return None
 
 
-def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Placed:
-    """Do as `place`, so that logits are, to the bit, a function of the text: on ONNX Runtime, or on
-    torch in forwards of one width on a grid. Raises RefusedError for a model that cannot run so."""
-    dtype, reason = dtype_of(source, placement), "it was asked for"
-    if isinstance(source, Source) and source.own_adapter:
-        problem = f"{source.name} has an adapter of its own, for sounds, which are not read so"
-        raise RefusedError(f"{problem}; leave exact_shapes out")
-    if placement.runtime != "transformers" and placement.device.type == "cpu":
-        try:
-            return Placed(_onnx(source, dtype, placement).made_invariant(), reason)
-        except RefusedError as error:
-            if placement.runtime == "onnx" or dtype in ROUNDED:
-                raise
-            reason = str(error)
-    from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
-
-    network = _network(source, dtype, placement.device, ON_A_GRID)
-    packed = _packed(source, network)
-    return Placed(steady(ExactModel(network)), "; ".join([reason, *packed]))
-
-
 def _torch(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, taps: tuple[int, ...]
 ) -> tuple[Model, list[str]]:
@@ -269,18 +248,10 @@ def _graphs(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, compiled: bool
 ) -> Model:
     from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
+    from foretoken.models.stock.selfcheck import self_check
 
-    return rehearsed(GraphModel(_network(source, dtype, device, ON_GRAPHS), compiled))
-
-
-def _network(
-    source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
-) -> PreTrainedModel:
-    """Return a network whose family passes the self-check in that form."""
-    from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
-
-    self_check(source.empty if isinstance(source, Source) else source, form)
-    return _loaded(source, dtype, device, form)
+    self_check(source.empty if isinstance(source, Source) else source, ON_GRAPHS)
+    return rehearsed(GraphModel(_loaded(source, dtype, device, ON_GRAPHS), compiled))
 
 
 def _loaded(

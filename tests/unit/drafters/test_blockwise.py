@@ -58,11 +58,6 @@ def test_another_target_is_refused(file):
     refused(RefusedError, "heads of another target", tuned, f"heads:{file}")
 
 
-def test_exact_shapes_show_no_states(file):
-    with pytest.raises(RefusedError, match="no hidden states, which heads read"):
-        load(tiny.llama(), f"heads:{file}", exact_shapes=True)
-
-
 @pytest.mark.openvino
 def test_a_folder_on_openvino(file, tmp_path):
     """torch's weights are gone there: the output layer is read again."""

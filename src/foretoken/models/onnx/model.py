@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
 from foretoken.models.onnx.passes import Part, Passes, attending
 from foretoken.models.onnx.slots import LEAST, KeptPrefixes, KeySlots, Shape, shared, valid
@@ -78,20 +77,6 @@ class OnnxModel:
     @cached_property
     def batch_invariant(self) -> bool:
         return is_invariant(self.passes, self.shapes)
-
-    def made_invariant(self) -> OnnxModel:
-        """Return this model, whose logits are a function of the text, to the bit, from now on: on
-        some processors lone tokens are computed twice for it. Raises RefusedError where they are
-        not."""
-        if not self.batch_invariant:
-            self.passes.doubled = True
-            del self.batch_invariant
-        if not self.batch_invariant:
-            raise RefusedError(
-                "exact_shapes=True was not shown to hold for ONNX Runtime's products on this "
-                "processor; give runtime='transformers'"
-            )
-        return self
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return self.slots.token_bytes * most_slots(lengths, self.slots.unit)
