@@ -42,6 +42,7 @@ from foretoken.train.loop import (
     folder_of_run,
     require_positive,
 )
+from reproduction import bpe
 
 WINDOWS = 24  # held-out windows that are measured while training; all are at the end
 EXAM = 512  # held-out pairs, likewise
@@ -74,10 +75,10 @@ def train_lm(
     """
     texts, context = corpus.read_texts(data), config.max_position_embeddings
     folder_of_run(out)
-    tokenizer = corpus.tokenizer_of_run(
+    tokenizer = bpe.tokenizer_of_run(
         out,
         tokenizer_folder or init,
-        lambda: corpus.train_tokenizer(corpus.split(texts)[0], config.vocab_size, context),
+        lambda: bpe.train_tokenizer(corpus.split(texts)[0], config.vocab_size, context),
     )
     books = corpus.build(texts, tokenizer)
     if len(books.train) <= context or len(books.held_out) <= context:
@@ -243,8 +244,8 @@ def _pair_tokenizer(
     """InputError for one that ends no text, or pads none."""
     train, _ = corpus.hold_out(lines)
     texts = [text for line in train for text in (line.source, line.target or "")]
-    fresh = partial(corpus.train_pair_tokenizer, texts, size)
-    tokenizer = corpus.tokenizer_of_run(out, folder, fresh)
+    fresh = partial(bpe.train_pair_tokenizer, texts, size)
+    tokenizer = bpe.tokenizer_of_run(out, folder, fresh)
     if tokenizer.pad_token_id is None or tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
         raise InputError(
             f"the tokenizer in {folder or out} has no padding or puts no end behind a text; give "
