@@ -5,12 +5,11 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
 from foretoken.train.corpus import hold_out
-from reproduction.new_tokenizer import train_pair_tokenizer
 from reproduction.ngram import NGram, fingerprint
 from reproduction.train_ngram import (
     bits_per_token,
@@ -19,6 +18,7 @@ from reproduction.train_ngram import (
     held_out_bits,
     held_out_bits_of_text,
 )
+from tiny import byte_level
 
 V = 6
 
@@ -247,7 +247,11 @@ def test_missing_text_is_named(tmp_path):
 
 
 def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
-    tokenizer = train_pair_tokenizer(["the old man and the sea"] * 3, 280)
+    tokenizer = byte_level(280)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {tokenizer.eos_token}", special_tokens=[(tokenizer.eos_token, 0)]
+    )
     targets = [f"the sea {i % 3}" for i in range(20)]
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{i}\t{target}\n" for i, target in enumerate(targets)))

@@ -87,10 +87,8 @@ def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callabl
     if rounding and dtype not in (None, kind):
         raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
-    exact = options.exact_shapes and options.runtime != "onnx"
-    runtime = "transformers" if exact else options.runtime
-    if runtime != "auto":
-        require_shared(runtime)
+    if options.runtime != "auto":
+        require_shared(options.runtime)
     return partial(own_copy, name, kind if rounding else dtype, layers=layers)
 
 
@@ -174,10 +172,6 @@ def draft_of(
 
 def _shown(pending: state_drafts.PublishedPending, options: LoadOptions) -> PendingDraft:
     """A draft that reads the target's states."""
-    if options.exact_shapes:
-        raise RefusedError(
-            "exact_shapes=True shows no hidden states, which the draft reads; give another draft"
-        )
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
     return PendingDraft(pending.attach, taps=pending.taps, runtime=pending.runtime)
 
@@ -249,7 +243,7 @@ def _model_draft(
         remedy = None if loaded else WORDS_MISSING
         require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
     drafter = LMDrafter(place(facts.read, placement).model, V)
-    free = loaded and options.draft_dtype is None and not options.exact_shapes
+    free = loaded and options.draft_dtype is None
     if not free or drafter.runtime not in ("onnx", "openvino") or facts.parameters < SMALL:
         return PendingDraft(lambda target: drafter)
 

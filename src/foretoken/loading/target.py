@@ -17,7 +17,6 @@ from foretoken.loading.ends import TargetEnds
 from foretoken.loading.runtimes import Placement, kept_facts
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
-from foretoken.request import Request, TextPrediction
 from foretoken.speculator import Speculator
 from foretoken.text.turns import known_ends, special_ids, turn_ends
 
@@ -162,12 +161,7 @@ class LoadedTarget:
         """The files or the network that it was made from."""
         return self.known.facts.read
 
-    def speculator(
-        self,
-        drafter: Drafter,
-        draft_name: str,
-        predicted_output: Callable[[Request], TextPrediction] | None = None,
-    ) -> Speculator:
+    def speculator(self, drafter: Drafter, draft_name: str) -> Speculator:
         settings = self.known.settings
         return Speculator(
             target=self.model,
@@ -178,7 +172,6 @@ class LoadedTarget:
             target_name=self.known.name,
             draft_name=draft_name,
             suggested=settings.suggested,
-            predicted_output=predicted_output,
             processor=self.known.processor,
             structure=lambda: self.known.facts.structure,
         )

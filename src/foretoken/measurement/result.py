@@ -45,7 +45,6 @@ class MeasureOptions:
     kv_dtype: str | None = None
     device: str = "cpu"
     runtime: str = "auto"
-    exact_shapes: bool = False
     revision: str | None = None
     draft_revision: str | None = None
     trust_remote_code: bool = False

@@ -114,8 +114,7 @@ class Rewinds(Model, Protocol):
 
 @runtime_checkable
 class ReadsPrompts(Model, Protocol):
-    """A model whose logits may depend on where the prompt of a text ends, as those of `generate`,
-    which reads a prompt at once and what follows token by token."""
+    """A model whose logits depend on where the prompt of a text ends, as those under guidance."""
 
     def prompted(self, lengths: list[int]) -> None:
         """The rows that join next have prompts of so many tokens, whatever they join with; 0: up to

@@ -20,7 +20,7 @@ from tiny import TEXT, byte_level, folder, llama
 
 READING = {"--revision", "--trust-remote-code", "--tokenizer", "--ignore-generation-config"}
 PLACING = {"--dtype", "--device", "--runtime"}
-OF_PAIRS = {"--draft-dtype", "--draft-revision", "--exact-shapes"}
+OF_PAIRS = {"--draft-dtype", "--draft-revision"}
 SHORT = ("--max-new-tokens", 6)
 FEW = ("--limit", 2, "--gamma", 2)
 
@@ -140,14 +140,6 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
         seen.clear()
         run(*words)
         assert seen["rows"] == rows
-
-
-def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
-    pair = ("--target", base / "draft", "--draft", "lookup", "--prompts", base / "prompts.txt")
-    arguments = (*SHORT, *FEW, "--exact-shapes", "--out", tmp_path / "m.json")
-    assert run("measure", *pair, *arguments).code == 0
-    plan = json.loads(run("measure", tmp_path / "m.json", "--json").out)
-    assert plan["command"].endswith("--max-new-tokens 6 --exact-shapes")
 
 
 def test_options_without_a_model_to_load(run, base, tmp_path):

@@ -164,7 +164,6 @@ def test_invalid_names(target, draft, options, says):
     ("options", "says"),
     [
         ({"runtime": "transformers"}, "transformers does not share; give runtime='openvino'"),
-        ({"exact_shapes": True}, "does not share; give runtime='openvino'"),
         ({"draft_dtype": "float16"}, "OpenVINO has no float16"),
     ],
 )

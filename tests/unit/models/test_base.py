@@ -11,7 +11,6 @@ from foretoken.models.base import counts_of, require_model
 from foretoken.models.families import build
 from foretoken.models.graphs import GraphModel
 from foretoken.models.openvino import conversion
-from foretoken.models.stock.grid import ExactModel
 from foretoken.models.stock.selfcheck import on_torch
 from foretoken.models.table import TableModel
 
@@ -19,7 +18,7 @@ TABLE = TableModel(lambda text: [0.5, 0.5], 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [on_torch, ExactModel, GraphModel])
+@pytest.mark.parametrize("form", [on_torch, GraphModel])
 def test_a_model_says_what_it_computes_in(form, dtype: torch.dtype) -> None:
     names = ("Llama",) if form is GraphModel else ("Llama", "T5")
     for name in names:
