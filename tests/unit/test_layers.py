@@ -38,7 +38,7 @@ LAYERS = [
     ["certificate", "train"],
     ["cli"],
     ["__main__", "reproduction"],  # the second package imports the first, never the other way
-    ["reproduction.fleet", "reproduction.recipe", "reproduction.train"],
+    ["reproduction.fleet", "reproduction.recipe", "reproduction.train", "reproduction.view"],
     ["reproduction.pairs"],
     ["reproduction.experiments"],
     ["reproduction.standins"],

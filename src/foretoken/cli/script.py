@@ -27,7 +27,6 @@ from foretoken.cli import (
     measure,
     models,
     serve,
-    trace,
     train,
     transcribe,
 )
@@ -103,7 +102,6 @@ for each in (
     export.export,
     bench.bench,
     certify.certify,
-    trace.trace,
     serve.serve,
     models.models,
     doctor.doctor,

@@ -86,7 +86,6 @@ COMMANDS = {
     "generate": ["Hi"],
     "chat": ["-q", "Hi"],
     "serve": [],
-    "trace": ["Hi"],
     "certify": [],
     "export": ["vllm", "--draft", "lookup", "--gamma", 2],
     "measure": ["--prompts", "{}"],
