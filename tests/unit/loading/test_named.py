@@ -87,7 +87,7 @@ COMMANDS = {
     "chat": ["-q", "Hi"],
     "serve": [],
     "certify": [],
-    "export": ["vllm", "--draft", "lookup", "--gamma", 2],
+    "export": ["--draft", "lookup", "--gamma", 2],
     "measure": ["--prompts", "{}"],
     "bench": ["--prompts", "{}"],
     "train samples": ["--data", "{}", "--out", "{}.txt"],
