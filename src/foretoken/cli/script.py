@@ -19,13 +19,13 @@ from typer.core import TyperGroup
 import foretoken
 from foretoken.cli import (
     bench,
+    cache,
     certify,
     chat,
     doctor,
     export,
     generate,
     measure,
-    models,
     serve,
     train,
     transcribe,
@@ -103,10 +103,10 @@ for each in (
     bench.bench,
     certify.certify,
     serve.serve,
-    models.models,
     doctor.doctor,
 ):
     app.command()(each)
+app.add_typer(cache.app, name="cache")
 app.add_typer(train.app, name="train")
 
 
