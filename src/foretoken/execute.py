@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from threading import Event
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken import checked
-from foretoken.errors import InputError, one_line, renamed, shown
+from foretoken.errors import InputError, one_line, shown
 from foretoken.options import as_seed
 from foretoken.sampling.checks import Count
 from foretoken.sampling.keys import Purpose, RowKey, uniform
@@ -504,9 +504,3 @@ def pick(masses: Masses, uniform: float) -> int:
     cdf = masses.cumsum()
     level = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0.0))
     return int(np.searchsorted(cdf, level, side="right"))
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> None:
-        raise renamed("foretoken.execute", name, {"Law": "Distribution"})

@@ -48,21 +48,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-MOVED = {  # names of version 0.1.0, and where these are now
-    "engaged": "spec.scheduler.engage",
-    "foresight": "spec.predicted_output",
-    "freeze": "spec.costing.freeze",
-    "frozen": "spec.costing.measured",
-    "known_costs": "spec.costing.known",
-    "outbox": "foretoken.engine.output_stream.output_stream",
-    "output_stream": "foretoken.engine.output_stream.output_stream",
-    "policy": "spec.costing.policy",
-    "prompts": "spec.inputs.prompts",
-    "released": "spec.scheduler.disengage",
-    "rows": "spec.inputs.rows",
-    "step_costs": "spec.costing.step_costs",
-}
-
 
 @dataclass(slots=True, eq=False)
 class Speculator:
@@ -137,13 +122,6 @@ class Speculator:
                 f"dataclasses.replace(spec, {name}=...)"
             )
         object.__setattr__(self, name, value)
-
-    if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
-
-        def __getattr__(self, name: str) -> Any:
-            if name in MOVED:
-                raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def exact(self) -> str:

@@ -18,24 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from foretoken import checked
-from foretoken.errors import InputError, as_float, renamed, shown
+from foretoken.errors import InputError, as_float, shown
 
 MAX_GAMMA = 64  # how far `optimal_gamma` looks
 ORACLE_BOUND = math.e / (math.e - 1)  # `oracle_factor` over the best fixed gamma, at most: + 58 %
-
-RENAMED = {  # names of version 0.1.0, and what stands for them now
-    "expected_runs": "tokens / walltime_factor(alpha, gamma, c=0, tokens=tokens)",
-    "factor_bound": "oracle_factor(alpha, c=0)",
-    "guaranteed_factor": "walltime_factor(alpha, gamma=1, c=c)",
-    "memory_factor": "expected_tokens",
-    "tokens_law": "tokens_distribution",
-}
 
 VerifyCost = Callable[[int], float] | Sequence[float]
 """v: the target's time for n tokens at once over that for one; v(n), or v[n] with v[0] unused."""
@@ -616,9 +607,3 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
             f"v of {n} tokens is {shown(cost)}; give a number above 0, to {checked.DEAREST:g}"
         )
     return float(cost)
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> None:
-        raise renamed("foretoken.theory", name, RENAMED)

@@ -1,4 +1,4 @@
-"""`foretoken cache`: the models on this machine with the drafts that fit each, their conversions and
+"""`foretoken cache`: models on this machine with the drafts that fit each, their conversions and
 measured costs; and the removal of these."""
 
 from __future__ import annotations

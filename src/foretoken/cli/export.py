@@ -1,4 +1,4 @@
-"""`foretoken export`: vLLM's command for the same target, draft and gamma."""
+"""`foretoken export vllm`: vLLM's command for the same target, draft and gamma."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foretoken.cli.render import page, prose
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import hub, named
 
-OURS = ("self", "heads", "ngram", "copy", "uniform")  # drafts, by the word before their colon
+OURS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
 METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")  # vLLM's, by a draft's kind
 MAX_MATCH_TOKENS = 8  # that vLLM is told of look-up: it wants a number, ours matches any
 DIFFERENCES = (
@@ -25,6 +25,8 @@ DIFFERENCES = (
     "gamma for all steps, refuses min_p, and has no lenience with a stated bias; a seed's text is "
     "not the one without draft tokens."
 )
+
+app = typer.Typer(no_args_is_help=True, help="Print another system's command for the same pair.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,12 @@ class ExportSetting:
     draft_revision: str | None = None
 
 
+@app.command()
 @command
-def export(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Export the fastest draft and gamma of these files of foretoken measure --out."
-        ),
+def vllm(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Export the fastest draft and gamma of a file of foretoken bench."),
     ] = None,
     target: option.Target = None,
     draft: Annotated[
@@ -60,11 +61,12 @@ def export(
     as_json: option.Json = False,
 ) -> None:
     """Print vLLM's command for the same target, draft and gamma, and how vLLM differs."""
-    if files and ((target, draft, gamma) != (None, None, None) or temperature):
+    if file and ((target, draft, gamma) != (None, None, None) or temperature):
         raise InputError(
-            "give files of measurements, or --target, --draft, --gamma and --temperature; not both"
+            "give a file of foretoken bench, or --target, --draft, --gamma and --temperature, "
+            "not both"
         )
-    setting = _measured(files) if files else _given(target, draft, gamma, temperature)
+    setting = _measured(file) if file else _given(target, draft, gamma, temperature)
     config = speculative_config(setting)
     words = ["vllm", "serve", _file(setting.target)]
     words += ["--revision", setting.revision] if setting.revision else []
@@ -78,11 +80,11 @@ def export(
     prose(page(sys.stderr), DIFFERENCES)  # not into a script that the command is written to
 
 
-def _measured(files: list[Path]) -> ExportSetting:
+def _measured(file: Path) -> ExportSetting:
     from foretoken.cli.measure import saved  # late: torch takes seconds to import
     from foretoken.measurement.plan import plan
 
-    planned = plan(saved(files))
+    planned = plan(saved([file]))
     pair = planned.first.measurement
     if pair.target.encoder_decoder:
         raise _encoder_decoder(pair.target.name)
@@ -109,7 +111,7 @@ def _given(
     if gamma is None and draft != "none":
         raise InputError(
             "gamma is chosen before every step here, vLLM takes one number; give --gamma, as "
-            "foretoken measure picks it"
+            "foretoken bench picks it"
         )
     if (gamma or 0) < 0 or (draft == "none" and gamma):
         raise InputError(
@@ -153,7 +155,8 @@ def speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
     draft, count = setting.draft, {"num_speculative_tokens": setting.gamma}
     if draft == "none" or not setting.gamma:
         return None
-    if draft.partition(":")[0] in OURS:
+    by_colon = ":" in draft and not (hub.is_folder(draft) or hub.IN_HUB.fullmatch(draft))
+    if draft in OURS or by_colon:  # self:KIND, or a module's
         raise RefusedError(
             f"draft {draft} exists in foretoken only; give the folder of a model, lookup or none"
         )

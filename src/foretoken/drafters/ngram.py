@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
-from foretoken.errors import InputError, renamed
+from foretoken.errors import InputError
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
 from foretoken.storage import files
@@ -85,11 +84,6 @@ class NGram:
     def vocab_size(self) -> int:
         """V: the size of the vocabulary."""
         return len(self.unigram)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> None:
-            raise renamed(self, name, {"law": "distribution"})
 
     def distribution(self, context: Sequence[int]) -> np.ndarray:
         """Return the distribution after a context.

@@ -1,4 +1,4 @@
-"""`foretoken export` as a user meets it: vLLM's command, its speculative config, and refusals."""
+"""`foretoken export vllm`: the command, the speculative config, and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = ("--target", "a/t", "--draft", "none")
 
 def exported(console: Run, *arguments: object) -> tuple[list[str], Any]:
     """The words of the command, and its speculative config."""
-    result = console("export", *arguments)
+    result = console("export", "vllm", *arguments)
     assert result.code == 0 and result.out.count("\n") == 1  # to be run, or piped
     *words, last = shlex.split(result.out)
     if "--speculative-config" not in words:
@@ -33,8 +33,8 @@ def test_a_model_as_draft(console: Run):
     assert config == expected
     _, sampled = exported(console, *GIVEN, "--temperature", 0.7)
     assert sampled == expected | {"draft_sample_method": "probabilistic"}
-    assert "vLLM chooses the dtype itself" in console("export", *GIVEN).err
-    report = json.loads(console("export", *GIVEN, "--json").out)
+    assert "vLLM chooses the dtype itself" in console("export", "vllm", *GIVEN).err
+    report = json.loads(console("export", "vllm", *GIVEN, "--json").out)
     assert report["speculative_config"] == expected and report["setting"]["gamma"] == 4
     assert shlex.split(report["command"])[:3] == words
 
@@ -73,10 +73,10 @@ def test_a_gguf_file_is_named(console: Run, tmp_path: Path):
         assert words == ["vllm", "serve", str(file)]
 
 
-@pytest.mark.parametrize("draft", ["self", "self:0-3", "heads:h", "ngram:n", "copy", "uniform"])
+@pytest.mark.parametrize("draft", ["self", "self:0-3", "a.module:file", "copy", "uniform"])
 def test_drafts_of_this_package_are_refused(console: Run, draft: str):
     told = f"draft {draft} exists in foretoken only; give the folder of a model"
-    mistake(console("export", *GIVEN, "--draft", draft), told)
+    mistake(console("export", "vllm", *GIVEN, "--draft", draft), told)
 
 
 def test_mistakes_are_one_line(console: Run, tmp_path: Path):
@@ -86,7 +86,7 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
     (assistant / "config.json").write_text('{"model_type": "gemma4_assistant"}')
     for arguments, message in (
         (("--target", "a/t", "--gamma", 4), "a target of yours needs --draft"),
-        (("--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken measure picks"),
+        (("--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken bench picks"),
         (("--target", tmp_path, "--draft", "b/d", "--gamma", 1), "an encoder-decoder"),
         (("--target", "a/t", "--draft", "none", "--gamma", 3), "gamma is 3 with --draft"),
         ((*GIVEN, "--gamma", -1), "gamma is -1 with --draft b/d; give 1 or more"),
@@ -96,4 +96,4 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
         (("m.json", *GIVEN), "not both"),
         ((tmp_path / "m.json",), "there is no"),
     ):
-        mistake(console("export", *arguments), message)
+        mistake(console("export", "vllm", *arguments), message)
