@@ -294,18 +294,8 @@ class Speculator:
         """Continue prompts as `generate` does, a piece at a time.
 
         The pieces of a text concatenate, texts and tokens alike, to exactly what `generate`
-        returns: what may be the beginning of a stop string is held back.
-
-        Args:
-            prompts: As `generate` takes them.
-            params: As `generate` takes them.
-            gamma: As `generate` takes it.
-            seed: As `generate` takes it.
-            rule: As `generate` takes it.
-            lenience: As `generate` takes it.
-            chat_template: As `generate` takes it.
-            chat_template_kwargs: As `generate` takes them.
-            **controls: As `generate` takes them.
+        returns: what may be the beginning of a stop string is held back. Arguments are those of
+        `generate`.
 
         Yields:
             A piece for every text that a step adds to; `piece.row` says which text it belongs to.
@@ -315,8 +305,7 @@ class Speculator:
             value.
 
         Raises:
-            InputError: As in `generate`, or there is no prompt.
-            RefusedError: As in `generate`.
+            InputError: There is no prompt, or what `generate` raises.
 
         Examples:
             >>> import foretoken
@@ -505,7 +494,7 @@ class Speculator:
         Args:
             prompts: Prompts one by one, each a text or ids.
             params: One SamplingParams for all prompts, or a list with one for each.
-            seed: As `generate` takes it.
+            seed: An int, or an int or a pair for each prompt.
 
         Returns:
             `num_return_sequences` requests of each prompt, in order.
