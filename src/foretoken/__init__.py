@@ -62,7 +62,6 @@ _HOMES = {
     "speculator": ("Speculator",),
 }
 _MODULES = ("theory",)
-_GONE = {"LostError": "tensor parallelism, which raised it, was removed"}
 
 __all__ = [
     "AsyncEngine",
@@ -115,6 +114,4 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(f"foretoken.{home}"), name)
             globals()[name] = value
             return value
-    if name in _GONE:
-        raise AttributeError(f"foretoken.{name} is gone: {_GONE[name]}")
     raise AttributeError(f"module 'foretoken' has no attribute {name!r}")

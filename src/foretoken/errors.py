@@ -250,10 +250,3 @@ def mismatch(error: Mapping[str, Any]) -> str:
     if kind == "value_error":  # of a check of ours
         return str(error["msg"]).removeprefix("Value error, ")
     return "it is not what it must be"
-
-
-def renamed(owner: object, name: str, names: dict[str, str]) -> AttributeError:
-    """The error for an attribute that `owner` does not have; `names`: new names by old ones."""
-    kind = owner if isinstance(owner, str) else type(owner).__name__
-    remedy = f"; it is {names[name]!r} now" if name in names else ""
-    return AttributeError(f"{kind!r} has no attribute {name!r}{remedy}")

@@ -36,21 +36,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-MOVED = {  # names of version 0.1.0, and where these are now
-    "engaged": "spec.scheduler.engage",
-    "foresight": "spec.predicted_output",
-    "freeze": "spec.costing.freeze",
-    "frozen": "spec.costing.measured",
-    "known_costs": "spec.costing.known",
-    "outbox": "foretoken.engine.output_stream.output_stream",
-    "output_stream": "foretoken.engine.output_stream.output_stream",
-    "policy": "spec.costing.policy",
-    "prompts": "spec.inputs.prompts",
-    "released": "spec.scheduler.disengage",
-    "rows": "spec.inputs.rows",
-    "step_costs": "spec.costing.step_costs",
-}
-
 
 @dataclass(slots=True, eq=False)
 class Speculator:
@@ -125,13 +110,6 @@ class Speculator:
                 f"dataclasses.replace(spec, {name}=...)"
             )
         object.__setattr__(self, name, value)
-
-    if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
-
-        def __getattr__(self, name: str) -> Any:
-            if name in MOVED:
-                raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def exact(self) -> str:
@@ -304,18 +282,8 @@ class Speculator:
         """Continue prompts as `generate` does, a piece at a time.
 
         The pieces of a text concatenate, texts and tokens alike, to exactly what `generate`
-        returns: what may be the beginning of a stop string is held back.
-
-        Args:
-            prompts: As `generate` takes them.
-            params: As `generate` takes them.
-            gamma: As `generate` takes it.
-            seed: As `generate` takes it.
-            rule: As `generate` takes it.
-            lenience: As `generate` takes it.
-            chat_template: As `generate` takes it.
-            chat_template_kwargs: As `generate` takes them.
-            **controls: As `generate` takes them.
+        returns: what may be the beginning of a stop string is held back. Arguments are those of
+        `generate`.
 
         Yields:
             A piece for every text that a step adds to; `piece.row` says which text it belongs to.
@@ -325,8 +293,7 @@ class Speculator:
             value.
 
         Raises:
-            InputError: As in `generate`, or there is no prompt.
-            RefusedError: As in `generate`.
+            InputError: There is no prompt, or what `generate` raises.
 
         Examples:
             >>> import foretoken
@@ -440,7 +407,7 @@ class Speculator:
         Args:
             prompts: Prompts one by one, each a text or ids.
             params: One SamplingParams for all prompts, or a list with one for each.
-            seed: As `generate` takes it.
+            seed: An int, or an int or a pair for each prompt.
 
         Returns:
             `num_return_sequences` requests of each prompt, in order.

@@ -21,7 +21,6 @@ COMMANDS = (
     "measure",
     "bench",
     "certify",
-    "trace",
     "doctor",
     "train",
 )
@@ -75,8 +74,6 @@ MISTAKES = {
     ("certify", "--rule", "nonsense"): "rule is 'nonsense'",
     ("certify", "--seed", "-1"): "seed is -1",
     ("certify", "--target", "no-such-folder"): "there is no folder",
-    ("trace", "hi", "--html", "no-such-folder/t.html"): "there is no folder no-such-folder",
-    ("trace", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
     ("measure",): "give files of foretoken measure",
     ("measure", "no-such-file"): "there is no no-such-file",
 }

@@ -38,7 +38,7 @@ LAYERS = [
     ["certificate", "train"],
     ["cli"],
     ["__main__", "reproduction"],  # beside the package, which never imports it
-    ["reproduction.beam", "reproduction.execute", "reproduction.theory"],
+    ["reproduction.beam", "reproduction.execute", "reproduction.theory", "reproduction.view"],
     ["reproduction.examples"],
     ["reproduction.costs", "reproduction.recipe", "reproduction.train"],
     ["reproduction.fleet", "reproduction.held_out", "reproduction.pairs", "reproduction.serving"],

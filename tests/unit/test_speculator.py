@@ -25,7 +25,7 @@ from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
-from foretoken.speculator import BATCH, MOVED, Speculator
+from foretoken.speculator import BATCH, Speculator
 from foretoken.storage.cache import remember, remembered
 from foretoken.text.decoding import decode
 from oracle import random_model
@@ -57,14 +57,6 @@ def double() -> Speculator:
 def told(error: pytest.ExceptionInfo[ForetokenError]) -> str:
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-@pytest.mark.parametrize(("name", "place"), MOVED.items())
-def test_a_method_that_moved_names_its_place(name, place):
-    with pytest.raises(AttributeError, match=f"Speculator.{name} is now {place}"):
-        getattr(table(), name)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = table().nothing
 
 
 def test_the_parts_stay_and_another_is_made_of_them():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import sys
 from dataclasses import asdict, fields
 from functools import partial
@@ -22,7 +21,7 @@ from foretoken.cli import option, prompts
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, labelled, milliseconds, page, prose, table
 from foretoken.costing.contention import remark
-from foretoken.errors import InputError, RefusedError, SameModelError
+from foretoken.errors import InputError, SameModelError
 
 if TYPE_CHECKING:
     from foretoken.measurement.estimate import Estimate, Spread
@@ -250,7 +249,6 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
         "draft": plan.first.draft if plan.gamma else None,
         "gamma": plan.gamma,
         "command": plan.command,
-        "vllm_speculative_config": _vllm(plan),
         "candidates": [
             {
                 "draft": candidate.draft,
@@ -458,23 +456,6 @@ def _advise(plan: Plan, console: Console) -> None:
     prose(console, f"{advice}: {reason}", bold="speculate" if plan.gamma else advice)
     console.print()
     console.print(plan.command, soft_wrap=True, markup=False)
-    if plan.gamma:
-        config = _vllm(plan)
-        told = "none, vLLM has no such draft" if config is None else shlex.quote(json.dumps(config))
-        console.print(f"vLLM --speculative-config: {told}", soft_wrap=True, markup=False)
-
-
-def _vllm(plan: Plan) -> dict[str, Any] | None:
-    """Return vLLM's --speculative-config; None for plain decoding, and where it has no such
-    draft."""
-    from foretoken.cli.export import ExportSetting, known_of, require, vllm_config
-
-    setting = ExportSetting.of(plan.first.measurement, plan.gamma)
-    try:
-        require(known_of("vllm"), setting)
-    except RefusedError:
-        return None
-    return vllm_config(setting) if plan.gamma else None
 
 
 def _estimate(estimate: Estimate) -> str:

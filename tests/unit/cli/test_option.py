@@ -11,10 +11,10 @@ import pytest
 
 from console import Run, mistake
 from foretoken.cli import option
-from foretoken.lab import bench, machine
 from foretoken.loading import adapters, hub
 from foretoken.loading import load as loading
 from foretoken.loading.options import OPTIONS
+from foretoken.measurement import bench, machine
 from foretoken.sampling.checks import Choice, as_flag
 from tiny import TEXT, byte_level, folder, llama
 
@@ -143,12 +143,7 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
 
 
 def test_options_without_a_model_to_load(run, base, tmp_path):
-    mistake(run("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
-    mistake(run("doctor", "--rows", 4), "name one: foretoken doctor MODEL")
-    mistake(run("doctor", base / "draft", "--clear-cache", "--rows", 4), "leave --rows out")
     mistake(run("measure", tmp_path / "m.json", "--dtype", "int8"), "or options to measure with")
-    result = run("doctor", base / "draft", "--runtime", "transformers", "--json")
-    assert json.loads(result.out)["why"].startswith("it was asked for")
 
 
 # How the model's own generation config would sample

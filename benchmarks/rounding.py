@@ -1,23 +1,39 @@
-"""The effect of rounding a model's weights: bits per byte of held-out text before and after, and
-the agreement of the two distributions on it.
+"""What rounding does to a model: bits per byte of held-out text before and after, and the agreement
+of the two distributions on it.
 
-Both read the same ids, in windows, and predict every one but the first. Knows no files and no
-command line.
+Both read the same ids, in windows, and predict every one but the first. --q4-0 adds llama.cpp's
+four bits: only weights are rounded there; foretoken's run as a user's do, with activations in eight
+bits where the processor's products round them. Expected: alike, as groups of 64 with a fitted scale
+lose about what groups of 32 with the largest weight's do.
+
+    python benchmarks/peers/make.py llama.cpp    # for --q4-0 alone
+    python benchmarks/rounding.py --held-out FILE
+    python benchmarks/rounding.py --held-out FILE --target DIR --dtypes int4
 """
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import log
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+import foretoken
+import machine
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import leased
+from foretoken.loading.named import asset
 from foretoken.measurement.estimate import Estimate, ratio
 from foretoken.models.base import Model
 from foretoken.sampling.distributions import check, likeliest
@@ -26,6 +42,8 @@ from foretoken.sampling.verify import overlap
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+HERE = Path(__file__).parent
+PYTHON = HERE.parent / ".peers" / "llama.cpp" / "bin" / "python"
 PIECES, LETTERS = 16, 2000  # of a text, evenly spread, and letters in each
 WINDOW = 512  # ids that a prediction follows from, at most
 CHUNK = 64  # positions in a pass: distributions of a whole window would take much memory
@@ -143,3 +161,51 @@ def _share(tops: list[float], bottoms: list[int], *ends: float) -> Estimate:
     estimate = ratio(tops, bottoms, *ends)
     assert estimate is not None  # two pieces or more, each with a byte
     return estimate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--target", default="novels")
+    parser.add_argument("--dtypes", nargs="*", default=["int4", "int8"])
+    parser.add_argument("--q4-0", action="store_true")
+    arguments = parser.parse_args()
+    # the distribution as it is, without bans and penalties
+    how = {"draft": "none", "generation_config": "ignore"}
+    exact = foretoken.load(arguments.target, **how)
+    assert exact.tokenizer is not None
+    text = arguments.held_out.read_text(encoding="utf-8", errors="replace")
+    held_out = pieces(text, exact.tokenizer)
+    others = {
+        dtype: foretoken.load(arguments.target, dtype=dtype, **how) for dtype in arguments.dtypes
+    }
+    if arguments.q4_0:
+        folder = asset("target") if arguments.target == "novels" else Path(arguments.target)
+        others["q4_0"] = foretoken.load(theirs(folder), **how)
+    table = Table("", "bits a byte", "more", "same most probable token", "sum min(p, q)")
+    rows = {}
+    for name, other in others.items():
+        loss = rounding(exact.target, other.target, held_out)
+        rows[name] = asdict(loss)
+        cells = (loss.rounded_bits_per_byte, loss.more_bits_per_byte, loss.same, loss.overlap)
+        table.add_row(name, *(f"{each.value:.4f} ± {each.error:.4f}" for each in cells))
+    Console().print(table)
+    print(machine.save("rounding", {"target": arguments.target, "rows": rows}))
+
+
+def theirs(folder: Path) -> PreTrainedModel:
+    """The model with the weights that llama.cpp would read."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    )
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "weights.npz"
+        subprocess.run([PYTHON, HERE / "peers" / "q4_0.py", folder, file], check=True)
+        weights = {name: torch.from_numpy(values) for name, values in np.load(file).items()}
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert missing in ([], ["lm_head.weight"]), missing  # tied to the embeddings
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,66 +1,59 @@
-"""`foretoken doctor --held-out`: how rounding changes a model."""
+"""`foretoken doctor`: the machine, and the backend and precision of one model."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from console import Run, mistake
-from foretoken.lab import rounding
 from foretoken.loading import runtimes
 from foretoken.loading.fastest import Fastest
+from foretoken.measurement import machine
 from foretoken.models.onnx.products import rounded
-from tiny import TEXT, byte_level, folder, llama
+from tiny import byte_level, folder, llama
+
+
+def test_versions_the_processor_memory_and_devices(
+    console: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+    document: dict[str, Any] = json.loads(console("doctor", "--json").out)
+    assert document["versions"].keys() >= {"python", "torch", "transformers", "foretoken"}
+    assert document["devices"][0]["name"] == "cpu" and document["devices"][0]["free_bytes"] > 0
+    processor = document["processor"]
+    assert processor["name"] and processor["threads"] >= 1 and processor["bytes_per_second"] > 0
+    shown = console("doctor").out
+    assert f"processor: {processor['name']}, {processor['threads']} threads" in shown
+    assert " GB/s, reading 1 MiB" in shown and "foretoken doctor MODEL" in shown
+    assert all(name in shown for name in processor["abilities"] or ())
+    for runtime in ("ONNX Runtime", "OpenVINO"):
+        assert f"\n{runtime}: " in shown
+
+
+def test_options_without_a_model_to_load(console: Run) -> None:
+    mistake(console("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
+    mistake(console("doctor", "--rows", 4), "name one: foretoken doctor MODEL")
+
+
+def test_a_runtime_that_was_asked_for(console: Run, tmp_path: Path) -> None:
+    model = folder(tmp_path / "m", llama(320), byte_level())
+    result = console("doctor", model, "--runtime", "transformers", "--json")
+    assert json.loads(result.out)["why"].startswith("it was asked for")
+    mistake(console("doctor", model, "--dtype", "int5"), "int5")
 
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model whose products are large enough to be rounded, one without a tokenizer, a text."""
+    """A model whose products are large enough to be rounded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(rounding, "LETTERS", 60)
     wide = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
     folder(tmp_path / "m", llama(320, **wide), byte_level())
-    folder(tmp_path / "bare", llama(320, **wide))
-    (tmp_path / "text.txt").write_text(TEXT * 20)
     return tmp_path
-
-
-@pytest.mark.openvino
-def test_figures_of_a_rounded_model(console: Run, base: Path) -> None:
-    args = ("doctor", base / "m", "--dtype", "int8", "--held-out", base / "text.txt")
-    result = console(*args)
-    assert result.code == 0
-    for phrase in ("m in int8, on ", "text.txt (sha256 ", "bits per byte ", "sum min(p, q)"):
-        assert phrase in result.out
-    document = json.loads(console(*args, "--json").out)
-    assert document["dtype"] == "int8" and document["tokens"] > 100
-    assert 0.5 < document["overlap"]["value"] < 1 and document["same"]["value"] <= 1
-    more = document["rounded_bits_per_byte"]["value"] - document["bits_per_byte"]["value"]
-    assert more == pytest.approx(document["more_bits_per_byte"]["value"])
-    kept = json.loads(console("doctor", "--cache", "--json").out)["models"]
-    cards = {row["dtype"]: row["card"] for row in kept}
-    assert document["kept"] and cards["float32"] is None
-    assert cards["int8"] == {name: document[name] for name in cards["int8"]}
-    listed = console("doctor", "--cache").out
-    assert f"    on text.txt, {document['date']}: " in listed and "sum min(p, q) " in listed
-    assert console(*args[:4]).code == 0  # the conversion is found, as it was
-    assert len(json.loads(console("doctor", "--cache", "--json").out)["models"]) == 2
-    other = console("doctor", "no-model", "--clear-cache")
-    mistake(other, "no conversion of 'no-model' is kept; --cache lists their names")
-    assert console("doctor", kept[0]["name"], "--clear-cache").code == 0
-    assert json.loads(console("doctor", "--cache", "--json").out)["models"] == []
-
-
-@pytest.mark.openvino
-def test_a_model_without_a_tokenizer_is_refused(console: Run, base: Path) -> None:
-    args = ("--dtype", "int8", "--held-out", base / "text.txt")
-    result = console("doctor", base / "bare", *args)
-    assert result.code == 2 and result.out == ""  # a conversion is told before
-    assert "error: " in result.err and "bare has no tokenizer, so no bits per byte" in result.err
 
 
 @pytest.mark.onnx
@@ -108,11 +101,3 @@ def test_weights_of_four_bits_stay_so(
     assert measured.code == 0 and "left out: draft is 'self:int4'" in measured.err
     asked = console("measure", *target, *some, "--self", "--draft", "self:int8")
     mistake(asked, "draft is 'self:int8', but")
-
-
-def test_mistakes(console: Run, base: Path) -> None:
-    text = ("--held-out", base / "text.txt")
-    mistake(console("doctor", *text), "--dtype is float32, which rounds no weights; give int8 or")
-    mistake(console("doctor", *text, "--dtype", "int5"), "int5")
-    mistake(console("doctor", "--dtype", "int8", "--held-out", "no.txt"), "no.txt cannot be read")
-    mistake(console("doctor", *text, "--cache"), "give one of --cache, --clear-cache, --speed, --f")

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab import rounding as module
-from foretoken.lab.rounding import RoundedPiece, pieces, rounding
 from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.models.table import TableModel
+from scripts import benchmark
 from tiny import TEXT, byte_level, metaspace, t5
 
+module = benchmark("rounding")
+pieces, rounding, RoundedPiece = module.pieces, module.rounding, module.RoundedPiece
 V = 5
 random = np.random.default_rng(3)
 P, Q = random.dirichlet(np.ones(V), V), random.dirichlet(np.ones(V), V)
