@@ -122,7 +122,7 @@ class LoadedTarget:
     (docs/drafters.md).
 
     Attributes:
-        known: What was known of it before it ran.
+        known: The facts that were known before it ran.
         model: The model that scores tokens. One that has `hidden` shows there what its output layer
             read at the positions of the last forward pass.
 

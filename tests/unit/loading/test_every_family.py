@@ -36,7 +36,7 @@ CACHE = r"a (ragged cache|cache of each row)"
 SINGLE = "(at most it scores single tokens a pass, so that drafts save nothing; )?"
 MESSAGES = (
     rf"{FAMILY} cannot be run exactly: ({'|'.join(REASONS)}); {INSTEAD_}",
-    rf"{FAMILY} keeps states beside its keys and values: runtime='transformers' takes them back",
+    rf"{FAMILY} keeps states beside keys and values: runtime='transformers' takes them back",
     rf"{FAMILY} cannot be checked: no small copy can be built, its code raised \w+; {INSTEAD_}",
     rf"{FAMILY} does not run over {CACHE}: its code raised \w+; {SINGLE}{INSTEAD_}",
     rf"{FAMILY} is not exact over {CACHE}: logits differ by \S+ of their spread from a full "

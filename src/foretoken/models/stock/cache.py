@@ -388,7 +388,7 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
     if not states and keeps_states(model):
         raise RefusedError(
-            f"{name} keeps states beside its keys and values: runtime='transformers' takes them back"
+            f"{name} keeps states beside keys and values: runtime='transformers' takes them back"
         )
 
 
