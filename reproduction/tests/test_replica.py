@@ -19,7 +19,6 @@ from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.measurement.agreement import overlaps
 from foretoken.measurement.result import Serving
 from foretoken.measurement.serving import _expected, _Step
-from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
@@ -28,6 +27,7 @@ from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 from oracle import random_model
 from reproduction.fleet import Clock, PaperReplica, PaperText
+from table import TableModel
 
 V, ROWS = 6, 3
 GREEDY = SamplingParams(temperature=0.0)

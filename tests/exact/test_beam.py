@@ -14,10 +14,10 @@ from foretoken import Beam, Speculator
 from foretoken.beam import search as beam
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator as Spec
 from pairs import DEVICE, PROMPTS, relative, scores, speculator, target
 from pairs import random as network
+from table import TableModel
 
 FAMILIES = ["Llama", "GPT-2", "Mistral", "T5", "BART"]
 STOPPING = (False, True, "never")

@@ -34,7 +34,6 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import Purpose
@@ -43,6 +42,7 @@ from foretoken.speculator import Speculator
 from oracle import random_model
 from pairdrafts import eagle_file, pairs_drafter
 from pairs import relative, target
+from table import TableModel
 
 V = 6
 P, Q = random_model(31, V), random_model(32, V)

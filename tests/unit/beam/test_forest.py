@@ -12,8 +12,8 @@ from foretoken.models.base import TreeModel
 from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock import attention
 from foretoken.models.stock.selfcheck import deviation, on_torch, stir
-from foretoken.models.table import TableModel
 from oracle import random_model
+from table import TableModel
 
 
 def test_a_text_is_one_node() -> None:

@@ -20,11 +20,11 @@ from foretoken.beam.search import (
 )
 from foretoken.controls.chain import chain
 from foretoken.drafters.lm import LMDrafter
-from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from pairs import PROMPTS, relative, speculator, target
 from pairs import random as network
+from table import TableModel
 
 
 def search(limit: int = 3, eos: frozenset[int] = frozenset(), **options) -> Search:

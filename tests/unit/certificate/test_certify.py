@@ -23,7 +23,6 @@ from foretoken.certificate.certify import (
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
-from foretoken.models.table import TableModel
 from foretoken.options import Prompt
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
@@ -31,6 +30,7 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import block
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 
 V = 5
 P, Q = random_model(1, V), random_model(2, V)

@@ -15,11 +15,11 @@ from foretoken.certificate.identity import (
     singly,
 )
 from foretoken.drafters.none import NoDrafter
-from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 from oracle import random_model
+from table import TableModel
 
 V = 5
 REQUEST = Request([0], 9, RowKey(0, 0))

@@ -14,12 +14,12 @@ from foretoken.certificate.certify import Control, OffByOne, next_row
 from foretoken.cli import certify as command
 from foretoken.drafters.lm import LMDrafter
 from foretoken.loading import load as loading
-from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import NAMED
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level, folder, llama
 
 

@@ -11,7 +11,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.lab import rounding as module
 from foretoken.lab.rounding import RoundedPiece, pieces, rounding
 from foretoken.models.stock.model import Seq2SeqModel
-from foretoken.models.table import TableModel
+from table import TableModel
 from tiny import TEXT, byte_level, metaspace, t5
 
 V = 5

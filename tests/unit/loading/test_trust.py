@@ -13,8 +13,8 @@ import foretoken
 from console import mistake
 from foretoken.errors import InputError
 from foretoken.measurement.measure import of_model
-from foretoken.models.table import TableModel
 from foretoken.train import corpus
+from table import TableModel
 from tiny import TEXT, byte_level, folder, llama
 
 SOURCES = Path(foretoken.__file__).parent

@@ -10,10 +10,10 @@ from foretoken.errors import RefusedError
 from foretoken.measurement import serving as module
 from foretoken.measurement.result import MeasureOptions
 from foretoken.measurement.serving import require, serving
-from foretoken.models.table import TableModel
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 
 V = 6
 COSTS = Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))

@@ -13,7 +13,7 @@ from foretoken.models.graphs import GraphModel
 from foretoken.models.openvino import conversion
 from foretoken.models.stock.grid import ExactModel
 from foretoken.models.stock.selfcheck import on_torch
-from foretoken.models.table import TableModel
+from table import TableModel
 
 TABLE = TableModel(lambda text: [0.5, 0.5], 2)
 
