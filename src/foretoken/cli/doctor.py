@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections import Counter
 from dataclasses import asdict, replace
 from datetime import date, datetime
 from itertools import groupby
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from foretoken.models.base import Model
 
 EXACT = "float32"
-ROOM = 8_000_000_000  # bytes that a class may take to be tried
-OUTCOMES = ("equal", "refused", "differs", "failed", "no text", "no inputs", "not built")
 SAYS = (
     "a pass of linear layers alone over so many tokens; -: time or memory did not "
     "suffice. Precisions below float32 make another model of a target; a draft's never changes the "
@@ -83,14 +80,6 @@ def doctor(
         bool,
         typer.Option("--speed", help="Time each precision by model size; takes about 20 s."),
     ] = False,
-    families: Annotated[
-        bool,
-        typer.Option(
-            "--families",
-            help="Compare every class of transformers that generates text, tiny and random, with "
-            "its own generate; takes minutes, and goes on where it was stopped.",
-        ),
-    ] = False,
     as_json: option.Json = False,
 ) -> None:
     """Show versions, the processor, memory bandwidth, and the backend of each model family."""
@@ -100,15 +89,13 @@ def doctor(
         and (origin, placing, adapter, rows) != (option.Origin(), option.Placing(), None, 1)
     ):
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
-    if sum([cache, clear_cache, speed, families, held_out is not None]) > 1:
-        raise InputError("give one of --cache, --clear-cache, --speed, --families and --held-out")
+    if sum([cache, clear_cache, speed, held_out is not None]) > 1:
+        raise InputError("give one of --cache, --clear-cache, --speed and --held-out")
     if clear_cache and rows != 1:
         raise InputError(
             "--clear-cache removes conversions for any number of texts; leave --rows out"
         )
-    others = [("--speed is of this machine", speed), ("--families is of all", families)]
-    others += [("--cache is of all models", cache)]
-    for name, on in others:
+    for name, on in (("--speed is of this machine", speed), ("--cache is of all models", cache)):
         if model is not None and on:
             raise InputError(f"{name}; give it or {model!r:.60}, not both")
     quiet()
@@ -120,8 +107,6 @@ def doctor(
         document, show = _cached(), _show_cached
     elif speed:
         document, show = _speeds(), _show_speeds
-    elif families:
-        document, show = _families(None if as_json else console), _show_families
     elif held_out is not None:
         document = _rounded(model, origin, placing, adapter, rows, held_out)
         show = _show_rounded
@@ -264,36 +249,6 @@ def _show_speeds(console: Console, document: dict[str, Any]) -> None:
         sizes = ", ".join(f"{size['rows']} x {size['tokens']}" for size in each["passes"])
         line = f"{each['label']}, some layers over {sizes} tokens: {'; '.join(times)}"
         console.print(line, soft_wrap=True, markup=False)
-
-
-def _families(console: Console | None) -> dict[str, Any]:
-    """Judge every class in as many processes as there are processors and memory for, with a line
-    for each as it comes."""
-    import psutil
-
-    from foretoken.lab.census import census, classes
-    from foretoken.storage.cache import versions
-
-    names = sorted(classes())
-    workers = min(psutil.cpu_count() or 1, psutil.virtual_memory().available // ROOM)
-    families: list[dict[str, Any]] = []
-    for verdict in bar(census(names, max(1, workers)), "trying", len(names)):
-        said = ", ".join(filter(None, [verdict.form, verdict.reason]))
-        if console is not None:
-            line = f"{verdict.name}: {verdict.outcome}{f' ({said})' if said else ''}"
-            console.print(line, soft_wrap=True, markup=False)
-        families.append(asdict(verdict))
-    return {"versions": versions(), "families": families}
-
-
-def _show_families(console: Console, document: dict[str, Any]) -> None:
-    """Count the outcomes."""
-    families = sorted(document["families"], key=lambda each: each["name"])
-    outcomes = Counter((each["kind"], each["outcome"]) for each in families)
-    view = table("classes that read", *OUTCOMES)
-    for kind in dict.fromkeys(each["kind"] for each in families):
-        view.add_row(kind, *(str(outcomes[kind, outcome]) for outcome in OUTCOMES))
-    console.print(view)
 
 
 def _placed(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import foretoken
+from census import build
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.census import build
 from foretoken.models.base import ReadsPrompts
 from foretoken.models.guided import Guided
 from pairs import PROMPTS, relative, target
