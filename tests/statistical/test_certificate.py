@@ -18,16 +18,11 @@ from torch import Tensor
 import pairs
 from exact.drafters import Certain, Dropper, FunctionDrafter, GreedyClaimsDistribution, RoundedClaim
 from foretoken import load
-from foretoken.certificate.certify import (
-    SAMPLED,
-    Certificate,
-    CertificatePlan,
-    Likeliest,
-    certify,
-    next_row,
-)
+from foretoken.certificate.certify import SAMPLED, Certificate, CertificatePlan, certify
 from foretoken.certificate.identity import compare
-from foretoken.certificate.sampled import ALONE, SampledTrial, Watched, completions
+from foretoken.certificate.planted import Likeliest, next_row
+from foretoken.certificate.sampled import ALONE, SampledTrial
+from foretoken.certificate.watched import Watched
 from foretoken.drafters.base import widened
 from foretoken.drafters.blockwise import Heads
 from foretoken.drafters.cascade import CascadeDrafter
@@ -68,7 +63,7 @@ def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
 def test_honest_pairs_pass(drafter, rule):
     certificate = issue(drafter(), rule=rule)
     assert certificate.verdict == "lossless" and certificate.faults == []
-    assert certificate.identity.same == certificate.identity.tokens == 96
+    assert certificate.greedy_tokens == 96 and not certificate.differences
     assert certificate.shapes.noise == 0 and certificate.guesses > 150
     least = min(control.p_value for control in certificate.controls if control.p_value is not None)
     assert least < 1e-20  # the controls are not found by luck
@@ -264,17 +259,16 @@ class OffAlone(TableModel):
 def test_a_bug_of_single_rows_is_found():
     certificate = issue(target=OffAlone(P, V), texts=16)
     assert not certificate.shapes.ok and any(
-        one.verdict == "bug" for one in certificate.identity.differences
+        one.verdict == "bug" for one in certificate.differences
     )
 
 
 def test_texts_of_every_prompt_are_sampled_alone():
-    trial = SampledTrial(SamplingParams(1.0), 2, "block", 64, 6, seed=0)
 
     def tokens(model: TableModel) -> list[list[int]]:
-        spec = Speculator(model, FunctionDrafter(Q))
-        batches = completions(spec, PROMPTS, trial, 0, lambda numbers, _: numbers, "")
-        return [row.tokens for _, rows in batches for row in rows]
+        spec, params = Speculator(model, FunctionDrafter(Q)), SamplingParams(1.0)
+        trial = SampledTrial(spec, PROMPTS, params, 2, "block", 64, 6, seed=0)
+        return [tokens for _, batch in trial.batches() for tokens in batch]
 
     pairs = enumerate(zip(tokens(TableModel(P, V)), tokens(OffAlone(P, V)), strict=True))
     alone = {k % 2 for k, (a, b) in pairs if a != b and k % ALONE == 0}
@@ -345,7 +339,7 @@ def test_a_model_that_reads_blocks_otherwise_is_found(model):
     certificate = issue(target=model(P, V), texts=128)
     assert certificate.verdict == "not lossless" and not certificate.shapes.ok
     assert min(test.p_value for test in certificate.failed) < 1e-8  # sampled text shows it too
-    assert any(one.verdict == "bug" for one in certificate.identity.differences)
+    assert any(one.verdict == "bug" for one in certificate.differences)
 
 
 def test_a_certificate_that_finds_no_planted_bug_is_void():
