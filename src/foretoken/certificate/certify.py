@@ -117,23 +117,13 @@ class Certificate:
         return [test for test in self.tests if test.p_value < self.level]
 
     @property
-    def faults(self) -> list[str]:
-        """Why it is not lossless, a line each."""
-        s, faults = self.shapes, []
-        if not s.ok:
-            faults = [
-                f"logits of a block are off by {s.noise:.2g}; rounding explains {s.allowed:.2g}"
-            ]
-        faults += [f"{test.name}: p-value {test.p_value:.1e}" for test in self.failed]
-        if bugs := [each for each in self.differences if each.verdict == "bug"]:
-            faults.append(f"greedy text differs {len(bugs)} times by more than rounding")
-        if self.lies:
-            faults.append(f"{len(self.lies)} guesses do not follow the q reported: {self.lies[0]}")
-        return faults
+    def bugs(self) -> list[Difference]:
+        """Differences between greedy texts that rounding does not explain."""
+        return [each for each in self.differences if each.verdict == "bug"]
 
     @property
     def verdict(self) -> Literal["lossless", "not lossless", "void"]:
-        if self.faults:
+        if self.failed or self.bugs or self.lies or not self.shapes.ok:
             return "not lossless"
         return "lossless" if all(control.found for control in self.controls) else "void"
 
@@ -255,8 +245,8 @@ class _Pair:
         spec = replace(self.spec, target=target, drafter=self.spec.drafter.reading(target))
         broken, name = replace(self, spec=spec), "block logits one place off"
         yield Control(f"{name}: passes", not broken.shapes(plain).ok)
-        _, differences = broken.differences(plain, shapes)
-        yield Control(f"{name}: greedy text", any(x.verdict == "bug" for x in differences))
+        _, found = broken.differences(plain, shapes)
+        yield Control(f"{name}: greedy text", any(each.verdict == "bug" for each in found))
 
     def wrong_rule(self) -> Control:
         """Look for replacements from the wrong position, in sampled text."""

@@ -207,7 +207,6 @@ class Difference:
     plain: int | None  # the tokens there, None where the text had ended
     speculative: int | None
     gap: float | None  # between the logits of the two, from single-token passes
-    noise: float
     verdict: str  # "float noise" or "bug"
 
 
@@ -226,11 +225,11 @@ def first_difference(
         return None
     if place in (len(plain), len(fast)):  # one text is longer: never rounding
         a, b = [text[place] if place < len(text) else None for text in (plain, fast)]
-        return Difference(*where, place, a, b, None, shapes.noise, "bug")
+        return Difference(*where, place, a, b, None, "bug")
     a, b = plain[place], fast[place]
     logits = singly(target, request, list(plain[: place + 1]))[place].double()
     if (controls := chain(request, target.vocab_size)) is not None:
         logits = controls.shape(logits, list(plain[:place]))
     gap = float((logits[a] - logits[b]).abs())
     noise = shapes.ok and gap <= MARGIN * shapes.noise
-    return Difference(*where, place, a, b, gap, shapes.noise, "float noise" if noise else "bug")
+    return Difference(*where, place, a, b, gap, "float noise" if noise else "bug")

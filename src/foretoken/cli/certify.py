@@ -33,7 +33,6 @@ PROMPTS = [
     "He opened the letter slowly, and then",
     "The road led over the hill to a",
 ]
-TEXTS = 192  # sampled per prompt and distribution, with draft tokens and without
 VOID = 3  # exit code where the certificate says neither "lossless" nor "not lossless"
 
 
@@ -90,9 +89,7 @@ def certify(
     )
     from foretoken.certificate.certify import certify as issue
 
-    plan = CertificatePlan(
-        gamma=gamma, rule=rule, texts=TEXTS, seed=seed, distributions=distributions(params)
-    )
+    plan = CertificatePlan(gamma, rule, seed=seed, distributions=distributions(params))
     quiet()
     chosen: list[Prompt] = []
     spec = loading.load(
@@ -111,8 +108,7 @@ def certify(
     if as_json:
         from pydantic_core import to_json  # late: `--help` does without
 
-        answer = {"verdict": certificate.verdict, "faults": certificate.faults}
-        document = {**answer, **pair, **asdict(certificate)}
+        document = {"verdict": certificate.verdict, **pair, **asdict(certificate)}
         print(to_json(document, inf_nan_mode="null").decode())
     else:
         _show(pair, certificate)
@@ -143,54 +139,42 @@ def _show(pair: dict[str, Any], certificate: Certificate) -> None:
         view.add_row(*row)
     console.print(view)
     console.print()
-    prose(
-        console,
-        f"catches: the least total variation that a test finds with a chance of {POWER:.0%}",
-    )
+    finds = f"that a test finds with a chance of {POWER:.0%}"
+    prose(console, f"catches: the least total variation {finds}")
     console.print()
-    if certificate.verdict == "void":
-        prose(console, "VOID: a planted bug was missed; other prompts may show it")
-    elif certificate.verdict == "lossless":
-        prose(
-            console,
-            f"LOSSLESS: no test of {len(certificate.tests)} fell below {certificate.level:.1e}; "
-            f"an exact pair would fail one certificate in {1 / FALSE_ALARM:,.0f}",
-        )
-    else:
-        for line in ("NOT LOSSLESS", *certificate.faults):
-            prose(console, line)
+    odds = f"an exact pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
+    least = f"no test of {len(certificate.tests)} fell below {certificate.level:.1e}"
+    why = {
+        "lossless": f"{least}; {odds}",
+        "not lossless": f"see what FAILED; {odds}",
+        "void": "a planted bug was missed; other prompts may show it",
+    }
+    prose(console, f"{certificate.verdict.upper()}: {why[certificate.verdict]}")
 
 
 def _rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
     """Yield the table's rows: what is tested, on what, the p-value, what is caught, the result."""
-    s, differences = certificate.shapes, certificate.differences
+    s = certificate.shapes
     yield "logits of blocks against single tokens", f"{s.positions} places", "", "", _said(s.ok)
-    yield f"  off by {s.noise:.1e} (rounding explains {s.allowed:.1e})", "", "", "", ""
-    yield f"  total variation of distributions {s.variation:.1e}", "", "", "", ""
-    bug = any(each.verdict == "bug" for each in differences)
-    yield "greedy text against plain", f"{certificate.greedy_tokens} tokens", "", "", _said(not bug)
-    for d in differences:
-        where = f"  prompt {d.prompt}, gamma {d.gamma}, token {d.place}: {d.plain} became "
-        gap = "" if d.gap is None else f", logits {d.gap:.1e} apart"
-        yield f"{where}{d.speculative}{gap}", "", "", "", d.verdict
-    drawn = f"{certificate.guesses} guesses"
-    yield (
-        f"draft tokens, {certificate.certain} said certain",
-        drawn,
-        "",
-        "",
-        _said(not certificate.lies),
-    )
+    yield f"  off by {s.noise:.1e}; rounding: {s.allowed:.1e}", "", "", "", ""
+    yield f"  total variation {s.variation:.1e}", "", "", "", ""
+    tokens, said = f"{certificate.greedy_tokens} tokens", _said(not certificate.bugs)
+    yield "greedy text against plain", tokens, "", "", said
+    for d in certificate.differences:
+        where, gap = f"  prompt {d.prompt}, gamma {d.gamma}, token {d.place}", d.gap
+        apart = "" if gap is None else f", logits {gap:.1e} apart"
+        yield f"{where}: {d.speculative} for {d.plain}{apart}", "", "", "", d.verdict
+    drafted, said = f"{certificate.guesses} guesses", _said(not certificate.lies)
+    yield f"draft tokens as reported, {certificate.certain} certain", drafted, "", "", said
+    for lie in certificate.lies[:3]:
+        yield f"  {lie}", "", "", "", ""
     for distribution, tests in groupby(certificate.tests, lambda test: test.name.split(": ")[0]):
         yield distribution, "", "", "", ""
         for test in tests:
             caught = "" if test.catches is None else f"{test.catches:.3f}"
             figures = f"{test.n} {test.of}", f"{test.p_value:.1e}", caught
-            yield (
-                f"  {test.name.partition(': ')[2]}",
-                *figures,
-                _said(test not in certificate.failed),
-            )
+            passed = test not in certificate.failed
+            yield f"  {test.name.partition(': ')[2]}", *figures, _said(passed)
     yield "planted bugs, to be found", "", "", "", ""
     for control in certificate.controls:
         p_value = "" if control.p_value is None else f"{control.p_value:.1e}"
