@@ -15,7 +15,6 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.generation_config import Ends
 from foretoken.measurement.agreement import overlaps
 from foretoken.models.stock.model import Seq2SeqModel
-from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model
