@@ -241,7 +241,7 @@ class Speculator:
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
-            The completions in the order of the prompts, `num_return_sequences` of each.
+            The completions in the order of the prompts, as many of each as its SamplingParams ask for.
 
         Raises:
             InputError: An option or a prompt is invalid.
@@ -443,7 +443,7 @@ class Speculator:
             seed: As `generate` takes it.
 
         Returns:
-            `num_return_sequences` requests of each prompt, in order.
+            The requests in the order of the prompts, as many of each as its SamplingParams ask for.
 
         Raises:
             InputError: A prompt cannot be continued.
