@@ -241,7 +241,7 @@ class Speculator:
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
-            The completions in the order of the prompts, as many of each as its SamplingParams ask for.
+            The completions in the order of the prompts, of each as many as its SamplingParams say.
 
         Raises:
             InputError: An option or a prompt is invalid.
@@ -443,7 +443,7 @@ class Speculator:
             seed: As `generate` takes it.
 
         Returns:
-            The requests in the order of the prompts, as many of each as its SamplingParams ask for.
+            The requests in the order of the prompts, of each as many as its SamplingParams say.
 
         Raises:
             InputError: A prompt cannot be continued.
