@@ -1,2 +1,2 @@
-"""Training of drafts: texts, losses, and runs that can be resumed. Knows nothing of the command line,
-and serves nothing."""
+"""Training of drafts: texts, losses, and runs that can be resumed. Knows nothing of the command
+line, and serves nothing."""
