@@ -20,6 +20,7 @@ from foretoken.speculator import Speculator
 from oracle import random_model
 from reproduction.ngram import NGramDrafter
 from reproduction.train_ngram import fit
+from table import TableModel
 from tiny import t5
 
 V = 6
