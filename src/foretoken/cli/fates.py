@@ -1,4 +1,4 @@
-"""What became of one text's draft tokens, in colour: figure 1 of the paper.
+"""One text's draft tokens in colour, by what became of them: figure 1 of the paper.
 
 Where a terminal has no colours, marks stand around the tokens instead.
 """

@@ -291,8 +291,8 @@ Draft = Annotated[
     str | None,
     Option(
         help="Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, "
-        "mtp, heads:FILE, ngram:FILE, copy, uniform or none. Default: lookup, or self if serve or "
-        "measure found that faster; of novels the one that ships."
+        "mtp, copy, uniform, none, or MODULE:ARGUMENT (a drafter of yours). Default: lookup, or "
+        "self if serve or measure found that faster; of novels the one that ships."
     ),
 ]
 

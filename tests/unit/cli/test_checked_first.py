@@ -23,7 +23,7 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def place(*args: object) -> None:
         raise AssertionError("weights are loaded")
 
-    for name in ("place", "place_exact", "draft_of"):
+    for name in ("place", "draft_of"):
         monkeypatch.setattr(loading, name, place)
 
 

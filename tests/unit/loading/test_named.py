@@ -90,8 +90,6 @@ COMMANDS = {
     "export vllm": ["--draft", "lookup", "--gamma", 2],
     "measure": ["--prompts", "{}"],
     "bench": ["--prompts", "{}"],
-    "train samples": ["--data", "{}", "--out", "{}.txt"],
-    "train heads": ["--data", "{}", "--out", "{}.safetensors"],
     "train distill": ["--data", "{}", "--out", "{}.run", "--shape", "hidden_size=8"],
     "train eagle": ["--data", "{}", "--out", "{}.run"],
 }

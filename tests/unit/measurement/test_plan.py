@@ -82,7 +82,7 @@ def test_a_command_loads_as_was_measured():
         "tokenizer": "my tokenizer",
         "device": "cuda",
     }
-    on = ("trust_remote_code", "exact_shapes", "ignore_generation_config")
+    on = ("trust_remote_code", "ignore_generation_config")
     measurement = measured([0.8], 0.1, **loaded, **dict.fromkeys(on, True))
     arguments = shlex.split(planned(measurement).command)
     for name, value in loaded.items():
