@@ -22,7 +22,7 @@ from console import Result, Run, mistake
 from foretoken import slow_log
 from foretoken.costing import stored
 from foretoken.costing.costs import Costs
-from foretoken.lab import machine
+from foretoken.measurement import machine
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
 from tiny import TEXT, byte_level, folder, llama, t5

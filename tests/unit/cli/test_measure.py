@@ -11,8 +11,7 @@ import pytest
 from console import Run, mistake
 from foretoken.cli.measure import show
 from foretoken.cli.render import page
-from foretoken.lab import machine
-from foretoken.measurement import result
+from foretoken.measurement import machine, result
 from foretoken.measurement.result import load
 from measurements import document
 from tiny import byte_level, folder, llama
