@@ -9,7 +9,6 @@ import platform
 from collections import Counter
 from dataclasses import asdict, replace
 from datetime import date, datetime
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from foretoken.cli import option
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar, milliseconds, table
+from foretoken.cli.render import bar, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.options import OPTIONS as LOADING
@@ -34,11 +33,6 @@ if TYPE_CHECKING:
 EXACT = "float32"
 ROOM = 8_000_000_000  # bytes that a class may take to be tried
 OUTCOMES = ("equal", "refused", "differs", "failed", "no text", "no inputs", "not built")
-SAYS = (
-    "a pass of linear layers alone over so many tokens; -: time or memory did not "
-    "suffice. Precisions below float32 make another model of a target; a draft's never changes the "
-    "output's distribution"
-)
 PACKAGES = "foretoken torch transformers onnxruntime openvino tokenizers safetensors numpy".split()
 
 
@@ -79,10 +73,6 @@ def doctor(
             "shipped target), for --cache too. Give text it was not trained on."
         ),
     ] = None,
-    speed: Annotated[
-        bool,
-        typer.Option("--speed", help="Time each precision by model size; takes about 20 s."),
-    ] = False,
     families: Annotated[
         bool,
         typer.Option(
@@ -100,14 +90,13 @@ def doctor(
         and (origin, placing, adapter, rows) != (option.Origin(), option.Placing(), None, 1)
     ):
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
-    if sum([cache, clear_cache, speed, families, held_out is not None]) > 1:
-        raise InputError("give one of --cache, --clear-cache, --speed, --families and --held-out")
+    if sum([cache, clear_cache, families, held_out is not None]) > 1:
+        raise InputError("give one of --cache, --clear-cache, --families and --held-out")
     if clear_cache and rows != 1:
         raise InputError(
             "--clear-cache removes conversions for any number of texts; leave --rows out"
         )
-    others = [("--speed is of this machine", speed), ("--families is of all", families)]
-    others += [("--cache is of all models", cache)]
+    others = [("--families is of all", families), ("--cache is of all models", cache)]
     for name, on in others:
         if model is not None and on:
             raise InputError(f"{name}; give it or {model!r:.60}, not both")
@@ -118,8 +107,6 @@ def doctor(
         document, show = _cleared(model), _show_cleared
     elif cache:
         document, show = _cached(), _show_cached
-    elif speed:
-        document, show = _speeds(), _show_speeds
     elif families:
         document, show = _families(None if as_json else console), _show_families
     elif held_out is not None:
@@ -219,51 +206,6 @@ def _show_processor(console: Console, document: dict[str, Any]) -> None:
     rate = f"{document['bytes_per_second'] / 1e9:.1f} GB/s"
     console.print(f"processor: {'; '.join(parts)}", soft_wrap=True)
     console.print(f"memory: {rate}, reading {document['read_bytes'] / 2**20:.0f} MiB")
-
-
-def _speeds() -> dict[str, Any]:
-    """Time sizes of models in each precision."""
-    from foretoken.loading.runtimes import require_openvino
-
-    require_openvino()
-    from foretoken.lab.speed import STACKS, TOKENS, WAYS, speeds
-    from foretoken.loading import fastest
-
-    timed = bar(speeds(STACKS), "timing", len(STACKS) * len(WAYS))
-    rows = [asdict(each) for each in timed]
-    choices = [
-        each | {"passes": [size._asdict() for size in fastest.passes(each["rows"])]}
-        for each in fastest.measured()
-    ]
-    return {"processor": _processor(), "tokens": TOKENS, "speeds": rows, "runtimes": choices}
-
-
-def _show_speeds(console: Console, document: dict[str, Any]) -> None:
-    """Mark the fastest precision of each row."""
-    _show_processor(console, document["processor"])
-    timed = document["speeds"]
-    dtypes = list(dict.fromkeys(each["dtype"] for each in timed))
-    view = table("weights", "tokens", "runtime", *(f"{name} ms" for name in dtypes), "fastest")
-    for parameters, same in groupby(timed, lambda each: each["parameters"]):
-        rows = list(same)
-        for i, tokens in enumerate(document["tokens"]):
-            for runtime in dict.fromkeys(each["runtime"] for each in rows):
-                own = {x["dtype"]: x["seconds"] for x in rows if x["runtime"] == runtime}
-                row = {name: seconds[i] for name, seconds in own.items() if seconds}
-                best = min(row, key=lambda name: row[name], default="")
-                cells = [milliseconds(row[name]) if name in row else "-" for name in dtypes]
-                size = f"{parameters / 1e6:.0f}M"
-                view.add_row(size, str(tokens), runtime, *cells, best)
-    console.print(view)
-    console.print(SAYS)
-    for each in document["runtimes"]:
-        times = (
-            f"{runtime} {', '.join(milliseconds(t) for t in seconds)} ms"
-            for runtime, seconds in each["seconds"].items()
-        )
-        sizes = ", ".join(f"{size['rows']} x {size['tokens']}" for size in each["passes"])
-        line = f"{each['label']}, some layers over {sizes} tokens: {'; '.join(times)}"
-        console.print(line, soft_wrap=True, markup=False)
 
 
 def _families(console: Console | None) -> dict[str, Any]:

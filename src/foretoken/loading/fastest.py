@@ -140,12 +140,6 @@ def measured_for(rows: int) -> int:
     return size
 
 
-def measured() -> list[dict[str, Any]]:
-    """Every measurement that is kept here: its label, how many rows it is for, and seconds by
-    runtime, for their `passes`."""
-    return [{"rows": 1} | each for each in remembered(FILE).values()]
-
-
 def _measured(
     kind: type[PreTrainedModel],
     config: Any,
