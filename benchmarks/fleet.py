@@ -27,7 +27,6 @@ import numpy as np
 
 from foretoken import Engine
 from foretoken.cli import prompts as prompt_files
-from foretoken.measurement.result import Measurement, load
 from machine import save
 from reproduction.fleet import (
     PaperFleet,
@@ -38,6 +37,7 @@ from reproduction.fleet import (
     require,
     simulate,
 )
+from reproduction.measurement import Measurement, load
 
 WARM = 8  # requests before those that are timed
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from foretoken.lab import machine
+from foretoken.measurement import machine
 
 RESULTS = Path(__file__).parent / "results"
 

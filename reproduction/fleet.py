@@ -28,7 +28,6 @@ from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError
-from foretoken.measurement.result import Measurement, Serving
 from foretoken.models.base import Blocks
 from foretoken.models.rows import Padding, staying
 from foretoken.request import Request, Row, stats
@@ -37,6 +36,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, choose
 from foretoken.sampling.verify import block
+from reproduction.measurement import Measurement, Serving
 
 BLOCK = choose(block)
 PADDED = 16  # positions that are added to a pass at most

@@ -16,8 +16,8 @@ from foretoken.cli.command import command
 from foretoken.cli.render import bar, page, prose, table
 
 if TYPE_CHECKING:
-    from foretoken.measurement.result import Measurement
     from reproduction.fleet import PaperFleet, Simulated
+    from reproduction.measurement import Measurement
 
 HEADINGS = ("TTFT p50", "p99", "latency p50", "p99", "requests/s", "tokens/s", "batch", "busy")
 
@@ -59,8 +59,8 @@ def simulate(
     as_json: option.Json = False,
 ) -> None:
     """Simulate a fleet of engines: latencies, throughput and utilisation at rates of requests."""
-    from foretoken.measurement.result import load  # late: torch takes seconds to import
     from reproduction import fleet as on_paper
+    from reproduction.measurement import load  # late: torch takes seconds to import
 
     fleet = on_paper.PaperFleet(replicas, requests, prompt_tokens, output_tokens, gamma, seed)
     measured = load(measurement)

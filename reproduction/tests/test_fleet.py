@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measurements import document
 
 from foretoken.costing.costs import Costs
 from foretoken.errors import ForetokenError, InputError
-from foretoken.measurement.result import Measurement, Serving, parse
-from measurements import document
 from reproduction.fleet import PaperFleet, Simulated, capacity, require, simulate
+from reproduction.measurement import Measurement, Serving, parse
 
 PLAIN = Costs(((0, 0.0), (1, 0.1)), ((1, 1.0), (8, 1.0)), ((1, 0.0),))
 ONE = Serving(1, PLAIN, ((1, 1.0),), ((0, 0.0),), ((1, 0.0),), 0.5)
@@ -76,7 +76,7 @@ def test_files_that_do_not_serve_are_refused():
 
 
 def test_costs_come_back_from_a_file(tmp_path: Path):
-    from foretoken.measurement.result import load
+    from reproduction.measurement import load
 
     measured().save(tmp_path / "m.json")
     assert load(tmp_path / "m.json").serving == ONE and math.isfinite(ONE.joining)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from foretoken.costing.costs import Costs
-from foretoken.measurement.result import Serving
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -21,6 +20,7 @@ from reproduction.fleet import (
     PaperText,
     PaperVerifier,
 )
+from reproduction.measurement import Serving
 
 COSTS = Costs(
     draft=((0, 0.0), (2, 0.5)),

@@ -17,8 +17,6 @@ from foretoken.costing.gamma import Adaptive, Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.measurement.agreement import overlaps
-from foretoken.measurement.result import Serving
-from foretoken.measurement.serving import _expected, _Step
 from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
@@ -28,6 +26,8 @@ from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 from oracle import random_model
 from reproduction.fleet import Clock, PaperReplica, PaperText
+from reproduction.measurement import Serving
+from reproduction.serving import _expected, _Step
 
 V, ROWS = 6, 3
 GREEDY = SamplingParams(temperature=0.0)

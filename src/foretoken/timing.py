@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,6 @@ def modules(*calls: tuple[str, ...], name: str = "foretoken") -> list[tuple[int,
 COMMANDS = (
     "generate",
     "chat",
-    "measure",
     "bench",
     "certify",
     "trace",
@@ -122,12 +121,9 @@ MISTAKES = {
     ("serve", "--max-model-len", "2"): "--max-model-len; did you mean --max-length? ",
     ("serve", "--tensor-parallel-size", "2"): "a model runs on one device here; foretoken serve",
     ("generate", "hi", "--top-kk", "2"): "No such option: --top-kk; did you mean --top-k? ",
-    ("measure", "--prompts", "no-such-file"): "no-such-file cannot be read",
-    ("measure", "--prompts", "P", "--limit", "0"): "limit is 0",
-    ("measure", "--prompts", "P", "--gamma", "0"): "gamma is 0",
-    ("measure", "--prompts", "P", "--top-k", "-1"): "top_k is -1",
-    ("measure", "--prompts", "P", "--limit", "1"): "1 prompt; give 2 or more",
-    ("measure", "--prompts", "P", "--target", "no-such-folder"): "there is no folder",
+    ("bench", "--prompts", "no-such-file"): "no-such-file cannot be read",
+    ("bench", "--prompts", "P", "--top-k", "-1"): "top_k is -1",
+    ("bench", "--prompts", "P", "--out", "no-such-folder/b.json"): "there is no folder no-such",
     ("bench", "--prompts", "P", "--gamma", "2,x"): "gamma is '2,x'",
     ("bench", "--prompts", "P", "--gamma", "-2"): "gamma is -2",
     ("bench", "--prompts", "P", "--repeats", "0"): "repeats is 0",
@@ -138,8 +134,6 @@ MISTAKES = {
     ("certify", "--target", "no-such-folder"): "there is no folder",
     ("trace", "hi", "--html", "no-such-folder/t.html"): "there is no folder no-such-folder",
     ("trace", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
-    ("measure",): "give files of foretoken measure",
-    ("measure", "no-such-file"): "there is no no-such-file",
 }
 
 

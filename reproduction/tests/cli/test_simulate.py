@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from measurements import document
 
 from console import Run, mistake
 from foretoken.costing.costs import Costs
-from foretoken.measurement.result import Serving
-from measurements import document
+from reproduction.measurement import Serving
 
 COSTS = Costs(((0, 0.0), (1, 0.1)), ((1, 1.0), (8, 1.0)), ((1, 0.0),))
 SERVING = Serving(1, COSTS, ((1, 1.0),), ((0, 0.0),), ((1, 0.0),), 0.5)

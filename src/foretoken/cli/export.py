@@ -23,12 +23,11 @@ from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import hub, named
 
 if TYPE_CHECKING:
-    from foretoken.measurement.result import Measurement
+    from foretoken.measurement.plan import Plan
 
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "openvino-genai")
 OURS = ("self", "heads", "ngram", "copy", "uniform")  # drafts, by the word before their colon
-# options of a measurement that a setting has, or that are of the measurement alone
-TOLD = ("temperature", "gamma", "revision", "draft_revision", "max_new_tokens", "seed")
+TOLD = ("target", "draft", "revision", "draft_revision")  # keywords of load that a setting has
 VLLM_NGRAM = 8  # tokens of a match at most that vLLM is told: it wants a number, ours matches any
 
 
@@ -47,20 +46,19 @@ class ExportSetting:
     measured: str = ""  # flags of the measurement beside the above
 
     @classmethod
-    def of(cls, measured: Measurement, gamma: int) -> ExportSetting:
-        """Return the setting of a measured pair at this gamma."""
-        from foretoken.measurement.plan import flags  # late: torch takes seconds to import
-
-        options = measured.options
+    def of(cls, plan: Plan) -> ExportSetting:
+        """Return the setting of a benchmark's fastest draft and gamma."""
+        target = plan.load["target"]
+        apart = {name: x for name, x in plan.load.items() if name not in TOLD}
         return cls(
-            measured.target.name,
-            measured.draft.name,
-            gamma,
-            options.temperature,
-            options.revision,
-            options.draft_revision,
-            measured.target.encoder_decoder,
-            " ".join(flags(options, apart=TOLD)),
+            target,
+            plan.draft,
+            plan.gamma,
+            plan.temperature,
+            plan.load.get("revision"),
+            plan.load.get("draft_revision"),
+            _encodes(Path(target)),
+            " ".join(option.flags(apart)),
         )
 
     @property
@@ -74,11 +72,9 @@ class ExportSetting:
 @command
 def export(
     system: Annotated[str, typer.Argument(help=f"System to export to: {', '.join(SYSTEMS)}.")],
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Export the fastest draft and gamma of these files of foretoken measure --out."
-        ),
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Export the fastest draft and gamma of a file of foretoken bench."),
     ] = None,
     target: option.Target = None,
     draft: Annotated[
@@ -94,11 +90,12 @@ def export(
     """Print how to run the same target, draft and gamma in another system, and how it differs."""
     if system not in SYSTEMS:
         raise InputError(f"system is {shown(system)}; give one of {', '.join(SYSTEMS)}")
-    if files and ((target, draft, gamma) != (None, None, None) or temperature):
+    if file and ((target, draft, gamma) != (None, None, None) or temperature):
         raise InputError(
-            "give files of measurements, or --target, --draft, --gamma and --temperature; not both"
+            "give a file of foretoken bench, or --target, --draft, --gamma and --temperature; "
+            "not both"
         )
-    setting = _planned(files) if files else _setting(target, draft, gamma, temperature)
+    setting = _planned(file) if file else _setting(target, draft, gamma, temperature)
     known = known_of(system)
     require(known, setting)
     document = {
@@ -118,12 +115,10 @@ def export(
     _show(document, setting)
 
 
-def _planned(files: list[Path]) -> ExportSetting:
-    from foretoken.cli.measure import saved  # late: torch takes seconds to import
-    from foretoken.measurement.plan import plan
+def _planned(file: Path) -> ExportSetting:
+    from foretoken.measurement.plan import read_plan  # late: pydantic
 
-    planned = plan(saved(files))
-    return ExportSetting.of(planned.first.measurement, planned.gamma)
+    return ExportSetting.of(read_plan(file))
 
 
 def _setting(
@@ -144,7 +139,7 @@ def _setting(
     if gamma is None and draft != "none":
         raise InputError(
             "gamma is chosen before every step here, other systems take one number; give --gamma, "
-            "as foretoken measure picks it"
+            "as foretoken bench picks it"
         )
     if (gamma or 0) < 0 or (draft == "none" and gamma):
         raise InputError(

@@ -24,7 +24,6 @@ from foretoken.cli import (
     doctor,
     export,
     generate,
-    measure,
     models,
     serve,
     trace,
@@ -36,7 +35,8 @@ from foretoken.sampling.params import meant
 
 MOVED = {
     "complete": "foretoken chat --raw",
-    "plan": "foretoken measure",
+    "measure": "foretoken bench",
+    "plan": "foretoken bench",
     "bench serve": "guidellm benchmark",
     **{
         name: f"python -m reproduction {name}"
@@ -99,7 +99,6 @@ for each in (
     generate.generate,
     chat.chat,
     transcribe.transcribe,
-    measure.measure,
     export.export,
     bench.bench,
     certify.certify,

@@ -23,7 +23,7 @@ from console import Result, Run, mistake, script
 from foretoken import slow_log
 from foretoken.costing import stored
 from foretoken.costing.costs import Costs
-from foretoken.lab import machine
+from foretoken.measurement import machine
 from foretoken.models import families
 from foretoken.speculator import BATCH, Speculator
 from reproduction.cli import main as laboratory
@@ -347,7 +347,7 @@ def test_help_lists_what_there_is(run):
 def test_a_command_that_moved_names_its_new_place(run, moved):
     mistake(run(*moved, "--help"), f"run python -m reproduction {' '.join(moved)}")
     mistake(run("bench", "serve", "--ignore-eos"), "run guidellm benchmark")
-    mistake(run("plan", "m.json"), "run foretoken measure")
+    mistake(run("measure", "m.json"), "run foretoken bench")
 
 
 def test_an_unknown_option_is_a_usage_error(run):
@@ -367,7 +367,7 @@ def test_an_unknown_option_is_a_usage_error(run):
 
 def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
     """A line ends where the next word does not fit, at any width."""
-    commands = ("generate measure bench certify doctor").split()
+    commands = ("generate bench certify doctor").split()
     trainers = [("train", name) for name in "samples ngram distill heads".split()]
     for width in (80, 120):
         monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
@@ -559,7 +559,7 @@ def heeds_ctrl_c() -> None:
 
 
 def test_a_mistake_is_one_line_in_another_process(tmp_path):
-    with python("measure", "--prompts", tmp_path / "no.txt") as run:
+    with python("bench", "--prompts", tmp_path / "no.txt") as run:
         out, err = run.communicate(timeout=120)
     mistake(Result(run.returncode, out, err), "no.txt cannot be read")
 

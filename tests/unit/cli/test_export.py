@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from console import Run, mistake
 from foretoken.cli.export import SYSTEMS
-from measurements import document
+from foretoken.measurement.plan import FORMAT, choose
 
 GIVEN = ("--target", "a/t", "--draft", "b/d", "--gamma", 4)
 LOOKUP = (*GIVEN, "--draft", "lookup")
@@ -39,13 +40,19 @@ def test_a_command_and_what_is_to_be_known_of_it(console: Run):
     assert "--model-draft draft.gguf" in shipped.out
 
 
+def benchmarked(folder: Path, temperature: float = 0.0, **load: Any) -> Path:
+    """A file of `foretoken bench` whose fastest draft is b/d with gamma 3."""
+    spread = {"median": 1.5, "q1": 1.4, "q3": 1.6, "n": 5}
+    rows = [{"draft": "b/d", "gamma": 3, "batch": 1, "speedup": spread}]
+    best = asdict(choose(rows, temperature, {"target": "target", **load}))
+    (folder / "b.json").write_text(json.dumps({"format": FORMAT, "best": best}))
+    return folder / "b.json"
+
+
 def test_a_plan_is_exported(console: Run, tmp_path: Path):
-    path = tmp_path / "m.json"
-    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", temperature=1.0)))
-    gamma = json.loads(console("measure", path, "--json").out)["gamma"]
-    assert gamma > 0
+    path = benchmarked(tmp_path, 1.0)
     result = console("export", "vllm", path)
-    assert f'"num_speculative_tokens": {gamma}, "draft_sample_method"' in result.out
+    assert '"num_speculative_tokens": 3, "draft_sample_method"' in result.out
     assert "for target with draft b/d" in result.err
 
 
@@ -65,17 +72,13 @@ def test_vllm(console: Run):
 
 @pytest.mark.parametrize("of", ["revision", "draft_revision"])
 def test_a_revision_is_refused_by_a_system_that_converts(console: Run, tmp_path: Path, of: str):
-    path = tmp_path / "m.json"
-    revision: dict[str, Any] = {of: "v1"}
-    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **revision)))
+    path = benchmarked(tmp_path, **{of: "v1"})
     told = "revision v1 of a model on the hub: llama.cpp reads converted files"
     mistake(console("export", "llama.cpp", path), told)
 
 
 def test_revisions_are_passed_on(console: Run, tmp_path: Path):
-    path = tmp_path / "m.json"
-    revisions: dict[str, Any] = {"revision": "v1", "draft_revision": "v2"}
-    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **revisions)))
+    path = benchmarked(tmp_path, revision="v1", draft_revision="v2")
     (line,) = steps(console, "vllm", path)
     assert line.startswith("vllm serve target --revision v1 --spec") and '"revision": "v2"' in line
     (line,) = steps(console, "sglang", path)
@@ -84,17 +87,9 @@ def test_revisions_are_passed_on(console: Run, tmp_path: Path):
 
 
 def test_what_was_measured_and_is_not_asked_for_is_told_first(console: Run, tmp_path: Path):
-    path = tmp_path / "m.json"
-    options: dict[str, Any] = {
-        "top_k": 20,
-        "dtype": "int8",
-        "kv_dtype": "int8",
-        "temperature": 0.5,
-        "seed": 3,
-    }
-    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **options)))
+    path = benchmarked(tmp_path, 0.5, dtype="int8", kv_dtype="int8")
     first = json.loads(console("export", "vllm", path, "--json").out)["lacks"][0]["text"]
-    flags = "--top-k 20 --dtype int8 --kv-dtype int8"
+    flags = "--dtype int8 --kv-dtype int8"
     assert first == f"it was measured with {flags}, which the above does not ask for"
 
 
@@ -207,7 +202,7 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
     for arguments, message in (
         (("trt", *GIVEN), "system is 'trt'; give one of vllm, sglang"),
         (("vllm", "--target", "a/t", "--gamma", 4), "a target of yours needs --draft"),
-        (("vllm", "--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken measure picks"),
+        (("vllm", "--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken bench picks"),
         (("vllm", "--target", tmp_path, "--draft", "b/d", "--gamma", 1), "an encoder-decoder"),
         (("vllm", "--target", "a/t", "--draft", "none", "--gamma", 3), "gamma is 3 with --draft"),
         (("vllm", *GIVEN, "--gamma", -1), "gamma is -1 with --draft b/d; give 1 or more"),

@@ -102,12 +102,6 @@ def test_weights_of_four_bits_stay_so(
         says = f"draft is '{draft}', but the target's weights are in int4 too; give"
         refused = console("generate", "a", *target, "--draft", draft)
         assert refused.code == 2 and says in refused.err
-    (base / "p.txt").write_text("the old house\nthe sea\n")
-    some = ("--prompts", base / "p.txt", "--max-new-tokens", "4")
-    measured = console("measure", *target, *some, "--self", "--json")
-    assert measured.code == 0 and "left out: draft is 'self:int4'" in measured.err
-    asked = console("measure", *target, *some, "--self", "--draft", "self:int8")
-    mistake(asked, "draft is 'self:int8', but")
 
 
 def test_mistakes(console: Run, base: Path) -> None:
@@ -115,4 +109,4 @@ def test_mistakes(console: Run, base: Path) -> None:
     mistake(console("doctor", *text), "--dtype is float32, which rounds no weights; give int8 or")
     mistake(console("doctor", *text, "--dtype", "int5"), "int5")
     mistake(console("doctor", "--dtype", "int8", "--held-out", "no.txt"), "no.txt cannot be read")
-    mistake(console("doctor", *text, "--cache"), "give one of --cache, --clear-cache, --speed, --f")
+    mistake(console("doctor", *text, "--cache"), "give one of --cache, --clear-cache, --families")

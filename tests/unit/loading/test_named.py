@@ -89,7 +89,6 @@ COMMANDS = {
     "trace": ["Hi"],
     "certify": [],
     "export": ["vllm", "--draft", "lookup", "--gamma", 2],
-    "measure": ["--prompts", "{}"],
     "bench": ["--prompts", "{}"],
     "train samples": ["--data", "{}", "--out", "{}.txt"],
     "train heads": ["--data", "{}", "--out", "{}.safetensors"],

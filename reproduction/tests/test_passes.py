@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.measurement import measure as module
-from foretoken.measurement.measure import passes
 from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from oracle import random_model
+from reproduction import measure as module
+from reproduction.measure import passes
 
 V, LAYOUT, SLACK = 6, 10.0, 16
 

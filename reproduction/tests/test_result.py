@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from measurements import document, spread
 
 from foretoken.errors import InputError
-from foretoken.measurement.result import Measurement, load, parse
 from foretoken.sampling.params import SamplingParams
-from measurements import document, spread
+from reproduction.measurement import Measurement, load, parse
 
 
 def test_what_follows_from_the_numbers():

@@ -1,7 +1,5 @@
-"""Results of `foretoken measure`: their dataclasses, and the JSON file.
-
-A file holds all that a plan needs, so that plans are made without the models; what versions before
-wrote beside it is passed over. Knows no models.
+"""Results of `reproduction.measure`: their dataclasses, and the JSON file, with all that a simulation
+needs.
 """
 
 from __future__ import annotations
@@ -16,10 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from foretoken.costing.contention import Taken
 from foretoken.costing.costs import Costs, Table, at
 from foretoken.errors import InputError, mismatch
-from foretoken.measurement.estimate import Estimate, Spread, spread
+from foretoken.measurement.estimate import Estimate
+from foretoken.measurement.footprint import Footprint
 from foretoken.measurement.machine import Machine
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage import files
+from foretoken.timing import Spread, summarize
 
 FORMAT, VERSION = "foretoken.measurement", 1
 
@@ -61,21 +61,6 @@ class MeasureOptions:
     def sampling_params(self) -> SamplingParams:
         """Sampling params of the runs, with their number of new tokens."""
         return replace(self.sampling, max_new_tokens=self.max_new_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """A model, or a drafter without one, and its sizes; None where they are unknown."""
-
-    name: str
-    runtime: str
-    dtype: str  # of the weights
-    encoder_decoder: bool
-    parameters: int | None
-    operations: int | None  # of the matrix products, per token (section 3.4)
-    weight_bytes: int | None = None
-    pass_bytes: int | None = None  # of the weights that a pass over one token reads
-    cache_bytes: int | None = None  # of a token that a row holds
 
 
 class Step(NamedTuple):
@@ -190,7 +175,7 @@ class Measurement:
     @property
     def plain_pass(self) -> Spread:
         """Seconds of the target's forward over one token, in the plain runs."""
-        return spread([step.score_seconds for one in self.prompts for step in one.plain.steps])
+        return summarize([step.score_seconds for one in self.prompts for step in one.plain.steps])
 
     @property
     def c(self) -> float | None:
@@ -232,14 +217,13 @@ def load(path: Path) -> Measurement:
     try:
         document = files.parse_json(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
-        raise InputError(f"there is no {path}; make it with foretoken measure --out") from None
+        raise InputError(f"there is no {path}; make it with reproduction.measure") from None
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path} cannot be read as a measurement: {error}; "
-            "make one with foretoken measure --out"
+            f"{path} cannot be read as a measurement: {error}; make one with reproduction.measure"
         ) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InputError(f"{path} is no measurement; make one with foretoken measure --out")
+        raise InputError(f"{path} is no measurement; make one with reproduction.measure")
     if document.get("version") != VERSION:
         number = document.get("version")
         raise InputError(f"{path} has version {number!r:.20}, not {VERSION}; measure again")

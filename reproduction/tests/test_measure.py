@@ -15,11 +15,11 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
 from foretoken.generation_config import Ends
-from foretoken.measurement.measure import PASSES, digest, measure
 from foretoken.measurement.plan import predictions
-from foretoken.measurement.result import Measurement, MeasureOptions, load
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
+from reproduction.measure import PASSES, digest, measure
+from reproduction.measurement import Measurement, MeasureOptions, load
 
 V, TOKENS = 5, 12
 random = np.random.default_rng(3)

@@ -2,7 +2,7 @@
 
 Every prompt is continued plainly and speculatively, in turn, and its plain text is replayed to the
 drafter. The target's pass over n new tokens of one row, v(n), is timed as the step times it: on the
-engine's threads, behind passes of the same size. plan.py says what other gammas would gain.
+engine's threads, behind passes of the same size. The fleet simulation needs it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from datetime import UTC, datetime
 from math import exp, log
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.costing import contention
-from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
-from foretoken.errors import ForetokenError, InputError
+from foretoken.errors import InputError
 from foretoken.lease import leased
-from foretoken.loading import named
-from foretoken.loading.hub import gguf
 from foretoken.loading.options import ROUNDED
-from foretoken.loading.sources import source
-from foretoken.measurement import serving
 from foretoken.measurement.agreement import overlaps
-from foretoken.measurement.estimate import Estimate, Spread, mean, ratio, spread
+from foretoken.measurement.estimate import Estimate, mean, ratio
+from foretoken.measurement.footprint import of_drafter, of_model
 from foretoken.measurement.machine import Machine, bandwidth, describe, peak_bytes
-from foretoken.measurement.result import (
-    Footprint,
+from foretoken.models.base import Model
+from foretoken.options import Prompt
+from foretoken.records import StepRecord
+from foretoken.request import Completion, Request, uninterrupted
+from foretoken.sampling.distributions import check
+from foretoken.speculator import Speculator
+from foretoken.timing import Spread, summarize
+from reproduction import serving
+from reproduction.measurement import (
     MeasuredRun,
     Measurement,
     MeasureOptions,
@@ -44,12 +44,6 @@ from foretoken.measurement.result import (
     Position,
     Step,
 )
-from foretoken.models.base import Model
-from foretoken.options import Prompt
-from foretoken.records import StepRecord
-from foretoken.request import Completion, Request, uninterrupted
-from foretoken.sampling.distributions import check
-from foretoken.speculator import Speculator
 
 # Untimed passes ahead of the timed ones, which are then in the steady state of generation. A
 # runtime may lay out its work anew for another size, or for a while pad a smaller one to the last:
@@ -227,7 +221,7 @@ def _summary(
         positions=[_position(steps, i) for i in range(1, options.gamma + 1)],
         tokens=fmean(len(one.overlaps) for one in observed),
         tokens_per_call=_tokens_per_call(loops, options.gamma),
-        draft_seconds=spread(drafted) if drafted else None,
+        draft_seconds=summarize(drafted) if drafted else None,
         context=median(one.context for one in observed),
         passes=_passes(observed),
         plain_overhead=_overhead([one.plain for one in observed]),
@@ -265,12 +259,12 @@ def _position(steps: list[Step], i: int) -> Position:
 def _passes(observed: list[Observed]) -> list[Spread]:
     """Return forwards over 1, 2, .. tokens, as far as all prompts left room."""
     by_size = zip(*(one.passes for one in observed), strict=False)
-    return [spread([seconds for times in same for seconds in times]) for same in by_size]
+    return [summarize([seconds for times in same for seconds in times]) for same in by_size]
 
 
 def _overhead(runs: list[MeasuredRun]) -> Spread:
     """Return the seconds of a step outside draft and score, a mean per run."""
-    return spread(
+    return summarize(
         [
             (run.seconds - sum(s.draft_seconds + s.score_seconds for s in run.steps))
             / len(run.steps)
@@ -295,117 +289,3 @@ def _speedup(observed: list[Observed]) -> Estimate:
 def _known(estimate: Estimate | None) -> Estimate:
     assert estimate is not None  # two prompts or more, each with a token
     return estimate
-
-
-PYTHON = "python"  # the runtime of a drafter without a network
-
-
-def of_model(
-    model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
-) -> Footprint:
-    """Return the sizes of a model that was loaded with these options, not measured: its bytes are
-    those of its graph on ONNX Runtime, and elsewhere follow from the shapes of its parameters."""
-    network = _network(model, name, revision, trust)
-    facts = (name, model.runtime, dtype, model.encoder_decoder)
-    if network is None:
-        return Footprint(*facts, None, None)
-    numbers, products = sum(each.numel() for each in network.parameters()), _products(network)
-    weight_bytes, pass_bytes = _read_bytes(model, network) or (None, None)
-    if pass_bytes is None and not (model.runtime == "openvino" and gguf(name, revision)):
-        # a GGUF file's blocks have any bits
-        kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
-        kind = kind if isinstance(kind, torch.dtype) else torch.float32
-        head = getattr(network.get_output_embeddings(), "weight", None)
-        heads = {} if head is None else {id(head): head.numel()}
-        embedded = heads | {id(each): each.numel() for each in _embeddings(network)}
-        weight_bytes = _bytes(numbers, sum(embedded.values()), kind, dtype)
-        pass_bytes = _bytes(products, sum(heads.values()), kind, dtype)
-    cache_bytes = getattr(model, "token_bytes", None)
-    return Footprint(
-        *facts, numbers, 2 * products, weight_bytes, pass_bytes, cache_bytes=cache_bytes
-    )
-
-
-def _read_bytes(model: Model, network: PreTrainedModel) -> tuple[int, int] | None:
-    """Return the bytes of a model's graph and embeddings on ONNX Runtime, and those of the graph
-    that a pass over one token reads; None elsewhere."""
-    passes: Any = getattr(model, "passes", None)
-    if model.runtime != "onnx" or passes is None:
-        return None
-    table = 0 if passes.table is None else passes.table.nbytes
-    share = _products(network) / _products(network, all_experts=True)
-    return passes.constant_bytes + table, round(passes.constant_bytes * share)
-
-
-FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
-
-
-def _bytes(numbers: int, embedded: int, kind: torch.dtype, dtype: str) -> int:
-    """Return the bytes of weights of which so many are embeddings or output layer, which stay in
-    eight bits where the others have four."""
-    if dtype == "int4":
-        return round((numbers - embedded) * FOUR_BITS) + embedded
-    return numbers * kind.itemsize
-
-
-def of_drafter(
-    drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
-) -> Footprint:
-    """Return the sizes of a drafter; of one that is no model they are not known."""
-    if drafter.model is not None:
-        place = str(named.draft(name) or name)
-        model = of_model(drafter.model, place, dtype, revision, trust=trust)
-        return replace(model, name=name)
-    none = 0 if drafter.runtime == PYTHON else None  # else it has products that are not counted
-    return Footprint(name, drafter.runtime, "", False, None, none)
-
-
-def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
-    """Return the network, or one without weights; None where transformers cannot build it."""
-    network = getattr(model, "model", None)
-    if isinstance(network, PreTrainedModel):
-        return network
-    if getattr(model, "runtime", None) == "table":
-        return None
-    try:
-        return source(name, revision, trust).empty
-    except ForetokenError:  # the figures are then unknown
-        return None
-
-
-def _products(network: PreTrainedModel, *, all_experts: bool = False) -> int:
-    """Count the weights that are multiplied with one token of a decoder's text.
-
-    Without embeddings, unless they are the output layer too, and with the share of experts that a
-    token meets, or all. Cross-attention's keys and values, made once per source, are counted.
-    """
-    head = network.get_output_embeddings()
-    skipped = {id(weight) for weight in _embeddings(network)} | _encoder(network)
-    skipped -= {id(head.weight)} if isinstance(head, nn.Linear) else set()
-    share = 1.0 if all_experts else _experts_share(network.config)
-    total = 0.0
-    for name, weight in network.named_parameters():
-        if weight.ndim >= 2 and id(weight) not in skipped:
-            total += weight.numel() * (share if ".experts." in name else 1.0)
-    return round(total)
-
-
-def _embeddings(network: PreTrainedModel) -> list[Tensor]:
-    return [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
-
-
-def _encoder(network: PreTrainedModel) -> set[int]:
-    """Ids of the encoder's weights, which run once per source."""
-    if not network.config.is_encoder_decoder:
-        return set()
-    return {id(weight) for weight in network.get_encoder().parameters()}
-
-
-def _experts_share(config: PreTrainedConfig) -> float:
-    config = config.get_text_config(decoder=True)
-    used = getattr(config, "num_experts_per_tok", None)
-    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
-        experts = getattr(config, name, None)
-        if used and experts:
-            return used / experts
-    return 1.0

@@ -7,13 +7,13 @@ import pytest
 from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
-from foretoken.measurement import serving as module
-from foretoken.measurement.result import MeasureOptions
-from foretoken.measurement.serving import require, serving
 from foretoken.models.table import TableModel
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from oracle import random_model
+from reproduction import serving as module
+from reproduction.measurement import MeasureOptions
+from reproduction.serving import require, serving
 
 V = 6
 COSTS = Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foretoken.measurement.result import Measurement, PartialMeasurement, parse
 from measurements import document
+
+from reproduction.measurement import Measurement, PartialMeasurement, parse
 
 
 def test_prompts_are_found_again(tmp_path):

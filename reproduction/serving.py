@@ -14,13 +14,13 @@ from foretoken.costing.costs import TICK, Table, at
 from foretoken.engine.batch import threads
 from foretoken.errors import RefusedError
 from foretoken.lease import leased
-from foretoken.measurement.result import MeasureOptions, Serving
 from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
+from reproduction.measurement import MeasureOptions, Serving
 
 SIZES = (1, 16, 64, 128, 256, 512)  # tokens of a prompt that is read in one pass
 REPEATS = 5  # of each; the first two are not timed: a pass of another size is slower
