@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
 from foretoken.generation_config import Ends
-from foretoken.measurement.plan import predictions
 from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from reproduction.measure import PASSES, digest, measure
@@ -87,17 +85,6 @@ def test_costs(found):
     steps = [step for one in found.prompts for step in one.loop.steps if step.drafted]
     times = [step.draft_seconds / step.drafted for step in steps]
     assert found.draft_seconds.median == pytest.approx(np.median(times))
-
-
-def test_predictions_follow_from_the_counts(found):
-    table = predictions(found)
-    rates = [p.kept / p.asked for p in found.positions]
-    assert table[2].tokens_per_call == pytest.approx(1 + rates[0] + rates[0] * rates[1])
-    s3, s4 = (table[g].tokens_per_call - table[g - 1].tokens_per_call for g in (3, 4))
-    assert s4 == pytest.approx(s3 * found.alpha.value)  # beyond what was measured
-    assert [one.gamma for one in table] == list(range(PASSES))
-    assert table[0].speedup.value == 1 and table[0].speedup.error == 0
-    assert asdict(table[3].speedup) == pytest.approx(asdict(found.speedup))  # gamma 3 was run
 
 
 def test_a_perfect_and_a_useless_draft():
