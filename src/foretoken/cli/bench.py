@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
-PROMPTS = (
+DEFAULT_PROMPTS = (
     "The old house stood at the end of the lane, and",
     "She opened the letter with trembling hands, for",
     "The three most important things to know about the weather are",
@@ -148,7 +148,11 @@ def bench(
     Ctrl-C keeps the rounds that are done.
     """
     target = option.chosen(option.target(place, target))
-    lines = prompt_files.read(None, prompts) if prompts else list(map(prompt_files.Line, PROMPTS))
+    lines = (
+        prompt_files.read(None, prompts)
+        if prompts
+        else list(map(prompt_files.Line, DEFAULT_PROMPTS))
+    )
     asked = BenchOptions(
         target,
         list(draft or [None]),
