@@ -27,7 +27,6 @@ Marian LongT5 LED Blenderbot Switch Kimi MiniMax HunYuan
 FORMS = {
     "transformers": "batches share passes",
     "transformers, row by row": "one row in a pass",
-    "transformers, row by row, token by token": "one row and token in a pass",
 }
 TITLES = {
     "refused": "Those that are refused",
@@ -47,9 +46,8 @@ of yours runs, on OpenVINO too. This page is made by `python benchmarks/families
 
 - "Batches share passes": rows of different lengths in one forward pass, over a cache of ours.
 - "One row in a pass": over transformers' own cache of each row; exact, but a batch gains nothing.
-- "One row and token in a pass": a prompt in one pass and each token behind it in its own, as
-  `generate` reads them, for code that takes blocks only at the start of a text, or whose texts
-  depend on where the prompt ends; draft tokens save no passes.
+- Refused as scoring single tokens at most: code that takes blocks only at the start of a text, or
+  whose texts depend on where the prompt ends; draft tokens would save no passes.
 - "No text": codes of sounds, notes and the like, or all of a text at once.
 - "No inputs": none that its `generate` takes are known here.
 

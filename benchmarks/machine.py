@@ -1,4 +1,4 @@
-"""Results files, headed by the day, the system and the machine as lab/machine.py describes it."""
+"""Results files, headed by the day, the system and the machine as `measurement.machine` has it."""
 
 from __future__ import annotations
 

@@ -1,55 +1,81 @@
-"""Costs of serving a batch on this machine: steps of one row and of many, prefill, and the engine's
-own work. `python -m reproduction simulate` needs them.
-"""
+"""Measures what serving a batch costs on this machine: steps of one row and of many, prefill, and
+the engine's own work; and a pair's betas on the target's own texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import fmean, median
 from time import perf_counter
 
 from foretoken.costing.costs import TICK, Table, at
+from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from foretoken.lease import leased
+from foretoken.measurement.agreement import overlaps
 from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
-from reproduction.measurement import MeasureOptions, Serving
+from reproduction.costs import MeasuredText, ServingCosts
 
 SIZES = (1, 16, 64, 128, 256, 512)  # tokens of a prompt that is read in one pass
 REPEATS = 5  # of each; the first two are not timed: a pass of another size is slower
 ROUNDS = 4  # requests for each row of an engine at work
 
 
+Track = Callable[[Sequence[int]], Iterable[int]]
+
+
 def require(spec: Speculator) -> None:
-    """Raise RefusedError for an encoder-decoder."""
+    """Raise RefusedError for a pair whose fleet would not follow from these measurements."""
     if spec.target.encoder_decoder:
         raise RefusedError(
-            f"{spec.target_name} is an encoder-decoder, whose reading is not measured; leave "
-            "--rows out"
+            f"{spec.target_name} is an encoder-decoder, whose reading is not measured; "
+            "give a decoder"
+        )
+    if isinstance(spec.drafter, NoDrafter):
+        raise InputError("the drafter makes no draft tokens; give another")
+    if spec.draft_name.partition(":")[0].endswith("heads"):
+        raise RefusedError(
+            "heads guess worse the further ahead, and only one token ahead is measured; give "
+            "another draft"
         )
 
 
-def serving(
+def betas(
     spec: Speculator,
     prompts: Sequence[Prompt],
-    options: MeasureOptions,
-    rows: int,
-) -> Serving:
+    sampling_params: SamplingParams,
+    seed: int,
+    track: Track = lambda numbers: numbers,
+) -> tuple[MeasuredText, ...]:
+    """Measure beta at every token that the target writes after each prompt. track: an iterable
+    around their numbers, for a progress bar."""
+    requests = spec.inputs.requests(list(prompts), sampling_params, seed)
+    texts: list[MeasuredText] = []
+    for i in track(range(len(prompts))):
+        (plain,) = spec.generate([prompts[i]], sampling_params, gamma=0, seed=[(seed, i)])
+        found = overlaps(spec.target, spec.drafter, requests[i], plain.tokens, sampling_params)
+        rounded = (None if beta is None else round(beta, 6) for beta in found)
+        texts.append(MeasuredText(len(requests[i].prompt), tuple(rounded)))
+    return tuple(texts)
+
+
+def serving_costs(
+    spec: Speculator, prompts: Sequence[Prompt], sampling_params: SamplingParams, rows: int
+) -> ServingCosts:
     """Measure the costs, in some seconds, on requests like `prompts`; the models must be idle."""
-    sampling_params = options.sampling_params
     requests = spec.inputs.requests(list(prompts), sampling_params, 0)
     costs = spec.costing.step_costs(requests[0].params, rows)
     ids = list(chain.from_iterable(request.prompt for request in requests))
     reading, draft_reading = _reading(spec, ids)
     works = [_at_work(spec, prompts, sampling_params, n, rows) for n in sorted({1, rows})]
-    measured = Serving(rows, costs, reading, draft_reading, around=((1, 0.0),), joining=0.0)
+    measured = ServingCosts(rows, costs, reading, draft_reading, around=((1, 0.0),), joining=0.0)
 
     def table(quantity: Callable[[_Work], float]) -> Table:
         return tuple((work.count, quantity(work)) for work in works)
@@ -181,12 +207,12 @@ def _over(seconds: list[float], expected: list[float]) -> float:
     return sum(seconds) / sum(expected) if sum(seconds) > 0 and sum(expected) > 0 else 1.0
 
 
-def _drafts(work: _Work, measured: Serving) -> float:
+def _drafts(work: _Work, measured: ServingCosts) -> float:
     expected = [measured.drafting(step.guesses) for step in work.plain]
     return _over([step.rows[0].draft_seconds for step in work.plain], expected)
 
 
-def _passes(work: _Work, measured: Serving) -> float:
+def _passes(work: _Work, measured: ServingCosts) -> float:
     expected = [
         measured.passing(step.size, 0, work.count, changed=step.size != step.before)
         for step in work.plain
@@ -194,7 +220,7 @@ def _passes(work: _Work, measured: Serving) -> float:
     return _over([step.rows[0].score_seconds for step in work.plain], expected)
 
 
-def _joining(work: _Work, measured: Serving) -> float:
+def _joining(work: _Work, measured: ServingCosts) -> float:
     """Return the seconds that a request costs beside its steps and prefill; medians.
 
     These are the excess of the steps in which rows begin, and the time to add a request.
@@ -207,7 +233,7 @@ def _joining(work: _Work, measured: Serving) -> float:
     return max(0.0, median(beyond or [0.0]) + median(work.adding))
 
 
-def _expected(step: _Step, measured: Serving) -> float:
+def _expected(step: _Step, measured: ServingCosts) -> float:
     """Return the expected seconds of a step in which rows begin, whose prompts the draft reads
     behind it.
 

@@ -13,6 +13,7 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import ScoredBlock
+from reproduction.costs import ServingCosts
 from reproduction.fleet import (
     PaperDrafter,
     PaperParts,
@@ -20,7 +21,6 @@ from reproduction.fleet import (
     PaperText,
     PaperVerifier,
 )
-from reproduction.measurement import Serving
 
 COSTS = Costs(
     draft=((0, 0.0), (2, 0.5)),
@@ -30,7 +30,7 @@ COSTS = Costs(
     change=8.0,
 )
 READING = ((1, 1.0), (9, 9.0))
-SERVING = Serving(2, COSTS, READING, ((0, 0.0), (4, 2.0)), ((1, 0.0),), 0.0)
+SERVING = ServingCosts(2, COSTS, READING, ((0, 0.0), (4, 2.0)), ((1, 0.0),), 0.0)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 from oracle import random_model
+from reproduction.costs import ServingCosts
 from reproduction.fleet import Clock, PaperReplica, PaperText
-from reproduction.measurement import Serving
 from reproduction.serving import _expected, _Step
 
 V, ROWS = 6, 3
@@ -37,7 +37,7 @@ COSTS = Costs(
     verify=((1, 0.1),),
     rows=((1, 1.0), (3, 1.5)),
 )
-SERVING = Serving(ROWS, COSTS, ((1, 1.0), (64, 2.0)), ((0, 0.0), (64, 0.5)), ((1, 0.1),), 0.2)
+SERVING = ServingCosts(ROWS, COSTS, ((1, 1.0), (64, 2.0)), ((0, 0.0), (64, 0.5)), ((1, 0.1),), 0.2)
 REQUESTS = st.lists(
     st.tuples(
         st.lists(st.integers(0, V - 1), min_size=1, max_size=12),  # prompt

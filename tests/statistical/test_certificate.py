@@ -29,7 +29,6 @@ from foretoken.certificate.certify import (
 from foretoken.certificate.identity import compare
 from foretoken.certificate.sampled import ALONE, SampledTrial, Watched, completions
 from foretoken.drafters.base import widened
-from foretoken.drafters.blockwise import Heads
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
@@ -364,20 +363,6 @@ def test_an_encoder_decoder_pair_passes():
     certificate = certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=96))
     assert certificate.verdict == "lossless" and certificate.guesses > 400
     assert certificate.tests[0].n == 2 * 96 * PLAN.length
-
-
-def test_heads_pass(tmp_path):
-    """They read the states of the very target in which a control plants its bug."""
-    model = target("Llama")
-    heads = Heads.fresh(model, 2)
-    torch.nn.init.normal_(heads.outer, std=0.1, generator=torch.Generator().manual_seed(0))
-    heads.save(tmp_path / "heads")
-    certificate = certify(
-        load(model, f"heads:{tmp_path / 'heads'}"), pairs.PROMPTS[:2], replace(PLAN, texts=48)
-    )
-    assert certificate.verdict == "lossless" and all(
-        control.found for control in certificate.controls
-    )
 
 
 def over_states(kept: list[int] | None) -> Certificate:

@@ -47,7 +47,7 @@ def certify(
     target: option.Target = None,
     draft: Annotated[
         str | None,
-        Option(help="Draft: a folder or hub id, mtp, heads:FILE, ngram:FILE, lookup or uniform."),
+        Option(help="Draft: a folder or hub id, mtp, lookup, uniform or MODULE:ARGUMENT."),
     ] = None,
     prompts: Annotated[
         Path | None,

@@ -269,13 +269,8 @@ def _compared(
             for b, (text, own) in enumerate(zip(texts, expected, strict=True)):
                 if list(text.tokens) != own:
                     drafter = "lookup" if draft == "lookup" else "a model"
-                    return _form(spec.target), f"text {b} with {drafter} at gamma {gamma}"
-    return _form(spec.target), None
-
-
-def _form(target: Any) -> str:
-    runs: str = target.runtime
-    return f"{runs}, token by token" if getattr(target, "single", False) else runs
+                    return spec.target.runtime, f"text {b} with {drafter} at gamma {gamma}"
+    return spec.target.runtime, None
 
 
 def _relative(model: PreTrainedModel) -> PreTrainedModel:

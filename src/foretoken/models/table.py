@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from foretoken.models.base import Blocks, Tree
+from foretoken.models.base import Blocks
 
 # text so far -> probability of each next token
 Distribution = Callable[[tuple[int, ...]], Sequence[float]]
@@ -63,21 +63,6 @@ class TableModel:
 
     def _logits(self, text: tuple[int, ...]) -> Tensor:
         return torch.tensor(self.distribution(text), dtype=torch.float64).log()
-
-    def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
-        logits = torch.zeros(*tree.seen.shape[:2], self.vocab_size, dtype=torch.float64)
-        for b, block in enumerate(blocks):
-            self._texts[b] += block
-            for i in range(len(block)):
-                slots = tree.seen[b, i].nonzero()[:, 0]
-                slots = slots[tree.depths[b, slots].argsort()]
-                path = (self._texts[b][slot] for slot in slots)
-                logits[b, i] = self._logits((*self._sources[b], *path))
-        return logits
-
-    def keep(self, slots: list[list[int]]) -> None:
-        pairs = zip(self._texts, slots, strict=True)
-        self._texts = [[text[slot] for slot in kept] for text, kept in pairs]
 
     def set_lengths(self, lengths: list[int]) -> None:
         for text, length in zip(self._texts, lengths, strict=True):

@@ -363,32 +363,6 @@ def test_a_precision_that_a_model_cannot_run_in(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"runtime": "openvino"}, "not shown to hold on openvino; give runtime="),
-        ({"runtime": "graphs"}, "not shown to hold on graphs"),
-        ({"dtype": "int8", "runtime": "transformers"}, "torch has no dtype='int8'"),
-        ({"kv_dtype": "int8"}, "has no kv_dtype='int8'; leave it out"),
-    ],
-)
-def test_exact_shapes_that_there_are_not(options, says):
-    refused(RefusedError, says, "no-such/model", exact_shapes=True, **options)
-
-
-@pytest.mark.parametrize("value", ["yes", 1, None])
-def test_exact_shapes_is_yes_or_no(value):
-    says = f"exact_shapes is {value!r}; give True or False"
-    refused(InputError, says, "no-such/model", exact_shapes=value)
-
-
-def test_exact_shapes(pair):
-    spec = foretoken.load(*pair, exact_shapes=True)
-    (completion,) = spec.generate([3, 4, 5], max_new_tokens=4, gamma=2)
-    assert completion.stats.runtime == "transformers, exact shapes"
-    assert completion.stats.draft_runtime == "transformers"
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
         ({"dtype": "half"}, "dtype is 'half'; give one of float32"),
         ({"device": "quantum"}, "device 'quantum' cannot be used"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used"),
