@@ -13,7 +13,7 @@ export NO_MKDOCS_2_WARNING = 1
 # With it each process would compile all tests anew
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo chat serve report quick test reproduction-test clients newest package lowest check docs docs/cli prove clean
+.PHONY: demo chat serve report quick test reproduction-test clients newest package lowest families check docs docs/cli prove clean
 
 demo: .venv/run
 	$(BIN)/foretoken generate --target novels --show-tokens --compare --gamma 2 --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
@@ -65,6 +65,10 @@ package:
 # The same with the oldest dependencies that pyproject.toml allows
 lowest:
 	TORCH_INDEX=$(TORCH_INDEX) $(PYTHON) tests/package.py --lowest $(PYTHON)
+
+# Every class of transformers against its own generate, and docs/families.md of it; continues where it was stopped
+families: .venv/ready
+	$(BIN)/python tests/families.py
 
 check: docs/cli
 	$(BIN)/ruff format --check .

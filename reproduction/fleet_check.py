@@ -18,7 +18,7 @@ import json
 import multiprocessing
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken import Engine
+from foretoken import Engine, SamplingParams
 from foretoken.cli import prompts as prompt_files
 from reproduction.costs import FleetCosts, load
 from reproduction.fleet import PaperFleet, Simulated, arrivals, capacity, like, simulate
@@ -159,10 +159,10 @@ def replica(measurement: FleetCosts, pipe: Connection) -> None:
     """An engine that takes requests as they come and tells when their first and last tokens came,
     by the clock that all processes share."""
     spec, texts = loaded(measurement)
-    distribution = {"temperature": measurement.temperature}
+    params = SamplingParams(measurement.temperature, max_new_tokens=16)
     with Engine(spec, measurement.serving.rows, prefix_cache=False) as engine:
         for number in range(WARM):
-            engine.add(texts[number % len(texts)], max_new_tokens=16, seed=number, **distribution)
+            engine.add(texts[number % len(texts)], params, seed=number)
         while engine.running or engine.waiting:
             engine.step()
         pipe.send("ready")
@@ -172,13 +172,8 @@ def replica(measurement: FleetCosts, pipe: Connection) -> None:
             idle = not (engine.running or engine.waiting)
             while pipe.poll(None if idle else 0.0):
                 number, text, limit = pipe.recv()
-                options = {
-                    "max_new_tokens": limit,
-                    "ignore_eos": True,
-                    "seed": number,
-                    **distribution,
-                }
-                numbers[engine.add(texts[text], **options)] = number
+                own = replace(params, max_new_tokens=limit, ignore_eos=True)
+                numbers[engine.add(texts[text], own, seed=number)] = number
                 idle = False
             for event in engine.step():
                 now = perf_counter()

@@ -81,8 +81,8 @@ def continuations(
 ) -> list[Hypothesis]:
     """Return the k best texts that are one token longer than one of `beams`, best first.
 
-    Among equal scores the earlier beam's comes first, then the lower id. Fewer than k where fewer are
-    possible. Controls shape the log-probabilities, as in transformers.
+    Among equal scores the earlier beam's comes first, then the lower id. Fewer than k where fewer
+    are possible. Controls shape the log-probabilities, as in transformers.
 
     Args:
         beams: The texts to continue.

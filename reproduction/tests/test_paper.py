@@ -15,12 +15,12 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.generation_config import Ends
 from foretoken.measurement.agreement import overlaps
 from foretoken.models.stock.model import Seq2SeqModel
-from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model
 from reproduction.ngram import NGramDrafter
 from reproduction.train_ngram import fit
+from table import TableModel
 from tiny import t5
 
 V = 6

@@ -17,7 +17,6 @@ from foretoken.costing.gamma import Adaptive, Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.measurement.agreement import overlaps
-from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
@@ -28,6 +27,7 @@ from oracle import random_model
 from reproduction.costs import ServingCosts
 from reproduction.fleet import Clock, PaperReplica, PaperText
 from reproduction.serving import _expected, _Step
+from table import TableModel
 
 V, ROWS = 6, 3
 GREEDY = SamplingParams(temperature=0.0)

@@ -10,13 +10,13 @@ from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from oracle import random_model
 from reproduction import serving as module
 from reproduction.serving import betas, require, serving_costs
+from table import TableModel
 
 V = 6
 COSTS = Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),))

@@ -1,8 +1,8 @@
 """foretoken: exact, fast generation from Transformers by speculative decoding
 (arXiv 2211.17192).
 
-Names are imported when they are first used: torch and transformers take seconds, and neither
-`python -m reproduction theory` nor `--help` needs them.
+Names are imported when they are first used: torch and transformers take seconds, and `--help` needs
+neither.
 """
 
 from importlib import import_module

@@ -219,7 +219,7 @@ class Speculator:
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
-            The completions in the order of the prompts, `num_return_sequences` of each.
+            The completions in the order of the prompts, of each as many as its SamplingParams say.
 
         Raises:
             InputError: An option or a prompt is invalid.
@@ -410,7 +410,7 @@ class Speculator:
             seed: An int, or an int or a pair for each prompt.
 
         Returns:
-            `num_return_sequences` requests of each prompt, in order.
+            The requests in the order of the prompts, of each as many as its SamplingParams say.
 
         Raises:
             InputError: A prompt cannot be continued.

@@ -21,7 +21,6 @@ from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import TENANTS, leased
 from foretoken.measurement.agreement import overlaps
-from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -30,6 +29,7 @@ from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
 from running import running
+from table import TableModel
 
 V = 6
 P, M, Q = (random_model(seed, V) for seed in (1, 3, 2))

@@ -22,13 +22,13 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import ControlError, ForetokenError, InputError
 from foretoken.generation_config import Ends
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import BATCH, Speculator
 from foretoken.storage.cache import remember, remembered
 from foretoken.text.decoding import decode
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level, llama, metaspace, t5
 
 V = 7

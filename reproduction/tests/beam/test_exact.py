@@ -13,12 +13,12 @@ import oracle
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from pairs import DEVICE, PROMPTS, relative, scores, speculator, target
 from pairs import random as network
 from reproduction.beam import speculative
 from reproduction.beam.search import BeamParams
 from reproduction.beam.speculative import Beam, beam_search
+from table import TableModel
 
 FAMILIES = ["Llama", "GPT-2", "Mistral", "T5", "BART"]
 STOPPING = (False, True, "never")

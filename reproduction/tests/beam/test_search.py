@@ -12,13 +12,13 @@ from foretoken import ControlError, InputError, NumericsError, RefusedError, Spe
 from foretoken.controls.chain import chain
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from pairs import PROMPTS, relative, speculator, target
 from reproduction.beam.search import BeamParams, Hypothesis, Search, continuations
 from reproduction.beam.speculative import beam_search
 from reproduction.beam.tree import Node
+from table import TableModel
 
 
 def search(limit: int = 3, eos: frozenset[int] = frozenset(), **options) -> Search:

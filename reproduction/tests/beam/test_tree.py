@@ -7,10 +7,10 @@ import torch
 
 from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock.selfcheck import on_torch, stir
-from foretoken.models.table import TableModel
 from oracle import random_model
 from pairs import scores
 from reproduction.beam.tree import Node, ScoredTree
+from table import TableModel
 
 
 def test_a_text_is_one_node() -> None:

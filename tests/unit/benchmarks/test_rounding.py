@@ -9,8 +9,8 @@ import pytest
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.stock.model import Seq2SeqModel
-from foretoken.models.table import TableModel
 from scripts import benchmark
+from table import TableModel
 from tiny import TEXT, byte_level, metaspace, t5
 
 module = benchmark("rounding")

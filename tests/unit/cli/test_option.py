@@ -140,9 +140,6 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
         assert seen["rows"] == rows
 
 
-def test_options_without_a_model_to_load(run, base, tmp_path):
-
-
 # How the model's own generation config would sample
 
 

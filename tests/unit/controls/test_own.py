@@ -22,9 +22,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ControlError, InputError, RefusedError
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 
 V = 5
 PROMPTS = [[1], [2, 3], [4, 0, 4]]

@@ -12,8 +12,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
+from table import TableModel
 
 
 def table() -> TableModel:

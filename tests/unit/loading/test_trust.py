@@ -13,7 +13,7 @@ import foretoken
 from console import mistake
 from foretoken.errors import InputError
 from foretoken.measurement.footprint import of_model
-from foretoken.models.table import TableModel
+from table import TableModel
 from tiny import TEXT, byte_level, folder, llama
 
 SOURCES = Path(foretoken.__file__).parent

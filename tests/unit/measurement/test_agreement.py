@@ -9,11 +9,11 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.measurement.agreement import CHUNK, overlaps
-from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 from oracle import random_model
+from table import TableModel
 
 V = 6
 P, Q = random_model(1, V), random_model(2, V)

@@ -12,7 +12,7 @@ from foretoken.models.families import build
 from foretoken.models.graphs import GraphModel
 from foretoken.models.openvino import conversion
 from foretoken.models.stock.selfcheck import on_torch
-from foretoken.models.table import TableModel
+from table import TableModel
 
 TABLE = TableModel(lambda text: [0.5, 0.5], 2)
 

@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.errors import RefusedError
 from foretoken.models.reader import AHEAD, UNLIMITED, Reader
-from foretoken.models.table import TableModel
+from table import TableModel
 
 
 def reader(**options) -> Reader:

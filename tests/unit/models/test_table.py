@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.models.table import TableModel
+from table import TableModel
 
 MATRIX = [[0.1, 0.9], [0.7, 0.3]]
 

@@ -16,7 +16,6 @@ import foretoken
 from foretoken.errors import ForeignError, InputError
 from foretoken.media.inputs import media_of
 from foretoken.models.stock import media as stock_media
-from foretoken.models.table import TableModel
 from foretoken.options import as_list
 from media_models import (
     DECODERS,
@@ -40,6 +39,7 @@ from media_models import (
 from media_models import TEXT as SIZES
 from oracle import random_model
 from sound_models import HEARING, LISTENERS, canary, cohere_asr, speecht5, vibevoice_asr
+from table import TableModel
 from tiny import llama
 
 FAMILIES = [*DECODERS, *ENCODERS, *LISTENERS, *HEARING]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import foretoken
+from census import build
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.census import build
 from foretoken.models.stock import packed, rowwise
 from foretoken.models.stock.rowwise import BY_ROW, RowwiseModel
 from foretoken.models.stock.selfcheck import check

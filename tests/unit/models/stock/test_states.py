@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import census
 import foretoken
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab import census
 from foretoken.models import states
 from foretoken.models.states import PASS, REWIND, StateLayer
 from foretoken.models.stock.cache import RaggedCache

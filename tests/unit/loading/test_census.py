@@ -1,4 +1,5 @@
-"""Every class is judged in a process of its own, once for the installed versions."""
+"""Every class is judged in a process of its own, once for the installed versions, and what differs
+is seen."""
 
 from __future__ import annotations
 
@@ -10,23 +11,29 @@ from typing import Any
 import pytest
 from torch.nn import functional as F
 
-from console import Run
-from foretoken.lab import census
+import census
+import families
 
 
 @pytest.fixture(autouse=True)
 def one_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(census, "classes", lambda: {"LlamaForCausalLM": "text"})
+    for module in (census, families):
+        monkeypatch.setattr(module, "classes", lambda: {"LlamaForCausalLM": "text"})
+    monkeypatch.setattr(families, "UNFINISHED", tmp_path / "build" / "families.json")
 
 
-def test_a_class_is_judged_in_its_own_process_and_remembered(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_class_is_judged_in_its_own_process_and_not_again_by_a_later_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (verdict,) = census.census(["LlamaForCausalLM"], workers=1)
-    assert (verdict.outcome, verdict.form) == ("equal", "transformers")
+    document = families.judge_all()
+    (verdict,) = document["families"]
+    assert (verdict["outcome"], verdict["form"]) == ("equal", "transformers")
+    assert "LlamaForCausalLM: equal (transformers)" in capsys.readouterr().out
     monkeypatch.setattr(census, "_apart", None)  # would be called
-    assert list(census.census(["LlamaForCausalLM"], workers=1)) == [verdict]
+    assert families.judge_all() == document
+    monkeypatch.setattr(families, "versions", lambda: {"transformers": "another"})
+    with pytest.raises(TypeError):
+        families.judge_all()
 
 
 def test_what_a_class_prints_is_not_shown(
@@ -56,12 +63,3 @@ def test_a_text_that_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(census, "_generated", of_another)
     verdict = census.judge("LlamaForCausalLM")
     assert (verdict.outcome, verdict.reason) == ("differs", "text 0 with lookup at gamma 0")
-
-
-def test_doctor_prints_a_line_each_and_counts(console: Run) -> None:
-    shown = console("doctor", "--families")
-    assert shown.code == 0
-    assert "LlamaForCausalLM: equal (transformers)" in shown.out
-    assert "text" in shown.out.splitlines()[-1] and "1" in shown.out.splitlines()[-1]
-    refused = console("doctor", "some-model", "--families")
-    assert refused.code == 2 and "--families is of all; give it or 'some-model'" in refused.err

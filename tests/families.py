@@ -1,21 +1,29 @@
-"""docs/families.md from what every class of transformers was judged to be.
+"""Judge every class of transformers, and write docs/families.md of it: `make families`.
 
-foretoken doctor --families --json > benchmarks/results/families.json
-python benchmarks/families.py
+It takes minutes, and continues where it was stopped. The page is a template and the results.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from foretoken.lab.census import MAPS
+import psutil
+
+from census import MAPS, census, classes
+from foretoken.cli.render import bar
+from foretoken.storage.cache import versions
 
 ROOT = Path(__file__).parents[1]
 RESULT, PAGE = ROOT / "benchmarks/results/families.json", ROOT / "docs/families.md"
+UNFINISHED = ROOT / "build/families.json"
+PROCESS_BYTES = 8_000_000_000  # that a class may take
 # The most downloaded first, as of November 2026
 POPULAR = """
 Qwen2 Qwen3 Llama Gemma3 Gemma4 Qwen3_5 GptOss Mistral Phi3 Phi DeepseekV3 DeepseekV2 SmolLM3
@@ -41,8 +49,8 @@ other lengths at which a family changes are 8 tokens in these models, and the te
 class that reads pictures or sounds is given two prompts with one each, beside one of text where
 `generate` takes that: small encoders, and inputs in the shapes that its processor makes
 ([pictures and speech](pictures-and-speech.md)); its text has to depend on them.
-`foretoken doctor --families` tries them on your versions; `foretoken doctor MODEL` says how a model
-of yours runs, on OpenVINO too. This page is made by `python benchmarks/families.py`.
+`foretoken doctor MODEL` says how a model of yours runs, on OpenVINO too. This page is made by
+`make families`, which compares all classes on the versions that are installed.
 
 - "Batches share passes": rows of different lengths in one forward pass, over a cache of ours.
 - "One row in a pass": over transformers' own cache of each row; exact, but a batch gains nothing.
@@ -66,21 +74,57 @@ row in a pass:
 """
 
 
-def main() -> None:
-    document = json.loads(RESULT.read_text())
+def judge_all() -> dict[str, Any]:
+    """Judge every class that an unfinished run with the same versions has not, in as many processes
+    as there are processors and memory for; print a line for each as it comes."""
+    done = _unfinished()
+    names = sorted({*classes()} - {each["name"] for each in done})
+    workers = min(psutil.cpu_count() or 1, psutil.virtual_memory().available // PROCESS_BYTES)
+    for verdict in bar(census(names, max(1, workers)), "judging", len(names)):
+        why = ", ".join(filter(None, [verdict.form, verdict.reason]))
+        print(f"{verdict.name}: {verdict.outcome}{f' ({why})' if why else ''}", flush=True)
+        done.append(asdict(verdict))
+        _write(UNFINISHED, {"versions": versions(), "families": done})
+    return {"versions": versions(), "families": done}
+
+
+def _unfinished() -> list[dict[str, Any]]:
+    """Return what an earlier run judged with the same versions, without failures: a busy machine
+    may be why."""
+    known = json.loads(UNFINISHED.read_text()) if UNFINISHED.exists() else {}
+    same = known.get("versions") == versions()
+    return [each for each in known["families"] if each["outcome"] != "failed"] if same else []
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Write a line for each class, in the order of their names."""
+    lines = sorted(json.dumps(each) for each in document["families"])
+    content = ",\n".join(lines)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        f'{{"versions": {json.dumps(document["versions"])}, "families": [\n{content}\n]}}\n'
+    )
+
+
+def page(document: dict[str, Any]) -> str:
+    """Return the page about these results."""
     families: list[dict[str, Any]] = sorted(document["families"], key=_rank)
     runs = [each for each in families if each["outcome"] == "equal"]
     lines = [HEAD.format(**document["versions"]), *_counts(families), "", "## Those that run"]
     for form, words in FORMS.items():
         names = [each["name"] for each in runs if each["form"] == form]
         if names:
-            lines += ["", f"### {words[0].upper()}{words[1:]}", ", ".join(names)]
+            lines += ["", f"### {words[0].upper()}{words[1:]}", _listed(names)]
     for outcome, title in TITLES.items():
         lines += ["", f"## {title}", "| class | reason |", "|---|---|"]
         lines += [_reason(each) for each in families if each["outcome"] == outcome]
     lines += ["", "## Not built", "Their default configuration makes no model here.", ""]
-    lines += [", ".join(each["name"] for each in families if each["outcome"] == "not built")]
-    PAGE.write_text("\n".join(lines) + "\n")
+    lines += [_listed([each["name"] for each in families if each["outcome"] == "not built"])]
+    return "\n".join(lines) + "\n"
+
+
+def _listed(names: list[str]) -> str:
+    return fill(", ".join(names), 120)
 
 
 def _counts(families: list[dict[str, Any]]) -> list[str]:
@@ -116,6 +160,16 @@ def _reason(each: dict[str, Any]) -> str:
 def _rank(each: dict[str, Any]) -> tuple[int, str]:
     at = [i for i, name in enumerate(POPULAR) if each["name"].startswith(name)]
     return min(at, default=len(POPULAR)), each["name"]
+
+
+def main() -> None:
+    """Judge all, and write the results and the page; exit code 1 where a class fails."""
+    document = judge_all()
+    _write(RESULT, document)
+    PAGE.write_text(page(document))
+    UNFINISHED.unlink()
+    bad = [x["name"] for x in document["families"] if x["outcome"] in ("differs", "failed")]
+    sys.exit(f"not as transformers writes, or failed: {', '.join(bad)}" if bad else 0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""A tiny model of a known distribution, for proofs, tests and the docs: no weights, no cache,
-float64."""
+"""A tiny model of a known distribution: no weights, no cache, float64."""
 
 from __future__ import annotations
 

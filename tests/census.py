@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,8 +26,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
-from foretoken.errors import InputError, RefusedError, kind_of, one_line
-from foretoken.lab.media import (
+from census_media import (
     BESIDE,
     MEDIA,
     MODALITIES,
@@ -37,11 +36,11 @@ from foretoken.lab.media import (
     prompts,
     set_parts,
 )
+from foretoken.errors import InputError, RefusedError, kind_of, one_line
 from foretoken.loading.load import load
 from foretoken.media.inputs import is_media
 from foretoken.models.stock.media import accepted_by
-from foretoken.models.stock.selfcheck import CHECK_FORMAT, parts, small_copy, value_of
-from foretoken.storage.cache import remember, remembered, versions
+from foretoken.models.stock.selfcheck import parts, small_copy, value_of
 
 # By what they read; a class of several maps is of the last
 MAPS = {
@@ -56,7 +55,6 @@ HEARING |= {*auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()} - {*MAPS["pict
 PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8]]
 NEW, GAMMAS = 16, (0, 1, 4)
 NOISE = 0.03  # of a draft's weights, which are else the target's
-FILE = "census.json"
 SECONDS = 300.0  # for one class
 
 # What classes of these maps write that write no text
@@ -285,41 +283,25 @@ def _relative(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def census(names: Iterable[str], workers: int, seconds: float = SECONDS) -> Iterator[Verdict]:
-    """Judge classes in processes of their own, and yield each as it comes; those judged before with
-    the same versions are remembered.
+    """Judge classes in processes of their own, and yield each as it comes.
 
     Args:
         names: Classes, as `classes` has them.
         workers: Processes at a time.
         seconds: For one class; then its process is ended.
     """
-    known, todo = remembered(FILE), list[str]()
-    for name in names:
-        if _key(name) in known:
-            yield Verdict(**known[_key(name)])
-        else:
-            todo.append(name)
-    if not todo:
-        return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["foretoken.loading.load"])
     running, pool = set[Any](), ThreadPoolExecutor(workers)
     try:
         for done in as_completed(
-            pool.submit(_apart, context, running, seconds, name) for name in todo
+            pool.submit(_apart, context, running, seconds, name) for name in names
         ):
-            verdict = done.result()
-            if verdict.outcome != "failed":  # a busy machine may be why
-                remember(FILE, _key(verdict.name), asdict(verdict))
-            yield verdict
+            yield done.result()
     finally:  # also by Ctrl-C
         pool.shutdown(wait=False, cancel_futures=True)
         for process in [*running]:
             process.kill()
-
-
-def _key(name: str) -> str:
-    return " ".join([name, str(CHECK_FORMAT), *versions().values()])
 
 
 def _apart(context: Any, running: set[Any], seconds: float, name: str) -> Verdict:
