@@ -84,9 +84,9 @@ def stand_ins(base: Path) -> dict[str, str]:
 def run(typed: list[str], given: dict[str, str], at: Path) -> None:
     """Run commands in a folder, one after another; each must succeed."""
     (at / "bin").mkdir()
-    (at / "bin" / "foretoken").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m foretoken "$@"\n')
-    (at / "bin" / "foretoken").chmod(0o755)
-    (at / "bin" / "python").symlink_to(sys.executable)
+    for name, words in {"foretoken": "-m foretoken", "python": ""}.items():
+        (at / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (at / "bin" / name).chmod(0o755)
     (at / "in.jsonl").write_text('{"prompt": "It was"}\n')
     for each in ("benchmarks", "examples", "reproduction"):
         (at / each).symlink_to(ROOT / each)
