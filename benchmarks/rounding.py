@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--q4-0", action="store_true")
     arguments = parser.parse_args()
     # the distribution as it is, without bans and penalties
-    how = {"draft": "none", "generation_config": "ignore"}
+    how: Any = {"draft": "none", "generation_config": "ignore"}
     exact = foretoken.load(arguments.target, **how)
     assert exact.tokenizer is not None
     text = arguments.held_out.read_text(encoding="utf-8", errors="replace")
