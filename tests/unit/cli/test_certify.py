@@ -67,7 +67,7 @@ def test_a_certificate_for_reading(run, base):
         "computed in float32, rule block, gamma 3, 2 prompts, seed 0",
         "logits of blocks against single tokens 144 places ok off by ",
         "greedy text against plain 288 tokens ok",
-        " 0 said certain ",
+        " 0 certain ",
         " ok temperature 1 target's law, by rank 288 tokens ",
         " pull towards the draft 288 tokens ",
         " against plain, prompt 1 16 texts ",
