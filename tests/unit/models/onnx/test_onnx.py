@@ -329,7 +329,7 @@ def test_what_was_read_serves_others_of_the_same_salt(model: OnnxModel) -> None:
 def test_kept_texts_give_way_to_newer_ones(
     model: OnnxModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretoken.models.onnx.slots.MOST", 100 * model.slots.token_bytes)
+    monkeypatch.setattr("foretoken.models.onnx.model.CACHED_BYTES", 100 * model.slots.token_bytes)
     model.remember(True)
     for first in (2, 3, 4):
         model.start([[first] * 40])
