@@ -26,8 +26,8 @@ def costs(
     draft: option.Draft = None,
     rows: Annotated[int, Option(help="Requests that an engine runs at a time.", min=1)] = 16,
     temperature: option.Temperature = 0.0,
-    max_new_tokens: option.MaxNewTokens = 64,
-    limit: option.Limit = None,
+    max_new_tokens: Annotated[int, Option(help="New tokens per prompt, at most.")] = 64,
+    limit: Annotated[int | None, Option(help="Use only the first prompts of the file.")] = None,
     seed: option.Seed = 0,
 ) -> None:
     """Measure what serving a pair costs on this machine, for `simulate`: it must be idle."""

@@ -34,7 +34,7 @@ LAYERS = [
     ["transformers_integration.attach"],
     ["server"],
     ["cluster"],
-    ["", "lab", "measurement"],
+    ["", "measurement"],
     ["certificate", "train"],
     ["cli"],
     ["__main__", "reproduction"],  # beside the package, which never imports it

@@ -137,7 +137,7 @@ def race(
     """Run rounds after one that warms up; Ctrl-C keeps those that are done.
 
     Args:
-        contestants: What takes a turn, by key.
+        contestants: The turn of each, by its key.
         tasks: The tasks of a turn; every round has seeds of its own.
         rounds: Rounds that count.
         together: Give a turn all its tasks at once, not one after another.
