@@ -15,7 +15,6 @@ import tiny
 from foretoken import Completion, SamplingParams, Speculator
 from foretoken.certificate.certify import CertificatePlan, certify
 from foretoken.measurement.agreement import CHUNK, overlaps
-from foretoken.models.families import FAMILIES
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
@@ -24,6 +23,7 @@ from pairs import PROMPTS, V, assert_greedy, speculator, stock, target
 from reproduction.blockwise import Heads, ends_of
 from reproduction.heads import HeadsDrafter
 from reproduction.train_heads import distance
+from tiny_families import FAMILIES
 
 LIMIT = 24
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from foretoken.models.families import FAMILIES, build
 from pairs import (
     PROMPTS,
     SINGLE,
@@ -18,6 +17,7 @@ from pairs import (
     stock,
     target,
 )
+from tiny_families import FAMILIES, build
 
 LIMIT = 24
 CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 import pairs
 from foretoken import Completion
-from foretoken.models.families import FAMILIES
 from foretoken.sampling.verify import RULES
 from pairs import PROMPTS, an_end, assert_greedy, relative, speculator, stock, target
+from tiny_families import FAMILIES
 
 LIMIT = 24
 GAMMAS = range(9)

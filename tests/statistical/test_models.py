@@ -19,10 +19,10 @@ import oracle
 import pairs
 from faulty import Liar
 from foretoken import SamplingParams, Speculator, load
-from foretoken.models.families import FAMILIES
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import stir
 from foretoken.sampling.verify import RULES
+from tiny_families import FAMILIES
 
 ALPHA = 1e-6
 V, LENGTH, BATCH = 12, 3, 1500

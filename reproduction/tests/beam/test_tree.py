@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock.selfcheck import on_torch, stir
 from oracle import random_model
 from pairs import scores
 from reproduction.beam.tree import Node, ScoredTree
 from table import TableModel
+from tiny_families import FAMILIES, build
 
 
 def test_a_text_is_one_node() -> None:

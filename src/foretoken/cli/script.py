@@ -51,10 +51,10 @@ GONE = {
     "doctor --speed": "run foretoken bench, with the --dtype in question",
     "doctor --families": IN_CHECKOUT.format("make families"),
     "doctor --held-out": IN_CHECKOUT.format("python benchmarks/rounding.py"),
+    "bench --svg": "give --json, which has all that it drew",
     "bench --vs": IN_CHECKOUT.format("python benchmarks/race.py"),
     "certify --thorough": "leave it out; there is one certificate",
-    "--exact-shapes": "leave it out; greedy texts are exact but for rounding where two tokens are "
-    "nearly tied",
+    "--exact-shapes": "leave it out; foretoken doctor MODEL says what is exact to the bit",
 }
 # Options of vLLM's commands, by the name of ours, and what is said where there is none
 VLLM = {

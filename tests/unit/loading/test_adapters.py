@@ -16,11 +16,11 @@ from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.adapters import folder
 from foretoken.loading.load import require_adapters
-from foretoken.models.families import build
 from foretoken.train.pair import read_target
 from media_models import built
 from sound_models import granite_speech
 from tiny import llama
+from tiny_families import build
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
 PROMPT = [5, 17, 33]

@@ -19,10 +19,10 @@ from foretoken.loading.runtimes import Early, Placement
 from foretoken.loading.sources import source
 from foretoken.models import store
 from foretoken.models.blocks import found
-from foretoken.models.families import build
 from foretoken.models.stock.selfcheck import small_copy
 from foretoken.storage.cache import remembered
 from tiny import folder
+from tiny_families import build
 
 
 class Rows:

@@ -16,9 +16,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading import hub, memory, named
 from foretoken.loading import load as loading
-from foretoken.models.families import build
 from loads import PADDED, refused
 from tiny import byte_level, folder, llama, metaspace, t5
+from tiny_families import build
 
 # What works
 

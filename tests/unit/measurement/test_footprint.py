@@ -11,10 +11,10 @@ from foretoken import load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.measurement.footprint import of_drafter, of_model
-from foretoken.models.families import build
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from table import TableModel
 from tiny import folder, llama, t5
+from tiny_families import build
 
 
 def test_llama_by_hand():

@@ -8,11 +8,11 @@ import torch
 from foretoken import load
 from foretoken.errors import InputError
 from foretoken.models.base import counts_of, require_model
-from foretoken.models.families import build
 from foretoken.models.graphs import GraphModel
 from foretoken.models.openvino import conversion
 from foretoken.models.stock.selfcheck import on_torch
 from table import TableModel
+from tiny_families import build
 
 TABLE = TableModel(lambda text: [0.5, 0.5], 2)
 

@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import pairs
 from foretoken.errors import RefusedError
 from foretoken.loading.runtimes import Placement, forms, place
-from foretoken.models.families import FAMILIES, build
 from foretoken.models.graphs import (
     ON_GRAPHS,
     FixedCache,
@@ -30,6 +29,7 @@ from foretoken.models.stock.cache import RaggedCache, RaggedLayer
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedRows, Form, check, deviation
 from pairs import PROMPTS
+from tiny_families import FAMILIES, build
 
 CPU = torch.device("cpu")
 

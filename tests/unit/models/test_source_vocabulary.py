@@ -11,9 +11,9 @@ from transformers import MarianConfig, MarianMTModel
 from foretoken import load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError
-from foretoken.models.families import BART
 from foretoken.models.stock.selfcheck import stir
 from tiny import llama
+from tiny_families import BART
 
 
 def marian(source: int, target: int) -> MarianMTModel:

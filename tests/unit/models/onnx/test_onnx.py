@@ -22,13 +22,13 @@ import tiny
 from foretoken.errors import InputError, RefusedError
 from foretoken.models import store
 from foretoken.models.blocks import Blocks, found
-from foretoken.models.families import build
 from foretoken.models.onnx.conversion import OnnxConversion, form
 from foretoken.models.onnx.export import export
 from foretoken.models.onnx.model import OnnxModel
 from foretoken.models.onnx.products import rounded, stored, with_sums
 from foretoken.models.stock.selfcheck import TOLERANCE, check, deviation, small_copy, stir
 from interrupts import interrupted
+from tiny_families import build
 
 pytestmark = pytest.mark.cpu_only
 WHERE = ("onnx/model.py", "onnx/slots.py", "onnx/passes.py", "models/rows.py")  # to interrupt

@@ -16,11 +16,11 @@ import pairs
 import tiny
 from foretoken import load
 from foretoken.errors import RefusedError
-from foretoken.models.families import build
 from foretoken.models.stock import positions
 from foretoken.models.stock.selfcheck import CheckedRows, on_torch, stir
 from foretoken.speculator import Speculator
 from interrupts import interrupted
+from tiny_families import build
 
 
 def state(model: PreTrainedModel) -> list[Any]:
