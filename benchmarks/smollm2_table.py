@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PROMPTS = ROOT / "recipes/prompts/chats.jsonl"
+PROMPTS = ROOT / "reproduction/recipes/prompts/chats.jsonl"
 RESULTS = ROOT / "benchmarks/results"
 DRAFTS = {
     "lookup": "look-up",

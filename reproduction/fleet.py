@@ -22,13 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.costing import costs
 from foretoken.costing.costs import at
 from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.engine.scheduler import Scheduler, Task
-from foretoken.errors import InputError, RefusedError
-from foretoken.measurement.result import Measurement, Serving
+from foretoken.errors import InputError
 from foretoken.models.base import Blocks
 from foretoken.models.rows import Padding, staying
 from foretoken.request import Request, Row, stats
@@ -37,6 +35,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, choose
 from foretoken.sampling.verify import block
+from reproduction.costs import FleetCosts, ServingCosts
 
 BLOCK = choose(block)
 PADDED = 16  # positions that are added to a pass at most
@@ -76,7 +75,7 @@ class PaperParts:
     """Parts that target, drafter and judge of a replica share."""
 
     texts: list[PaperText]  # by number
-    serving: Serving
+    serving: ServingCosts
     clock: Clock = field(default_factory=Clock)
 
 
@@ -230,7 +229,7 @@ class PaperReplica:
     """A batch of at most `serving.rows` rows, of requests whose `texts` are known. gamma: a fixed
     number of draft tokens; None: chosen before every step, as an engine does by itself."""
 
-    def __init__(self, texts: list[PaperText], serving: Serving, gamma: int | None) -> None:
+    def __init__(self, texts: list[PaperText], serving: ServingCosts, gamma: int | None) -> None:
         parts = PaperParts(texts, serving)
         target, drafter = PaperTarget(parts), PaperDrafter(parts)
         self.serving, self.clock, self.verifier = serving, parts.clock, PaperVerifier(parts)
@@ -319,29 +318,6 @@ class Simulated:
         return self.rate >= self.capacity
 
 
-def require(measured: Measurement, name: str) -> Serving:
-    """Return the measured costs that a fleet follows from; InputError for a file without them,
-    RefusedError for a draft whose draft tokens fare otherwise than at the places that were
-    measured."""
-    if measured.serving is None:
-        raise InputError(
-            f"{name} does not say what a batch costs; measure again with "
-            "foretoken measure --rows 16 --out"
-        )
-    serving = measured.serving
-    tables = serving.reading, serving.draft_reading, serving.around, serving.drafts, serving.passes
-    if not (serving.costs.sound and all(map(costs.sound, (*tables, ((1, serving.joining),))))):
-        raise InputError(f"{name}: serving: these are no costs; measure again")
-    if serving.rows < 1:
-        raise InputError(f"{name}: serving: rows is {serving.rows}; measure again")
-    if measured.draft.name.partition(":")[0] == "heads":
-        raise RefusedError(
-            f"{name} is of heads, which guess worse the further ahead; a measurement tells how "
-            "well they guess one token ahead, so simulate another draft"
-        )
-    return measured.serving
-
-
 def arrivals(number: int, rate: float, seed: int) -> list[float]:
     """Return the seconds from the first request at which each comes: a Poisson process of `rate` a
     second, the same for the same seed. An infinite rate is all at once."""
@@ -351,8 +327,7 @@ def arrivals(number: int, rate: float, seed: int) -> list[float]:
 
 
 def simulate(
-    measured: Measurement,
-    serving: Serving,
+    measured: FleetCosts,
     fleet: PaperFleet,
     rate: float,
     *,
@@ -362,6 +337,7 @@ def simulate(
     """Requests at `rate` a second, against the fleet's `capacity`. track: an iterable around their
     numbers, for a progress bar."""
     tasks = _tasks(measured, fleet, fleet.requests)
+    serving = measured.serving
     replicas = [PaperReplica(tasks.texts, serving, fleet.gamma) for _ in range(fleet.replicas)]
     times = arrivals(fleet.requests, rate, fleet.seed)
     served: list[Served] = []
@@ -375,21 +351,22 @@ def simulate(
     return _figures(served, replicas, rate, capacity)
 
 
-def capacity(measured: Measurement, serving: Serving, fleet: PaperFleet) -> float:
+def capacity(measured: FleetCosts, fleet: PaperFleet) -> float:
     """Requests a second of a fleet in which some always wait: `replicas` times those of one, while
     its batch is full."""
-    rows, count = serving.rows, FULL * serving.rows
+    rows = measured.serving.rows
+    count = FULL * rows
     tasks = _tasks(measured, fleet, count)
-    replica = PaperReplica(tasks.texts, serving, fleet.gamma)
+    replica = PaperReplica(tasks.texts, measured.serving, fleet.gamma)
     served = [replica.submit(tasks.task(number), 0.0) for number in range(count)]
     replica.until(math.inf)
     ends = sorted(one.ended for one in served)
     return fleet.replicas * (count - 2 * rows) / (ends[-rows - 1] - ends[rows - 1])
 
 
-def like(measured: Measurement, count: int, seed: int) -> list[int]:
+def like(measured: FleetCosts, count: int, seed: int) -> list[int]:
     """The numbers of the measured prompts that so many requests are like, at random."""
-    return Random(f"texts {seed}").choices(range(len(measured.prompts)), k=count)
+    return Random(f"texts {seed}").choices(range(len(measured.texts)), k=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,20 +383,20 @@ class _Tasks:
         return Request(self.texts[number].ids, self.limits[number], key, params=self.params)
 
 
-def _tasks(measured: Measurement, fleet: PaperFleet, count: int) -> _Tasks:
+def _tasks(measured: FleetCosts, fleet: PaperFleet, count: int) -> _Tasks:
     """So many, each like one of the measured prompts, at random. InputError for requests that the
     engine would refuse."""
-    dice, greedy = Random(f"betas {fleet.seed}"), measured.options.temperature == 0
-    prompts = [measured.prompts[i] for i in like(measured, count, fleet.seed)]
+    dice, greedy = Random(f"betas {fleet.seed}"), measured.temperature == 0
+    alike = [measured.texts[i] for i in like(measured, count, fleet.seed)]
     texts: list[PaperText] = []
-    for i, one in enumerate(prompts):
-        betas = one.overlaps
+    for i, one in enumerate(alike):
+        betas = one.betas
         if greedy:  # whether a draft token is accepted is known where it is made
             betas = [b if b is None else float(dice.random() < b) for b in betas]
         texts.append(PaperText(i, fleet.prompt_tokens or one.prompt_tokens, tuple(betas)))
-    limits = [fleet.output_tokens or len(one.overlaps) for one in prompts]
+    limits = [fleet.output_tokens or len(one.betas) for one in alike]
     most = max(text.prompt + limit for text, limit in zip(texts, limits, strict=True))
-    context = None if measured.serving is None else measured.serving.context
+    context = measured.serving.context
     if context is not None and most > context:
         raise InputError(
             f"a request has up to {most} tokens, the measured target holds {context}; "

@@ -19,8 +19,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
-from foretoken.lab import view
 from foretoken.storage import files
+from reproduction import view
 from reproduction.experiments.experiment import Plot
 from reproduction.report import PaperReport
 

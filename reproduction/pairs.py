@@ -14,7 +14,6 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.load import load
 from foretoken.loading.named import NOVELS
@@ -23,8 +22,9 @@ from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import BATCH, Speculator
 from foretoken.text import chat
-from foretoken.train.ngram import fit
+from reproduction.ngram import NGramDrafter
 from reproduction.recipe import Recipe, RecipeDraft, read_prompts
+from reproduction.train_ngram import fit
 
 LEARNED, LEAST = 2, 5_000  # tokens that tables are fitted to, for each of alpha; and at least
 OTHERS = 1000  # the seed behind the recipe's of texts that tables are fitted to

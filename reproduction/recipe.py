@@ -194,7 +194,7 @@ def read(path: Path) -> Recipe:
         document = tomllib.loads(path.read_bytes().decode())
     except FileNotFoundError:
         raise InputError(
-            f"there is no {path}; give a recipe: the repository has some, in recipes/"
+            f"there is no {path}; give a recipe: there are some in reproduction/recipes/"
         ) from None
     except (OSError, ValueError, RecursionError) as error:  # no TOML, or no text
         raise InputError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
@@ -236,8 +236,8 @@ def _without_folder(name: str) -> str:
 
 
 def placed(name: str, folder: Path) -> str:
-    """Return a model's or drafter's name with its path relative to `folder`, FILE of `ngram:FILE`
-    and `heads:FILE`, made absolute. Hub ids and names of drafters stay; a name that begins with a
+    """Return a model's or drafter's name with its path relative to `folder`, FILE of `MODULE:FILE`,
+    made absolute. Hub ids and names of drafters stay; a name that begins with a
     dot is a path even if nothing is there."""
     kind, colon, file = name.rpartition(":")
     try:

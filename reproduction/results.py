@@ -18,8 +18,12 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from foretoken.lab.machine import Machine
-from foretoken_lab.experiments import (
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from foretoken.errors import ForetokenError, InputError, one_line
+from foretoken.measurement.machine import Machine
+from foretoken.storage import files
+from reproduction.experiments import (
     acceptance,
     beyond,
     lenience,
@@ -29,13 +33,9 @@ from foretoken_lab.experiments import (
     trace,
     walltime,
 )
-from foretoken_lab.experiments.experiment import Case, Experiment, ResultRow, named
-from foretoken_lab.pairs import Pairs
-from foretoken_lab.recipe import Recipe, shown_from
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from foretoken.errors import ForetokenError, InputError, one_line
-from foretoken.storage import files
+from reproduction.experiments.experiment import Case, Experiment, ResultRow, named
+from reproduction.pairs import Pairs
+from reproduction.recipe import Recipe, shown_from
 
 EXPERIMENTS: dict[str, Experiment] = {  # in the order of the page
     "acceptance": acceptance.EXPERIMENT,

@@ -115,7 +115,7 @@ def news(
         shape = {name: n // divisor if name in WIDTHS else n for name, n in sized}
         own = {} if model == "target" else {"tokenizer": out / "target" / "model"}
         options = {**shape, **common, **own, "steps": steps, "bfloat16": bfloat16}
-        execute("python -m reproduction", "train", "lm", data=data, out=out / model, **options)
+        execute("reproduction", "train", "lm", data=data, out=out / model, **options)
     distill(data, out, "draft", steps=distill_steps, target_generated=0.5, on_policy=0.25)
     tables(out, data)
 
@@ -130,14 +130,14 @@ def digits(
     """Train an ImageGPT of 0.4M parameters and a draft of 1/15 on the 8x8 digits that scikit-learn
     ships, and count their pixels in a table. A token is a pixel's grey; an image begins with its
     digit, or with none."""
-    with option.needing("images"):
+    with option.needing("reproduction"):
         datasets = import_module("sklearn.datasets")
     import numpy as np  # late: these take seconds
     from transformers import ImageGPTConfig
 
     from foretoken.train.loop import TrainingRecipe
-    from foretoken.train.ngram import fit
     from reproduction.train import train_images
+    from reproduction.train_ngram import fit
 
     pixels, names = datasets.load_digits(return_X_y=True)
     images = np.column_stack([GREYS + names, pixels]).astype(int)
@@ -195,16 +195,15 @@ def _show(name: str, scores: Mapping[str, float]) -> None:
     print(f"{name}: {', '.join(f'{score} {value:.1f}' for score, value in scores.items())}")
 
 
-def execute(*words: str, **options: object) -> None:
-    """Run a command of the package, shown first, {"kv_heads": 2} being --kv-heads 2 and True a flag
+def execute(module: str, *words: str, **options: object) -> None:
+    """Run a module's command, shown first, {"kv_heads": 2} being --kv-heads 2 and True a flag
     alone. Where it fails, the script ends with its exit code."""
-    line = [*words]
+    line = ["-m", module, *words]
     for name, value in options.items():
         if value is not False:
             line += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    print(f"\n$ {shlex.join(line)}", flush=True)
-    module = line[0].replace("-", "_")
-    code = subprocess.run([sys.executable, "-m", module, *line[1:]]).returncode
+    print(f"\n$ {shlex.join(['python', *line])}", flush=True)
+    code = subprocess.run([sys.executable, *line]).returncode
     if code:
         raise typer.Exit(code)
 
@@ -214,7 +213,7 @@ def seq2seq(
 ) -> None:
     """Train an encoder-decoder on pairs."""
     options = {**dict(zip(T5, sizes, strict=False)), **common, **more}
-    execute("python -m reproduction", "train", "seq2seq", data=data, out=out, **options)
+    execute("reproduction", "train", "seq2seq", data=data, out=out, **options)
 
 
 def distill(data: Path, out: Path, name: str, **options: object) -> None:
@@ -230,7 +229,7 @@ def tables(out: Path, data: Path) -> None:
     for order, name in ((1, "unigram"), (2, "bigram")):
         table = out / f"{name}.safetensors"
         if not table.exists():
-            execute("foretoken", "train", "ngram", **source, order=order, out=table)
+            execute("reproduction", "train", "ngram", **source, order=order, out=table)
 
 
 def read(name: str, keys: tuple[str, str]) -> list[Pair]:

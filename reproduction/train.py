@@ -1,7 +1,7 @@
-"""Train small models: a Llama on text (`python -m reproduction train lm`), or an encoder-decoder on pairs of
-texts (`python -m reproduction train seq2seq`), T5 with the gated GELU of version 1.1 (Raffel et al., arXiv
-1910.10683; Shazeer, arXiv 2002.05202), whose output layer is the embedding: transformers ties T5's;
-or an ImageGPT (Chen et al. 2020) on images.
+"""Train small models: a Llama on text (`train lm`), or an encoder-decoder on pairs of texts
+(`train seq2seq`), T5 with the gated GELU of version 1.1 (Raffel et al., arXiv 1910.10683; Shazeer,
+arXiv 2002.05202), whose output layer is the embedding: transformers ties T5's; or an ImageGPT (Chen
+et al. 2020) on images.
 
 Batches depend on the seed and the step alone, so a run that was killed resumes with the same data.
 """
@@ -42,7 +42,7 @@ from foretoken.train.loop import (
     folder_of_run,
     require_positive,
 )
-from reproduction import bpe
+from reproduction import new_tokenizer
 
 WINDOWS = 24  # held-out windows that are measured while training; all are at the end
 EXAM = 512  # held-out pairs, likewise
@@ -75,12 +75,12 @@ def train_lm(
     """
     texts, context = corpus.read_texts(data), config.max_position_embeddings
     folder_of_run(out)
-    tokenizer = bpe.tokenizer_of_run(
+    tokenizer = new_tokenizer.tokenizer_of_run(
         out,
         tokenizer_folder or init,
-        lambda: bpe.train_tokenizer(corpus.split(texts)[0], config.vocab_size, context),
+        lambda: new_tokenizer.train_tokenizer(corpus.split(texts)[0], config.vocab_size, context),
     )
-    books = corpus.build(texts, tokenizer)
+    books = new_tokenizer.build(texts, tokenizer)
     if len(books.train) <= context or len(books.held_out) <= context:
         raise InputError(
             f"{data} gives {len(books.train)} tokens to train on and {len(books.held_out)} held "
@@ -244,8 +244,8 @@ def _pair_tokenizer(
     """InputError for one that ends no text, or pads none."""
     train, _ = corpus.hold_out(lines)
     texts = [text for line in train for text in (line.source, line.target or "")]
-    fresh = partial(bpe.train_pair_tokenizer, texts, size)
-    tokenizer = bpe.tokenizer_of_run(out, folder, fresh)
+    fresh = partial(new_tokenizer.train_pair_tokenizer, texts, size)
+    tokenizer = new_tokenizer.tokenizer_of_run(out, folder, fresh)
     if tokenizer.pad_token_id is None or tokenizer("a").input_ids[-1] != tokenizer.eos_token_id:
         raise InputError(
             f"the tokenizer in {folder or out} has no padding or puts no end behind a text; give "

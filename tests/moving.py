@@ -34,11 +34,11 @@ from foretoken.models import reader
 from foretoken.models.companion import Companion
 from foretoken.models.stock import packed
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.table import TableModel
 from foretoken.options import check
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.keys import RowKey, exponentials
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level, llama
 
 V = 320

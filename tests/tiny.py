@@ -63,14 +63,13 @@ def byte_level(V: int = 320) -> PreTrainedTokenizerFast:
 
 @cache
 def _byte_level(V: int) -> PreTrainedTokenizerFast:
-    tokenizer, end = Tokenizer(models.BPE()), "<|endoftext|>"
+    end = "<|endoftext|>"
+    tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=V, special_tokens=[end], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
+    how = {"special_tokens": [end], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=V, **how))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=end,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from foretoken.cli.script import run
-from reproduction.cli import report, simulate, theory, train
+from reproduction.cli import costs, report, simulate, theory, train, train_drafts
 
 __all__ = ["app", "main"]
 
@@ -17,7 +17,10 @@ app = typer.Typer(
 )
 app.command()(report.report)
 app.command()(theory.theory)
+app.command()(costs.costs)
 app.command()(simulate.simulate)
+for each in (train_drafts.heads, train_drafts.ngram, train_drafts.samples):
+    train.app.command()(each)
 app.add_typer(train.app, name="train")
 
 

@@ -1,4 +1,4 @@
-"""`python -m reproduction report`: the paper's experiments of recipes: measured, resumed and shown."""
+"""`report`: the paper's experiments of recipes: measured, resumed and shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def report(
     recipes: Annotated[
         list[Path],
-        Argument(help="Recipe files, a chapter each; the repository has some."),
+        Argument(help="Recipe files, a chapter each, such as reproduction/recipes/default.toml."),
     ],
     out: Annotated[
         Path, Option(help="Folder for results.jsonl, which is resumed, and for the report.")
@@ -59,7 +59,7 @@ def report(
     chosen = _recipes(recipes, out, measuring=not as_measured)
     if quick:
         chosen = [recipe.quick() for recipe in chosen]
-    with option.needing("lab"):
+    with option.needing("reproduction"):
         from reproduction.page import RESULTS, document, write  # late: torch takes seconds
     from reproduction.report import report as made_of
     from reproduction.results import ResultFile
@@ -68,7 +68,7 @@ def report(
     quiet()
     flags = {"--quick": quick, "--as-measured": as_measured}
     given = [*map(str, recipes), "--out", str(out), *(name for name in flags if flags[name])]
-    typed = shlex.join(["python -m reproduction", "report", *given])
+    typed = shlex.join(["python", "-m", "reproduction", "report", *given])
     interrupted = False
     with nullcontext() if as_measured else _alone(out / RESULTS):
         results = ResultFile(out / RESULTS)

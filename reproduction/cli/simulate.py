@@ -1,4 +1,4 @@
-"""`python -m reproduction simulate`: what a fleet would do with requests at a rate, from measured costs."""
+"""`simulate`: what a fleet would do with requests at a rate, from measured costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foretoken.cli.command import command
 from foretoken.cli.render import bar, page, prose, table
 
 if TYPE_CHECKING:
-    from foretoken.measurement.result import Measurement
+    from reproduction.costs import FleetCosts
     from reproduction.fleet import PaperFleet, Simulated
 
 HEADINGS = ("TTFT p50", "p99", "latency p50", "p99", "requests/s", "tokens/s", "batch", "busy")
@@ -25,7 +25,7 @@ HEADINGS = ("TTFT p50", "p99", "latency p50", "p99", "requests/s", "tokens/s", "
 @command
 def simulate(
     measurement: Annotated[
-        Path, Option(help="A file of foretoken measure --rows --out.", show_default=False)
+        Path, Option(help="A file of python -m reproduction costs --out.", show_default=False)
     ],
     rate: Annotated[
         list[float],
@@ -59,17 +59,15 @@ def simulate(
     as_json: option.Json = False,
 ) -> None:
     """Simulate a fleet of engines: latencies, throughput and utilisation at rates of requests."""
-    from foretoken.measurement.result import load  # late: torch takes seconds to import
-    from reproduction import fleet as on_paper
+    from reproduction import fleet as on_paper  # late: torch takes seconds to import
+    from reproduction.costs import load
 
     fleet = on_paper.PaperFleet(replicas, requests, prompt_tokens, output_tokens, gamma, seed)
     measured = load(measurement)
-    serving = on_paper.require(measured, str(measurement))
-    capacity = on_paper.capacity(measured, serving, fleet)
+    capacity = on_paper.capacity(measured, fleet)
     simulated = [
         on_paper.simulate(
             measured,
-            serving,
             fleet,
             each,
             capacity=capacity,
@@ -80,29 +78,29 @@ def simulate(
     if as_json:
         document = {
             "measurement": str(measurement),
-            "target": measured.target.name,
-            "draft": measured.draft.name,
-            "rows": serving.rows,
+            "target": measured.target,
+            "draft": measured.draft,
+            "rows": measured.serving.rows,
             "fleet": asdict(fleet),
             "capacity": capacity,
             "rates": [asdict(one) | {"overloaded": one.overloaded} for one in simulated],
         }
         print(json.dumps(document, allow_nan=False))
     else:
-        _show(measured, serving.rows, fleet, simulated, page())
+        _show(measured, fleet, simulated, page())
 
 
 def _show(
-    measured: Measurement,
-    rows: int,
+    measured: FleetCosts,
     fleet: PaperFleet,
     simulated: list[Simulated],
     console: Console,
 ) -> None:
     prose(
         console,
-        f"{fleet.replicas} x {measured.target.name} with draft {measured.draft.name}, up to "
-        f"{rows} rows each, as measured on {measured.machine.cpu}: {fleet.requests} requests",
+        f"{fleet.replicas} x {measured.target} with draft {measured.draft}, up to "
+        f"{measured.serving.rows} rows each, as measured on {measured.cpu}: "
+        f"{fleet.requests} requests",
     )
     rates = table("rate", *HEADINGS, left=0)
     for one in simulated:

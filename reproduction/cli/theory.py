@@ -1,4 +1,4 @@
-"""`python -m reproduction theory`: the paper's section 3 for one alpha and c, as a table over gamma.
+"""`theory`: the paper's section 3 for one alpha and c, as a table over gamma.
 
 Without models or clocks: `foretoken.theory` computes what is printed. The optimum is also searched
 beyond the table, so that a short table does not hide it.
@@ -43,6 +43,7 @@ def _predict(
     """All that is printed. `oracle_factor`: None where there is no bound, at alpha 1 and c 0."""
     from foretoken import checked  # late: NumPy, which `--help` does without
     from foretoken import theory as section3
+    from reproduction import theory as paper
 
     checked.count("max_gamma", max_gamma)
 
@@ -51,17 +52,17 @@ def _predict(
             "gamma": gamma,
             "expected_tokens": section3.expected_tokens(alpha, gamma),
             "walltime_factor": section3.walltime_factor(alpha, gamma, c, tokens=tokens),
-            "operations_factor": section3.operations_factor(alpha, gamma, c_hat),
+            "operations_factor": paper.operations_factor(alpha, gamma, c_hat),
         }
 
-    oracle = section3.oracle_factor(alpha, c)
+    oracle = paper.oracle_factor(alpha, c)
     last = max(max_gamma, section3.MAX_GAMMA)
     return {
         "alpha": alpha,
         "c": c,
         "c_hat": c_hat,
         "tokens": tokens,
-        "improves": section3.improves(alpha, c),
+        "improves": paper.improves(alpha, c),
         "guaranteed_factor": section3.walltime_factor(alpha, 1, c),
         "oracle_factor": oracle if math.isfinite(oracle) else None,
         "optimal": row(section3.optimal_gamma(alpha, c, max_gamma=last, tokens=tokens)),

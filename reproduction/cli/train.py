@@ -1,4 +1,4 @@
-"""`python -m reproduction train lm` and `seq2seq`: small models from text, or from pairs of texts."""
+"""`train lm` and `train seq2seq`: small models from text, or from pairs of texts."""
 
 from __future__ import annotations
 

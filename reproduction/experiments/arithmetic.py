@@ -14,6 +14,7 @@ import numpy as np
 from foretoken import theory
 from reproduction.experiments import paper
 from reproduction.experiments.experiment import Columns, Plot, Section, tabulated
+from reproduction.theory import ORACLE_BOUND, operations_factor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +48,7 @@ def figures() -> list[Curves]:
     """Figure 2: tokens per run of the target (equation 1). 3: the optimal gamma, by c. 4: speed and
     operations at c = 0 and c_hat = 0."""
     speed = partial(theory.walltime_factor, c=0.0)
-    operations = partial(theory.operations_factor, c_hat=0.0)
+    operations = partial(operations_factor, c_hat=0.0)
     best = partial(theory.optimal_gamma, max_gamma=MAX_GAMMA)
     return [
         Curves("figure-2", "tokens per run", "gamma", GAMMAS, theory.expected_tokens),
@@ -101,7 +102,7 @@ def section() -> Section:
 
 
 def _operations(line: paper.Balance) -> float:
-    return theory.operations_factor(line.alpha, line.gamma, 0)
+    return operations_factor(line.alpha, line.gamma, 0)
 
 
 def _speed(line: paper.Balance) -> float:
@@ -140,7 +141,7 @@ def _said_of_the_rest() -> str:
     return (
         f"A bigram of alpha {paper.BIGRAM_ALPHA:g} with gamma {paper.BIGRAM_GAMMA} gains "
         f"{bigram:.2f}x (printed {paper.BIGRAM_SPEED:g}x); greedy lenience {greedy} (printed "
-        f"{printed}). An oracle for gamma is at most {theory.ORACLE_BOUND - 1:.0%} above the best "
+        f"{printed}). An oracle for gamma is at most {ORACLE_BOUND - 1:.0%} above the best "
         "fixed gamma (the paper: about 60 %)."
     )
 

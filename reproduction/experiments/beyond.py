@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from foretoken import theory
 from foretoken.costing import costs
 from foretoken.options import Prompt
 from foretoken.request import Completion, uninterrupted
@@ -31,6 +30,7 @@ from reproduction.experiments.experiment import (
 )
 from reproduction.pairs import Pairs
 from reproduction.recipe import Recipe
+from reproduction.theory import oracle_factor
 
 WARM = 8  # new tokens of the runs that do not count: first calls are slow
 RULES = ("speculative", "block")
@@ -135,7 +135,7 @@ def _oracle(runs: Mapping[str, Runs]) -> dict[str, float | None]:
     steps = [step for text in texts for step in text.steady.steps]
     overlaps = [overlap for step in steps for overlap in step.overlaps]
     alpha, c = fmean(overlaps) if overlaps else None, costs.of(steps).c
-    bound = None if alpha is None else theory.oracle_factor(alpha, c)
+    bound = None if alpha is None else oracle_factor(alpha, c)
     return {"alpha": alpha, "c": c, "oracle": bound}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from foretoken import theory
 from foretoken.measurement.estimate import Estimate
 from reproduction.experiments import acceptance, paper, walltime
 from reproduction.experiments.experiment import (
@@ -28,6 +27,7 @@ from reproduction.experiments.experiment import (
 )
 from reproduction.experiments.walltime import speed
 from reproduction.recipe import Recipe
+from reproduction.theory import improves
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "within noise"
 TRIVIAL = 0.01  # an alpha that is negligible
@@ -159,7 +159,7 @@ def _improves(results: Found, timed: list[ResultRow]) -> Iterator[Finding]:
         alpha, c = walltime.alpha(results, row), row.result["c"]
         if alpha is not None and c is not None:
             own, even = speed(row), Estimate(1, 1, 1)
-            pays = theory.improves(alpha, c)
+            pays = improves(alpha, c)
             numbers = f"{row.told}: alpha {alpha:.2f}, c {c:.2f}, {plus_minus(own, 2)}"
             yield Finding(_above(own, even) if pays else _above(even, own), numbers)
 

@@ -61,7 +61,7 @@ def _library(name: str) -> Any:
         return import_module(name)
     except ImportError:
         package = name.split(".")[0].replace("_", "-")
-        raise InputError(f"{package} is missing; pip install 'foretoken[lab]'") from None
+        raise InputError(f"{package} is missing; pip install 'foretoken[reproduction]'") from None
 
 
 SCORES = {"translation": translation, "summarization": rouge}  # by task

@@ -7,10 +7,10 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from foretoken.lab import view
-from foretoken.lab.view import ModelCall
+from foretoken.cli import fates
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
+from reproduction import view
 from reproduction.experiments import paper
 from reproduction.experiments.experiment import (
     BLANK,
@@ -26,6 +26,7 @@ from reproduction.experiments.experiment import (
 )
 from reproduction.pairs import Pairs
 from reproduction.recipe import Recipe
+from reproduction.view import ModelCall
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +53,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return {
         "prompt": prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
         "html": view.html(*arguments),
-        "lines": [line.plain for line in view.trace(*arguments, marks=True)],
+        "lines": [line.plain for line in fates.lines(*arguments, marks=True)],
         "tokens": len(one.tokens),
         "calls": one.stats.target_calls,
     }

@@ -6,12 +6,12 @@ from typing import Any
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.measurement.machine import Machine
-from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from oracle import random_model
 from reproduction.experiments.experiment import ResultRow
 from reproduction.pairs import Pairs
 from reproduction.recipe import Prompts, Recipe, RecipeDraft, RecipePrompt
+from table import TableModel
 
 V = 6
 P, Q = random_model(1, V), random_model(2, V)

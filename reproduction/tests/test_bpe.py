@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from reproduction.bpe import read_tokenizer
 
 from foretoken.errors import InputError
-from reproduction.bpe import read_tokenizer
 from tiny import metaspace
 
 

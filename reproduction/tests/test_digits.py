@@ -46,7 +46,7 @@ def test_a_target_a_draft_and_a_table(digits, tmp_path, capsys) -> None:
     with torch.inference_mode():
         own = model.generate(torch.tensor(starts[:1]), max_new_tokens=64, do_sample=False)
     assert own[0, 1:].tolist() == outs[0][0].tokens
-    table = f"ngram:{tmp_path / 'ngram.safetensors'}"
+    table = f"reproduction.ngram:{tmp_path / 'ngram.safetensors'}"
     with_table = foretoken.load(tmp_path / "target" / "model", table)
     (one,) = with_table.generate(starts[0], gamma=3, **options)
     assert one.tokens == outs[0][0].tokens and one.stats.drafted > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,32 +9,30 @@ from typing import Any
 import pytest
 
 from foretoken.costing.costs import Costs
-from foretoken.errors import ForetokenError, InputError
-from foretoken.measurement.result import Measurement, Serving, parse
-from measurements import document
-from reproduction.fleet import PaperFleet, Simulated, capacity, require, simulate
+from foretoken.errors import InputError
+from reproduction.costs import FleetCosts, MeasuredText, ServingCosts, load
+from reproduction.fleet import PaperFleet, Simulated, capacity, simulate
 
 PLAIN = Costs(((0, 0.0), (1, 0.1)), ((1, 1.0), (8, 1.0)), ((1, 0.0),))
-ONE = Serving(1, PLAIN, ((1, 1.0),), ((0, 0.0),), ((1, 0.0),), 0.5)
+ONE = ServingCosts(1, PLAIN, ((1, 1.0),), ((0, 0.0),), ((1, 0.0),), 0.5)
 TASK = PaperFleet(requests=100, prompt_tokens=1, output_tokens=1, gamma=0)
 SERVICE = 0.5 + 1.0  # to take a request on, and a step
 
 
-def measured(serving: Serving | None = ONE, draft: str = "draft", **more: Any) -> Measurement:
-    measurement: Measurement = parse(
-        document([0.5], 0.1, draft=draft, **more), Measurement, "m.json"
-    )
-    return replace(measurement, serving=serving)
+def measured(serving: ServingCosts = ONE, temperature: float = 0.0) -> FleetCosts:
+    texts = (MeasuredText(4, (0.5,)),)
+    day = "2026-11-01T00:00:00+00:00"
+    return FleetCosts(day, "target", "draft", "a cpu", "p.txt", temperature, serving, texts)
 
 
-def run(fleet: PaperFleet, rate: float, serving: Serving = ONE, **more: Any) -> Simulated:
+def run(fleet: PaperFleet, rate: float, serving: ServingCosts = ONE, **more: Any) -> Simulated:
     file = measured(serving, **more)
-    return simulate(file, serving, fleet, rate, capacity=capacity(file, serving, fleet))
+    return simulate(file, fleet, rate, capacity=capacity(file, fleet))
 
 
 def test_a_queue_before_one_row_is_as_known():
     """M/D/1: at a load of 0.3 a request waits with probability 0.3, so the median does not."""
-    assert capacity(measured(), ONE, TASK) == pytest.approx(1 / SERVICE)
+    assert capacity(measured(), TASK) == pytest.approx(1 / SERVICE)
     idle, busy = (run(TASK, load / SERVICE) for load in (0.3, 0.8))
     assert idle.whole and busy.whole and idle.first_token
     assert idle.whole["p50"] == idle.first_token["p50"] == pytest.approx(SERVICE)
@@ -48,7 +45,7 @@ def test_a_queue_before_one_row_is_as_known():
 
 def test_replicas_share_the_requests():
     two = replace(TASK, replicas=2)
-    assert capacity(measured(), ONE, two) == pytest.approx(2 / SERVICE)
+    assert capacity(measured(), two) == pytest.approx(2 / SERVICE)
     one, both = run(TASK, 0.5), run(two, 0.5)
     assert one.whole and both.whole and both.whole["p99"] < one.whole["p99"]
     assert both.utilisation == pytest.approx(one.utilisation / 2, rel=0.1)
@@ -67,32 +64,32 @@ def test_the_same_seed_is_the_same_fleet():
     assert first.accepted_per_drafted is not None and 0 < first.accepted_per_drafted < 1
 
 
-def test_files_that_do_not_serve_are_refused():
-    assert require(measured(), "m.json") is ONE
-    with pytest.raises(ForetokenError, match="m.json does not say what a batch costs; measure"):
-        require(measured(None), "m.json")
-    with pytest.raises(ForetokenError, match="m.json is of heads"):
-        require(measured(draft="heads:h.safetensors"), "m.json")
-
-
 def test_costs_come_back_from_a_file(tmp_path: Path):
-    from foretoken.measurement.result import load
-
     measured().save(tmp_path / "m.json")
-    assert load(tmp_path / "m.json").serving == ONE and math.isfinite(ONE.joining)
+    assert load(tmp_path / "m.json") == measured()
 
 
-def test_measurements_that_cannot_be_are_refused():
-    for wrong in (
+@pytest.mark.parametrize(
+    "wrong",
+    [
         {"rows": 0},
         {"joining": -0.1},
         {"around": ((1, -1.0),)},
         {"reading": ()},
         {"costs": replace(PLAIN, score=())},
-    ):
-        with pytest.raises(ForetokenError, match="m.json: serving: .*; measure again"):
-            require(measured(replace(ONE, **wrong)), "m.json")
-    assert require(measured(), "m.json") == ONE
+    ],
+)
+def test_costs_that_cannot_be_are_refused(wrong: dict[str, Any], tmp_path: Path):
+    measured(replace(ONE, **wrong)).save(tmp_path / "m.json")
+    with pytest.raises(InputError, match="m.json: serving: .*; make one with python -m reproduct"):
+        load(tmp_path / "m.json")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"date": 1}', "\xff"])
+def test_files_that_hold_no_costs_are_refused(text: str, tmp_path: Path):
+    (tmp_path / "m.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match="m.json: .*; make one with python -m reproduction costs"):
+        load(tmp_path / "m.json")
 
 
 def test_requests_that_the_target_cannot_hold_are_refused():
@@ -100,6 +97,6 @@ def test_requests_that_the_target_cannot_hold_are_refused():
     short = replace(ONE, context=100)
     fits, long = replace(TASK, prompt_tokens=90), replace(TASK, prompt_tokens=90, output_tokens=11)
     assert run(replace(fits, output_tokens=10), 0.01, short).whole
-    assert run(long, 0.001).whole  # of an older file it is not known
+    assert run(long, 0.001).whole  # no limit
     with pytest.raises(InputError, match="a request has up to 101 tokens, the measured target hol"):
         run(long, 0.01, short)

@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 from io import BytesIO
 
 import pytest
-from laboratory import MACHINE, found, recipe
 from PIL import Image
 
 from reproduction import page as plots
@@ -18,6 +17,7 @@ from reproduction.page import write
 from reproduction.recipe import Prompts
 from reproduction.report import PaperReport, report
 from reproduction.results import Job, ResultFile, ResultLine, ResultOrigin, digest
+from reproduction.tests.laboratory import MACHINE, found, recipe
 
 EVIL = "<script>alert(1)</script>"
 

@@ -4,16 +4,16 @@ once."""
 from __future__ import annotations
 
 import pytest
-from laboratory import TablePairs, recipe
 
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.errors import ForetokenError, RefusedError
 from foretoken.sampling.params import SamplingParams
 from reproduction import pairs as module
+from reproduction.ngram import NGramDrafter
 from reproduction.pairs import Pairs, written
 from reproduction.recipe import Prompts, RecipeDraft
+from reproduction.tests.laboratory import TablePairs, recipe
 
 
 def test_texts_are_the_targets_and_as_many_as_asked_for():

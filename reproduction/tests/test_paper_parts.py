@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from foretoken.costing.costs import Costs
-from foretoken.measurement.result import Serving
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import ScoredBlock
+from reproduction.costs import ServingCosts
 from reproduction.fleet import (
     PaperDrafter,
     PaperParts,
@@ -30,7 +30,7 @@ COSTS = Costs(
     change=8.0,
 )
 READING = ((1, 1.0), (9, 9.0))
-SERVING = Serving(2, COSTS, READING, ((0, 0.0), (4, 2.0)), ((1, 0.0),), 0.0)
+SERVING = ServingCosts(2, COSTS, READING, ((0, 0.0), (4, 2.0)), ((1, 0.0),), 0.0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from foretoken.errors import InputError
 from reproduction.recipe import Name, Recipe, placed, read, shown_from
 from reproduction.results import EXPERIMENTS
 
-RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 LEAST = """
 name = "mine"
 title = "Mine"
@@ -56,11 +56,17 @@ def test_paths_are_relative_to_the_recipe(tmp_path):
     assert recipe.target == str(tmp_path / "models/target")
     assert recipe.drafts[0].draft == "models/draft"  # not there: the loader says so
     assert recipe.prompts.file == str(tmp_path / "prompts.txt")
-    assert placed("ngram:table.ngram", tmp_path) == f"ngram:{tmp_path / 'table.ngram'}"
+    assert (
+        placed("reproduction.ngram:table.ngram", tmp_path)
+        == f"reproduction.ngram:{tmp_path / 'table.ngram'}"
+    )
     (tmp_path / "link").symlink_to(tmp_path / "table.ngram")
-    assert placed("heads:../gone", tmp_path) == f"heads:{tmp_path.parent / 'gone'}"
+    assert (
+        placed("reproduction.heads:../gone", tmp_path)
+        == f"reproduction.heads:{tmp_path.parent / 'gone'}"
+    )
     assert placed("link", tmp_path) == str(tmp_path / "link")  # not what it leads to
-    for name in ("google/t5-v1_1-xl", "lookup", "self:int8", "ngram:other.ngram"):
+    for name in ("google/t5-v1_1-xl", "lookup", "self:int8", "reproduction.ngram:other.ngram"):
         assert placed(name, tmp_path) == name
     shown = shown_from(recipe, tmp_path)
     assert shown.target == "models/target" and shown.prompts.file == "prompts.txt"
@@ -76,7 +82,7 @@ def test_the_digest_does_not_depend_on_where_the_recipe_lies(tmp_path):
         (tmp_path / name / "prompts.txt").write_text("one\ntwo\n")
         (tmp_path / name / "table.ngram").write_bytes(b"x")
         os.utime(tmp_path / name / "table.ngram", (1, 1))
-        text = LEAST.replace("models/draft", "ngram:table.ngram")
+        text = LEAST.replace("models/draft", "reproduction.ngram:table.ngram")
         digests.add(read(written(tmp_path / name, text)).digest)
     assert len(digests) == 1
 
@@ -158,7 +164,7 @@ def test_what_the_paper_leaves_open_has_recipes():
         name: read(RECIPES / f"{name}.toml").drafts
         for name in ("heads", "code", "mbpp", "spec-bench", "distilled", "news")
     }
-    assert any((draft.draft or "").startswith("heads:") for draft in drafts["heads"])
+    assert any((draft.draft or "").startswith("reproduction.heads:") for draft in drafts["heads"])
     for name in ("code", "mbpp", "spec-bench"):
         assert {"lookup", "copy"} <= {draft.draft for draft in drafts[name]}
     for name in ("distilled", "news"):

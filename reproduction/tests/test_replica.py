@@ -17,9 +17,6 @@ from foretoken.costing.gamma import Adaptive, Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.measurement.agreement import overlaps
-from foretoken.measurement.result import Serving
-from foretoken.measurement.serving import _expected, _Step
-from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
@@ -27,7 +24,10 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 from oracle import random_model
+from reproduction.costs import ServingCosts
 from reproduction.fleet import Clock, PaperReplica, PaperText
+from reproduction.serving import _expected, _Step
+from table import TableModel
 
 V, ROWS = 6, 3
 GREEDY = SamplingParams(temperature=0.0)
@@ -37,7 +37,7 @@ COSTS = Costs(
     verify=((1, 0.1),),
     rows=((1, 1.0), (3, 1.5)),
 )
-SERVING = Serving(ROWS, COSTS, ((1, 1.0), (64, 2.0)), ((0, 0.0), (64, 0.5)), ((1, 0.1),), 0.2)
+SERVING = ServingCosts(ROWS, COSTS, ((1, 1.0), (64, 2.0)), ((0, 0.0), (64, 0.5)), ((1, 0.1),), 0.2)
 REQUESTS = st.lists(
     st.tuples(
         st.lists(st.integers(0, V - 1), min_size=1, max_size=12),  # prompt

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from foretoken_lab.results import ResultFile, ResultLine, ResultOrigin
+
+from reproduction.results import ResultFile, ResultLine, ResultOrigin
 
 
 def line(draft: str, alpha: float = 0.5, failed: str | None = None) -> ResultLine:

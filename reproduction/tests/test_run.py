@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-from laboratory import MACHINE, TablePairs, recipe
 
 from foretoken.errors import InputError
 from reproduction import results as module
@@ -23,6 +22,7 @@ from reproduction.results import (
     jobs,
     run,
 )
+from reproduction.tests.laboratory import MACHINE, TablePairs, recipe
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from foretoken.errors import InputError
 from foretoken.train import corpus
 from foretoken.train.corpus import Example
 from foretoken.train.loop import TrainingRecipe
-from reproduction import bpe
+from reproduction.new_tokenizer import read_tokenizer
 from reproduction.train import (
     GRAIN,
     Batches,
@@ -182,7 +182,7 @@ def _tokenizer(pairs: Path, tmp_path: Path) -> Path:
 
 
 def test_targets_are_cut_and_end_with_the_end_of_text(pairs, tmp_path):
-    tokenizer = bpe.read_tokenizer(_tokenizer(pairs, tmp_path))
+    tokenizer = read_tokenizer(_tokenizer(pairs, tmp_path))
     parsed = corpus.read(pairs, tokenizer, 12, encoder_decoder=True)
     everyone = [*parsed.train, *parsed.held_out]
     assert all(pair.prompt[-1] == tokenizer.eos_token_id for pair in everyone)

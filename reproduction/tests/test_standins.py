@@ -23,9 +23,7 @@ def ran(monkeypatch) -> list[list[str]]:
     commands: list[list[str]] = []
 
     def noted(command: list[str]) -> subprocess.CompletedProcess[bytes]:
-        words = [*command[2:]]
-        words[0] = words[0].replace("_", "-")
-        commands.append(words)
+        commands.append(command[2:])
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(standins.subprocess, "run", noted)
@@ -72,7 +70,7 @@ def test_translation_leaves_out_unlike_pairs_and_test_sources(tmp_path, ran):
     standins.translation(names[:1], tmp_path / "out", names[1:], distill_steps=7)
     (kept,) = corpus.lines(tmp_path / "out" / "pairs.jsonl").values()
     assert (kept.source, kept.target) == rows[0]
-    trained = [line for line in ran if line[:3] == ["python -m reproduction", "train", "seq2seq"]]
+    trained = [line for line in ran if line[:3] == ["reproduction", "train", "seq2seq"]]
     taught = [line for line in ran if line[:3] == ["foretoken", "train", "distill"]]
     assert len(trained) == 4 and "--tokenizer" in trained[1] and "--hidden" in trained[1]
     assert len(taught) == 3 and "--steps=7" in [f"{a}={b}" for a, b in pairwise(taught[0])]
@@ -105,11 +103,11 @@ def test_baselines_are_scored(tmp_path, capsys):
 
 
 def test_the_flags_of_a_command(ran):
-    standins.execute("python -m reproduction", "theory", c_hat=0.5, as_json=True, quick=False)
-    assert ran == [["python -m reproduction", "theory", "--c-hat", "0.5", "--as-json"]]
+    standins.execute("reproduction", "theory", c_hat=0.5, as_json=True, quick=False)
+    assert ran == [["reproduction", "theory", "--c-hat", "0.5", "--as-json"]]
 
 
 def test_a_command_that_fails_ends_the_script(capfd):
     with pytest.raises(typer.Exit) as end:
-        standins.execute("python -m reproduction", "theory", alpha=2, c=0.1)
+        standins.execute("reproduction", "theory", alpha=2, c=0.1)
     assert end.value.exit_code == 2 and "alpha" in capfd.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import foretoken
 
 SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
-LAB = SOURCE.parents[1] / "reproduction"
+REPRODUCTION = SOURCE.parents[1] / "reproduction"
 
 # Folders and modules at the root; each imports from lines above its own only, so no two folders
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
@@ -24,7 +24,7 @@ LAYERS = [
     ["request"],
     ["controls"],
     ["inputs", "transformers_integration"],
-    ["beam", "costing.costs", "execute", "lease", "step"],
+    ["costing.costs", "lease", "step"],
     ["costing", "drafters"],
     ["engine"],
     ["costing.probe"],
@@ -37,9 +37,12 @@ LAYERS = [
     ["", "lab", "measurement"],
     ["certificate", "train"],
     ["cli"],
-    ["__main__", "reproduction"],  # the second package imports the first, never the other way
-    ["reproduction.fleet", "reproduction.recipe", "reproduction.train"],
-    ["reproduction.pairs"],
+    ["__main__", "reproduction"],  # beside the package, which never imports it
+    ["reproduction.beam", "reproduction.execute", "reproduction.theory", "reproduction.view"],
+    ["reproduction.examples"],
+    ["reproduction.costs", "reproduction.recipe", "reproduction.train"],
+    ["reproduction.fleet", "reproduction.held_out", "reproduction.pairs", "reproduction.serving"],
+    ["reproduction.fleet_check"],
     ["reproduction.experiments"],
     ["reproduction.standins"],
     ["reproduction.results"],
@@ -53,16 +56,16 @@ LAYERS = [
 def name(path: Path) -> str:
     """A file's module, named from the package on; "" for the package itself. Modules of
     reproduction are named in full."""
-    parts = path.relative_to(SOURCE if path.is_relative_to(SOURCE) else LAB.parent)
+    parts = path.relative_to(SOURCE if path.is_relative_to(SOURCE) else REPRODUCTION.parent)
     parts = parts.with_suffix("").parts
     return ".".join(parts).removesuffix("__init__").strip(".")
 
 
 MODULES = {
     name(path): path
-    for root in (SOURCE, LAB)
+    for root in (SOURCE, REPRODUCTION)
     for path in root.rglob("*.py")
-    if "tests" not in path.parts
+    if not path.is_relative_to(REPRODUCTION / "tests")
 }
 
 
@@ -105,6 +108,15 @@ def backward(module: str, source: str) -> list[str]:
 
 def test_imports_go_one_way() -> None:
     assert not [x for module, path in MODULES.items() for x in backward(module, path.read_text())]
+
+
+def test_neither_the_package_nor_its_tests_import_the_reproduction() -> None:
+    files = [*SOURCE.rglob("*.py"), *TESTS.parent.rglob("*.py")]
+    assert not [
+        str(path)
+        for path in files
+        if any(x.startswith("reproduction") for x in imports(path.read_text()))
+    ]
 
 
 @pytest.mark.parametrize(

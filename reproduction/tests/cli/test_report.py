@@ -160,4 +160,4 @@ def test_a_library_that_is_missing_is_named(console: Run, recipe, tmp_path, monk
     monkeypatch.delitem(sys.modules, "reproduction.page", raising=False)
     monkeypatch.delattr(reproduction, "page", raising=False)
     result = console("report", recipe, "--out", tmp_path / "out")
-    mistake(result, "this needs jinja2, which is missing; pip install 'foretoken[lab]'")
+    mistake(result, "this needs jinja2, which is missing; pip install 'foretoken[reproduction]'")

@@ -28,7 +28,7 @@ def pairs(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_model_is_trained_and_used_and_a_draft_for_it(run, product, pairs, tmp_path):
+def test_a_model_is_trained_and_used_and_a_draft_for_it(run, console, product, pairs, tmp_path):
     args = ("--data", pairs, "--out", tmp_path / "run", *TINY)
     summary = json.loads(run(*args, "--json").out)
     assert summary["steps"] == 2 and summary["held_out_nats_per_token"] > 0
@@ -46,9 +46,9 @@ def test_a_model_is_trained_and_used_and_a_draft_for_it(run, product, pairs, tmp
     assert used.code == 0
     table = tmp_path / "table.safetensors"
     counted = ("--data", pairs, "--tokenizer", model, "--order", 2, "--out", table)
-    document = json.loads(product("train", "ngram", *counted, "--json").out)
+    document = json.loads(console("train", "ngram", *counted, "--json").out)
     assert document["order"] == 2 and document["bytes"] == table.stat().st_size
-    options = ("--target", model, "--draft", f"ngram:{table}", "--gamma", 2)
+    options = ("--target", model, "--draft", f"reproduction.ngram:{table}", "--gamma", 2)
     assert product("generate", "the day 3", *options).out == used.out
 
 

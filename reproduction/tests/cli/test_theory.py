@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from console import mistake
 from foretoken.errors import InputError
-from foretoken.theory import operations_factor, walltime_factor
+from foretoken.theory import walltime_factor
 from reproduction.cli.theory import theory
+from reproduction.theory import operations_factor
 
 app = typer.Typer()
 app.command()(theory)

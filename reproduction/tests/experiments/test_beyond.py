@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.models.table import TableModel
 from foretoken.records import Stats, StepRecord
 from foretoken.request import Completion
 from foretoken.speculator import Speculator
 from oracle import random_model
 from reproduction.experiments.beyond import in_turn, seconds_per_token, tokens_per_call
+from table import TableModel
 
 V = 6
 P, Q = random_model(1, V), random_model(2, V)

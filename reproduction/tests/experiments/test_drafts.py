@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from laboratory import agreed, recipe, timed
-
 from reproduction.experiments.experiment import BLANK, ResultRow
 from reproduction.experiments.observations import drafts_section
 from reproduction.recipe import RecipeDraft
+from reproduction.tests.laboratory import agreed, recipe, timed
 
 
 def test_drafts_of_other_kinds_stand_beside_the_fastest_of_the_papers():

@@ -7,12 +7,12 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from laboratory import P, Q, TablePairs, estimated, recipe
 
 from foretoken.measurement.agreement import ScoredPlace
 from reproduction.experiments import lenience
 from reproduction.experiments.experiment import ResultRow
 from reproduction.recipe import RecipeDraft
+from reproduction.tests.laboratory import P, Q, TablePairs, estimated, recipe
 
 FACTORS = [1.0, 0.5, 0.3, 0.1]
 

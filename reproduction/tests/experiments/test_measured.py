@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laboratory import P, Q, TablePairs, agreed, estimated, found, recipe, timed
 from matplotlib.figure import Figure
 
 from foretoken.errors import InputError
-from foretoken.theory import oracle_factor, walltime_factor
+from foretoken.theory import walltime_factor
 from reproduction.experiments import (
     acceptance,
     beyond,
@@ -23,6 +22,8 @@ from reproduction.experiments import (
 from reproduction.experiments.experiment import BLANK, ResultRow, Section, estimate
 from reproduction.recipe import Prompts, RecipePrompt
 from reproduction.results import EXPERIMENTS
+from reproduction.tests.laboratory import P, Q, TablePairs, agreed, estimated, found, recipe, timed
+from reproduction.theory import oracle_factor
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from laboratory import agreed, found, recipe, timed
 
 from reproduction.experiments import observations
 from reproduction.experiments.observations import FAILS, HOLDS, OPEN
+from reproduction.tests.laboratory import agreed, found, recipe, timed
 
 
 def verdicts(rows) -> dict[str, str]:

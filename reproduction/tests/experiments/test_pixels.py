@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laboratory import P, Q, TablePairs, recipe
 from matplotlib.figure import Figure
 
 from oracle import joint
 from reproduction.experiments import pixels
 from reproduction.experiments.experiment import ResultRow
 from reproduction.results import EXPERIMENTS
+from reproduction.tests.laboratory import P, Q, TablePairs, recipe
 
 SIDE = 3
 IMAGES = recipe(task="image", max_new_tokens=SIDE**2, tokens=300, gammas=[2], temperatures=[1.0])

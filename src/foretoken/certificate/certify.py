@@ -1,135 +1,47 @@
-"""A certificate of a pair: all its tests, how they are judged, and how long they take."""
+"""A certificate of a pair: all its tests, and how they are judged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from time import perf_counter
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from foretoken.certificate.identity import (
-    Identity,
+    Difference,
     ShapeNoise,
     compare,
     first_difference,
     row_groups,
 )
+from foretoken.certificate.planted import Likeliest, OffByOne, next_row
 from foretoken.certificate.sampled import (
-    Log,
+    PLAIN,
     SampledTrial,
     Track,
-    Watched,
     against_plain,
     against_the_distribution,
-    completions,
 )
-from foretoken.drafters.base import Draft, Drafter, DrafterBase
+from foretoken.certificate.watched import Log, Watched, draft_tests
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
-from foretoken.measurement.estimate import Test, Uniforms, binned
-from foretoken.models.base import Blocks, Model
+from foretoken.measurement.estimate import Test
 from foretoken.options import Prompt, as_list, check, keys_of
-from foretoken.request import uninterrupted
+from foretoken.request import Request, uninterrupted
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import NAMED
-from foretoken.sampling.verify import Outcome, Rule, block
+from foretoken.sampling.verify import Rule, block
 from foretoken.speculator import BATCH, Speculator
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A planted bug, and whether it was found."""
-
-    name: str
-    found: bool
-    p_value: float | None = None  # the least one of the tests, where tests look for it
-
-
-class NextRow(Outcome):
-    """The next token comes from the distribution one position too far on, behind a draft token not
-    kept."""
-
-    def next_distribution(self, n: Tensor) -> Tensor:
-        rows = torch.arange(len(n), device=n.device)
-        return self.p[rows, (n + 1) % (self.lengths + 1)]
-
-
-def next_row(rule: Rule) -> Rule:
-    """`rule`, with replacements from the wrong position."""
-
-    def broken(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-        o = rule(p, q, x, lengths)
-        return NextRow(o.survival, o.p, o.q, o.x, o.lengths, o.scale)
-
-    return broken
-
-
-class Likeliest(DrafterBase):
-    """A Drafter whose draft tokens are its likeliest tokens, reported as drawn from q."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.holds = drafter, (drafter,)
-        self.start, self.commit, self.leave = drafter.start, drafter.commit, drafter.leave
-
-    def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        draft = self.drafter.propose(gamma, draw)
-        return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
-
-
-SHOWN = ("taps", "show", "shown", "lent")  # of `models.base.LendsKeys`
-
-
-class OffByOne:
-    """A Model whose logits of a block are those of the place before.
-
-    A drafter that reads the target's states must read this model's (`Drafter.reading`).
-    """
-
-    def __init__(self, model: Model) -> None:
-        self.model, self.holds = model, (model,)
-        self.vocab_size, self.context = model.vocab_size, model.context
-        self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
-        self.source_vocab_size = model.source_vocab_size
-        self.runtime, self.device = model.runtime, model.device
-        self.takes_tensors, self.computed = model.takes_tensors, model.computed
-        self.start, self.set_lengths = model.start, model.set_lengths
-        self.permute, self.leave = model.permute, model.leave
-        for name in SHOWN:  # by drafters that read more of a target than its logits
-            if hasattr(model, name):
-                setattr(self, name, getattr(model, name))
-
-    @property
-    def padding(self) -> int:
-        return self.model.padding
-
-    @property
-    def hidden(self) -> Tensor:
-        """States of the target, where it shows them."""
-        return self.model.hidden  # pyright: ignore[reportAttributeAccessIssue]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of every row, where the target says."""
-        return self.model.lengths  # pyright: ignore[reportAttributeAccessIssue]
-
-    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        return self.model.score(blocks, need).roll(1, 1)
-
 
 FALSE_ALARM = 1e-4  # for the whole certificate of an exact pair
 DISTRIBUTIONS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
-PLAIN = "speculative"  # plain decoding does not go through the rule that is certified
 SAMPLED = 8  # prompts that are sampled from; greedy text is compared on all
 
 
 def distributions(own: SamplingParams) -> Sequence[SamplingParams]:
-    """The distributions to certify for a user of `own`: it, and temperature 1, where bugs show
-    best. For greedy generation DISTRIBUTIONS."""
+    """Return the distributions to certify for a user of `own`: it, and temperature 1, where bugs
+    show best. For greedy generation DISTRIBUTIONS."""
     if own == SamplingParams(0.0):
         return DISTRIBUTIONS
     if own.greedy:
@@ -155,12 +67,12 @@ class CertificatePlan:
         if not self.distributions:
             raise InputError("distributions is empty; give one or more SamplingParams")
         for distribution in self.distributions:
-            check(self.gamma, self.rule, lenience=1.0)
             if distribution.greedy:
                 raise InputError(
                     f"temperature is {distribution.temperature} in one of distributions; give "
                     "more, greedy text is compared anyway"
                 )
+        check(self.gamma, self.rule, lenience=1.0)
         keys_of(self.seed, [1])
         SamplingParams(max_new_tokens=self.greedy)
         if not self.gamma or self.gamma < 1:
@@ -175,9 +87,14 @@ class CertificatePlan:
         """New tokens of a sampled text: the first one, and two steps at least."""
         return 1 + 2 * (self.gamma + 1)  # nothing is drafted for the first token
 
-    def trial(self, params: SamplingParams) -> SampledTrial:
-        """Return the sampled trial with these params."""
-        return SampledTrial(params, self.gamma, self.rule, self.texts, self.length, self.seed)
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A planted bug, and whether it was found."""
+
+    name: str
+    found: bool
+    p_value: float | None = None  # the least one of the tests, where tests look for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +104,8 @@ class Certificate:
     prompts: int
     level: float
     shapes: ShapeNoise
-    identity: Identity
+    greedy_tokens: int  # compared with plain ones
+    differences: list[Difference]  # between greedy texts
     tests: list[Test]
     guesses: int
     certain: int  # of them: reported without a q
@@ -199,23 +117,13 @@ class Certificate:
         return [test for test in self.tests if test.p_value < self.level]
 
     @property
-    def faults(self) -> list[str]:
-        """Why it is not lossless, a line each."""
-        s, faults = self.shapes, []
-        if not s.ok:
-            faults = [
-                f"logits of a block are off by {s.noise:.2g}; rounding explains {s.allowed:.2g}"
-            ]
-        faults += [f"{test.name}: p-value {test.p_value:.1e}" for test in self.failed]
-        if bugs := self.identity.bugs:
-            faults.append(f"greedy text differs {len(bugs)} times by more than rounding")
-        if self.lies:
-            faults.append(f"{len(self.lies)} guesses do not follow the q reported: {self.lies[0]}")
-        return faults
+    def bugs(self) -> list[Difference]:
+        """Differences between greedy texts that rounding does not explain."""
+        return [each for each in self.differences if each.verdict == "bug"]
 
     @property
     def verdict(self) -> Literal["lossless", "not lossless", "void"]:
-        if self.faults:
+        if self.failed or self.bugs or self.lies or not self.shapes.ok:
             return "not lossless"
         return "lossless" if all(control.found for control in self.controls) else "void"
 
@@ -234,22 +142,26 @@ def certify(
     """
     plan = plan or CertificatePlan()
     prompts = as_list(prompts)
-    require(spec, prompts, plan)
-    level = FALSE_ALARM / count(prompts, plan)
-    shapes, identity, texts = _greedy(spec, prompts, plan, track)
-    few, texts = prompts[:SAMPLED], texts[:SAMPLED]
-    tests, log = _sampled(spec, few, plan, level, track)
-    controls = [
-        *_wrong_model(spec, few, texts, plan, shapes),
-        _wrong_rule(spec, few, plan, level, track),
-    ]
+    if isinstance(spec.drafter, NoDrafter):
+        raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
+    if not prompts:
+        raise InputError("there is no prompt; give one or more")
+    spec.drafter.reading(OffByOne(spec.target))  # refused now, not after minutes
+    every, few = _Pair(spec, prompts, plan, track), _Pair(spec, prompts[:SAMPLED], plan, track)
+    every.requests()  # the same
+    plain = every.plain_texts()
+    shapes = every.shapes(plain)
+    tokens, differences = every.differences(plain, shapes)
+    tests, log = few.sampled()
+    controls = [*few.wrong_model(plain[:SAMPLED], shapes), few.wrong_rule()]
     if log.uniforms:  # some draft tokens had a q
-        controls.append(_wrong_draft_tokens(spec, few, plan, level, track))
+        controls.append(few.wrong_draft_tokens())
     return Certificate(
         prompts=len(prompts),
-        level=level,
+        level=few.level,
         shapes=shapes,
-        identity=identity,
+        greedy_tokens=tokens,
+        differences=differences,
         tests=tests,
         guesses=log.guesses,
         certain=log.certain,
@@ -258,201 +170,113 @@ def certify(
     )
 
 
-def count(prompts: list[Prompt], plan: CertificatePlan) -> int:
-    """Tests of a certificate, at most."""
-    return len(plan.distributions) * (min(len(prompts), SAMPLED) + 7)
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A pair, and the prompts on which its parts are tested."""
 
+    spec: Speculator
+    prompts: list[Prompt]
+    plan: CertificatePlan
+    track: Track
 
-def require(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> None:
-    """InputError where there is nothing to certify; RefusedError where it cannot be."""
-    if isinstance(spec.drafter, NoDrafter):
-        raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
-    if not prompts:
-        raise InputError("there is no prompt; give one or more")
-    spec.drafter.reading(OffByOne(spec.target))  # refused now, not after minutes
-    spec.inputs.requests(prompts, SamplingParams(max_new_tokens=plan.greedy), plan.seed)
+    @property
+    def level(self) -> float:
+        """The level of each test, so that all of them fail an exact pair with FALSE_ALARM."""
+        return FALSE_ALARM / (len(self.plan.distributions) * (len(self.prompts) + 7))
 
+    def requests(self) -> list[Request]:
+        greedy = SamplingParams(max_new_tokens=self.plan.greedy)
+        return self.spec.inputs.requests(self.prompts, greedy, self.plan.seed)
 
-def _greedy(
-    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, track: Track
-) -> tuple[ShapeNoise, Identity, list[list[int]]]:
-    """Block passes along plain greedy texts, greedy texts with draft tokens, and the plain ones,
-    which are made one row at a time."""
-    plain: list[list[int]] = []
-    for i in track(range(len(prompts)), "greedy: plain"):
-        plain += _texts(spec, [prompts[i]], plan, gamma=0)
-    shapes = _shapes(spec, prompts, plain, plan)
-    return shapes, _identity(spec, prompts, plain, plan, shapes), plain
+    def plain_texts(self) -> list[list[int]]:
+        """Return the plain greedy texts, made one row at a time."""
+        numbers = self.track(range(len(self.prompts)), "greedy: plain")
+        return [self._texts([i], gamma=0)[0] for i in numbers]
 
-
-def _shapes(
-    spec: Speculator, prompts: list[Prompt], texts: list[list[int]], plan: CertificatePlan
-) -> ShapeNoise:
-    greedy = SamplingParams(max_new_tokens=plan.greedy)
-    requests = spec.inputs.requests(prompts[:BATCH], greedy, plan.seed)
-    return compare(spec.target, requests, texts[:BATCH], plan.gamma + 1)
-
-
-def _identity(
-    spec: Speculator,
-    prompts: list[Prompt],
-    plain: list[list[int]],
-    plan: CertificatePlan,
-    shapes: ShapeNoise,
-) -> Identity:
-    greedy = SamplingParams(max_new_tokens=plan.greedy)
-    requests = spec.inputs.requests(prompts, greedy, plan.seed)
-    differences, texts, tokens, same = [], 0, 0, 0
-    gammas = sorted({1, plan.gamma})
-    for gamma, rows in product(gammas, row_groups(len(prompts))):
-        fast = _texts(spec, [prompts[i] for i in rows], plan, gamma)
-        for i, text in zip(rows, fast, strict=True):
-            difference = first_difference(
-                spec.target, requests[i], plain[i], text, shapes, (i, gamma)
-            )
-            texts += 1
-            tokens += len(plain[i])
-            same += len(plain[i]) if difference is None else difference.place
-            differences += [] if difference is None else [difference]
-    return Identity(gammas, texts, tokens, same, differences)
-
-
-def _texts(
-    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, gamma: int
-) -> list[list[int]]:
-    rule = plan.rule if gamma else PLAIN
-    rows = spec.generate(prompts, max_new_tokens=plan.greedy, gamma=gamma, rule=rule)
-    return [row.tokens for row in uninterrupted(rows)]
-
-
-def _sampled(
-    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
-) -> tuple[list[Test], Log]:
-    """All tests of sampled text, distribution by distribution, and what the drafter did
-    meanwhile."""
-    watched = Watched(spec.drafter, plan.seed)
-    tests: list[Test] = []
-    for params in plan.distributions:
-        trial = plan.trial(params)
-        first = len(watched.log.uniforms)
-        own, texts = against_the_distribution(
-            replace(spec, drafter=watched), spec.drafter, prompts, trial, level, track
+    def _texts(self, rows: list[int], gamma: int) -> list[list[int]]:
+        made = self.spec.generate(
+            [self.prompts[row] for row in rows],
+            max_new_tokens=self.plan.greedy,
+            gamma=gamma,
+            rule=self.plan.rule if gamma else PLAIN,
         )
-        tests += own
-        tests += _drafted(trial.name, watched.log.uniforms[first:], level)
-        plain = replace(trial, gamma=0, rule=PLAIN)
-        tests += against_plain(spec, prompts, texts, plain, level, track)
-    return tests, watched.log
+        return [row.tokens for row in uninterrupted(made)]
 
+    def shapes(self, plain: list[list[int]]) -> ShapeNoise:
+        """Compare passes over blocks along the plain texts with single tokens."""
+        width = self.plan.gamma + 1
+        return compare(self.spec.target, self.requests()[:BATCH], plain[:BATCH], width)
 
-def _drafted(name: str, draft_tokens: list[Uniforms], level: float) -> list[Test]:
-    """Tell whether guesses follow the q reported; no test where all were certain."""
-    if not draft_tokens:
-        return []
-    ranked = torch.cat([u.ranked for u in draft_tokens])
-    by_id = torch.cat([u.by_id for u in draft_tokens])
-    return [
-        binned(f"{name}: guesses under q, by rank", "guesses", ranked, level),
-        binned(f"{name}: guesses under q, by id", "guesses", by_id, level),
-    ]
+    def differences(
+        self, plain: list[list[int]], shapes: ShapeNoise
+    ) -> tuple[int, list[Difference]]:
+        """Compare greedy texts with draft tokens, at gamma 1 and the plan's, with plain ones: the
+        tokens compared, and the first difference of each text that has one."""
+        requests, tokens, found = self.requests(), 0, list[Difference]()
+        for gamma, rows in product(sorted({1, self.plan.gamma}), row_groups(len(requests))):
+            for i, text in zip(rows, self._texts(rows, gamma), strict=True):
+                difference = first_difference(
+                    self.spec.target, requests[i], plain[i], text, shapes, (i, gamma)
+                )
+                tokens += len(plain[i])
+                found += [] if difference is None else [difference]
+        return tokens, found
 
+    def _trial(self, params: SamplingParams, drafter: Drafter) -> SampledTrial:
+        plan, spec = self.plan, replace(self.spec, drafter=drafter)
+        settings = plan.gamma, plan.rule, plan.texts, plan.length, plan.seed
+        return SampledTrial(spec, self.prompts, params, *settings, self.track)
 
-def _wrong_model(
-    spec: Speculator,
-    prompts: list[Prompt],
-    texts: list[list[int]],
-    plan: CertificatePlan,
-    shapes: ShapeNoise,
-) -> Iterable[Control]:
-    target = OffByOne(spec.target)
-    broken = replace(spec, target=target, drafter=spec.drafter.reading(target))
-    name = "block logits one place off"
-    yield Control(f"{name}: passes", not _shapes(broken, prompts, texts, plan).ok)
-    identity = _identity(broken, prompts, texts, plan, shapes)
-    yield Control(f"{name}: greedy text", not identity.ok)
+    def sampled(self) -> tuple[list[Test], Log]:
+        """Return all tests of sampled text, distribution by distribution, and what the drafter did
+        meanwhile."""
+        drafter, tests = self.spec.drafter, list[Test]()
+        watched = Watched(drafter, self.plan.seed)
+        for params in self.plan.distributions:
+            trial, first = self._trial(params, watched), len(watched.log.uniforms)
+            own, texts = against_the_distribution(trial, drafter, self.level)
+            tests += [*own, *draft_tests(trial.name, watched.log.uniforms[first:], self.level)]
+            tests += against_plain(replace(trial, spec=self.spec), texts, self.level)
+        return tests, watched.log
 
+    def wrong_model(self, plain: list[list[int]], shapes: ShapeNoise) -> Iterable[Control]:
+        """Look for logits of the place before, in passes and in greedy text."""
+        target = OffByOne(self.spec.target)
+        spec = replace(self.spec, target=target, drafter=self.spec.drafter.reading(target))
+        broken, name = replace(self, spec=spec), "block logits one place off"
+        yield Control(f"{name}: passes", not broken.shapes(plain).ok)
+        _, found = broken.differences(plain, shapes)
+        yield Control(f"{name}: greedy text", any(each.verdict == "bug" for each in found))
 
-def _wrong_rule(
-    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
-) -> Control:
-    # A named mode that has no verification rule: the bug is planted in block verification
-    honest = NAMED.get(plan.rule, block) if isinstance(plan.rule, str) else plan.rule
-    rule = next_row(honest)
+    def wrong_rule(self) -> Control:
+        """Look for replacements from the wrong position, in sampled text."""
+        drafter, rule = self.spec.drafter, self.plan.rule
+        # A named mode that has no verification rule: the bug is planted in block verification
+        broken = next_row(NAMED.get(rule, block) if isinstance(rule, str) else rule)
+        trial = self._trial(self.plan.distributions[0], drafter)
+        trial = replace(trial, rule=broken, label="planted bug", stream=3)
 
-    def least(texts: int) -> float:
-        broken = replace(plan.trial(plan.distributions[0]), rule=rule, texts=texts)
-        tests, _ = against_the_distribution(
-            spec, spec.drafter, prompts, broken, level, track, "control", stream=3
-        )
-        return _least(tests)
+        def tests(texts: int) -> list[Test]:
+            return against_the_distribution(replace(trial, texts=texts), drafter, self.level)[0]
 
-    return _control("replacement from the wrong position: sampled text", least, plan, level)
+        return self._control("replacement from the wrong position: sampled text", tests)
 
+    def wrong_draft_tokens(self) -> Control:
+        """Look for the likeliest tokens, reported as drawn."""
 
-def _wrong_draft_tokens(
-    spec: Speculator, prompts: list[Prompt], plan: CertificatePlan, level: float, track: Track
-) -> Control:
-    def least(texts: int) -> float:
-        watched = Watched(Likeliest(spec.drafter), plan.seed)
-        trial = replace(plan.trial(plan.distributions[0]), texts=texts)
-        for _ in completions(replace(spec, drafter=watched), prompts, trial, 4, track, "control"):
-            pass
-        return _least(_drafted("", watched.log.uniforms, level))
+        def tests(texts: int) -> list[Test]:
+            watched = Watched(Likeliest(self.spec.drafter), self.plan.seed)
+            trial = self._trial(self.plan.distributions[0], watched)
+            for _ in replace(trial, texts=texts, label="planted bug", stream=4).batches():
+                pass
+            return draft_tests("", watched.log.uniforms, self.level)
 
-    return _control("likeliest guesses with a dense q: guesses", least, plan, level)
+        return self._control("likeliest guesses with a dense q: guesses", tests)
 
-
-def _control(
-    name: str, least: Callable[[int], float], plan: CertificatePlan, level: float
-) -> Control:
-    """`least(texts)` is the least p-value of so many texts: a quarter of them, or all where these
-    do not show the bug."""
-    p_value = least(max(16, plan.texts // 4))
-    p_value = p_value if p_value < level else least(plan.texts)
-    return Control(name, p_value < level, p_value)
-
-
-def _least(tests: list[Test]) -> float:
-    return min((test.p_value for test in tests), default=1.0)
-
-
-STREAM = 5  # of random numbers: that of no part
-# texts with guesses for the planted bugs, of a distribution's: a quarter, half of them twice
-CONTROLS = 0.4
-GREEDY = 6  # lone greedy texts a prompt: plain, with draft tokens, for the controls, and along them
-
-
-def expected(spec: Speculator, prompts: list[Prompt], plan: CertificatePlan) -> float:
-    """About the seconds that `certify` takes, from a hundredth of its work. Raises as it does."""
-    require(spec, prompts, plan)
-    few = prompts[:SAMPLED]
-    trial = replace(plan.trial(plan.distributions[0]), texts=-(-BATCH // len(few)))
-    plain = replace(trial, gamma=0, rule=PLAIN)
-    drafted_seconds = _seconds(
-        lambda: against_the_distribution(
-            spec, spec.drafter, few, trial, 0.5, lambda numbers, what: numbers, stream=STREAM
-        )
-    )
-    plain_seconds = _seconds(
-        lambda: list(completions(spec, few, plain, STREAM, lambda numbers, what: numbers, ""))
-    )
-    token_seconds = (
-        _seconds(
-            lambda: spec.generate(
-                prompts[:1], max_new_tokens=plan.length, gamma=0, rule=PLAIN, ignore_eos=True
-            )
-        )
-        / plan.length
-    )
-    texts = plan.texts / trial.texts
-    sampled = texts * len(plan.distributions) * (drafted_seconds + 2 * plain_seconds)
-    controls = texts * CONTROLS * drafted_seconds
-    return sampled + controls + GREEDY * len(prompts) * plan.greedy * token_seconds
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Time the second run of `work`: the first one is slower."""
-    work()
-    start = perf_counter()
-    work()
-    return perf_counter() - start
+    def _control(self, name: str, tests: Callable[[int], list[Test]]) -> Control:
+        """Look for a bug in a quarter of the texts, or in all where these do not show it."""
+        least = 1.0
+        for texts in (max(16, self.plan.texts // 4), self.plan.texts):
+            if least >= self.level:
+                least = min((test.p_value for test in tests(texts)), default=1.0)
+        return Control(name, least < self.level, least)

@@ -117,7 +117,6 @@ class ShapeNoise:
     dtype: str  # that the target computes in
     positions: int
     noise: float  # the largest difference of any logit
-    height: float  # of the largest logit above the mean one, on average
     variation: float  # the largest total variation of the distributions at temperature 1
     allowed: float  # the noise that rounding explains
 
@@ -142,27 +141,19 @@ def compare(
     alone = [singly(target, request, text) for request, text in zip(requests, texts, strict=True)]
     noise = variation = height = 0.0
     positions = 0
-    for row, at, logits in _grouped(target, requests, texts, width):
-        expected, logits = alone[row][at].double(), logits.double().cpu()
-        distances = torch.where(logits == expected, 0.0, (logits - expected).abs())
-        distribution, other = logits.softmax(-1), expected.softmax(-1)
-        noise = max(noise, float(distances.nan_to_num(LARGE, posinf=LARGE).max()))
-        variation = max(variation, float((distribution - other).abs().sum() / 2))
-        finite = expected[expected.isfinite()]
-        height += float(finite.max() - finite.mean())
-        positions += 1
-    height /= max(1, positions)
-    allowed = TOLERANCE[target.computed] * height
-    return ShapeNoise(target.computed, positions, noise, height, variation, allowed)
-
-
-def _grouped(
-    target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
-) -> Iterator[tuple[int, int, Tensor]]:
     for rows in row_groups(len(requests)):
         own = [requests[row] for row in rows], [texts[row] for row in rows]
         for b, at, logits in _blockwise(target, *own, width):
-            yield rows[b], at, logits
+            expected, logits = alone[rows[b]][at].double(), logits.double().cpu()
+            distances = torch.where(logits == expected, 0.0, (logits - expected).abs())
+            apart = logits.softmax(-1) - expected.softmax(-1)
+            noise = max(noise, float(distances.nan_to_num(LARGE, posinf=LARGE).max()))
+            variation = max(variation, float(apart.abs().sum() / 2))
+            finite = expected[expected.isfinite()]
+            height += float(finite.max() - finite.mean())
+            positions += 1
+    allowed = TOLERANCE[target.computed] * height / max(1, positions)
+    return ShapeNoise(target.computed, positions, noise, variation, allowed)
 
 
 def _blockwise(
@@ -216,27 +207,7 @@ class Difference:
     plain: int | None  # the tokens there, None where the text had ended
     speculative: int | None
     gap: float | None  # between the logits of the two, from single-token passes
-    noise: float
     verdict: str  # "float noise" or "bug"
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Greedy texts, speculative against plain."""
-
-    gammas: list[int]
-    texts: int
-    tokens: int
-    same: int  # tokens up to the first difference of each text
-    differences: list[Difference]
-
-    @property
-    def bugs(self) -> list[Difference]:
-        return [one for one in self.differences if one.verdict == "bug"]
-
-    @property
-    def ok(self) -> bool:
-        return not self.bugs
 
 
 def first_difference(
@@ -254,11 +225,11 @@ def first_difference(
         return None
     if place in (len(plain), len(fast)):  # one text is longer: never rounding
         a, b = [text[place] if place < len(text) else None for text in (plain, fast)]
-        return Difference(*where, place, a, b, None, shapes.noise, "bug")
+        return Difference(*where, place, a, b, None, "bug")
     a, b = plain[place], fast[place]
     logits = singly(target, request, list(plain[: place + 1]))[place].double()
     if (controls := chain(request, target.vocab_size)) is not None:
         logits = controls.shape(logits, list(plain[:place]))
     gap = float((logits[a] - logits[b]).abs())
     noise = shapes.ok and gap <= MARGIN * shapes.noise
-    return Difference(*where, place, a, b, gap, shapes.noise, "float noise" if noise else "bug")
+    return Difference(*where, place, a, b, gap, "float noise" if noise else "bug")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import sys
 from dataclasses import asdict, fields
 from functools import partial
@@ -22,7 +21,7 @@ from foretoken.cli import option, prompts
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, labelled, milliseconds, page, prose, table
 from foretoken.costing.contention import remark
-from foretoken.errors import InputError, RefusedError, SameModelError
+from foretoken.errors import InputError, SameModelError
 
 if TYPE_CHECKING:
     from foretoken.measurement.estimate import Estimate, Spread
@@ -53,8 +52,8 @@ def measure(
     draft: Annotated[
         list[str] | None,
         Option(
-            help="Folder, hub id, self:int4, self:int8, self:LAYERS, mtp, heads:FILE, ngram:FILE, "
-            "lookup, copy or uniform. Repeat it to compare drafts. Default: the one that ships "
+            help="Folder, hub id, self:int4, self:int8, self:LAYERS, mtp, lookup, copy, uniform or "
+            "MODULE:ARGUMENT. Repeat it to compare drafts. Default: the one that ships "
             "with the target.",
             show_default=False,
         ),
@@ -74,12 +73,6 @@ def measure(
     max_new_tokens: option.MaxNewTokens = 64,
     limit: option.Limit = None,
     seed: option.Seed = 0,
-    rows: Annotated[
-        int | None,
-        Option(
-            help="Also measure a batch of this many requests, for python -m reproduction simulate."
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         Option(help="Save the measurement of one draft as JSON. The same command resumes it."),
@@ -103,9 +96,8 @@ def measure(
         raise InputError("give files of foretoken measure --out, or --prompts to measure on")
     lines, target = prompts.first(prompt_file, limit), option.chosen(target)
     drafts = [*(draft or []), *(_own_drafts(target, loading) if own else [])] or [None]
-    if len(drafts) > 1 and (out is not None or rows is not None):
-        flag = "--out" if out is not None else "--rows"
-        raise InputError(f"{flag} is for one draft; measure each by itself and compare the files")
+    if len(drafts) > 1 and out is not None:
+        raise InputError("--out is for one draft; measure each by itself and compare the files")
     if out is not None:
         option.require_folder(out)
     parameters = {**context.params, "prompts": prompt_file, "target": target}
@@ -179,12 +171,10 @@ def run(
     spec = loading.load(
         options.target,
         options.draft,
-        parameters["rows"] or 1,
+        1,
         lambda known: texts.extend(prompts.for_model(line, known) for line in lines),
     ).prepared()
-    measuring = partial(
-        measure, spec, texts, options, rows=parameters["rows"], track=partial(bar, text=text)
-    )
+    measuring = partial(measure, spec, texts, options, track=partial(bar, text=text))
     if (out := parameters["out"]) is None:
         return measuring()
     part = PartialMeasurement(out, options, describe(spec.target.device))
@@ -210,7 +200,6 @@ def _require(parameters: dict[str, Any], count: int) -> None:
     for name, least, why in (
         ("gamma", 1, " to measure a draft"),
         ("max_new_tokens", 2, ""),
-        ("rows", 1, ": the requests that run at a time"),
     ):
         value = parameters[name]
         if value is not None and value < least:
@@ -260,7 +249,6 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
         "draft": plan.first.draft if plan.gamma else None,
         "gamma": plan.gamma,
         "command": plan.command,
-        "vllm_speculative_config": _vllm(plan),
         "candidates": [
             {
                 "draft": candidate.draft,
@@ -468,23 +456,6 @@ def _advise(plan: Plan, console: Console) -> None:
     prose(console, f"{advice}: {reason}", bold="speculate" if plan.gamma else advice)
     console.print()
     console.print(plan.command, soft_wrap=True, markup=False)
-    if plan.gamma:
-        config = _vllm(plan)
-        told = "none, vLLM has no such draft" if config is None else shlex.quote(json.dumps(config))
-        console.print(f"vLLM --speculative-config: {told}", soft_wrap=True, markup=False)
-
-
-def _vllm(plan: Plan) -> dict[str, Any] | None:
-    """Return vLLM's --speculative-config; None for plain decoding, and where it has no such
-    draft."""
-    from foretoken.cli.export import ExportSetting, known_of, require, vllm_config
-
-    setting = ExportSetting.of(plan.first.measurement, plan.gamma)
-    try:
-        require(known_of("vllm"), setting)
-    except RefusedError:
-        return None
-    return vllm_config(setting) if plan.gamma else None
 
 
 def _estimate(estimate: Estimate) -> str:

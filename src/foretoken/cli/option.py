@@ -283,7 +283,7 @@ class PairLoading(_loading("pair"), Loading):
 Target = Annotated[
     str | None,
     Option(
-        help="Target model: a folder, hub id, GGUF file, or a name that foretoken models lists. "
+        help="Target model: a folder, hub id, GGUF file, or a name in foretoken cache list. "
         "Default: smollm2 if it is installed, else novels."
     ),
 ]
@@ -291,8 +291,8 @@ Draft = Annotated[
     str | None,
     Option(
         help="Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, "
-        "mtp, heads:FILE, ngram:FILE, copy, uniform or none. Default: lookup, or self if serve or "
-        "measure found that faster; of novels the one that ships."
+        "mtp, copy, uniform, none, or MODULE:ARGUMENT (a drafter of yours). Default: lookup, or "
+        "self if serve or measure found that faster; of novels the one that ships."
     ),
 ]
 
@@ -309,7 +309,7 @@ def chosen(target: str | None) -> str:
     if target is not None:
         return target
     if (default := named.default()) != named.NOVELS:
-        print(f"no target is given: {default} (foretoken models lists others)", file=sys.stderr)
+        print(f"no target is given: {default} (foretoken cache list has others)", file=sys.stderr)
     return default
 
 

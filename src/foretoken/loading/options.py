@@ -172,11 +172,6 @@ OPTIONS = declared(LoadOptions)
 def require_known(names: Iterable[str], caller: str) -> None:
     """InputError for a keyword of `caller` that is no option of `load`."""
     for name in names:
-        if name == "tensor_parallel":
-            raise InputError(
-                "tensor_parallel is gone; give dtype='int8' or 'int4' for a model that does not "
-                "fit, and serve --replicas for throughput"
-            )
         if name not in OPTIONS:
             near = get_close_matches(name, OPTIONS, 1, 0.5)
             remedy = f"did you mean {near[0]}?" if near else "give it to generate"

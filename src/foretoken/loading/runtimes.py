@@ -598,11 +598,6 @@ def openvino() -> str:
         return str(error)
 
 
-def require_openvino() -> None:
-    """RefusedError where OpenVINO cannot be used."""
-    _library()
-
-
 def _onnx_library():  # not annotated: as below
     """Import the module that runs models on ONNX Runtime; RefusedError where it is not installed or
     does not load."""

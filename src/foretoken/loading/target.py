@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.generation_config import Ends, Settings, read_settings
+from foretoken.loading.ends import TargetEnds
 from foretoken.loading.runtimes import Placement, kept_facts
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
@@ -117,10 +118,43 @@ class KnownTarget:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
-    """A target that runs."""
+    """A target that runs, as the function `drafter` of a module of yours is given it
+    (docs/drafters.md).
+
+    Attributes:
+        known: The facts that were known before it ran.
+        model: The model that scores tokens. One that has `hidden` shows there what its output layer
+            read at the positions of the last forward pass.
+
+    Examples:
+        >>> import foretoken
+        >>> def drafter(argument: str, target: foretoken.LoadedTarget) -> foretoken.Drafter:
+        ...     return foretoken.UniformDrafter(target.vocab_size)
+    """
 
     known: KnownTarget
     model: Model
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer: the size of a drafter's distributions."""
+        return self.model.vocab_size
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer; None where only ids are used."""
+        return self.known.tokenizer
+
+    @property
+    def structure(self) -> PreTrainedModel:
+        """Its network, whose weights may be missing (on the device "meta"), with its config."""
+        return self.known.facts.structure
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """Its network with weights: the one that runs where torch runs it, else loaded again in
+        float32, so that only the layers you keep should outlive your function."""
+        return TargetEnds(self.read, self.model).network
 
     @property
     def read(self) -> Source | PreTrainedModel:

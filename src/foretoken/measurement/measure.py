@@ -31,7 +31,6 @@ from foretoken.loading import named
 from foretoken.loading.hub import gguf
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import source
-from foretoken.measurement import serving
 from foretoken.measurement.agreement import overlaps
 from foretoken.measurement.estimate import Estimate, Spread, mean, ratio, spread
 from foretoken.measurement.machine import Machine, bandwidth, describe, peak_bytes
@@ -108,22 +107,19 @@ def measure(
     prompts: Sequence[Prompt],
     options: MeasureOptions,
     *,
-    rows: int | None = None,
     done: Sequence[Observed] = (),
     keep: Callable[[Observed], object] = lambda observed: None,
     track: Track = lambda numbers: numbers,
 ) -> Measurement:
     """Measure `spec`, loaded as `options` say, on two prompts or more.
 
-    rows: measure what a batch of so many costs too; done: the first prompts, measured before; keep:
-    called with each of the others; track: an iterable around their numbers, for a progress bar.
+    done: the first prompts, measured before; keep: called with each of the others; track: an
+    iterable around their numbers, for a progress bar.
     Raises InputError for prompts that the models cannot continue, KeyboardInterrupt where a run was
     interrupted.
     """
     if isinstance(spec.drafter, NoDrafter):
         raise InputError("the drafter guesses nothing; give another to measure")
-    if rows is not None:
-        serving.require(spec)
     machine = describe(spec.target.device)
     requests = spec.inputs.requests(list(prompts), options.sampling_params, options.seed)
     for gamma in (0, options.gamma):
@@ -132,13 +128,7 @@ def measure(
     for i in track(range(len(done), len(prompts))):
         observed.append(_observe(spec, prompts[i], requests[i], options, i, repeats))
         keep(observed[-1])
-    measured = _summary(spec, options, observed, machine)
-    if rows is None:
-        return measured
-    reading = contention.read()
-    costs = serving.serving(spec, prompts, options, rows)
-    spans = [*(one.taken for one in observed), contention.taken(reading)]
-    return replace(measured, serving=costs, others=contention.share(spans))
+    return _summary(spec, options, observed, machine)
 
 
 def _observe(

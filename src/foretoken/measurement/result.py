@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from foretoken.costing.contention import Taken
-from foretoken.costing.costs import Costs, Table, at
 from foretoken.errors import InputError, mismatch
 from foretoken.measurement.estimate import Estimate, Spread, spread
 from foretoken.measurement.machine import Machine
@@ -124,39 +123,6 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """Costs of serving at most `rows` requests at a time, in seconds."""
-
-    rows: int
-    costs: Costs  # of steps of up to so many rows
-    reading: Table  # the target's pass over so many tokens of a prompt
-    draft_reading: Table  # the same of the draft
-    around: Table  # what a step of so many rows takes beside draft, pass and verdict
-    joining: float  # to take a request on and to hand it back, beside reading it
-    # what drafts and passes take among so many rows at work, relative to `costs`
-    drafts: Table = ((1, 1.0),)
-    passes: Table = ((1, 1.0),)
-    context: int | None = None  # tokens of a text at most; None: no limit, or an older file's
-
-    def drafting(self, draft_tokens: list[int]) -> float:
-        """Return the seconds of a draft; guesses: draft tokens of each row."""
-        rows = len(draft_tokens)
-        return float(
-            self.costs.drafting(max(draft_tokens), sum(draft_tokens), rows) * at(self.drafts, rows)
-        )
-
-    def passing(self, size: int, read: int, rows: int, *, changed: bool) -> float:
-        """Return the seconds of the target's forward over `size` positions, `read` of them prefill.
-
-        changed: the forward before had another size.
-        """
-        scored = max(1, size - read)
-        seconds = at(self.costs.score, scored) + self.costs.change * changed
-        more = at(self.reading, size) - at(self.reading, scored)
-        return float(at(self.passes, rows) * seconds + max(0.0, more))
-
-
-@dataclass(frozen=True, slots=True)
 class Measurement:
     """A measured pair. Estimates have Student t intervals over prompts; times are medians."""
 
@@ -179,7 +145,6 @@ class Measurement:
     speedup: Estimate  # measured: seconds of the plain over the speculative runs
     prompts: list[Observed]
     others: float | None = None  # share of the processors that others took; None: not known
-    serving: Serving | None = None  # what a batch costs; None: not measured
     read_bytes: int | None = None
     read: Spread | None = None  # seconds of one read of so many bytes from memory
     peak_bytes: int | None = None  # the most memory that the process held

@@ -7,7 +7,6 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -83,30 +82,6 @@ def require_model(value: object) -> None:
     """Raise InputError for anything else, such as the Speculator that holds a model."""
     if isinstance(value, type) or not hasattr(value, "score"):
         raise InputError(f"{value!r:.60} is no model; give that of a Speculator: load(...).target")
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """Places of new tokens in rows whose slots hold trees instead of texts."""
-
-    depths: Tensor  # [B, K], the position of every slot; K: the longest row and the longest block
-    seen: Tensor  # [B, W, K], True where new token i attends to a slot: its ancestors and itself
-
-
-@runtime_checkable
-class TreeModel(Model, Protocol):
-    """A model that can score many continuations of a row at once, common tokens only once."""
-
-    def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
-        """Append block b to row b, for all rows, in one run; tokens attend as `tree` says.
-
-        Returns logits `[B, W, V]` after every token, finite in the padding.
-        """
-        ...
-
-    def keep(self, slots: list[list[int]]) -> None:
-        """Row b keeps these of its slots, which ascend, and closes the gaps."""
-        ...
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """The families that foretoken is tested with, each as a tiny random model.
 
-`foretoken doctor` runs the self-check on them; other families are admitted by their own.
+Other families are admitted by the self-check of their own copies.
 """
 
 from __future__ import annotations

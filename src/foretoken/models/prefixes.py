@@ -1,5 +1,5 @@
-"""What models have computed of sequences that have left, for others that begin with the same
-tokens: which arrays belong to which tokens, the longest prefix in common, and what gives way.
+"""Arrays that models computed of sequences that have left, for others that begin with the same
+tokens: which belong to which tokens, the longest prefix in common, and what gives way.
 
 It does not know what the arrays mean: a model puts them in and copies them out.
 """

@@ -26,16 +26,6 @@ PROMPT = 16  # tokens of a prompt
 HELD_OUT_EVERY = 16  # one text in sixteen, whole, never trained on
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Token ids of the training texts and of the held-out ones, and the bytes that the held-out
-    ids stand for."""
-
-    train: np.ndarray  # uint16 or uint32
-    held_out: np.ndarray
-    held_out_bytes: int
-
-
 def read_texts(folder: Path) -> list[str]:
     """Every .txt and .txt.gz below `folder` (or that one file), sorted by path, with line ends and
     blank lines made uniform."""
@@ -97,16 +87,6 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
             ids.extend(piece)
         ids.append(end)
     return np.asarray(ids, dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-
-
-def build(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Corpus:
-    """Encode a list of texts with the split above."""
-    train, held_out = split(texts)
-    return Corpus(
-        encode(train, tokenizer),
-        encode(held_out, tokenizer),
-        sum(len(t.encode()) for t in held_out),
-    )
 
 
 Ids = Sequence[int] | np.ndarray  # an array is smaller, for a large corpus

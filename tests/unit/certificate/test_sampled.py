@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from exact.drafters import Certain, FunctionDrafter, RoundedClaim
-from foretoken.certificate.sampled import Cells, Log, Watched, tables
+from foretoken.certificate.sampled import Cells
+from foretoken.certificate.watched import Log, Watched
 from foretoken.drafters.base import Drafter
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw, SharedDraw
@@ -21,12 +22,6 @@ def test_a_text_is_in_the_cell_of_its_longest_frequent_beginning():
     texts = [(1, 2), (1, 2, 9), (1, 9), (1,), (4, 9), (9, 1), ()]
     assert cells.counts(texts).tolist() == [2, 2, 2, 0, 1, 0]
     assert cells.counts([]).tolist() == [0] * 6
-
-
-def test_two_samples_by_prompt():
-    ((a, b), (c, d)) = tables([SAMPLE, [(0,)]], [[(1, 2)], [(0,), (1,)]], [[(4, 5)], []])
-    assert a.sum() == b.sum() == 1 and (a != b).any()
-    assert c.tolist() == [1, 1] and d.tolist() == [0, 0]
 
 
 V, GAMMA = 5, 3

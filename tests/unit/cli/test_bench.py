@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from console import Run
-from foretoken.lab import bench
+from foretoken.measurement import bench
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
 

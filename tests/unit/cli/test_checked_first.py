@@ -52,7 +52,6 @@ COMMANDS = [
     ("generate", "--target", "{base}/bare", "--prompt-file", "{base}/prompts.txt"),
     ("measure", "--target", "{base}/bare", "--prompts", "{base}/prompts.txt"),
     ("bench", "--target", "{base}/bare", "--prompts", "{base}/prompts.txt"),
-    ("trace", "{base}/bare", "It was"),
     ("certify", "--target", "{base}/bare"),
     ("chat", "{base}/bare", "-q", "Hi"),
 ]

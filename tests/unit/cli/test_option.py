@@ -11,10 +11,10 @@ import pytest
 
 from console import Run, mistake
 from foretoken.cli import option
-from foretoken.lab import bench, machine
 from foretoken.loading import adapters, hub
 from foretoken.loading import load as loading
 from foretoken.loading.options import OPTIONS
+from foretoken.measurement import bench, machine
 from foretoken.sampling.checks import Choice, as_flag
 from tiny import TEXT, byte_level, folder, llama
 
@@ -58,9 +58,7 @@ def test_commands_with_a_pair_take_all(run, command):
 
 
 def test_other_commands_take_what_they_can_honour(run):
-    assert options(run, "train", "samples") == READING | PLACING
-    assert options(run, "train", "ngram") == READING | PLACING | {"--tokenizer"}
-    assert options(run, "train", "heads") == READING
+    assert options(run, "train", "eagle") == READING | PLACING
     assert options(run, "train", "distill") == READING | {"--draft-revision"}
     assert options(run, "doctor") == PLACING | {"--revision", "--trust-remote-code"}
 
@@ -70,20 +68,18 @@ def commands(base: Path, tmp_path: Path) -> dict[str, tuple[object, ...]]:
     """Each short, with a target that is refused."""
     file = ("--prompts", base / "prompts.txt")
     pair = ("--target", base / "target", "--draft", base / "draft", "--runtime", "transformers")
-    of_text = ("--target", base / "target", "--data", base / "a.txt")
-    steps = (*of_text, "--length", 6, "--steps", 1, "--batch", 1)
+    text = ("--target", base / "target", "--data", base / "a.txt")
+    steps = (*text, "--length", 6, "--steps", 1, "--batch", 1)
     fresh = ("--shape", "num_hidden_layers=1", "--held-out", 1)
     return {
         "generate": ("generate", "It was", *pair, *SHORT),
         "measure": ("measure", *pair, *file, *SHORT, *FEW),
         "bench": ("bench", *pair, *file, *SHORT, "--gamma", 2, "--repeats", 1, "--json"),
-        "samples": ("train", "samples", *of_text, "--tokens", 20, "--out", tmp_path / "s.txt"),
-        "heads": ("train", "heads", *steps, "--heads", 1, "--out", tmp_path / "h"),
         "distill": ("train", "distill", *steps, *fresh, "--out", tmp_path / "d"),
     }
 
 
-NAMES = ("generate", "measure", "bench", "samples", "heads", "distill")
+NAMES = ("generate", "measure", "bench", "distill")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +93,7 @@ def test_a_setting_is_refused_with_a_remedy_that_the_command_has(run, base, comm
     again = f"--tokenizer {base / 'words'} --ignore-generation-config"
     if name == "measure":  # what was measured so is generated so
         assert again in " ".join(result.out.split())
-    elif name in ("heads", "distill"):
+    elif name == "distill":
         assert again in result.out
 
 
@@ -147,12 +143,7 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
 
 
 def test_options_without_a_model_to_load(run, base, tmp_path):
-    mistake(run("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
-    mistake(run("doctor", "--rows", 4), "name one: foretoken doctor MODEL")
-    mistake(run("doctor", base / "draft", "--clear-cache", "--rows", 4), "leave --rows out")
     mistake(run("measure", tmp_path / "m.json", "--dtype", "int8"), "or options to measure with")
-    result = run("doctor", base / "draft", "--runtime", "transformers", "--json")
-    assert json.loads(result.out)["why"].startswith("it was asked for")
 
 
 # How the model's own generation config would sample

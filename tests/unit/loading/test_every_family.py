@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
-from foretoken.lab.census import Verdict, classes, judge
+import families
+from census import Verdict, classes, judge
 from foretoken.models.stock.cache import INSTEAD
 
 # Whole messages. What varies in them is names and numbers, never a sentence of somebody else's
@@ -36,7 +36,7 @@ CACHE = r"a (ragged cache|cache of each row)"
 SINGLE = "(at most it scores single tokens a pass, so that drafts save nothing; )?"
 MESSAGES = (
     rf"{FAMILY} cannot be run exactly: ({'|'.join(REASONS)}); {INSTEAD_}",
-    rf"{FAMILY} keeps states beside its keys and values: runtime='transformers' takes them back",
+    rf"{FAMILY} keeps states beside keys and values: runtime='transformers' takes them back",
     rf"{FAMILY} cannot be checked: no small copy can be built, its code raised \w+; {INSTEAD_}",
     rf"{FAMILY} does not run over {CACHE}: its code raised \w+; {SINGLE}{INSTEAD_}",
     rf"{FAMILY} is not exact over {CACHE}: logits differ by \S+ of their spread from a full "
@@ -49,12 +49,10 @@ MESSAGES = (
     r"prompt \d holds [\w, ]+: its generate changes the prompt that it is given; "
     "give (text|what its processor makes of a sound or picture)",
 )
-FORMS = ("transformers", "transformers, row by row")  # the best first
-# What `foretoken doctor --families --json` said, by name
-RESULT = "benchmarks/results/families.json"
-TRIED = json.loads((Path(__file__).parents[3] / RESULT).read_text())["families"]
+FORMS = [*families.FORMS]  # the best first
+RESULTS = json.loads(families.RESULT.read_text())
 LARGE = 40  # seconds that the census took: such a class takes gigabytes
-KNOWN = {each["name"]: Verdict(**each) for each in TRIED}
+KNOWN = {each["name"]: Verdict(**each) for each in RESULTS["families"]}
 
 RUNS = [
     "BartForCausalLM",
@@ -173,5 +171,9 @@ def test_every_other_class(name: str) -> None:
 
 
 def test_every_class_is_known() -> None:
-    assert {*KNOWN} == {*classes()}, "foretoken doctor --families --json > " + RESULT
+    assert {*KNOWN} == {*classes()}, "run `make families`"
     assert not {each.outcome for each in KNOWN.values()} & {"differs", "failed"}
+
+
+def test_the_page_is_made_of_the_results() -> None:
+    assert families.PAGE.read_text() == families.page(RESULTS), "run `make families`"

@@ -9,11 +9,11 @@ import torch
 import transformers
 from tokenizers import AddedToken
 
+import census
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.lab import census
 from foretoken.loading import hub, memory, named
 from foretoken.loading import load as loading
 from foretoken.models.families import build

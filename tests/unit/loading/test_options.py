@@ -37,7 +37,6 @@ def test_there_is_no_other() -> None:
     for given, said in (
         ({"dytpe": "int8"}, "^dytpe is no option of load; did you mean dtype?"),
         ({"temperature": 0.5}, "^temperature is no option of load; give it to generate$"),
-        ({"tensor_parallel": 2}, "^tensor_parallel is gone; give dtype='int8' or 'int4' for a"),
     ):
         with pytest.raises(InputError, match=said):
             foretoken.load(None, "none", **given)

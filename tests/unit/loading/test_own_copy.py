@@ -119,15 +119,6 @@ def test_a_kept_copy_is_not_made_again(target, monkeypatch):
     foretoken.load(target, "self")
 
 
-def test_beams_are_plain(target):
-    """The copy has no rows of its own, which a search could branch."""
-    spec = foretoken.load(target, "self")
-    plain = foretoken.load(target, "none").beam_search("It was", max_new_tokens=6)
-    beams = spec.beam_search("It was", max_new_tokens=6)
-    assert [beam.tokens for beam in beams[0]] == [beam.tokens for beam in plain[0]]
-    assert beams[0][0].stats.draft_runtime == "none"
-
-
 @pytest.mark.parametrize("draft", ["lookup", "self:int4"])
 def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
     """Padding rounds otherwise, so with a fixed gamma there is none."""

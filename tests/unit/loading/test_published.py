@@ -300,8 +300,6 @@ def test_doctor_says_what_a_draft_is_and_export_names_it(
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
     line = CliRunner().invoke(cli.app, ["export", "vllm", *pair, "a/draft"]).output
     assert '"method": "dspark", "model": "a/draft"' in line
-    refused = CliRunner().invoke(cli.app, ["export", "sglang", *pair, str(draft)])
-    assert "of kind dspark, and SGLang's options" in str(refused.exception)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "assistant"])

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-import tiny
-from foretoken.drafters.blockwise import Heads, ends_of
-from foretoken.drafters.heads import HeadsDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.measurement.agreement import CHUNK, overlaps
-from foretoken.models.stock.model import CausalModel
-from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 from oracle import random_model
+from table import TableModel
 
 V = 6
 P, Q = random_model(1, V), random_model(2, V)
@@ -60,24 +55,6 @@ def test_greedy_is_whether_the_argmax_agrees():
 def test_uniform_draft_tokens():
     shares = overlaps(TableModel(P, V), UniformDrafter(V), request(), NEW, SAMPLED)
     assert shares == pytest.approx([np.minimum(P(t), 1 / V).sum() for t in prefixes()])
-
-
-def test_heads_read_the_states_of_the_very_token():
-    network = tiny.llama(V).double()
-    heads = Heads.fresh(network, 1).double()
-    torch.nn.init.normal_(heads.outer, generator=torch.Generator().manual_seed(0))
-    target, (output, embeddings) = CausalModel(network), ends_of(network)
-    new = NEW[: CHUNK + 3]
-    shares = overlaps(
-        target, HeadsDrafter(target, heads, output, embeddings), request(), new, SAMPLED
-    )
-    text = torch.tensor([[1, 2, *new]])
-    with torch.no_grad():
-        hidden = network.model(text).last_hidden_state[0]
-        p = output(hidden[2:-1]).softmax(-1)  # from the second new token on
-        q = output(heads(hidden[1:-2], embeddings(text[0, 2:-1]), 0, 1)).softmax(-1)[:, 0]
-    assert shares[0] is None
-    assert shares[1:] == pytest.approx(torch.minimum(p, q).sum(-1).tolist())
 
 
 def test_copies_overlap_by_p_and_silence_is_told():

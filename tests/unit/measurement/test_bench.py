@@ -39,11 +39,11 @@ from foretoken.measurement.bench import (
     padding,
     predict,
 )
-from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 
 V = 6
 TASK = RaceTask([1, 2], 12, SamplingParams(1.0), seed=3)

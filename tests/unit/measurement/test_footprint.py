@@ -13,7 +13,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.measurement.measure import of_drafter, of_model
 from foretoken.models.families import build
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.table import TableModel
+from table import TableModel
 from tiny import folder, llama, t5
 
 

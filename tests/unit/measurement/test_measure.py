@@ -18,8 +18,8 @@ from foretoken.generation_config import Ends
 from foretoken.measurement.measure import PASSES, digest, measure
 from foretoken.measurement.plan import predictions
 from foretoken.measurement.result import Measurement, MeasureOptions, load
-from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
+from table import TableModel
 
 V, TOKENS = 5, 12
 random = np.random.default_rng(3)

@@ -7,10 +7,10 @@ import torch
 
 from foretoken.measurement import measure as module
 from foretoken.measurement.measure import passes
-from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from oracle import random_model
+from table import TableModel
 
 V, LAYOUT, SLACK = 6, 10.0, 16
 

@@ -83,10 +83,3 @@ def test_a_tokenizer_must_name_its_end():
     nameless = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
     with pytest.raises(InputError, match="no end-of-text token"):
         corpus.encode(["a"], nameless)
-
-
-def test_a_corpus_knows_the_bytes_it_held_out():
-    texts = [TEXT, "h\u00e9ld"]
-    built = corpus.build(texts, byte_level())
-    assert built.held_out_bytes == 5 and built.held_out[0] == built.held_out[-1] == 0
-    assert len(built.train) > len(built.held_out)

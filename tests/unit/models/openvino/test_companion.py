@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from foretoken.certificate.certify import OffByOne
+from foretoken.certificate.planted import OffByOne
 from foretoken.drafters.base import require_apart
 from foretoken.drafters.lm import LMDrafter, token_by_token
 from foretoken.errors import InputError, RefusedError

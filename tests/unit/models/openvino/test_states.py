@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import foretoken
+from census import build
 from foretoken.drafters.lm import token_by_token
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.census import build
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.conversion import PAGED
 from foretoken.models.openvino.export_paged import export_paged

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import foretoken
+from census import build as small
 from foretoken.errors import RefusedError
-from foretoken.lab.census import build as small
 from foretoken.models.stock import attention, positions
 from foretoken.models.stock.positions import OwnPositions, OwnScale, OwnTable
 from foretoken.models.stock.rowwise import RowwiseModel

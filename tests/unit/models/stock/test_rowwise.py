@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import foretoken
-from foretoken.drafters.blockwise import Heads
+from census import build
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.census import build
 from foretoken.models.stock import packed, rowwise
 from foretoken.models.stock.rowwise import BY_ROW, RowwiseModel
 from foretoken.models.stock.selfcheck import check
@@ -168,13 +167,6 @@ def test_states_that_are_kept_are_few() -> None:
     for _ in range(2 * rowwise.STATES):
         rows.score([[3]], [0])
     assert len(rows.rows[0].earlier) == rowwise.STATES
-
-
-def test_heads_are_refused_before_they_draft(tmp_path) -> None:
-    model = build("OpenAIGPTLMHeadModel")
-    Heads.fresh(model, 2).save(tmp_path / "heads")
-    with pytest.raises(RefusedError, match="shows no hidden states, which heads read"):
-        foretoken.load(model, f"heads:{tmp_path / 'heads'}", runtime="transformers")
 
 
 def test_a_context_by_another_name() -> None:
