@@ -11,7 +11,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError
 from foretoken.measurement.agreement import overlaps
 from foretoken.measurement.estimate import Estimate, ratio
-from foretoken.measurement.measure import of_drafter
+from foretoken.measurement.footprint import of_drafter
 from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
 from reproduction.experiments import beside_paper, paper

@@ -54,5 +54,5 @@ def test_a_target_a_draft_and_a_table(digits, tmp_path, capsys) -> None:
 
 def test_without_scikit_learn(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(InputError, match="needs sklearn.*pip install 'foretoken.images.'"):
+    with pytest.raises(InputError, match="needs sklearn.*pip install 'foretoken.reproduction.'"):
         standins.digits(tmp_path)

@@ -19,7 +19,7 @@ import torch
 
 import hybrids
 import pairs
-from console import Run, mistake
+from console import Run
 from foretoken import (
     CascadeDrafter,
     Engine,
@@ -225,7 +225,8 @@ def test_the_copies_that_have_a_form_are_measured(tmp_path: Path, console: Run) 
     folder(target, hybrids.random("Lfm2ForCausalLM", 0, 320).float(), byte_level())
     prompts.write_text("It was\nThe old man\n")
     few = ("--runtime", "openvino", "--prompts", prompts, "--max-new-tokens", 8)
-    measured = console("measure", "--target", target, "--self", *few)
+    drafts = ("--draft", "self:int8", "--draft", "lookup", "--gamma", 2, "--repeats", 1)
+    measured = console("bench", target, *drafts, *few)
     assert measured.code == 0, measured.err
     assert "self:int8" in measured.out and "lookup" in measured.out
 
@@ -249,10 +250,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 def test_commands_take_hybrids(folders: Any, console: Run) -> None:
     base, target, draft = folders
     few = ("--runtime", "transformers", "--prompts", base / "prompts")
-    measured = console("measure", *target, *draft, *few, "--max-new-tokens", 16)
-    assert measured.code == 0 and "acceptance of the last of gamma draft tokens" in measured.out
-    refused = console("measure", *target, *draft, *few, "--gamma", 32)
-    mistake(refused, "gamma is 32, but the model's states go back by 32 tokens; give less")
+    few += ("--repeats", 1)
+    measured = console("bench", *target, *draft, *few, "--max-new-tokens", 16)
+    assert measured.code == 0 and "plain decoding" in measured.out
+    refused = console("bench", *target, *draft, *few, "--gamma", 32, "--json")
+    assert refused.code == 2
+    told = refused.err.splitlines()[-1]
+    assert told.startswith("error: gamma is 32, but the model's states go back by 32 tokens; give")
     texts = [
         console("generate", *target, "--draft", each, "--gamma", 2, "--max-new-tokens", 8, "It")
         for each in ("none", base / "draft")

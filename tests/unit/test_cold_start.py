@@ -18,7 +18,6 @@ from tiny import byte_level, folder, llama
 COMMANDS = (
     "generate",
     "chat",
-    "measure",
     "bench",
     "certify",
     "doctor",
@@ -60,12 +59,9 @@ MISTAKES = {
     ("serve", "--max-model-len", "2"): "--max-model-len; did you mean --max-length? ",
     ("serve", "--tensor-parallel-size", "2"): "a model runs on one device here; foretoken serve",
     ("generate", "hi", "--top-kk", "2"): "No such option: --top-kk; did you mean --top-k? ",
-    ("measure", "--prompts", "no-such-file"): "no-such-file cannot be read",
-    ("measure", "--prompts", "P", "--limit", "0"): "limit is 0",
-    ("measure", "--prompts", "P", "--gamma", "0"): "gamma is 0",
-    ("measure", "--prompts", "P", "--top-k", "-1"): "top_k is -1",
-    ("measure", "--prompts", "P", "--limit", "1"): "1 prompt; give 2 or more",
-    ("measure", "--prompts", "P", "--target", "no-such-folder"): "there is no folder",
+    ("bench", "--prompts", "no-such-file"): "no-such-file cannot be read",
+    ("bench", "--prompts", "P", "--top-k", "-1"): "top_k is -1",
+    ("bench", "--prompts", "P", "--out", "no-such-folder/b.json"): "there is no folder no-such",
     ("bench", "--prompts", "P", "--gamma", "2,x"): "gamma is '2,x'",
     ("bench", "--prompts", "P", "--gamma", "-2"): "gamma is -2",
     ("bench", "--prompts", "P", "--repeats", "0"): "repeats is 0",
@@ -74,8 +70,6 @@ MISTAKES = {
     ("certify", "--rule", "nonsense"): "rule is 'nonsense'",
     ("certify", "--seed", "-1"): "seed is -1",
     ("certify", "--target", "no-such-folder"): "there is no folder",
-    ("measure",): "give files of foretoken measure",
-    ("measure", "no-such-file"): "there is no no-such-file",
 }
 
 

@@ -14,7 +14,7 @@ REPRODUCTION = SOURCE.parents[1] / "reproduction"
 # Folders and modules at the root; each imports from lines above its own only, so no two folders
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
-    ["costing.contention", "errors", "shared_cache", "slow_log", "transfer"],
+    ["costing.contention", "errors", "shared_cache", "slow_log", "timing", "transfer"],
     ["media"],
     ["text"],
     ["checked", "models", "storage"],

@@ -21,7 +21,6 @@ from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import TENANTS, leased
 from foretoken.measurement.agreement import overlaps
-from foretoken.measurement.measure import passes
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -132,7 +131,6 @@ def test_measuring_beside_a_stream_is_refused() -> None:
     tokens = list(next(pieces).tokens)
     target, drafter, params = mid.target, mid.drafter, SamplingParams(1.0)
     for call in (
-        lambda: passes(target, request, [0, 1, 2, 3], 2),
         lambda: overlaps(target, drafter, request, [2, 3], params),
         lambda: list(replay(target, drafter, [request], [[2, 3]], params)),
         lambda: compare(target, [request], [[2, 3]], 2),

@@ -81,16 +81,14 @@ def vllm(
 
 
 def _measured(file: Path) -> ExportSetting:
-    from foretoken.cli.measure import saved  # late: torch takes seconds to import
-    from foretoken.measurement.plan import plan
+    from foretoken.measurement.plan import read_plan  # late: pydantic
 
-    planned = plan(saved([file]))
-    pair = planned.first.measurement
-    if pair.target.encoder_decoder:
-        raise _encoder_decoder(pair.target.name)
-    revisions = pair.options.revision, pair.options.draft_revision
-    temperature = pair.options.temperature
-    return ExportSetting(pair.target.name, pair.draft.name, planned.gamma, temperature, *revisions)
+    plan = read_plan(file)
+    target = plan.load["target"]
+    if _encodes(Path(target)):
+        raise _encoder_decoder(target)
+    revisions = plan.load.get("revision"), plan.load.get("draft_revision")
+    return ExportSetting(target, plan.draft, plan.gamma, plan.temperature, *revisions)
 
 
 def _given(

@@ -99,6 +99,21 @@ def _annotation(name: str, declared: DeclaredOption) -> Any:
     return Annotated[kind if kind is bool else kind | None, option]
 
 
+def changed(options: TargetReading) -> dict[str, Any]:
+    """Return the options that are not as `foretoken.load` has them, as its keywords."""
+    defaults = LoadOptions()
+    return {n: each for n, each in options.arguments.items() if each != getattr(defaults, n)}
+
+
+def flags(keywords: Mapping[str, Any]) -> list[str]:
+    """Spell keywords of `foretoken.load` as flags."""
+    words: list[str] = []
+    for name, value in keywords.items():
+        words.append(LOADING[name].flag or flag(name))
+        words += [] if value is True or LOADING[name].flag else [str(value)]
+    return words
+
+
 def group(declarations: Mapping[str, DeclaredOption], left_out: object) -> Any:
     """Make a dataclass of these options; one that is not given is as in `left_out`, or None."""
     members: list[tuple[str, Any, Any]] = []
@@ -287,14 +302,12 @@ Target = Annotated[
         "Default: smollm2 if it is installed, else novels."
     ),
 ]
-Draft = Annotated[
-    str | None,
-    Option(
-        help="Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, "
-        "mtp, copy, uniform, none, or MODULE:ARGUMENT (a drafter of yours). Default: lookup, or "
-        "self if serve or measure found that faster; of novels the one that ships."
-    ),
-]
+DRAFT = (
+    "Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, mtp, copy, "
+    "uniform, none, or MODULE:ARGUMENT (a drafter of yours). Default: lookup, or self if serve or "
+    "bench found that faster; of novels the one that ships."
+)
+Draft = Annotated[str | None, Option(help=DRAFT)]
 
 
 def target(positional: str | None, named: str | None) -> str | None:
@@ -338,8 +351,6 @@ def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str |
 
 PROMPTS = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'
 Prompts = Annotated[Path, Option(help=f"File of prompts. {PROMPTS}")]
-Limit = Annotated[int | None, Option(help="Use only the first prompts of the file. Default: all.")]
-Gamma = Annotated[int, Option(help="Draft tokens per step while measuring.")]
 Guesses = Annotated[
     int | None,
     Option(help="Draft tokens per step; 0 decodes plainly. Default: chosen before every step."),
@@ -358,8 +369,6 @@ Lenience = Annotated[
 Temperature = Annotated[float, Option(help=OPTIONS["temperature"].help)]
 TopK = Annotated[int, Option(help=OPTIONS["top_k"].help)]
 TopP = Annotated[float, Option(help=OPTIONS["top_p"].help)]
-MinP = Annotated[float, Option(help=OPTIONS["min_p"].help)]
-MaxNewTokens = Annotated[int, Option(help="New tokens per prompt, at most.")]
 Seed = Annotated[int, Option(help="Seed of the random numbers.")]
 TextSeed = Annotated[
     int, Option(help="Seed of the text. The same seed, pair and gamma give the same text.")

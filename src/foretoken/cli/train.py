@@ -402,10 +402,16 @@ def target_of(tokenizer: str | Path | None) -> str | Path | None:
 
 def use(target: object, draft: object, options: Any) -> list[object]:
     """Return `foretoken generate` with a draft; options: a dataclass of how the target is read."""
-    from foretoken.measurement.plan import flags  # late: torch takes seconds to import
-
     of_target = [] if target is None else ["--target", target]
-    return ["foretoken", "generate", *of_target, "--draft", draft, *flags(options), "PROMPT"]
+    return [
+        "foretoken",
+        "generate",
+        *of_target,
+        "--draft",
+        draft,
+        *option.flags(option.changed(options)),
+        "PROMPT",
+    ]
 
 
 def size(out: Path, summary: dict[str, Any]) -> str:

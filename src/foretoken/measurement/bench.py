@@ -1,44 +1,38 @@
-"""Races: this package with several gammas and other libraries take turns on the same tasks, round
-after round, so that other load on the machine meets them all; and one prompt, speculative beside
-plain, with what section 3 predicts.
+"""Speculative decoding against plain decoding of the same pair: gammas take turns on the same
+prompts, round after round; figures of each, and what section 3 of the paper predicts.
 
-A peer is another library on the same pair: a process of its own that answers in JSON lines. The
-peers' scripts are in the repository's benchmarks/peers, not in an installed package.
+`Race` holds the runs of any contestants: the repository's benchmarks/race.py adds other libraries.
 """
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
+from itertools import count
 from statistics import fmean, median
-from time import perf_counter, sleep
 from typing import Any
 
 from foretoken import theory
 from foretoken.costing import contention
 from foretoken.costing.costs import of
-from foretoken.errors import InputError, RefusedError
-from foretoken.measurement.estimate import Spread, spread
-from foretoken.measurement.machine import cores
+from foretoken.drafters.none import NoDrafter
+from foretoken.errors import InputError
+from foretoken.generation_config import Ends
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
 from foretoken.request import Completion, uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
+from foretoken.timing import Spread, measure_seconds, summarize, take_turns
 
 OWN = "foretoken"
 REST_SECONDS = 0.05  # between turns: threads of the last contestant may spin for a while
 
 Gamma = int | None  # None: automatic
-Key = tuple[str, Gamma]
+Key = tuple[str, Gamma]  # a contestant: a library and its gamma
 PLAIN: Key = (OWN, 0)
 AUTOMATIC: Key = (OWN, None)
 
@@ -55,8 +49,8 @@ class RaceTask:
 
 @dataclass(frozen=True, slots=True)
 class RaceRun:
-    """One task done. `steps`: behind the first, where there are any; empty for a peer, which keeps
-    no records."""
+    """One task done. `steps`: after the first, where there are any; empty for another library,
+    which keeps no records."""
 
     tokens: list[int]
     first_tokens: int  # those of the first step, which come together; 0: not known
@@ -65,12 +59,32 @@ class RaceRun:
     steps: tuple[StepRecord, ...] = ()
 
 
+def label(gamma: Gamma) -> str:
+    """Return the name of a gamma."""
+    return "automatic" if gamma is None else f"gamma {gamma}" if gamma else "plain"
+
+
 Round = dict[Key, list[RaceRun]]  # a contestant's turn: a run for each task
-Turn = Callable[[list[RaceTask]], list[RaceRun]]  # raises Unable where it cannot
+Turn = Callable[[list[RaceTask]], list[RaceRun]]
 
 
-class Unable(RefusedError):
-    """Why a contestant cannot do a task."""
+def prepare(
+    spec: Speculator, prompts: Sequence[Prompt], params: SamplingParams, seed: int
+) -> tuple[Speculator, list[RaceTask]]:
+    """Return the pair without tokens that end a text, and a task for each prompt.
+
+    Raises InputError for a prompt that leaves no room for `params.max_new_tokens`.
+    """
+    spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
+    tokens = params.max_new_tokens
+    for i, request in enumerate(spec.inputs.requests(list(prompts), params, seed)):
+        if request.limit < tokens:
+            raise InputError(
+                f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
+                "give a shorter one or a smaller --max-new-tokens"
+            )
+    ids = [spec.inputs.ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
+    return spec, [RaceTask(prompt, tokens, params, seed + i) for i, prompt in enumerate(ids)]
 
 
 def own(
@@ -81,9 +95,10 @@ def own(
     prompts: list[Prompt] = [list(task.prompt) for task in tasks]
     params = replace(tasks[0].params, max_new_tokens=tasks[0].tokens)
     how = {"gamma": gamma, "rule": rule, "seed": [task.seed for task in tasks]}
-    start = perf_counter()
-    completions = uninterrupted(spec.generate(prompts, params, **how))
-    seconds = perf_counter() - start
+    completions: list[Completion] = []
+    seconds = measure_seconds(
+        lambda: completions.extend(uninterrupted(spec.generate(prompts, params, **how)))
+    )
     # Time of a call outside its rows comes before the first token
     around = seconds - max(each.stats.seconds for each in completions)
     return [
@@ -98,10 +113,55 @@ def own(
     ]
 
 
-def of_batch(tasks: list[RaceTask], texts: int) -> list[RaceTask]:
-    """So many tasks: the given ones over and over, each with the seed that follows the last."""
+def own_turns(spec: Speculator, gammas: Sequence[int], rule: str) -> dict[Key, Turn]:
+    """Return plain decoding and, with a draft, these gammas and the automatic one."""
+    ours = [0] if isinstance(spec.drafter, NoDrafter) else [*sorted({0, *gammas}), None]
+    return {(OWN, gamma): partial(own, spec, gamma=gamma, rule=rule) for gamma in ours}
+
+
+def repeat_tasks(tasks: list[RaceTask], texts: int) -> list[RaceTask]:
+    """Return so many tasks: the given ones over and over, each with the seed that follows the
+    last."""
     seed = tasks[0].seed
     return [replace(tasks[i % len(tasks)], seed=seed + i) for i in range(texts)]
+
+
+def race(
+    contestants: Mapping[Key, Turn],
+    tasks: list[RaceTask],
+    rounds: int,
+    *,
+    together: bool = False,
+    report: Callable[[Key], object] = lambda key: None,
+) -> Race:
+    """Run rounds after one that warms up; Ctrl-C keeps those that are done.
+
+    Args:
+        contestants: What takes a turn, by key.
+        tasks: The tasks of a turn; every round has seeds of its own.
+        rounds: Rounds that count.
+        together: Give a turn all its tasks at once, not one after another.
+        report: Called before each turn.
+    """
+
+    def contestant(key: Key, turn: Turn) -> Callable[[], list[RaceRun]]:
+        numbers = count()
+
+        def take() -> list[RaceRun]:
+            report(key)
+            first = next(numbers) * len(tasks)
+            now = [replace(task, seed=task.seed + first) for task in tasks]
+            parts = [now] if together else [[task] for task in now]
+            return [run for part in parts for run in turn(part)]
+
+        return take
+
+    turns = {key: contestant(key, turn) for key, turn in contestants.items()}
+    done: list[Round] = []
+    with suppress(KeyboardInterrupt):
+        for results in take_turns(turns, rounds, rest=REST_SECONDS):
+            done.append(results)
+    return Race(done, together)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,169 +173,6 @@ class Predicted:
     v: float  # a target pass over the longest block against one over one token
     paper: float  # the speed-up; it takes v as 1
     predicted: float  # the same with the measured v
-
-
-@dataclass(frozen=True, slots=True)
-class TimeShares:
-    """Shares of the time behind the first tokens; they sum to 1."""
-
-    draft: float
-    target: float
-    verify: float  # distributions, the acceptance method, commit and rollback
-    rest: float
-
-
-@dataclass(frozen=True, slots=True)
-class RaceAgreement:
-    """With the greedy text of this package's plain decoding."""
-
-    share: float  # of tokens before the first difference
-    first_difference: int | None  # its earliest place in any run
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Figures of one contestant. Times per token leave out the first tokens; of texts at once they
-    are until the last text is there. None: not known, as of a peer, which keeps no records."""
-
-    name: str
-    gamma: Gamma
-    first_seconds: Spread
-    seconds_per_token: Spread
-    tokens_per_second: Spread
-    speedup: float  # over this package's plain decoding
-    tokens_per_call: float | None  # of a row
-    occupancy: float | None  # rows that a pass advances, as a share of the texts
-    padding: float | None  # positions computed for no row, as a share of all computed
-    shares: TimeShares | None  # of texts one after another
-    predicted: Predicted | None
-    agreement: RaceAgreement | None
-
-
-@dataclass(frozen=True, slots=True)
-class Duel:
-    """The speed of this package over that of a peer; `best`: each at its best fixed gamma."""
-
-    name: str
-    plain: float
-    gamma: int
-    peer_gamma: int
-    best: float
-    automatic: float | None
-
-
-def label(gamma: Gamma) -> str:
-    """The name of a gamma."""
-    return "automatic" if gamma is None else f"gamma {gamma}" if gamma else "plain"
-
-
-@dataclass(frozen=True, slots=True)
-class Race:
-    """Rounds that were run. `unable`: why contestants could not go on; no round holds their runs.
-    `together`: whether a turn was given all its texts at once."""
-
-    rounds: list[Round]
-    unable: dict[str, str]
-    together: bool = False
-
-    def seconds(self, key: Key) -> list[float]:
-        """Seconds a token, by round: of texts at once until the last is there, else without their
-        first tokens unless there are no others."""
-        return [self._per_token(turns[key]) for turns in self.rounds]
-
-    def faster(self, one: Key, other: Key) -> float:
-        """Return how many times as fast one is as the other: the median of the rounds' ratios."""
-        pairs = zip(self.seconds(other), self.seconds(one), strict=True)
-        return median(slow / fast for slow, fast in pairs)
-
-    def best(self, name: str) -> Key:
-        """The fastest fixed gamma of one library, 0 included."""
-        keys = [key for key in self.rounds[0] if key[0] == name and key[1] is not None]
-        return min(keys, key=lambda key: median(self.seconds(key)))
-
-    def duel(self, peer: str) -> Duel:
-        """This package against a peer."""
-        mine, theirs = self.best(OWN), self.best(peer)
-        assert mine[1] is not None and theirs[1] is not None
-        return Duel(
-            name=peer,
-            plain=self.faster(PLAIN, (peer, 0)),
-            gamma=mine[1],
-            peer_gamma=theirs[1],
-            best=self.faster(mine, theirs),
-            automatic=self.faster(AUTOMATIC, theirs) if AUTOMATIC in self.rounds[0] else None,
-        )
-
-    def figures(self, key: Key, *, greedy: bool) -> Figures:
-        """The figures of one contestant, over one round or more."""
-        steps, seconds = self._steps(key), self.seconds(key)
-        first = [fmean(run.first_seconds for run in turns[key]) for turns in self.rounds]
-        texts = len(self.rounds[0][key]) if self.together else 1
-        return Figures(
-            name=key[0],
-            gamma=key[1],
-            first_seconds=spread(first),
-            seconds_per_token=spread(seconds),
-            tokens_per_second=spread([1 / each for each in seconds]),
-            speedup=self.faster(key, PLAIN),
-            tokens_per_call=fmean(len(step.kept) for step in steps) if steps else None,
-            occupancy=occupancy(steps, texts) if steps else None,
-            padding=padding(steps) if steps else None,
-            shares=None if self.together else self._shares(key),
-            predicted=None if self.together else predict(self._steps(PLAIN), steps),
-            agreement=self.agreement(key) if greedy else None,
-        )
-
-    def agreement(self, key: Key) -> RaceAgreement:
-        """Token by token against plain decoding of the same round."""
-        pairs = [
-            (run.tokens, plain.tokens)
-            for turns in self.rounds
-            for run, plain in zip(turns[key], turns[PLAIN], strict=True)
-        ]
-        equal = [_equal(text, plain) for text, plain in pairs]
-        places = [n for n, (text, plain) in zip(equal, pairs, strict=True) if text != plain]
-        tokens = sum(max(len(text), len(plain)) for text, plain in pairs)
-        return RaceAgreement(sum(equal) / tokens, min(places, default=None))
-
-    def _per_token(self, runs: list[RaceRun]) -> float:
-        tokens = sum(len(run.tokens) for run in runs)
-        if self.together:
-            return max(run.seconds for run in runs) / tokens
-        if others := tokens - sum(run.first_tokens for run in runs):
-            return sum(run.seconds - run.first_seconds for run in runs) / others
-        return sum(run.seconds for run in runs) / tokens
-
-    def _shares(self, key: Key) -> TimeShares | None:
-        steps, runs = self._steps(key), [run for turns in self.rounds for run in turns[key]]
-        total = sum(run.seconds - run.first_seconds for run in runs)
-        if not steps or not total:
-            return None
-        draft = sum(step.draft_seconds for step in steps) / total
-        target = sum(step.score_seconds for step in steps) / total
-        verify = sum(step.verify_seconds for step in steps) / total
-        return TimeShares(draft, target, verify, 1 - draft - target - verify)
-
-    def _steps(self, key: Key) -> list[StepRecord]:
-        return [step for turns in self.rounds for run in turns[key] for step in run.steps]
-
-
-def _equal(one: list[int], other: list[int]) -> int:
-    """Tokens before the first difference."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def occupancy(steps: list[StepRecord], texts: int) -> float:
-    """Return the mean share of the batch that was filled: k rows that share a forward leave k
-    records, so each counts 1 / k."""
-    return len(steps) / sum(1 / step.rows for step in steps) / texts
-
-
-def padding(steps: list[StepRecord]) -> float:
-    """A row's own positions are its last token and its draft tokens."""
-    vain = sum(step.padding / step.rows for step in steps)
-    return vain / (vain + sum(1 + step.drafted for step in steps))
 
 
 FEW = 8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
@@ -300,191 +197,62 @@ def predict(
     )
 
 
-def race(
-    contestants: dict[Key, Turn],
-    tasks: list[RaceTask],
-    repeats: int,
-    *,
-    together: bool = False,
-    report: Callable[[str], None] = lambda text: None,
-) -> Race:
-    """Run `repeats` rounds behind one that warms up; Ctrl-C keeps those that are done.
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of one contestant, over rounds. Times per token leave out the first tokens; of texts
+    at once they are until the last text is there. None: not known."""
 
-    Every round has seeds of its own. `together`: a turn is given all its tasks at once. Where a
-    contestant cannot go on, all of its name are out.
-    """
-    rounds: list[Round] = []
-    unable: dict[str, str] = {}
-    with suppress(KeyboardInterrupt):
-        for i in range(repeats + 1):
-            turns: Round = {}
-            now = [replace(task, seed=task.seed + i * len(tasks)) for task in tasks]
-            for key, turn in contestants.items():
-                report(f"{f'round {i}' if i else 'warming up'}: {key[0]}, {label(key[1])}")
-                if key[0] in unable:
-                    continue
-                sleep(REST_SECONDS)
-                try:
-                    parts = [now] if together else [[task] for task in now]
-                    turns[key] = [run for part in parts for run in turn(part)]
-                except Unable as error:
-                    unable[key[0]] = f"{label(key[1])}: {error}"
-            rounds += [turns] if i else []
-    left = [{key: runs for key, runs in turns.items() if key[0] not in unable} for turns in rounds]
-    return Race(left, unable, together)
+    gamma: Gamma
+    first_seconds: Spread
+    seconds_per_token: Spread
+    tokens_per_second: Spread
+    speedup: Spread  # over this package's plain decoding of the same round
+    tokens_per_call: float | None  # of a row
+    predicted: Predicted | None  # of texts one after another
 
 
-REPOSITORY = Path(__file__).resolve().parents[3]  # where the package is not installed
-SCRIPTS = {
-    "transformers": "peer_transformers.py",
-    "openvino-genai": "peer_openvino_genai.py",
-    "onnxruntime-genai": "peer_onnxruntime_genai.py",
-    "llama.cpp": "peer_llama_cpp.py",
-}
-# Besides its own defaults, a peer is raced with a cache and a computation as precise as ours
-# ("same-precision"), and llama.cpp over blocks that it repacks for its fastest products
-SETTINGS = {
-    "openvino-genai": ("same-precision",),
-    "llama.cpp": ("same-precision", "q4_0"),
-}
-ALONE = {"onnxruntime-genai", "llama.cpp"}  # our loops there hold one text
-OWN_VENV = {"transformers"}  # run in the project's own venv
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Rounds that were run. `together`: whether a turn was given all its texts at once."""
 
+    rounds: list[Round]
+    together: bool = False
 
-class Peer:
-    """A running peer, a context manager. `about`: its version, precisions, and a note if any.
+    def seconds(self, key: Key) -> list[float]:
+        """Return seconds a token, by round: of texts at once until the last is there, else without
+        their first tokens unless there are no others."""
+        return [self._per_token(turns[key]) for turns in self.rounds]
 
-    Its process is stopped while it waits, so that threads which spin for work take no processor
-    from the other contestants."""
+    def ratios(self, one: Key, other: Key) -> list[float]:
+        """Return how many times as fast one is as the other, in each round."""
+        pairs = zip(self.seconds(other), self.seconds(one), strict=True)
+        return [slow / fast for slow, fast in pairs]
 
-    def __init__(
-        self,
-        name: str,
-        target: str,
-        draft: str | None,
-        dtype: str,
-        draft_dtype: str | None,
-        *,
-        batched: bool = False,
-    ) -> None:
-        """Start it and load the pair; draft None: for plain decoding only. `batched`: for several
-        texts at once. `name` may have a setting after a colon: its own defaults without.
-
-        Raises InputError where the peer is not installed, Unable where it cannot run the pair.
-        """
-        self.name = name
-        self._log = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
-            command(name),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,  # Ctrl-C is ours
+    def figures(self, key: Key) -> Figures:
+        """Return the figures of one contestant, over one round or more."""
+        steps, seconds = self.steps(key), self.seconds(key)
+        first = [fmean(run.first_seconds for run in turns[key]) for turns in self.rounds]
+        return Figures(
+            gamma=key[1],
+            first_seconds=summarize(first),
+            seconds_per_token=summarize(seconds),
+            tokens_per_second=summarize([1 / each for each in seconds]),
+            speedup=summarize(self.ratios(key, PLAIN)),
+            tokens_per_call=fmean(len(step.kept) for step in steps) if steps else None,
+            predicted=None if self.together else predict(self.steps(PLAIN), steps),
         )
-        try:
-            self.about = self._ask(
-                target=str(Path(target).resolve()),
-                draft=draft and str(Path(draft).resolve()),
-                dtype=dtype,
-                draft_dtype=draft_dtype or dtype,
-                batched=batched,
-                threads=cores(),
-                python=sys.executable,
-                setting=setting(name),
-            )
-        except BaseException:
-            self.close()
-            raise
 
-    def run(self, tasks: list[RaceTask], gamma: int) -> list[RaceRun]:
-        """Tasks alike but for prompts and seeds, with gamma draft tokens a step; 0: plain. They are
-        done at once, where this peer can. Raises Unable where it cannot."""
-        first = tasks[0]
-        replies = self._ask(
-            prompts=[task.prompt for task in tasks],
-            max_new_tokens=first.tokens,
-            gamma=gamma,
-            temperature=first.params.temperature,
-            top_k=first.params.top_k,
-            top_p=first.params.top_p,
-            seeds=[task.seed for task in tasks],
-        )["texts"]
-        for reply in replies:
-            if len(reply["tokens"]) != first.tokens:
-                raise Unable(f"it made {len(reply['tokens'])} tokens, not {first.tokens}")
-        return [RaceRun(**reply) for reply in replies]
+    def steps(self, key: Key) -> list[StepRecord]:
+        """Return the steps of all rounds."""
+        return [step for turns in self.rounds for run in turns[key] for step in run.steps]
 
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()  # also one that is stopped
-        self._process.communicate()
-        self._log.close()
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _ask(self, **request: Any) -> dict[str, Any]:
-        assert self._process.stdin and self._process.stdout
-        self._process.send_signal(signal.SIGCONT)
-        try:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        self._process.send_signal(signal.SIGSTOP)
-        if not line:
-            raise Unable(f"it ended: {self._last_error()}")
-        try:
-            reply = json.loads(line)
-        except ValueError:
-            raise Unable(f"its answer is no JSON: {line.strip()[:200]}") from None
-        if "error" in reply:
-            raise Unable(str(reply["error"]))
-        return reply
-
-    def _last_error(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().strip().splitlines()
-        return lines[-1][:200] if lines else "without a word"
-
-
-def command(name: str) -> list[str]:
-    """Return the command that starts a peer; raises InputError with the remedy if it is not
-    installed."""
-    chosen, name = setting(name), library(name)
-    if name not in SCRIPTS:
-        raise InputError(f"--vs is {name!r:.60}; give one of {', '.join(SCRIPTS)}")
-    if chosen and chosen not in SETTINGS.get(name, ()):
-        named = " or ".join(f"{name}:{each}" for each in SETTINGS.get(name, ()))
-        raise InputError(f"--vs {name} has no setting {chosen!r:.60}; give {named or name}")
-    script = REPOSITORY / "benchmarks" / "peers" / SCRIPTS[name]
-    if not script.exists():
-        raise InputError(
-            f"--vs {name} needs a checkout of the repository, installed with pip install -e: "
-            "the peers are no part of the package"
-        )
-    if name in OWN_VENV:
-        return [sys.executable, str(script)]
-    home = REPOSITORY / ".peers" / name
-    if not (home / "ready").exists():
-        raise InputError(
-            f"--vs {name} has no venv; make it with: python benchmarks/peers/make.py {name}"
-        )
-    return [str(home / "bin" / "python"), str(script)]
-
-
-def library(name: str) -> str:
-    """Return the library that a peer's name begins with."""
-    return name.partition(":")[0]
-
-
-def setting(name: str) -> str:
-    """Return the setting that a peer's name ends with, "" for its own defaults."""
-    return name.partition(":")[2]
+    def _per_token(self, runs: list[RaceRun]) -> float:
+        tokens = sum(len(run.tokens) for run in runs)
+        if self.together:
+            return max(run.seconds for run in runs) / tokens
+        if others := tokens - sum(run.first_tokens for run in runs):
+            return sum(run.seconds - run.first_seconds for run in runs) / others
+        return sum(run.seconds for run in runs) / tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field
 from scipy import special
 from torch import Tensor
 
@@ -38,27 +36,6 @@ class Estimate:
         """Tell whether all of its interval is above the other's: by chance alone once in about 350
         times."""
         return self.low > other.high
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median and quartiles of `n` times, in seconds."""
-
-    median: Annotated[float, Field(ge=0)]
-    q1: float
-    q3: float
-    n: Annotated[int, Field(ge=1)]
-
-    @property
-    def error(self) -> float:
-        """About half of the median's 95 % interval (McGill, Tukey and Larsen 1978)."""
-        return 1.57 * (self.q3 - self.q1) / math.sqrt(self.n)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Summarize one value or more."""
-    q1, median, q3 = np.quantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75)).tolist()
-    return Spread(median, q1, q3, len(values))
 
 
 def ratio(
@@ -85,18 +62,6 @@ def ratio(
 def mean(values: Sequence[float]) -> Estimate | None:
     """The mean over prompts."""
     return ratio(values, [1.0] * len(values))
-
-
-def wilson(hits: int, trials: int) -> Estimate | None:
-    """The share of hits in independent trials (Wilson 1927); None without trials."""
-    if not trials:
-        return None
-    z, rate = float(special.ndtri((1 + LEVEL) / 2)), hits / trials
-    shrunk = 1 / (1 + z * z / trials)
-    centre = shrunk * (rate + z * z / (2 * trials))
-    error = shrunk * z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials**2))
-    low, high = max(0.0, centre - error), min(1.0, centre + error)
-    return Estimate(rate, min(rate, low), max(rate, high))  # where rounding would leave it out
 
 
 def student(df: int) -> float:

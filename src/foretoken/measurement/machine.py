@@ -12,13 +12,12 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
 from foretoken.loading.memory import free_bytes
-from foretoken.measurement.estimate import Spread, spread
 from foretoken.storage.cache import versions
+from foretoken.timing import Spread, summarize, time_in_turns
 
 READ_BYTES = 2**29  # far beyond any cache
 READS = 7
@@ -66,10 +65,10 @@ def bandwidth(device: torch.device) -> tuple[Spread, int]:
     threads = torch.get_num_threads()
     torch.set_num_threads(max(threads, cores()))  # beside other runtimes torch has but one
     try:
-        seconds = [_read_seconds(numbers) for _ in range(1 + READS)][1:]  # the first is a warm-up
+        seconds = time_in_turns({"read": lambda: numbers.sum().item()}, READS)["read"]
     finally:
         torch.set_num_threads(threads)
-    return spread(seconds), numbers.numel() * 4
+    return summarize(seconds), numbers.numel() * 4
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -80,12 +79,6 @@ def peak_bytes(device: torch.device) -> int:
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024  # others count in kB
-
-
-def _read_seconds(numbers: torch.Tensor) -> float:
-    start = perf_counter()
-    numbers.sum().item()
-    return perf_counter() - start
 
 
 def _info(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:

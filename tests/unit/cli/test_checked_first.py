@@ -50,7 +50,6 @@ TOKENIZER = "has no tokenizer"
 COMMANDS = [
     ("generate", "{base}/bare", "It was"),
     ("generate", "--target", "{base}/bare", "--prompt-file", "{base}/prompts.txt"),
-    ("measure", "--target", "{base}/bare", "--prompts", "{base}/prompts.txt"),
     ("bench", "--target", "{base}/bare", "--prompts", "{base}/prompts.txt"),
     ("certify", "--target", "{base}/bare"),
     ("chat", "{base}/bare", "-q", "Hi"),

@@ -338,11 +338,7 @@ def test_help_lists_what_there_is(run):
         assert option in run("generate", "--help").out
 
 
-# Removed by changes that are not here yet
-STILL_HERE = ("measure", "bench --vs", "certify --thorough")
-
-
-@pytest.mark.parametrize("name", [name for name in GONE if name not in STILL_HERE])
+@pytest.mark.parametrize("name", [*GONE])
 def test_what_was_removed_says_what_to_use_now(run, name):
     words = name.split() if " " in name or not name.startswith("-") else ["generate", name]
     remedy = f"{name} is gone: {GONE[name]}"
@@ -366,7 +362,7 @@ def test_an_unknown_option_is_a_usage_error(run):
 
 def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
     """A line ends where the next word does not fit, at any width."""
-    commands = ("generate measure bench certify doctor").split()
+    commands = ("generate bench certify doctor").split()
     trainers = [("train", name) for name in "distill eagle dspark".split()]
     for width in (80, 120):
         monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
@@ -435,7 +431,7 @@ def heeds_ctrl_c() -> None:
 
 
 def test_a_mistake_is_one_line_in_another_process(tmp_path):
-    with python("measure", "--prompts", tmp_path / "no.txt") as run:
+    with python("bench", "--prompts", tmp_path / "no.txt") as run:
         out, err = run.communicate(timeout=120)
     mistake(Result(run.returncode, out, err), "no.txt cannot be read")
 

@@ -95,9 +95,3 @@ def test_weights_of_four_bits_stay_so(
         says = f"draft is '{draft}', but the target's weights are in int4 too; give"
         refused = console("generate", "a", *target, "--draft", draft)
         assert refused.code == 2 and says in refused.err
-    (base / "p.txt").write_text("the old house\nthe sea\n")
-    some = ("--prompts", base / "p.txt", "--max-new-tokens", "4")
-    measured = console("measure", *target, *some, "--self", "--json")
-    assert measured.code == 0 and "left out: draft is 'self:int4'" in measured.err
-    asked = console("measure", *target, *some, "--self", "--draft", "self:int8")
-    mistake(asked, "draft is 'self:int8', but")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from console import Run, mistake
-from measurements import document
+from foretoken.measurement.plan import FORMAT, choose
 
 GIVEN = ("--target", "a/t", "--draft", "b/d", "--gamma", 4)
 PLAIN = ("--target", "a/t", "--draft", "none")
@@ -48,17 +49,17 @@ def test_look_up_the_targets_own_layer_and_none(console: Run):
 
 
 def test_a_plan_is_exported_with_its_revisions(console: Run, tmp_path: Path):
-    path = tmp_path / "m.json"
-    options: dict[str, Any] = {"temperature": 1.0, "revision": "v1", "draft_revision": "v2"}
-    path.write_text(json.dumps(document([0.9, 0.9], 0.1, draft="b/d", **options)))
-    gamma = json.loads(console("measure", path, "--json").out)["gamma"]
-    assert gamma > 0
+    spread = {"median": 1.5, "q1": 1.4, "q3": 1.6, "n": 5}
+    rows = [{"draft": "b/d", "gamma": 3, "batch": 1, "speedup": spread}]
+    load = {"target": "target", "revision": "v1", "draft_revision": "v2"}
+    path, best = tmp_path / "b.json", asdict(choose(rows, 1.0, load))
+    path.write_text(json.dumps({"format": FORMAT, "best": best}))
     words, config = exported(console, path)
     assert words == ["vllm", "serve", "target", "--revision", "v1"]
     assert config == {
         "method": "draft_model",
         "model": "b/d",
-        "num_speculative_tokens": gamma,
+        "num_speculative_tokens": 3,
         "revision": "v2",
         "draft_sample_method": "probabilistic",
     }

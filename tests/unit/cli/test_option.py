@@ -22,7 +22,7 @@ READING = {"--revision", "--trust-remote-code", "--tokenizer", "--ignore-generat
 PLACING = {"--dtype", "--device", "--runtime"}
 OF_PAIRS = {"--draft-dtype", "--draft-revision"}
 SHORT = ("--max-new-tokens", 6)
-FEW = ("--limit", 2, "--gamma", 2)
+FEW = ("--repeats", 1, "--gamma", 2)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def options(run: Run, *command: str) -> set[str]:
     return shown & (READING | PLACING | OF_PAIRS)
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "measure", "bench", "certify"])
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "certify"])
 def test_commands_with_a_pair_take_all(run, command):
     assert options(run, command) == READING | PLACING | OF_PAIRS
 
@@ -73,13 +73,12 @@ def commands(base: Path, tmp_path: Path) -> dict[str, tuple[object, ...]]:
     fresh = ("--shape", "num_hidden_layers=1", "--held-out", 1)
     return {
         "generate": ("generate", "It was", *pair, *SHORT),
-        "measure": ("measure", *pair, *file, *SHORT, *FEW),
-        "bench": ("bench", *pair, *file, *SHORT, "--gamma", 2, "--repeats", 1, "--json"),
+        "bench": ("bench", *pair, *file, *SHORT, *FEW),
         "distill": ("train", "distill", *steps, *fresh, "--out", tmp_path / "d"),
     }
 
 
-NAMES = ("generate", "measure", "bench", "distill")
+NAMES = ("generate", "bench", "distill")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,7 +90,7 @@ def test_a_setting_is_refused_with_a_remedy_that_the_command_has(run, base, comm
     result = run(*commands[name], *words, "--ignore-generation-config")
     assert result.code == 0, result.err
     again = f"--tokenizer {base / 'words'} --ignore-generation-config"
-    if name == "measure":  # what was measured so is generated so
+    if name == "bench":  # what was measured so is generated so
         assert again in " ".join(result.out.split())
     elif name == "distill":
         assert again in result.out
@@ -133,17 +132,12 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     texts = ("--prompts", tmp_path / "prompts.txt")
     for words, rows in (
         (("generate", "--prompt-file", texts[1], "--output", tmp_path / "out.jsonl"), 16),
-        (("measure", *texts, "--draft", "lookup"), 1),
-        (("measure", *texts, "--draft", "lookup", "--rows", 4), 4),
+        (("bench", *texts, "--draft", "lookup"), 1),
         (("certify", "--draft", "lookup", *texts), 16),
     ):
         seen.clear()
         run(*words)
         assert seen["rows"] == rows
-
-
-def test_options_without_a_model_to_load(run, base, tmp_path):
-    mistake(run("measure", tmp_path / "m.json", "--dtype", "int8"), "or options to measure with")
 
 
 # How the model's own generation config would sample
@@ -170,7 +164,7 @@ def test_what_the_model_suggests_is_said_once(run, base, sampling):
     assert run("chat", "--raw", "-q", "It was", *sampling) == result
     document = run("generate", "It was", *sampling, "--json", "--compare")
     assert document.err == SAYS and json.loads(document.out)["completions"]
-    measured = run("measure", "--prompts", base / "prompts.txt", *sampling, *FEW)
+    measured = run("bench", "--prompts", base / "prompts.txt", *sampling, *FEW)
     assert measured.err.count(SAYS) == 1
 
 

@@ -25,7 +25,7 @@ IMPORT_ALL = """
 import importlib, pkgutil
 import foretoken, llguidance
 for each in pkgutil.walk_packages(foretoken.__path__, "foretoken."):
-    if not each.name.startswith(("foretoken.cluster.", "foretoken.measurement.speedup_picture")):
+    if not each.name.startswith("foretoken.cluster."):
         if not each.name.endswith("__main__"):
             importlib.import_module(each.name)
 """

@@ -88,7 +88,6 @@ COMMANDS = {
     "serve": [],
     "certify": [],
     "export vllm": ["--draft", "lookup", "--gamma", 2],
-    "measure": ["--prompts", "{}"],
     "bench": ["--prompts", "{}"],
     "train distill": ["--data", "{}", "--out", "{}.run", "--shape", "hidden_size=8"],
     "train eagle": ["--data", "{}", "--out", "{}.run"],

@@ -12,7 +12,7 @@ import pytest
 import foretoken
 from console import mistake
 from foretoken.errors import InputError
-from foretoken.measurement.measure import of_model
+from foretoken.measurement.footprint import of_model
 from table import TableModel
 from tiny import TEXT, byte_level, folder, llama
 

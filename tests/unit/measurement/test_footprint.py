@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from foretoken import load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.measurement.measure import of_drafter, of_model
+from foretoken.measurement.footprint import of_drafter, of_model
 from foretoken.models.families import build
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from table import TableModel

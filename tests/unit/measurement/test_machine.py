@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.lab import machine
+from foretoken.measurement import machine
 from foretoken.measurement.machine import processor
 
 CPU = torch.device("cpu")

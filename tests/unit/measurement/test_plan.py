@@ -1,131 +1,71 @@
-"""Plans from measurements written by hand: the draft and gamma chosen, and the command for them."""
+"""The draft and gamma to use, from figures written by hand, and a benchmark's file."""
 
 from __future__ import annotations
 
-import shlex
+import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.measurement.plan import (
-    Plan,
-    best,
-    plan,
-    predictions,
-)
-from foretoken.measurement.result import Measurement, parse
-from measurements import document
+from foretoken.measurement.plan import FORMAT, Plan, choose, read_plan
 
 
-def measured(*args: Any, **settings: Any) -> Measurement:
-    return parse(document(*args, **settings), Measurement, "by hand")
+def row(draft: str, gamma: int | None, speedup: float, batch: int = 1, wide: float = 0.0) -> Any:
+    spread = {"median": speedup, "q1": speedup - wide, "q3": speedup + wide, "n": 5}
+    return {"draft": draft, "gamma": gamma, "batch": batch, "speedup": spread}
 
 
-def planned(*found: Measurement) -> Plan:
-    return plan([(f"{i}.json", one) for i, one in enumerate(found)])
+def chosen(*rows: Any) -> Plan:
+    return choose(list(rows), 0.7, {"target": "t", "dtype": "int8"})
+
+
+def test_the_fastest_draft_and_gamma():
+    plan = chosen(row("a", 0, 1), row("a", 2, 1.3), row("b", 0, 1), row("b", 4, 1.5))
+    assert (plan.draft, plan.gamma, plan.automatic, plan.speedup) == ("b", 4, False, 1.5)
+    assert plan.speculate and plan.certain and plan.temperature == 0.7
+    assert plan.load == {"target": "t", "dtype": "int8", "draft": "b"}
+
+
+def test_automatic_gamma_and_the_fixed_one_for_systems_without():
+    plan = chosen(row("a", 0, 1), row("a", 2, 1.3), row("a", 4, 1.2), row("a", None, 1.4))
+    assert (plan.draft, plan.gamma, plan.automatic, plan.speedup) == ("a", 2, True, 1.4)
+
+
+def test_one_setting_for_all_numbers_of_texts_at_once():
+    few = row("a", 0, 1), row("a", 2, 1.2), row("a", 8, 2.0)
+    many = row("a", 0, 1, 8), row("a", 2, 1.2, 8), row("a", 8, 0.5, 8)
+    plan = chosen(*few, *many)
+    assert plan.gamma == 2 and plan.speedup == pytest.approx(1.2)
 
 
 def test_do_not_speculate():
-    chosen = planned(measured([0.1], 0.5, speedup=0.73))
-    assert chosen.gamma == 0
-    assert chosen.first.best.gamma == 1 and chosen.first.best.speedup.value < 1
-    assert shlex.split(chosen.command)[-2:] == ["--gamma", "0"]
+    plan = chosen(row("a", 0, 1), row("a", 2, 0.9), row("a", None, 0.98, wide=0.01))
+    assert (plan.draft, plan.gamma, plan.automatic) == ("none", 0, False)
+    assert not plan.speculate and plan.tried == "a" and plan.speedup == 0.98 and plan.certain
+    assert plan.load["draft"] == "none"
+    assert chosen(row("none", 0, 1)).tried == "none"  # nothing was drafted
 
 
-def test_a_plan_promises_no_more_than_was_measured():
-    chosen = planned(measured([0.5, 0.5], 0.1, tokens=3, speedup=0.9))
-    assert chosen.gamma == 0 and chosen.first.best.gamma == 2
-    assert chosen.first.best.speedup.value == pytest.approx(0.9)
-    slow = measured([0.8], 0.1, draft="slow", speedup=1.1)  # the same costs, another clock
-    fast = measured([0.8], 0.1, draft="fast", speedup=1.2)
-    assert planned(slow, fast).first.draft == "fast"
+@pytest.mark.parametrize("speedup", [0.98, 1.02])
+def test_quartiles_around_1_are_told(speedup: float):
+    assert not chosen(row("a", 0, 1), row("a", 2, speedup, wide=0.03)).certain
 
 
-def test_the_fastest_draft_comes_first():
-    slow = measured([0.8], 0.4, draft="slow", speedup=1.1)
-    fast = measured([0.7], 0.05, draft="fast", speedup=1.4)
-    chosen = planned(slow, fast)
-    assert [one.draft for one in chosen.candidates] == ["fast", "slow"]
-    assert chosen.gamma == best(predictions(fast)).gamma
-    arguments = shlex.split(chosen.command)
-    assert arguments[:2] == ["foretoken", "generate"]
-    assert arguments[arguments.index("--draft") + 1] == "fast"
-    assert arguments[arguments.index("--gamma") + 1] == str(chosen.gamma)
-
-
-def test_a_command_says_what_is_not_the_default():
-    measurement = measured(
-        [0.8], 0.1, draft="my draft", temperature=0.7, top_k=40, dtype="bfloat16"
-    )
-    arguments = shlex.split(planned(measurement).command)
-    for option, value in (
-        ("--target", "target"),
-        ("--draft", "my draft"),
-        ("--prompt-file", "p.txt"),
-        ("--temperature", "0.7"),
-        ("--top-k", "40"),
-        ("--dtype", "bfloat16"),
+def test_a_file_is_read_or_refused_by_name(tmp_path: Path):
+    plan, file = chosen(row("a", 0, 1), row("a", 2, 1.3)), tmp_path / "b.json"
+    file.write_text(json.dumps({"format": FORMAT, "best": asdict(plan)}))
+    assert read_plan(file) == plan
+    for text, said in (
+        ("{", "not valid JSON"),
+        ("[1]", "not a benchmark; make one with foretoken bench --out"),
+        (json.dumps({"format": FORMAT, "best": asdict(plan) | {"gamma": "x"}}), "b.json: best: "),
+        (json.dumps({"format": FORMAT}), "b.json: best: "),
     ):
-        assert arguments[arguments.index(option) + 1] == value
-    assert (
-        "--top-p" not in arguments
-        and "--seed" not in arguments
-        and "--max-new-tokens" not in arguments
-    )
-
-
-def test_a_command_loads_as_was_measured():
-    loaded = {
-        "revision": "v1",
-        "draft_revision": "v2",
-        "tokenizer": "my tokenizer",
-        "device": "cuda",
-    }
-    on = ("trust_remote_code", "ignore_generation_config")
-    measurement = measured([0.8], 0.1, **loaded, **dict.fromkeys(on, True))
-    arguments = shlex.split(planned(measurement).command)
-    for name, value in loaded.items():
-        assert arguments[arguments.index(f"--{name.replace('_', '-')}") + 1] == value
-    assert {f"--{name.replace('_', '-')}" for name in on} <= {*arguments}
-    assert "True" not in arguments and arguments.count("--gamma") == 1
-
-
-def test_how_drafts_were_read_may_differ_and_how_the_target_was_may_not():
-    planned(measured([0.8], 0.1), measured([0.8], 0.1, draft_revision="v2"))
-    for name, value in (("revision", "v1"), ("tokenizer", "w"), ("ignore_generation_config", True)):
-        with pytest.raises(InputError, match=f"differ in options: {name} is"):
-            planned(measured([0.8], 0.1), measured([0.8], 0.1, **{name: value}))
-
-
-@pytest.mark.parametrize(
-    "where, key, value",
-    [
-        ("target", "name", "another"),
-        ("target", "dtype", "bfloat16"),
-        ("machine", "cpu", "another"),
-        ("options", "temperature", 1.0),
-        ("options", "prompts_sha256", "1"),
-    ],
-)
-def test_what_is_not_alike_is_refused(where, key, value):
-    other = document([0.8], 0.1)
-    other[where][key] = value
-    one, other = measured([0.8], 0.1), parse(other, Measurement, "")
-    with pytest.raises(InputError, match=f"0.json and 1.json differ in {where}: {key} is .*and "):
-        planned(one, other)
-
-
-def test_files_of_versions_that_did_not_know_bytes_compare():
-    older = document([0.8], 0.1)
-    for name in ("weight_bytes", "pass_bytes", "cache_bytes"):
-        del older["target"][name]
-    for name in ("read_bytes", "read", "peak_bytes"):
-        del older[name]
-    older = parse(older, Measurement, "")
-    assert older.bandwidth is None and older.floor_seconds is None
-    assert planned(measured([0.8], 0.1), older).gamma > 0
-
-
-def test_drafts_and_their_gammas_may_differ():
-    assert planned(measured([0.8], 0.1), measured([0.8] * 7, 0.1, draft="b", seed=4)).gamma > 0
+        file.write_text(text)
+        with pytest.raises(InputError, match=said):
+            read_plan(file)
+    with pytest.raises(InputError, match="there is no such file"):
+        read_plan(tmp_path / "none.json")
