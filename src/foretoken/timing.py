@@ -67,9 +67,9 @@ def take_turns(
 
 
 def time_in_turns(
-    calls: Mapping[K, Callable[[], object]], rounds: int, *, warm_up: int = 1, rest: float = 0.0
+    calls: Mapping[K, Callable[[], object]], rounds: int, *, warm_up: int = 1
 ) -> dict[K, list[float]]:
     """Return the seconds of every call in each round that counts, as `take_turns` calls them."""
     timers = {name: partial(measure_seconds, call) for name, call in calls.items()}
-    results = list(take_turns(timers, rounds, warm_up=warm_up, rest=rest))
+    results = list(take_turns(timers, rounds, warm_up=warm_up))
     return {name: [each[name] for each in results] for name in calls}

@@ -565,23 +565,6 @@ def _way(network: PreTrainedModel, taps: tuple[int, ...]) -> Way:
     raise RefusedError("; ".join(dict.fromkeys(objections)))
 
 
-def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
-    """Return the runtimes that may serve a model here, each with its form, the fastest first."""
-    from foretoken.models.graphs import ON_GRAPHS  # late: takes seconds
-    from foretoken.models.stock.rowwise import BY_ROW
-    from foretoken.models.stock.selfcheck import ON_TORCH
-
-    stock = [("transformers", form) for form in (ON_TORCH, BY_ROW)]
-    if torch.cuda.is_available():
-        return [("graphs", ON_GRAPHS), *stock]
-    fast: list[tuple[str, Form]] = []
-    with suppress(RefusedError):
-        fast.append(("onnx", _onnx_library().form()))
-    with suppress(RefusedError):
-        fast += [("openvino", way.form) for way in _library().ways(network)]
-    return [*fast, *stock]
-
-
 def onnx_runtime() -> str:
     """Return the precisions that ONNX Runtime has here, or why it cannot be used."""
     try:
