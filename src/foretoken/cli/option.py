@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -397,13 +396,6 @@ def require_file(out: Path, flag: str = "--out") -> None:
     require_folder(out, flag)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another {flag}, for a file")
-
-
-def require_picture(out: Path, flag: str = "--svg") -> None:
-    """Raise InputError for a picture that cannot be drawn or written."""
-    require_file(out, flag)
-    if not find_spec("matplotlib"):
-        raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")
 
 
 # Replicas, and packages that only some commands need

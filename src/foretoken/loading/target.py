@@ -73,14 +73,6 @@ class ModelFacts:
         return len(stack_of(self.structure))
 
     @property
-    def has_states(self) -> bool:
-        if self._facts:
-            return bool(self._facts.get("states"))
-        from foretoken.models.stock.cache import keeps_states  # late: as above
-
-        return keeps_states(self.structure)
-
-    @property
     def settings(self) -> Settings:
         """Its generation config; raises as `read_settings` does."""
         stored = self._facts and self._facts.get("settings")
