@@ -115,8 +115,8 @@ class LoadedTarget:
 
     Attributes:
         known: The facts that were known before it ran.
-        model: The model that scores tokens. One that has `hidden` shows there what its output layer
-            read at the positions of the last forward pass.
+        model: The model that scores tokens. `model.hidden`, where it has that, is what its output
+            layer read at the positions of the last forward pass.
 
     Examples:
         >>> import foretoken
