@@ -174,5 +174,5 @@ def require_known(names: Iterable[str], caller: str) -> None:
     for name in names:
         if name not in OPTIONS:
             near = get_close_matches(name, OPTIONS, 1, 0.5)
-            remedy = f"did you mean {near[0]}?" if near else "give it to generate"
+            remedy = f"did you mean {near[0]}?" if near else "give it to generate, or leave it out"
             raise InputError(f"{name} is no option of {caller}; {remedy}")
