@@ -13,7 +13,7 @@ export NO_MKDOCS_2_WARNING = 1
 # With it each process would compile all tests anew
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo chat serve report quick test clients newest package lowest check docs docs/cli prove clean
+.PHONY: demo chat serve report quick test reproduction-test clients newest package lowest families check docs docs/cli prove clean
 
 demo: .venv/run
 	$(BIN)/foretoken generate --target novels --show-tokens --compare --gamma 2 --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
@@ -29,7 +29,7 @@ serve: .venv/run
 
 # The quick report: the pair that ships, and the translation ladder where it is there
 report: .venv/ready
-	$(BIN)/foretoken-lab report --quick --out build/report recipes/default.toml $(patsubst models/%/target/config.json,recipes/%.toml,$(wildcard models/translation/target/config.json))
+	$(BIN)/python -m reproduction report --quick --out build/report reproduction/recipes/default.toml $(patsubst models/%/target/config.json,reproduction/recipes/%.toml,$(wildcard models/translation/target/config.json))
 
 # The heart of the tests
 quick: .venv/ready
@@ -38,6 +38,10 @@ quick: .venv/ready
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist loadscope -m "not prove"
+
+# The tests of reproduction/, which `make test` leaves out
+reproduction-test: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist loadscope -m "not prove" reproduction/tests
 
 # Clients that others wrote, against a server, each in an environment of its own (downloaded): `make clients CLIENTS="openai llm"`.
 # SMOLLM2 names a folder or GGUF file of SmolLM2-135M-Instruct, to try them with that too
@@ -62,6 +66,10 @@ package:
 lowest:
 	TORCH_INDEX=$(TORCH_INDEX) $(PYTHON) tests/package.py --lowest $(PYTHON)
 
+# Every class of transformers against its own generate, and docs/families.md of it; continues where it was stopped
+families: .venv/ready
+	$(BIN)/python tests/families.py
+
 check: docs/cli
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -83,7 +91,7 @@ docs: docs/cli
 PROVE = OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist worksteal -m "prove or drawn" --hypothesis-profile prove -rA --show-capture=no
 CENSUS = tests/unit/loading/test_every_family.py
 prove: .venv/ready
-	($(PROVE) --ignore=$(CENSUS); $(PROVE) $(CENSUS)) | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
+	($(PROVE) --ignore=$(CENSUS) tests reproduction/tests; $(PROVE) $(CENSUS)) | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
 
 .venv/run: pyproject.toml constraints.txt
 	@echo "Installing torch, transformers, OpenVINO, ONNX Runtime and the server into .venv:"

@@ -1,7 +1,7 @@
 """Automatic gamma against every fixed one, plain decoding and the oracle of section 3.5.
 
 Replays of known chances at known costs (replay.py), the same to the last digit everywhere. With a
-real pair and the clock `foretoken-lab report` compares them: the experiment `beyond`.
+real pair and the clock `python -m reproduction report` compares them: the experiment `beyond`.
 
 Expected: at least 0.97 of the best fixed gamma everywhere, 0.98 of plain decoding where nothing is
 kept. Of the gap between the best fixed gamma and the oracle about half where one half of a text is

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken import Speculator
-from foretoken.lab.certificate.identity import MARGIN, ShapeNoise, compare, singly
+from foretoken.certificate.identity import MARGIN, ShapeNoise, compare, singly
 from foretoken.request import Request
 from foretoken.sampling.keys import exponentials
 from foretoken.speculator import BATCH

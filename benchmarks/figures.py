@@ -1,4 +1,4 @@
-"""Every table of docs/performance.md that `foretoken bench` makes: builds the pairs, runs the
+"""Every table of docs/performance.md that `race.py` makes: builds the pairs, runs the
 benches one after the other, writes their JSON to benchmarks/results/NAME.
 
 The machine must be idle. About an hour and a half; a bench that has a result is skipped.
@@ -48,7 +48,7 @@ HYBRID = ("transformers", "llama.cpp")
 
 
 class Bench(NamedTuple):
-    """Options of `foretoken bench`. No pair: the one that ships, on texts. `batch`: as its
+    """Options of `race.py`. No pair: the one that ships, on texts. `batch`: as its
     `--batch`, on as many prompts as there are."""
 
     pair: str
@@ -106,7 +106,7 @@ def bench(name: str, folder: Path, out: Path) -> None:
     prompts = folder / f"{run.pair or 'texts'}-{run.prompts}.jsonl"
     texts = ((MANY if run.batch else PROMPTS) if run.pair else TEXTS)[: run.prompts]
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in texts))
-    command = [sys.executable, "-m", "foretoken", "bench", "--prompts", prompts, "--out", out]
+    command = [sys.executable, HERE / "race.py", "--prompts", prompts, "--out", out]
     command += [*run.distribution.split(), "--dtype", run.dtype, "--gamma", run.gammas]
     command += ["--repeats", str(run.rounds), "--max-new-tokens", str(run.tokens)]
     if run.batch:

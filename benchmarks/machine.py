@@ -1,4 +1,4 @@
-"""Results files, headed by the day, the system and the machine as lab/machine.py describes it."""
+"""Results files, headed by the day, the system and the machine as `measurement.machine` has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from foretoken.lab import machine
+from foretoken.measurement import machine
 
 RESULTS = Path(__file__).parent / "results"
 

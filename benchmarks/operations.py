@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +21,7 @@ from rich.table import Table
 from foretoken import load
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.paged import PagedModel
+from foretoken.timing import measure_seconds
 
 PROMPT, PASSES, WARM = 32, 60, 10
 settings = conversion.settings
@@ -54,9 +55,7 @@ def passes(model: PagedModel, tokens: int) -> float:
     model.start([list(range(5, 5 + PROMPT))])
     seconds = []
     for i in range(1, PASSES + 1):
-        start = perf_counter()
-        model.score([[7] * tokens], [tokens])
-        seconds.append(perf_counter() - start)
+        seconds.append(measure_seconds(partial(model.score, [[7] * tokens], [tokens])))
         model.set_lengths([PROMPT + i])
     return median(seconds[WARM:])
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +31,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.rowwise import RowwiseModel
 from foretoken.models.stock.selfcheck import stir
 from foretoken.speculator import Speculator
+from foretoken.timing import time_in_turns
 from machine import save
 
 PROMPT, GAMMA = list(range(10, 42)), 4
@@ -51,12 +51,7 @@ def main() -> None:
     ways = contestants(target, draft, arguments.tokens, arguments.batch)
     texts = {name: run() for name, run in ways.items()}
     equal = {name: text == texts["generate"] for name, text in texts.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(arguments.rounds):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
+    times = time_in_turns(ways, arguments.rounds, warm_up=0)  # the texts have warmed up
     table = Table("way", "ms a token", "generate's time over it", "same text as generate")
     rows = []
     for name, own in times.items():

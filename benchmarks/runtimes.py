@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 
 import foretoken
 import machine
+from foretoken.timing import measure_seconds, take_turns
 
 TOKENS, PASTS, BATCHES = (1, 2, 3, 4, 6, 8, 16), (64, 512, 2048), (1, 2, 4, 8, 16, 32)
 ROUNDS = 7
@@ -85,14 +86,14 @@ def prompt(model: Any, length: int) -> None:
 
 def timed(models: dict[str, Any], made: Callable[[Any], None]) -> dict[str, float]:
     """Milliseconds on each, the second of two at a time: the first finds its size anew."""
-    taken: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(ROUNDS):
-        for name, model in models.items():
-            made(model)
-            start = perf_counter()
-            made(model)
-            taken[name].append(perf_counter() - start)
-    return {name: round(1e3 * median(times), 2) for name, times in taken.items()}
+
+    def second(model: Any) -> float:
+        made(model)
+        return measure_seconds(partial(made, model))
+
+    turns = {name: partial(second, model) for name, model in models.items()}
+    rounds = list(take_turns(turns, ROUNDS, warm_up=0))
+    return {name: round(1e3 * median(each[name] for each in rounds), 2) for name in models}
 
 
 if __name__ == "__main__":

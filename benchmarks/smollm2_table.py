@@ -1,7 +1,7 @@
 """The table of README: SmolLM2-135M-Instruct plain, with each draft, and by other libraries, greedy
 and at T = 0.7, as tokens a second and time to the first token.
 
-Each line of figures is of one run of `foretoken bench`, whose contestants take turns. Peers read a
+Each line of figures is of one run of `race.py`, whose contestants take turns. Peers read a
 folder, so the target is one with the GGUF file's values (`python benchmarks/smollm2_draft.py folder
 --target smollm2 --out FOLDER`). Run it on an idle machine; a run that is there already is not
 repeated.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PROMPTS = ROOT / "recipes/prompts/chats.jsonl"
+PROMPTS = ROOT / "reproduction/recipes/prompts/chats.jsonl"
 RESULTS = ROOT / "benchmarks/results"
 DRAFTS = {
     "lookup": "look-up",
@@ -76,7 +76,8 @@ def _run(
 ) -> dict[str, Any]:
     """The document of a bench, made where it is not there; the first draft's has the peers."""
     if not (folder / "bench.json").exists():
-        command = [sys.executable, "-m", "foretoken", "bench", "--target", arguments.target]
+        command = [sys.executable, str(ROOT / "benchmarks/race.py")]
+        command += ["--target", arguments.target]
         command += ["--draft", draft, "--dtype", dtype or arguments.dtype]
         command += ["--prompts", str(_prompts(arguments.target, folder.parent))]
         command += ["--temperature", str(temperature), "--out", str(folder)]

@@ -14,8 +14,9 @@ Peers run the same weights, from a folder, plain, on a prompt of each task:
 
     python benchmarks/smollm2_draft.py folder --target FILE.gguf --out WEIGHTS
     python benchmarks/smollm2_tasks.py WEIGHTS --data FOLDER --prompts prompts.jsonl
-    foretoken bench --target WEIGHTS --draft smollm2 --prompts prompts.jsonl --dtype int8 \\
-        --gamma 1,2,3 --vs llama.cpp --vs openvino-genai --out results/smollm2-int8-greedy
+    python benchmarks/race.py --target WEIGHTS --draft smollm2 --prompts prompts.jsonl \\
+        --dtype int8 --gamma 1,2,3 --vs llama.cpp --vs openvino-genai \\
+        --out results/smollm2-int8-greedy
 
 FOLDER has spec-bench/question.jsonl, humaneval/HumanEval.jsonl and gsm8k/test.jsonl.gz. A
 quarter of an hour for each precision.
@@ -35,7 +36,7 @@ from rich.table import Table
 
 import foretoken
 from foretoken import SamplingParams
-from foretoken.lab.bench import RaceRun, RaceTask, own
+from foretoken.measurement.bench import RaceRun, RaceTask, own
 from machine import save
 from smollm2_draft import lines
 

@@ -17,7 +17,6 @@ import os
 import tempfile
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from transformers.generation.utils import GenerationMixin
 
 import foretoken
 import machine
+from foretoken.timing import time_in_turns
 
 SHAPE = {"d_model": 768, "encoder_layers": 12, "decoder_layers": 12, "vocab_size": 51865}
 SHAPE |= {f"{side}_attention_heads": 12 for side in ("encoder", "decoder")}
@@ -103,17 +103,13 @@ def main() -> None:
         "automatic gamma": lambda: ours(None),
     }
     texts = {name: way() for name, way in ways.items()}  # also measures costs
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    encoder: list[float] = []
-    for _ in range(given.rounds):
-        for name, way in ways.items():
-            start = perf_counter()
-            way()
-            seconds[name].append(perf_counter() - start)
-        start = perf_counter()
+
+    def encoding() -> None:
         with torch.inference_mode():
             target.get_encoder()(features)
-        encoder.append(perf_counter() - start)
+
+    seconds = time_in_turns({**ways, "encoder": encoding}, given.rounds, warm_up=0)
+    encoder = seconds.pop("encoder")
     taken = {name: median(each) for name, each in seconds.items()}
     alone, last = median(encoder), stats[-1]
     result = {

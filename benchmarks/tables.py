@@ -18,20 +18,21 @@ RATES = "| at once | | tokens/s (quartiles) | over plain | rows a call | padding
 
 def main() -> None:
     for name in sys.argv[1:]:
-        bench = json.loads((RESULTS / name / "bench.json").read_text())
-        if "batches" in bench:
-            print(f"**{name}**, {bench['date']}\n\n{RATES}\n|---|---|---|---|---|---|")
-            for at in bench["batches"]:
-                print("\n".join(rates(at["batch"], figure) for figure in at["figures"]))
-                print("".join(map(against, at.get("duels", []))))
-            print()
-            continue
-        print(f"**{name}**, {bench['date']}\n\n{HEAD}\n|---|---|---|---|---|---|")
-        for figure in bench["figures"]:
-            print(line(figure))
-        print(
-            f"\nAutomatic gamma: {bench['automatic_over_best']:.2f} of the best fixed one.", end=""
-        )
+        show(name, json.loads((RESULTS / name / "bench.json").read_text()))
+
+
+def show(name: str, bench: dict[str, Any]) -> None:
+    """Print a race's tables."""
+    batched = "batches" in bench
+    print(f"**{name}**, {bench['date']}\n\n{RATES if batched else HEAD}\n|---|---|---|---|---|---|")
+    for at in bench.get("batches", [bench]):
+        for figure in at["figures"]:
+            print(rates(at["batch"], figure) if batched else line(figure))
+        if batched:
+            print("".join(map(against, at.get("duels", []))))
+    if not batched:
+        if over := bench["automatic_over_best"]:
+            print(f"\nAutomatic gamma: {over:.2f} of the best fixed one.", end="")
         print("".join(map(against, bench["duels"])), end="\n\n")
 
 

@@ -1,5 +1,5 @@
 """The command line, called in this process as the console script does; the fixture is `console`;
-in the laboratory's tests it is `foretoken-lab`."""
+in the laboratory's tests it is `python -m reproduction`."""
 
 from __future__ import annotations
 

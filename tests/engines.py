@@ -9,12 +9,12 @@ from threading import Thread
 from foretoken import Engine, Speculator, load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.server.process.client import Child
 from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.replies import Replies
 from foretoken.server.process.worker import Setup, Worker
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level
 
 V = 320

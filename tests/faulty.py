@@ -15,10 +15,10 @@ from foretoken import Draft, Draw, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.loading import load
-from foretoken.models.table import TableModel
 from foretoken.server.process import worker
 from foretoken.server.process.worker import Setup
 from oracle import random_model
+from table import TableModel
 
 V, CONTEXT = 320, 400
 RAISES, EXHAUSTED, GREEDY, NAN, HANGS, SLOW = range(9, 15)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import pairs
-from foretoken.lab.census import build
+from census import build
 from foretoken.models.stock.selfcheck import stir
 
 LAYERS = ["conv", "full_attention", "conv"]

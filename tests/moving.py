@@ -33,13 +33,12 @@ from foretoken.lease import TENANTS
 from foretoken.models import reader
 from foretoken.models.companion import Companion
 from foretoken.models.stock import packed
-from foretoken.models.stock.grid import ExactModel
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.table import TableModel
 from foretoken.options import check
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.keys import RowKey, exponentials
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level, llama
 
 V = 320
@@ -199,7 +198,6 @@ RUNTIMES = {
         openvino("paged", HYBRID), measured(openvino("paged", HYBRID), HYBRID), own=True
     ),
     "graphs": Runtime(graphs),
-    "exact": Runtime(lambda role: ExactModel(copy.deepcopy(network(role)).bfloat16())),
     "packed": Runtime(packed_model, measured(packed_model)),
     "onnx": Runtime(onnx, measured(onnx)),
     "onnx self": Runtime(onnx, measured(onnx), own=True),
@@ -361,8 +359,6 @@ def rows_of(part: Any) -> int:
     """How many rows a model or drafter holds."""
     if isinstance(part, TableModel):
         return len(part._texts)
-    if isinstance(part, ExactModel):
-        return len(part.rows)
     if isinstance(part, Companion):
         return len(part._own)
     if hasattr(part, "_reader"):

@@ -172,37 +172,6 @@ def random_model(seed: int, V: int, zeros: float = 0.0, sharpness: float = 0.7) 
     return model
 
 
-def beam_search(
-    model: Model,
-    width: int,
-    limit: int,
-    eos: frozenset[int] = frozenset(),
-    length_penalty: float = 1.0,
-    early_stopping: bool | str = False,
-) -> list[tuple[Text, float]]:
-    """Beam search as transformers defines it: finished texts and their scores, best first."""
-    running: list[tuple[float, Text]] = [(0.0, ())]
-    finished: list[tuple[float, Text]] = []
-    for length in range(1, limit + 1):
-        grown = []
-        for total, text in running:
-            with np.errstate(divide="ignore"):
-                log_distribution = np.log(model(text))
-            grown += [(total + float(lp), (*text, y)) for y, lp in enumerate(log_distribution)]
-        grown = sorted((g for g in grown if g[0] > -np.inf), key=lambda g: -g[0])
-        for total, text in grown[:width]:
-            if text[-1] in eos or length == limit:
-                finished.append((total / length**length_penalty, text))
-        finished = sorted(finished, key=lambda f: -f[0])[:width]
-        running = [g for g in grown if g[1][-1] not in eos][:width]
-        if not running or (len(finished) == width and early_stopping is True):
-            break
-        at = limit if early_stopping == "never" and length_penalty > 0 else length
-        if len(finished) == width and running[0][0] / at**length_penalty <= finished[-1][0]:
-            break
-    return [(text, score) for score, text in finished]
-
-
 def p_value(texts: Counter[Text], distribution: dict[Text, float]) -> float:
     """Chi-square; texts expected fewer than 10 times share a cell, so that its distribution
     holds."""

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +65,9 @@ def build(python: str) -> Path:
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     for file in (wheel, sdist):
         print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB", flush=True)
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    if not all(top.startswith("foretoken") for top in tops):  # it, and foretoken-VERSION.dist-info
+        sys.exit(f"{wheel.name} holds more than the package: {', '.join(sorted(tops))}")
     if wheel.stat().st_size > MOST:
         sys.exit(f"{wheel.name} has more than {MOST / 1e6:.0f} MB")
     return wheel

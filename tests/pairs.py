@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken import Completion, Drafter, Speculator, load
-from foretoken.models.families import build
 from foretoken.models.stock.selfcheck import stir
+from tiny_families import build
 
 DEVICE = os.environ.get("FORETOKEN_TEST_DEVICE", "cpu")  # "cuda": what is drawn here runs there
 V = 64  # of all families

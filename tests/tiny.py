@@ -26,7 +26,6 @@ from transformers import (
 )
 
 from foretoken.models.stock.selfcheck import stir
-from foretoken.train.corpus import train_tokenizer
 
 TEXT = """It was the first day of the year, and the house was cold. \U0001f600 said nothing at all.
 "Where are you going?" asked the old man. — To the sea, naïve as ever, to the sea.
@@ -64,7 +63,20 @@ def byte_level(V: int = 320) -> PreTrainedTokenizerFast:
 
 @cache
 def _byte_level(V: int) -> PreTrainedTokenizerFast:
-    return train_tokenizer([TEXT], V, 10_000)
+    end = "<|endoftext|>"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    how = {"special_tokens": [end], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=V, **how))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=end,
+        eos_token=end,
+        model_max_length=10_000,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 @cache

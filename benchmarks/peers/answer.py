@@ -1,4 +1,4 @@
-"""A peer's half of the conversation with `foretoken bench`: JSON lines in, JSON lines out.
+"""A peer's half of the conversation with `race.py`: JSON lines in, JSON lines out.
 
 First line in: what to load ({target, draft, dtype, draft_dtype, batched, threads, python,
 setting}; a setting of "" is the library's own defaults);

@@ -1,4 +1,4 @@
-"""llama.cpp's kernels under a loop of ours, for `foretoken bench --vs llama.cpp`.
+"""llama.cpp's kernels under a loop of ours, for `race.py --vs llama.cpp`.
 
 Its Python binding has no speculation with a draft model, so plain and speculative decoding are
 driven here over its low-level calls; greedy only. By default its settings are its own: a cache of

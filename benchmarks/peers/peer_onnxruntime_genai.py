@@ -1,4 +1,4 @@
-"""ONNX Runtime GenAI for `foretoken bench --vs onnxruntime-genai`, in plain decoding only.
+"""ONNX Runtime GenAI for `race.py --vs onnxruntime-genai`, in plain decoding only.
 
 Its own model builder converts a saved model. The builder needs torch and transformers, so the
 project's Python runs it, with the peer's packages behind its own.

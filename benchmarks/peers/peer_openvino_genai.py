@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, plain and with a draft model, for `foretoken bench --vs openvino-genai`.
+"""OpenVINO GenAI, plain and with a draft model, for `race.py --vs openvino-genai`.
 
 Greedy only: with a draft its sampling fails a check of its own. It reads the stateful export that
 export_openvino.py makes in the project's venv. By default it chooses for the processor what it

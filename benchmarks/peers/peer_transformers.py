@@ -1,4 +1,4 @@
-"""transformers' own `generate` and assisted generation, for `foretoken bench --vs transformers`.
+"""transformers' own `generate` and assisted generation, for `race.py --vs transformers`.
 
 The project's own venv. gamma is constant, and no draft token is held back for want of confidence.
 """

@@ -1,6 +1,6 @@
 """Links of pages to files of the repository that are outside of docs/, such as results: these files
-go along with the site, so that one link works in the repository's own view and here. What a page
-links to and is not there breaks the build."""
+go along with the site, so that one link works in the repository's own view and here; so does what a
+page among them links to. What a page links to and is not there breaks the build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-LINK = re.compile(r"(?<=\]\()\.\./[^)#\s]+")
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|[/#])[^)#\s]+")
 FOLDER = "repository"  # of the site
 
 
@@ -22,8 +22,8 @@ def on_files(files: Files, config: Any) -> Files:
         page = pages.pop()
         for link in LINK.findall(page.content_string):
             path = target(link, page.src_uri, config)
-            if (uri := place(path, config)) in files.src_uris:
-                continue
+            if (uri := place(path, config)) in files.src_uris or not uri.startswith(FOLDER):
+                continue  # MkDocs itself checks links within docs/
             if not path.is_file():
                 raise PluginError(f"{page.src_uri} links to {link}, which is no file")
             beside = InclusionLevel.NOT_IN_NAV

@@ -1,22 +1,20 @@
 """foretoken: exact, fast generation from Transformers by speculative decoding
 (arXiv 2211.17192).
 
-Names are imported when they are first used: torch and transformers take seconds, and neither
-`foretoken-lab theory` nor `--help` needs them.
+Names are imported when they are first used: torch and transformers take seconds, and `--help` needs
+neither.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretoken import execute, theory
-    from foretoken.beam.search import Beam, BeamStats
+    from foretoken import theory
     from foretoken.drafters.base import Draft, Drafter, DrafterBase
     from foretoken.drafters.cascade import CascadeDrafter
     from foretoken.drafters.lm import LMDrafter
     from foretoken.drafters.lookup import LookupDrafter
     from foretoken.drafters.mixture import MixtureDrafter
-    from foretoken.drafters.ngram import NGram, NGramDrafter
     from foretoken.drafters.uniform import UniformDrafter
     from foretoken.errors import (
         ControlError,
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
         RefusedError,
     )
     from foretoken.loading.load import load
+    from foretoken.loading.target import LoadedTarget
     from foretoken.records import Stats, StepRecord
     from foretoken.request import Completion, Piece
     from foretoken.sampling.draw import Draw
@@ -37,13 +36,11 @@ if TYPE_CHECKING:
     from foretoken.transformers_integration.attach import attach, detach
 
 _HOMES = {
-    "beam.search": ("Beam", "BeamStats"),
     "drafters.base": ("Draft", "Drafter", "DrafterBase"),
     "drafters.cascade": ("CascadeDrafter",),
     "drafters.lm": ("LMDrafter",),
     "drafters.lookup": ("LookupDrafter",),
     "drafters.mixture": ("MixtureDrafter",),
-    "drafters.ngram": ("NGram", "NGramDrafter"),
     "drafters.uniform": ("UniformDrafter",),
     "sampling.draw": ("Draw",),
     "errors": (
@@ -56,6 +53,7 @@ _HOMES = {
     ),
     "transformers_integration.attach": ("attach", "detach"),
     "loading.load": ("load",),
+    "loading.target": ("LoadedTarget",),
     "sampling.params": ("SamplingParams",),
     "records": ("Stats", "StepRecord"),
     "request": ("Completion", "Piece"),
@@ -63,13 +61,10 @@ _HOMES = {
     "serving.engine": ("Engine", "EngineStats", "Event"),
     "speculator": ("Speculator",),
 }
-_MODULES = ("execute", "theory")
-_GONE = {"LostError": "tensor parallelism, which raised it, was removed"}
+_MODULES = ("theory",)
 
 __all__ = [
     "AsyncEngine",
-    "Beam",
-    "BeamStats",
     "CascadeDrafter",
     "Completion",
     "ControlError",
@@ -84,10 +79,9 @@ __all__ = [
     "ForetokenError",
     "InputError",
     "LMDrafter",
+    "LoadedTarget",
     "LookupDrafter",
     "MixtureDrafter",
-    "NGram",
-    "NGramDrafter",
     "NumericsError",
     "Piece",
     "RefusedError",
@@ -98,7 +92,6 @@ __all__ = [
     "UniformDrafter",
     "attach",
     "detach",
-    "execute",
     "load",
     "theory",
 ]
@@ -121,6 +114,4 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(f"foretoken.{home}"), name)
             globals()[name] = value
             return value
-    if name in _GONE:
-        raise AttributeError(f"foretoken.{name} is gone: {_GONE[name]}")
     raise AttributeError(f"module 'foretoken' has no attribute {name!r}")

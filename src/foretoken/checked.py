@@ -6,7 +6,6 @@ Knows no formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,20 +26,16 @@ def distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, Distributio
     return p, q
 
 
-def distribution(
-    name: str, values: ArrayLike, outcomes: Sequence[Hashable] | None = None
-) -> Distribution:
-    """Return a distribution `[V]` in float64; `outcomes`: what an error calls its entries, if not
-    0..V-1."""
+def distribution(name: str, values: ArrayLike) -> Distribution:
+    """Return a distribution `[V]` in float64."""
     masses = numbers(name, values)
     if masses.ndim != 1:
         raise InputError(f"{name} has shape {masses.shape}; give one law, of shape (V,)")
     invalid = np.flatnonzero(~((masses >= 0) & (masses < math.inf)))
     if invalid.size:
         i = int(invalid[0])
-        outcome = shown(i if outcomes is None else outcomes[i])
         raise InputError(
-            f"{name} has a probability of {masses[i]} for {outcome}; give numbers, 0 or more"
+            f"{name} has a probability of {masses[i]} for {i}; give numbers, 0 or more"
         )
     total = masses.sum()
     if not abs(total - 1) < 1e-4:  # a float32 distribution carries the rounding of many terms

@@ -7,7 +7,6 @@ ForetokenError
     ├── ForeignError    a call of transformers' `generate` that it has to decode itself
     ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
     └── ControlError    a row's control that leaves no token, or a user's own that failed
-        └── DeadEndError    the former: the text cannot go on
 """
 
 from __future__ import annotations
@@ -140,12 +139,8 @@ class ControlError(RefusedError):
         ...     spec.generate("It was", suppress_tokens=every_token, gamma=2)
         ... except foretoken.ControlError as error:
         ...     print(type(error).__name__)
-        DeadEndError
+        ControlError
     """
-
-
-class DeadEndError(ControlError):
-    """Controls that leave no token: the text cannot go on."""
 
 
 @contextmanager
@@ -255,10 +250,3 @@ def mismatch(error: Mapping[str, Any]) -> str:
     if kind == "value_error":  # of a check of ours
         return str(error["msg"]).removeprefix("Value error, ")
     return "it is not what it must be"
-
-
-def renamed(owner: object, name: str, names: dict[str, str]) -> AttributeError:
-    """The error for an attribute that `owner` does not have; `names`: new names by old ones."""
-    kind = owner if isinstance(owner, str) else type(owner).__name__
-    remedy = f"; it is {names[name]!r} now" if name in names else ""
-    return AttributeError(f"{kind!r} has no attribute {name!r}{remedy}")

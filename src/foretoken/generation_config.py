@@ -198,7 +198,7 @@ def _objection(config: GenerationConfig) -> str | None:
         return (
             f"the model's generation config sets {entry}={getattr(config, entry)!r:.60}, which is "
             "not followed here; generation_config='ignore' (--ignore-generation-config) generates "
-            "without it, and beam_search takes its own num_beams"
+            "without it"
         )
     for entry, harmless in FOLLOWED.items():
         if (value := getattr(config, entry, None)) not in harmless:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 COUPLED = "coupled"  # not a Rule: it keeps draft tokens by shared noise, not by p and q alone
 RULES = ("speculative", "block", "match", "rejection", COUPLED)
-WIDER = 4  # draft beams per beam: with fewer, one of the target's beams is soon missing
 
 
 class Listed(Protocol):
@@ -57,15 +56,6 @@ def check(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
         return verifier.COUPLED
     distribution_rule = verifier.NAMED[rule] if isinstance(rule, str) else verifier.OwnRule(rule)
     return verifier.choose(distribution_rule, float(lenience))
-
-
-def check_beams(gamma: int, num_beams: int, draft_beams: int | None) -> int:
-    """Return the draft's width, by default `WIDER * num_beams`; InputError for impossible
-    options."""
-    width = WIDER * num_beams if draft_beams is None else draft_beams
-    Count(ge=0, remedy="0 (plain beam search) or more")("gamma", gamma)
-    wider = Count(ge=num_beams, remedy=f"num_beams={shown(num_beams)} or more")
-    return wider("draft_beams", width)
 
 
 def as_list(prompts: Prompts) -> list[Prompt]:

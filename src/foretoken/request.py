@@ -286,8 +286,9 @@ class Completion:
         """In a line; `steps` and `stats` have the rest."""
         rates = {"alpha": self.stats.alpha, "tokens_per_call": self.stats.tokens_per_call}
         parts = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
+        name, value = ("tokens", self.tokens) if self.text is None else ("text", self.text)
         return (
-            f"Completion({brief(self.text, self.tokens)}, "
+            f"Completion({name}={shown(value)}, {len(self.tokens)} tokens, "
             f"finish_reason={self.finish_reason!r}{''.join(parts)})"
         )
 
@@ -314,12 +315,6 @@ class Piece:
     tokens: list[int]
     logprobs: list[Logprobs] | None = None
     row: int = 0
-
-
-def brief(text: str | None, tokens: list[int]) -> str:
-    """The beginning of a text, or of its ids, and its length."""
-    beginning = f"tokens={shown(tokens)}" if text is None else f"text={shown(text)}"
-    return f"{beginning}, {len(tokens)} tokens"
 
 
 def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:

@@ -8,35 +8,23 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from foretoken.beam.search import (
-    Beam,
-    BeamDraft,
-    BeamParams,
-    beam_search,
-    beams_of,
-    require_searchable,
-)
-from foretoken.controls.own import require_beams
 from foretoken.costing.gamma import Gamma
 from foretoken.costing.pair_costs import PairCosts
-from foretoken.drafters.base import Drafter, require_drafter, require_rewind
-from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.base import Drafter, require_drafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.engine.batch import threads
 from foretoken.engine.output_stream import output_stream, text_of
 from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import InputError, base_name
 from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
-from foretoken.lease import leased
 from foretoken.models.base import BatchInvariant, Model
 from foretoken.models.guided import Guided
-from foretoken.options import Prompt, Prompts, Seed, check, check_beams
+from foretoken.options import Prompt, Prompts, Seed, check
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.checks import as_ids
-from foretoken.sampling.params import BeamControls, Controls, SamplingParams, gathered
+from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verifier import Verifier
 from foretoken.sampling.verify import Rule
 from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
@@ -47,21 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
-
-MOVED = {  # names of version 0.1.0, and where these are now
-    "engaged": "spec.scheduler.engage",
-    "foresight": "spec.predicted_output",
-    "freeze": "spec.costing.freeze",
-    "frozen": "spec.costing.measured",
-    "known_costs": "spec.costing.known",
-    "outbox": "foretoken.engine.output_stream.output_stream",
-    "output_stream": "foretoken.engine.output_stream.output_stream",
-    "policy": "spec.costing.policy",
-    "prompts": "spec.inputs.prompts",
-    "released": "spec.scheduler.disengage",
-    "rows": "spec.inputs.rows",
-    "step_costs": "spec.costing.step_costs",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -137,13 +110,6 @@ class Speculator:
                 f"dataclasses.replace(spec, {name}=...)"
             )
         object.__setattr__(self, name, value)
-
-    if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
-
-        def __getattr__(self, name: str) -> Any:
-            if name in MOVED:
-                raise AttributeError(f"Speculator.{name} is now {MOVED[name]}")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def exact(self) -> str:
@@ -253,7 +219,7 @@ class Speculator:
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
-            The completions in the order of the prompts, `num_return_sequences` of each.
+            The completions in the order of the prompts, of each as many as its SamplingParams say.
 
         Raises:
             InputError: An option or a prompt is invalid.
@@ -316,18 +282,8 @@ class Speculator:
         """Continue prompts as `generate` does, a piece at a time.
 
         The pieces of a text concatenate, texts and tokens alike, to exactly what `generate`
-        returns: what may be the beginning of a stop string is held back.
-
-        Args:
-            prompts: As `generate` takes them.
-            params: As `generate` takes them.
-            gamma: As `generate` takes it.
-            seed: As `generate` takes it.
-            rule: As `generate` takes it.
-            lenience: As `generate` takes it.
-            chat_template: As `generate` takes it.
-            chat_template_kwargs: As `generate` takes them.
-            **controls: As `generate` takes them.
+        returns: what may be the beginning of a stop string is held back. Arguments are those of
+        `generate`.
 
         Yields:
             A piece for every text that a step adds to; `piece.row` says which text it belongs to.
@@ -337,8 +293,7 @@ class Speculator:
             value.
 
         Raises:
-            InputError: As in `generate`, or there is no prompt.
-            RefusedError: As in `generate`.
+            InputError: There is no prompt, or what `generate` raises.
 
         Examples:
             >>> import foretoken
@@ -357,81 +312,6 @@ class Speculator:
         rows = self.inputs.rows(requests)
         self.tell_suggested([request.params for request in requests])
         return self._pieces(rows, verifier, self.costing.policy(requests, gamma, len(rows)))
-
-    def beam_search(
-        self,
-        prompts: Prompts,
-        *,
-        num_beams: int = 4,
-        num_return_sequences: int = 1,
-        length_penalty: float = 1.0,
-        early_stopping: bool | Literal["never"] = False,
-        gamma: int = 2,
-        draft_beams: int | None = None,
-        **controls: Unpack[BeamControls],
-    ) -> list[list[Beam]]:
-        """Find the likeliest continuations of every prompt by beam search (paper, appendix A.4).
-
-        Texts, scores and order are those of transformers' beam search of the same width. `gamma`
-        and `draft_beams` change the speed and, as forwards of other shapes round differently, the
-        last digits of scores: in float64 and float32 only near-ties can fall otherwise, in bfloat16
-        texts differ often. With exact_shapes=True beams and scores are the same to the bit. A
-        drafter that is no model, or none with sequences of its own, cannot look ahead: the search
-        is then plain, and `stats.draft_runtime` is "none".
-
-        Args:
-            prompts: As `generate` takes them.
-            num_beams: The width of the search.
-            num_return_sequences: Texts for each prompt, at most num_beams.
-            length_penalty: Scores are divided by length ** length_penalty.
-            early_stopping: True ends as soon as num_beams texts have ended, False as soon as no
-                beam can enter them at its present length, "never" only when none can at any length.
-            gamma: Steps that the draft looks ahead; 0 is plain beam search.
-            draft_beams: The width of the draft's search, at least num_beams; None is 4 times that.
-            **controls: Fields of SamplingParams that a beam search can follow.
-
-        Returns:
-            For every prompt its beams, best first; fewer than num_return_sequences where fewer
-            texts are possible.
-
-        Raises:
-            InputError: An option or a prompt is invalid.
-            RefusedError: A control that a beam search cannot follow.
-            ControlError: The controls leave no text.
-
-        Examples:
-            >>> import foretoken
-            >>> spec = foretoken.load("novels")
-            >>> ((best, other),) = spec.beam_search(
-            ...     "The captain looked", num_beams=2, num_return_sequences=2, max_new_tokens=4
-            ... )
-            >>> best.score >= other.score
-            True
-        """
-        params = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
-        width = check_beams(gamma, num_beams, draft_beams)
-        listed = self.inputs.prompts(prompts)
-        requests = self.inputs.requests(
-            listed, gathered(None, controls, len(listed), "beam_search"), 0
-        )
-        for request in requests:
-            require_beams(request.params, controls)
-            require_searchable(self.target, request)
-        shaping = [row.controls for row in self.inputs.rows(requests)]
-        draft = None
-        if gamma and isinstance(self.drafter, LMDrafter) and not self.drafter.shares:
-            require_rewind(int(gamma), self.target, self.drafter)
-            draft = BeamDraft(self.drafter.model, self.target.vocab_size, width)
-        backends = self.target.runtime, self.drafter.runtime if draft else "none"
-        beams: list[list[Beam]] = []
-        for i in range(0, len(requests), BATCH):
-            with leased(self.target, self.drafter if draft else None), threads(self.target):
-                batch = slice(i, i + BATCH)
-                tasks = beam_search(
-                    requests[batch], self.target, params, draft, int(gamma), shaping[batch]
-                )
-            beams += [beams_of(task, self.tokenizer, *backends) for task in tasks]
-        return beams
 
     def __call__(
         self,
@@ -527,10 +407,10 @@ class Speculator:
         Args:
             prompts: Prompts one by one, each a text or ids.
             params: One SamplingParams for all prompts, or a list with one for each.
-            seed: As `generate` takes it.
+            seed: An int, or an int or a pair for each prompt.
 
         Returns:
-            `num_return_sequences` requests of each prompt, in order.
+            The requests in the order of the prompts, of each as many as its SamplingParams say.
 
         Raises:
             InputError: A prompt cannot be continued.

@@ -18,24 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from foretoken import checked
-from foretoken.errors import InputError, as_float, renamed, shown
+from foretoken.errors import InputError, as_float, shown
 
 MAX_GAMMA = 64  # how far `optimal_gamma` looks
-ORACLE_BOUND = math.e / (math.e - 1)  # `oracle_factor` over the best fixed gamma, at most: + 58 %
-
-RENAMED = {  # names of version 0.1.0, and what stands for them now
-    "expected_runs": "tokens / walltime_factor(alpha, gamma, c=0, tokens=tokens)",
-    "factor_bound": "oracle_factor(alpha, c=0)",
-    "guaranteed_factor": "walltime_factor(alpha, gamma=1, c=c)",
-    "memory_factor": "expected_tokens",
-    "tokens_law": "tokens_distribution",
-}
 
 VerifyCost = Callable[[int], float] | Sequence[float]
 """v: the target's time for n tokens at once over that for one; v(n), or v[n] with v[0] unused."""
@@ -44,7 +34,7 @@ VerifyCost = Callable[[int], float] | Sequence[float]
 def beta(p: ArrayLike, q: ArrayLike) -> float:
     """Return the probability that a draft token drawn from q is accepted (paper, Theorem 3.5).
 
-    It is sum min(p, q).
+    It is sum min(p, q), or 1 less the total variation of p and q; alpha is its mean over prefixes.
 
     Args:
         p: The target's distribution, `[V]`.
@@ -62,63 +52,6 @@ def beta(p: ArrayLike, q: ArrayLike) -> float:
     """
     p, q = checked.distributions(p, q)
     return min(1.0, float(np.minimum(p, q).sum()))
-
-
-def alpha(betas: ArrayLike) -> float:
-    """Return the mean of the betas of many prefixes (paper, Corollary 3.6).
-
-    Args:
-        betas: The `beta` of each prefix, of any shape; the prefixes are to come from the target.
-
-    Returns:
-        alpha, in [0, 1].
-
-    Raises:
-        InputError: There is no beta, or one is not in [0, 1].
-
-    Examples:
-        >>> alpha([0.5, 1.0])
-        0.75
-    """
-    values = checked.numbers("betas", betas)
-    if values.size == 0:
-        raise InputError("betas is empty; give the beta of one prefix or more")
-    for value in values.ravel().tolist():
-        checked.probability("beta", value)
-    return float(values.mean())
-
-
-def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, ...]:
-    """Return the probability of acceptance at a lenience in the five forms of appendix A.5.
-
-    They are equal; the last is `lenient_beta`.
-
-    Args:
-        p: The target's distribution, `[V]`.
-        q: The draft's distribution, `[V]`.
-        lenience: l, in (0, 1].
-
-    Returns:
-        The five numbers, in the paper's order.
-
-    Raises:
-        InputError: p and q are not two distributions over the same tokens, or l is out of range.
-
-    Examples:
-        >>> lenient_betas([0.25, 0.75], [1.0, 0.0], 0.5)
-        (0.5, 0.5, 0.5, 0.5, 0.5)
-    """
-    p, q = checked.distributions(p, q)
-    p, q = p[q > 0], q[q > 0]  # the other tokens add nothing
-    lenience = checked.lenience(lenience)
-    scaled = lenience * q
-    return (
-        float(q @ np.where(scaled <= p, 1.0, p / scaled)),
-        float(q @ (p / np.maximum(p, scaled))),
-        float((p * q / np.maximum(p, scaled)).sum()),
-        float(np.minimum(p, scaled).sum() / lenience),
-        float(np.minimum(p / lenience, q).sum()),
-    )
 
 
 def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
@@ -139,30 +72,8 @@ def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
         >>> lenient_beta([0.25, 0.75], [1.0, 0.0], 0.5)
         0.5
     """
-    return min(1.0, lenient_betas(p, q, lenience)[-1])
-
-
-def lenient_bias(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
-    """Return how far a lenience takes the output from p, in total variation (paper, appendix A.5).
-
-    It is `lenient_beta` less `beta`.
-
-    Args:
-        p: The target's distribution, `[V]`.
-        q: The draft's distribution, `[V]`.
-        lenience: l, in (0, 1].
-
-    Returns:
-        The distance, in [0, 1].
-
-    Raises:
-        InputError: p and q are not two distributions over the same tokens, or l is out of range.
-
-    Examples:
-        >>> lenient_bias([0.25, 0.75], [1.0, 0.0], 0.5)
-        0.25
-    """
-    return lenient_beta(p, q, lenience) - beta(p, q)
+    p, q = checked.distributions(p, q)
+    return min(1.0, float(np.minimum(p / checked.lenience(lenience), q).sum()))
 
 
 def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
@@ -236,34 +147,11 @@ def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
     return min(1.0, float((q[p > 0] / p[p > 0]).min()))
 
 
-def d_lk(p: ArrayLike, q: ArrayLike) -> float:
-    """Return D_LK(p, q) = sum |p - M| with M = (p + q) / 2 (paper, Definition 3.2).
-
-    It is the total variation, sum |p - q| / 2, and 1 - `beta` (Lemma 3.3).
-
-    Args:
-        p: The target's distribution, `[V]`.
-        q: The draft's distribution, `[V]`.
-
-    Returns:
-        The distance, in [0, 1].
-
-    Raises:
-        InputError: p and q are not two distributions over the same tokens.
-
-    Examples:
-        >>> d_lk([0.5, 0.5], [1.0, 0.0])
-        0.5
-    """
-    p, q = checked.distributions(p, q)
-    return min(1.0, float(np.abs(p - q).sum() / 2))
-
-
 def match_probability(p: ArrayLike, q: ArrayLike) -> float:
     """Return the probability that two tokens drawn with the same noise are equal (coupled mode).
 
     It is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), between (1 - d) / (1 + d) and 1 - d, where d is
-    `d_lk` (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    their total variation (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 
     Args:
         p: The target's distribution, `[V]`.
@@ -404,28 +292,6 @@ def steps_factor(
     return tokens / sum(count * _round_cost(gamma, c, v) for gamma, count in steps.items())
 
 
-def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
-    """Return how many times the arithmetic of plain decoding is needed (paper, Theorem 3.11).
-
-    Args:
-        alpha: The probability that a draft token is accepted.
-        gamma: Draft tokens for each target forward.
-        c_hat: Operations of a draft forward over those of a target forward.
-
-    Returns:
-        The factor.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Examples:
-        >>> operations_factor(1.0, 3, c_hat=0.0)
-        1.0
-    """
-    gamma, c_hat = checked.count("gamma", gamma), checked.cost("c_hat", c_hat)
-    return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
-
-
 def optimal_gamma(
     alpha: float,
     c: float,
@@ -457,126 +323,6 @@ def optimal_gamma(
     """
     gammas = range(checked.count("max_gamma", max_gamma) + 1)
     return max(gammas, key=lambda gamma: walltime_factor(alpha, gamma, c, v=v, tokens=tokens))
-
-
-def oracle_factor(alpha: float, c: float) -> float:
-    """Return the walltime factor of an oracle whose draft tokens are all accepted (section 3.5).
-
-    It is 1 / ((1 - alpha) + c alpha), from 1 / (1 - alpha) tokens and alpha / (1 - alpha) draft
-    tokens for each forward. It exceeds the best fixed gamma by at most `ORACLE_BOUND`, approached
-    as alpha -> 1 with c = (1 - alpha) / (e - 2), where the paper says "~60 %".
-
-    Args:
-        alpha: The probability that a draft token is accepted.
-        c: Time of a draft forward over that of a target forward.
-
-    Returns:
-        The factor; inf at alpha 1 and c 0.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Examples:
-        >>> oracle_factor(0.75, c=0.0)
-        4.0
-    """
-    alpha, c = checked.probability("alpha", alpha), checked.cost("c", c)
-    per_token = 1 - alpha + c * alpha
-    return 1 / per_token if per_token > 0 else math.inf
-
-
-def improves(alpha: float, c: float) -> bool:
-    """Tell whether some gamma is faster than plain decoding: alpha > c (paper, Corollary 3.9).
-
-    Args:
-        alpha: The probability that a draft token is accepted.
-        c: Time of a draft forward over that of a target forward.
-
-    Returns:
-        True where speculation pays.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Examples:
-        >>> improves(alpha=0.8, c=0.05), improves(alpha=0.3, c=0.5)
-        (True, False)
-    """
-    return checked.probability("alpha", alpha) > checked.cost("c", c)
-
-
-def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
-    """Return the expected time of `execute.speculate` (paper, Discussion).
-
-    It is q + beta max(f, g) + (1 - beta) (f + g). Holds where everything that runs side by side has
-    a core of its own, and the cancelled g of a wrong draft token ends no later than the right one.
-
-    Args:
-        beta: The probability that a draft token is right; for one draft token sum min(p, q).
-        f: Time of f, in any unit.
-        g: Time of g, in the same unit.
-        q: Time of q, in the same unit.
-
-    Returns:
-        The time, in that unit.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Examples:
-        >>> execution_seconds(beta=0.5, f=1.0, g=1.0)
-        1.5
-    """
-    beta, f, g = checked.probability("beta", beta), checked.cost("f", f), checked.cost("g", g)
-    return checked.cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
-
-
-def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
-    """Return how many times faster `execute.speculate` is than f and then g; at most 2.
-
-    Args:
-        beta: The probability that a draft token is right.
-        f: Time of f, in any unit.
-        g: Time of g, in the same unit.
-        q: Time of q, in the same unit.
-
-    Returns:
-        The factor.
-
-    Raises:
-        InputError: An argument is out of range, or f and g take no time.
-
-    Examples:
-        >>> execution_factor(beta=1.0, f=1.0, g=1.0)
-        2.0
-    """
-    f, g = checked.cost("f", f), checked.cost("g", g)
-    if not f + g > 0:
-        raise InputError(f"f and g take {f:g} and {g:g}; give one of them a time above 0")
-    return (f + g) / execution_seconds(beta, f, g, q)
-
-
-def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
-    """Tell whether `execute.speculate` is faster than f and then g: q < beta min(f, g).
-
-    Args:
-        beta: The probability that a draft token is right.
-        f: Time of f, in any unit.
-        g: Time of g, in the same unit.
-        q: Time of q, in the same unit.
-
-    Returns:
-        True where it pays.
-
-    Raises:
-        InputError: An argument is out of range.
-
-    Examples:
-        >>> execution_improves(0.5, f=2.0, g=1.0, q=0.25), execution_improves(0.5, 2.0, 1.0, q=0.5)
-        (True, False)
-    """
-    least = min(checked.cost("f", f), checked.cost("g", g))
-    return checked.cost("q", q) < checked.probability("beta", beta) * least
 
 
 def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tokens: int) -> float:
@@ -616,9 +362,3 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
             f"v of {n} tokens is {shown(cost)}; give a number above 0, to {checked.DEAREST:g}"
         )
     return float(cost)
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> None:
-        raise renamed("foretoken.theory", name, RENAMED)

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from foretoken import InputError, RefusedError
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.draw import SharedDraw
 from foretoken.sampling.keys import exponentials
-from foretoken.train.ngram import fit
 from pairs import PROMPTS, V, relative, speculator, stock, target
 
 LIMIT = 20
@@ -21,10 +19,8 @@ WAYS = ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 12}, {"temperature":
 
 def drafters(name: str) -> dict[str, object]:
     model = target(name)
-    table = fit([stock(model, prompt, LIMIT) for prompt in PROMPTS], V, 2)
     return {
         "model": relative(model),
-        "ngram": NGramDrafter(table),
         "lookup": "lookup",
         "uniform": UniformDrafter(V),
         "none": "none",

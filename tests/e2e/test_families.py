@@ -10,9 +10,9 @@ import transformers
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
-from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import CheckedRows, check, deviation, stir
+from tiny_families import FAMILIES, build
 
 # In float64 these still normalize or soften in float32, where a rounding may tip.
 HALF_DOUBLE = {"Llama", "Qwen2", "Qwen3", "Mistral", "Gemma 2", "Gemma 3", "Phi-3"}

@@ -14,11 +14,9 @@ from transformers import PreTrainedModel
 
 import pairs
 from foretoken import Completion
-from foretoken.drafters.ngram import NGramDrafter
-from foretoken.models.families import FAMILIES
 from foretoken.sampling.verify import RULES
-from foretoken.train.ngram import fit
-from pairs import PROMPTS, V, an_end, assert_greedy, relative, speculator, stock, target
+from pairs import PROMPTS, an_end, assert_greedy, relative, speculator, stock, target
+from tiny_families import FAMILIES
 
 LIMIT = 24
 GAMMAS = range(9)
@@ -81,9 +79,6 @@ def imitator(name: str) -> PreTrainedModel:
 DRAFTS = {
     "model": lambda name: relative(target(name)),
     "decoder": imitator,
-    "bigram": lambda name: NGramDrafter(
-        fit([stock(target(name), prompt, LIMIT) for prompt in PROMPTS], V, 2)
-    ),
     "lookup": lambda name: "lookup",
     "uniform": lambda name: "uniform",
     "none": lambda name: "none",

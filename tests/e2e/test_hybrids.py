@@ -19,7 +19,7 @@ import torch
 
 import hybrids
 import pairs
-from console import Run, mistake
+from console import Run
 from foretoken import (
     CascadeDrafter,
     Engine,
@@ -34,7 +34,7 @@ from foretoken import (
 from foretoken.models.stock.selfcheck import deviation
 from hybrids import FAMILIES, LONG, PROMPTS
 from moving import require_accounted, require_empty
-from tiny import TEXT, byte_level, folder
+from tiny import byte_level, folder
 
 GAMMAS = (0, 1, 4, 8, None)
 SHORT = 30  # tokens of every day's texts
@@ -158,7 +158,7 @@ def test_proof_rows_that_come_and_go(name: str, draft: str) -> None:
 
 
 def test_more_draft_tokens_than_any_part_goes_back_by_are_refused_beforehand() -> None:
-    """Also where a hybrid is within another drafter, and where beams look ahead."""
+    """Also where a hybrid is within another drafter."""
     plain, small = pairs.target("Llama"), speculator("FalconH1ForCausalLM", "hybrid").drafter
     parts = MixtureDrafter([(LookupDrafter(), 1), (small, None)])
     cascade = CascadeDrafter(small.model, LookupDrafter(), 2)
@@ -167,10 +167,6 @@ def test_more_draft_tokens_than_any_part_goes_back_by_are_refused_beforehand() -
         spec = load(plain, drafter, runtime="transformers")
         with pytest.raises(InputError, match=message):
             spec.generate([[3, 4]], max_new_tokens=2, gamma=40)
-    for pair in (speculator("FalconH1ForCausalLM", "hybrid"), load(plain, small)):
-        with pytest.raises(InputError, match=message):
-            pair.beam_search([[3, 4]], num_beams=2, max_new_tokens=2, gamma=40)
-        assert pair.beam_search([[3, 4]], num_beams=2, max_new_tokens=2, gamma=2)
 
 
 @pytest.mark.parametrize("draft", ["hybrid", "lookup"])
@@ -229,7 +225,8 @@ def test_the_copies_that_have_a_form_are_measured(tmp_path: Path, console: Run) 
     folder(target, hybrids.random("Lfm2ForCausalLM", 0, 320).float(), byte_level())
     prompts.write_text("It was\nThe old man\n")
     few = ("--runtime", "openvino", "--prompts", prompts, "--max-new-tokens", 8)
-    measured = console("measure", "--target", target, "--self", *few)
+    drafts = ("--draft", "self:int8", "--draft", "lookup", "--gamma", 2, "--repeats", 1)
+    measured = console("bench", target, *drafts, *few)
     assert measured.code == 0, measured.err
     assert "self:int8" in measured.out and "lookup" in measured.out
 
@@ -246,7 +243,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     base, model = tmp_path_factory.mktemp("pair"), hybrids.random(OFTEN[1], 0, 320).float()
     folder(base / "target", model, byte_level())
     folder(base / "draft", pairs.relative(model, 0.03), byte_level())
-    (base / "text.txt").write_text(TEXT * 20)
     (base / "prompts").write_text("It was\nThe old man\n")
     return base, ("--target", base / "target"), ("--draft", base / "draft")
 
@@ -254,19 +250,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 def test_commands_take_hybrids(folders: Any, console: Run) -> None:
     base, target, draft = folders
     few = ("--runtime", "transformers", "--prompts", base / "prompts")
-    measured = console("measure", *target, *draft, *few, "--max-new-tokens", 16)
-    assert measured.code == 0 and "acceptance of the last of gamma draft tokens" in measured.out
-    refused = console("measure", *target, *draft, *few, "--gamma", 32)
-    mistake(refused, "gamma is 32, but the model's states go back by 32 tokens; give less")
-    new = ("--steps", 2, "--length", 8, "--heads", 2)
-    heads = base / "heads.safetensors"
-    made = console("train", "heads", *target, "--data", base / "text.txt", "--out", heads, *new)
-    assert made.code == 0, made.err
+    few += ("--repeats", 1)
+    measured = console("bench", *target, *draft, *few, "--max-new-tokens", 16)
+    assert measured.code == 0 and "plain decoding" in measured.out
+    refused = console("bench", *target, *draft, *few, "--gamma", 32, "--json")
+    assert refused.code == 2
+    told = refused.err.splitlines()[-1]
+    assert told.startswith("error: gamma is 32, but the model's states go back by 32 tokens; give")
     texts = [
         console("generate", *target, "--draft", each, "--gamma", 2, "--max-new-tokens", 8, "It")
-        for each in (f"heads:{heads}", "none", base / "draft")
+        for each in ("none", base / "draft")
     ]
-    assert texts[0].out == texts[1].out == texts[2].out and not any(each.code for each in texts)
+    assert texts[0].out == texts[1].out and not any(each.code for each in texts)
 
 
 @pytest.mark.prove

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken import Completion, Speculator
-from foretoken.models.families import FAMILIES
 from foretoken.models.stock.selfcheck import TOLERANCE, deviation
 from foretoken.sampling.keys import RowKey, exponentials
 from pairs import PROMPTS, V, an_end, relative, scores, speculator, stock, target
+from tiny_families import FAMILIES
 
 pytestmark = pytest.mark.openvino
 

@@ -11,10 +11,8 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.train.ngram import fit
 from tiny import llama, t5
 
 V = 64
@@ -37,8 +35,6 @@ TARGETS = {"Llama": lambda: llama(V).double(), "T5": lambda: t5(V).double()}
 DRAFTS = {
     "GPT-2": gpt2,
     "Llama": lambda: llama(V, seed=9).double(),
-    "unigram": lambda: NGramDrafter(fit([PROMPTS[1]], V, 1)),
-    "trigram": lambda: NGramDrafter(fit(PROMPTS, V, 3)),
     "lookup": LookupDrafter,
     "uniform": lambda: UniformDrafter(V),
     "cascade": lambda: CascadeDrafter(CausalModel(gpt2()), decoder(), 2),

@@ -12,16 +12,13 @@ import pairs
 from foretoken import DrafterBase, NumericsError, load
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.verify import RULES
-from foretoken.train.ngram import fit
 from pairs import DEVICE, PROMPTS, V, relative, target
 
 DRAFTS = {
     "model": lambda model: relative(model),
-    "bigram": lambda model: NGramDrafter(fit([pairs.stock(model, p, 24) for p in PROMPTS], V, 2)),
     "lookup": lambda model: "lookup",
     "uniform": lambda model: "uniform",
     "none": lambda model: "none",

@@ -13,10 +13,9 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.drafters.ngram import NGramDrafter
+from foretoken.drafters.uniform import UniformDrafter
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.verify import RULES
-from foretoken.train.ngram import fit
 from tiny import llama
 
 V, LIMIT = 64, 20
@@ -45,17 +44,15 @@ SAMPLING = [
 SEEDS = [(5, 0), (5, 1), (5, 2), (8, 0), (9, 0), (7, 3)]
 
 
-def ngram() -> NGramDrafter:
-    return NGramDrafter(fit([[*prompt, 5, 9, 17, 3] for prompt in PROMPTS] * 2, V, 3))
-
-
 DRAFTERS = {
     "lm": lambda: LMDrafter(causal(1, 1)),
     "lookup": LookupDrafter,
-    "ngram": ngram,
+    "uniform": lambda: UniformDrafter(V),
     "cascade": lambda: CascadeDrafter(causal(1), LMDrafter(causal(2, 1)), 2),
     "lookup-then-lm": lambda: MixtureDrafter([(LookupDrafter(), 2), (LMDrafter(causal(1)), None)]),
-    "lm-then-ngram": lambda: MixtureDrafter([(LMDrafter(causal(1)), 1), (ngram(), None)]),
+    "lm-then-uniform": lambda: MixtureDrafter(
+        [(LMDrafter(causal(1)), 1), (UniformDrafter(V), None)]
+    ),
 }
 
 
@@ -80,7 +77,7 @@ def test_six_rows(kind, rule):
 def test_a_coupled_text_follows_from_the_seed_alone_with_controls_too():
     """Whatever guesses, however many, and whoever shares the batch."""
     first = spec("lm").generate(PROMPTS, SAMPLING, seed=SEEDS, gamma=0, rule="coupled")
-    for kind in "lm", "ngram", "cascade":
+    for kind in "lm", "uniform", "cascade":
         pair = spec(kind)
         for gamma in 1, 4:
             again = pair.generate(PROMPTS, SAMPLING, seed=SEEDS, gamma=gamma, rule="coupled")

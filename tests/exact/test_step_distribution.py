@@ -19,13 +19,11 @@ from exact.drafters import Certain, FunctionDrafter, Wide
 from exact.worlds import Case, Table, bias, distribution_of, standardized
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, speculative
-from foretoken.train.ngram import fit
 from oracle import Model, extend, joint, random_model, tv
 
 V, GAMMA = 3, 2
@@ -94,17 +92,6 @@ def test_draft_tokens_that_stay_in_tensors(kind, rule, monkeypatch):
     drafter = tensors.get(kind.removesuffix("-short-context"), drafters(V)[kind])
     case = Case(lambda: Tensors(p, V), drafter, RULES[rule], GAMMA)
     assert bias(case, p, monkeypatch) < 1e-12
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_ngram_tables(order, rule, monkeypatch):
-    """The tables' distributions are float32 and sum to 1 as far as float32 goes, so 1e-6 is
-    rounding."""
-    table = fit([[0, 1, 2, 0, 0, 2, 1, 1, 0], [2, 2, 0, 1, 0]], V, order)
-    p = target()
-    case = Case(lambda: Table(p, V), lambda: NGramDrafter(table), RULES[rule], GAMMA)
-    assert bias(case, p, monkeypatch) < 1e-6
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -21,7 +21,6 @@ from foretoken.costing.gamma import Fixed
 from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
 from foretoken.models.base import Model
-from foretoken.models.table import TableModel
 from foretoken.options import check
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams, sample
@@ -31,6 +30,7 @@ from foretoken.sampling.verify import Outcome, Rule
 from oracle import Model as Distribution
 from oracle import Text, extend, joint, standardize, tv
 from running import running
+from table import TableModel
 
 Name = tuple[Hashable, ...]  # of a draw, as row, committed length, offset and purpose
 Path = dict[Name, tuple[int, float]]  # the outcome taken wherever there were several; its chance

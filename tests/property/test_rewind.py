@@ -13,19 +13,16 @@ from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.drafters.ngram import NGramDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
-from foretoken.train.ngram import fit
 from oracle import random_model
+from table import TableModel
 
 V = 3
 Q, R = random_model(1, V), random_model(2, V)
-TABLE = fit([[0, 1, 2, 0, 0, 2, 1, 1, 0]], V, 3)
 IDS = st.lists(st.integers(0, V - 1), max_size=4)
 
 
@@ -39,8 +36,6 @@ DRAFTERS = {
     "uniform": lambda: UniformDrafter(V),
     "lookup": lambda: LookupDrafter(),
     "copy": CopyDrafter,
-    "ngram": lambda: NGramDrafter(TABLE),
-    "unigram": lambda: NGramDrafter(fit([[0, 1, 1]], V, 1)),
     "lm": lm,
     "lm of fewer tokens": lambda: lm(V - 1),
     "cascade": lambda: CascadeDrafter(TableModel(Q, V, context=8), LookupDrafter(), 2),

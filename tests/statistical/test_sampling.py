@@ -17,7 +17,6 @@ from foretoken.costing.gamma import Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import Batch
-from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -25,6 +24,7 @@ from foretoken.sampling.verifier import Coupled, Sampled, Verifier
 from foretoken.sampling.verify import RULES, Outcome, speculative
 from oracle import joint, random_model
 from running import running
+from table import TableModel
 
 V, LENGTH, N, BATCH = 3, 3, 6000, 2000
 ALPHA = 1e-6

@@ -38,11 +38,6 @@ def test_what_is_not_a_distribution(values, says):
         checked.distribution("p", values)
 
 
-def test_an_outcome_is_named():
-    with pytest.raises(InputError, match="^f's law has a probability of -1.0 for 'left'; give"):
-        checked.distribution("f's law", [2.0, -1.0], ["right", "left"])
-
-
 def test_distributions_over_different_tokens():
     with pytest.raises(InputError, match="p has 1 tokens and q 2; give laws over the same tokens"):
         checked.distributions([1.0], [0.5, 0.5])

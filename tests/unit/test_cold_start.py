@@ -12,59 +12,14 @@ from pathlib import Path
 import pytest
 
 import foretoken
+from cold import HEAVY, modules
 from tiny import byte_level, folder, llama
-
-LAB = "foretoken-lab"
-HEAVY = (
-    "torch",
-    "transformers",
-    "openvino",
-    "onnx",
-    "onnxruntime",
-    "safetensors",
-    "scipy",
-    "matplotlib",
-)
-CALL = """
-import json, sys
-from importlib import import_module
-
-for args in json.loads(sys.argv[1]):
-    sys.argv = args
-    try:
-        import_module(args[0].replace("-", "_") + ".cli").main()
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-    print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
-"""
-
-
-def modules(*calls: tuple[str, ...], name: str = "foretoken") -> list[tuple[int, set[str], str]]:
-    """Of every call in a fresh process: exit code, what is imported after it, and its errors."""
-    environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
-    command = [sys.executable, "-c", CALL, json.dumps([(name, *call) for call in calls])]
-    process = subprocess.run(command, env=environment, text=True, capture_output=True)
-    assert not process.returncode, process.stderr[-2000:]
-    found, said = [], []
-    for line in process.stderr.splitlines():
-        if line.startswith("["):
-            code, names = json.loads(line)
-            found.append((code, set(names), "\n".join(said)))
-            said = []
-        else:
-            said.append(line)
-    assert len(found) == len(calls)
-    return found
-
 
 COMMANDS = (
     "generate",
     "chat",
-    "measure",
     "bench",
     "certify",
-    "trace",
     "doctor",
     "train",
 )
@@ -75,24 +30,6 @@ def test_help_and_version_import_nothing_heavy():
     for (code, names, _), call in zip(modules(*calls), calls, strict=True):
         assert code == (0 if call else 2)
         assert names & {*HEAVY, "numpy", "huggingface_hub"} == set(), call
-
-
-def test_help_of_the_laboratory_imports_nothing_heavy():
-    calls = [("--help",), *((name, "--help") for name in ("report", "theory", "simulate", "train"))]
-    for (code, names, _), call in zip(modules(*calls, name=LAB), calls, strict=True):
-        assert code == 0 and names & {*HEAVY, "numpy", "huggingface_hub"} == set(), call
-
-
-def test_a_recipe_that_is_missing_is_told_before_torch_is_imported():
-    ((code, names, said),) = modules(("report", "no-such-file", "--out", "O"), name=LAB)
-    assert code == 2 and said.startswith("error: there is no no-such-file")
-    assert names & {"torch", "transformers", "openvino"} == set()
-
-
-def test_theory_imports_numpy_at_most():
-    calls = [("theory", "--alpha", "0.8", "--c", "0.1"), ("theory", "--alpha", "2", "--c", "0")]
-    for (code, names, _), expected in zip(modules(*calls, name=LAB), (0, 2), strict=True):
-        assert code == expected and names & {*HEAVY, "huggingface_hub"} == set()
 
 
 MISTAKES = {
@@ -122,12 +59,9 @@ MISTAKES = {
     ("serve", "--max-model-len", "2"): "--max-model-len; did you mean --max-length? ",
     ("serve", "--tensor-parallel-size", "2"): "a model runs on one device here; foretoken serve",
     ("generate", "hi", "--top-kk", "2"): "No such option: --top-kk; did you mean --top-k? ",
-    ("measure", "--prompts", "no-such-file"): "no-such-file cannot be read",
-    ("measure", "--prompts", "P", "--limit", "0"): "limit is 0",
-    ("measure", "--prompts", "P", "--gamma", "0"): "gamma is 0",
-    ("measure", "--prompts", "P", "--top-k", "-1"): "top_k is -1",
-    ("measure", "--prompts", "P", "--limit", "1"): "1 prompt; give 2 or more",
-    ("measure", "--prompts", "P", "--target", "no-such-folder"): "there is no folder",
+    ("bench", "--prompts", "no-such-file"): "no-such-file cannot be read",
+    ("bench", "--prompts", "P", "--top-k", "-1"): "top_k is -1",
+    ("bench", "--prompts", "P", "--out", "no-such-folder/b.json"): "there is no folder no-such",
     ("bench", "--prompts", "P", "--gamma", "2,x"): "gamma is '2,x'",
     ("bench", "--prompts", "P", "--gamma", "-2"): "gamma is -2",
     ("bench", "--prompts", "P", "--repeats", "0"): "repeats is 0",
@@ -136,10 +70,6 @@ MISTAKES = {
     ("certify", "--rule", "nonsense"): "rule is 'nonsense'",
     ("certify", "--seed", "-1"): "seed is -1",
     ("certify", "--target", "no-such-folder"): "there is no folder",
-    ("trace", "hi", "--html", "no-such-folder/t.html"): "there is no folder no-such-folder",
-    ("trace", "hi", "--target", "no-such-folder"): "there is no folder 'no-such-folder'",
-    ("measure",): "give files of foretoken measure",
-    ("measure", "no-such-file"): "there is no no-such-file",
 }
 
 

@@ -21,26 +21,6 @@ def test_version():
     assert foretoken.__version__ == version("foretoken")
     with pytest.raises(AttributeError, match="module 'foretoken' has no attribute '__author__'"):
         _ = foretoken.__author__
-    with pytest.raises(AttributeError, match="LostError is gone: tensor parallelism"):
-        _ = foretoken.LostError  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@pytest.mark.parametrize(
-    ("owner", "old", "new"),
-    [
-        (foretoken.execute, "Law", "Distribution"),
-        (foretoken.theory, "tokens_law", "tokens_distribution"),
-        (foretoken.theory, "memory_factor", "expected_tokens"),
-        (foretoken.theory, "factor_bound", r"oracle_factor\(alpha, c=0\)"),
-        (foretoken.NGram.__new__(foretoken.NGram), "law", "distribution"),
-        (foretoken.Draw.__new__(foretoken.Draw), "guess", "sample"),
-    ],
-)
-def test_a_name_of_before_says_the_new_one(owner: object, old: str, new: str):
-    with pytest.raises(AttributeError, match=f"has no attribute '{old}'; it is '{new}' now$"):
-        getattr(owner, old)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
-        _ = owner.nothing  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_version_on_the_command_line(console):

@@ -7,10 +7,10 @@ import pytest
 from foretoken.errors import InputError
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
-from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.text.decoding import Transcript
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level
 
 V = 320

@@ -9,12 +9,12 @@ import pytest
 import foretoken
 
 SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
-LAB = SOURCE.parent / "foretoken_lab"
+REPRODUCTION = SOURCE.parents[1] / "reproduction"
 
 # Folders and modules at the root; each imports from lines above its own only, so no two folders
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
-    ["costing.contention", "errors", "shared_cache", "slow_log", "transfer"],
+    ["costing.contention", "errors", "shared_cache", "slow_log", "timing", "transfer"],
     ["media"],
     ["text"],
     ["checked", "models", "storage"],
@@ -24,7 +24,7 @@ LAYERS = [
     ["request"],
     ["controls"],
     ["inputs", "transformers_integration"],
-    ["beam", "costing.costs", "execute", "lease", "step"],
+    ["costing.costs", "lease", "step"],
     ["costing", "drafters"],
     ["engine"],
     ["costing.probe"],
@@ -34,31 +34,39 @@ LAYERS = [
     ["transformers_integration.attach"],
     ["server"],
     ["cluster"],
-    ["", "lab"],
-    ["lab.bench", "lab.certificate", "lab.measurement", "train"],
+    ["", "measurement"],
+    ["certificate", "train"],
     ["cli"],
-    ["__main__", "foretoken_lab"],  # the second package imports the first, never the other way
-    ["foretoken_lab.fleet", "foretoken_lab.recipe", "foretoken_lab.train"],
-    ["foretoken_lab.pairs"],
-    ["foretoken_lab.experiments"],
-    ["foretoken_lab.standins"],
-    ["foretoken_lab.results"],
-    ["foretoken_lab.report"],
-    ["foretoken_lab.page"],
-    ["foretoken_lab.cli"],
-    ["foretoken_lab.__main__"],
+    ["__main__", "reproduction"],  # beside the package, which never imports it
+    ["reproduction.beam", "reproduction.execute", "reproduction.theory", "reproduction.view"],
+    ["reproduction.examples"],
+    ["reproduction.costs", "reproduction.recipe", "reproduction.train"],
+    ["reproduction.fleet", "reproduction.held_out", "reproduction.pairs", "reproduction.serving"],
+    ["reproduction.fleet_check"],
+    ["reproduction.experiments"],
+    ["reproduction.standins"],
+    ["reproduction.results"],
+    ["reproduction.report"],
+    ["reproduction.page"],
+    ["reproduction.cli"],
+    ["reproduction.__main__"],
 ]
 
 
 def name(path: Path) -> str:
     """A file's module, named from the package on; "" for the package itself. Modules of
-    foretoken_lab are named in full."""
-    parts = path.relative_to(SOURCE if path.is_relative_to(SOURCE) else LAB.parent)
+    reproduction are named in full."""
+    parts = path.relative_to(SOURCE if path.is_relative_to(SOURCE) else REPRODUCTION.parent)
     parts = parts.with_suffix("").parts
     return ".".join(parts).removesuffix("__init__").strip(".")
 
 
-MODULES = {name(path): path for root in (SOURCE, LAB) for path in root.rglob("*.py")}
+MODULES = {
+    name(path): path
+    for root in (SOURCE, REPRODUCTION)
+    for path in root.rglob("*.py")
+    if not path.is_relative_to(REPRODUCTION / "tests")
+}
 
 
 def unit(module: str) -> str:
@@ -85,7 +93,7 @@ def imports(source: str) -> set[str]:
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             modules = {x for x in inside if x.removeprefix("foretoken.") in MODULES}
             imported |= modules if modules == inside else modules | {node.module}
-    ours = {x for x in imported if x.split(".")[0] in ("foretoken", "foretoken_lab")}
+    ours = {x for x in imported if x.split(".")[0] in ("foretoken", "reproduction")}
     return {re.sub(r"^foretoken\b\.?", "", x) for x in ours}
 
 
@@ -102,6 +110,15 @@ def test_imports_go_one_way() -> None:
     assert not [x for module, path in MODULES.items() for x in backward(module, path.read_text())]
 
 
+def test_neither_the_package_nor_its_tests_import_the_reproduction() -> None:
+    files = [*SOURCE.rglob("*.py"), *TESTS.parent.rglob("*.py")]
+    assert not [
+        str(path)
+        for path in files
+        if any(x.startswith("reproduction") for x in imports(path.read_text()))
+    ]
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
@@ -110,7 +127,7 @@ def test_imports_go_one_way() -> None:
         ("models.rows", "def late():\n    import foretoken.models.stock.model"),
         ("drafters.base", "from foretoken.drafters.lm import LMDrafter"),
         ("step", "from foretoken import errors, load"),
-        ("cli.bench", "from foretoken_lab.experiments import arithmetic"),
+        ("cli.bench", "from reproduction.experiments import arithmetic"),
     ],
 )
 def test_an_import_of_what_lies_below_or_beside_is_seen(module: str, source: str) -> None:

@@ -7,10 +7,10 @@ import gc
 from threading import Event, Thread
 
 import pytest
-import torch
 
 import pairs
 from foretoken import load
+from foretoken.certificate.identity import compare, replay
 from foretoken.costing.gamma import Fixed
 from foretoken.costing.pair_costs import PROBE_KEY
 from foretoken.costing.probe import TOKENS
@@ -19,11 +19,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.agreement import overlaps
-from foretoken.lab.certificate.identity import compare, replay
-from foretoken.lab.measurement.measure import passes
 from foretoken.lease import TENANTS, leased
-from foretoken.models.table import TableModel
+from foretoken.measurement.agreement import overlaps
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -32,6 +29,7 @@ from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
 from running import running
+from table import TableModel
 
 V = 6
 P, M, Q = (random_model(seed, V) for seed in (1, 3, 2))
@@ -64,10 +62,7 @@ def test_a_stream_of_a_shared_model_goes_on_and_others_are_refused() -> None:
     tokens = list(next(pieces).tokens)
     with pytest.raises(RefusedError, match=OPEN):
         big.generate([[0, 1]], max_new_tokens=12, gamma=3)
-    with pytest.raises(RefusedError, match=OPEN):
-        mid.beam_search([[0, 1]], num_beams=2, max_new_tokens=4)
     assert text(mid) == expected  # beside its own stream
-    assert big.beam_search([[0, 1]], num_beams=2, max_new_tokens=4)  # plain: a cascade can't help
     assert tokens + [token for piece in pieces for token in piece.tokens] == expected
     assert text(big) == large and text(mid) == expected and not TENANTS
 
@@ -78,33 +73,6 @@ def test_plain_decoding_leaves_the_draft_to_others() -> None:
     pieces = big.stream([0, 1], max_new_tokens=12, gamma=0)
     next(pieces)
     assert text(mid) == expected
-    pieces.close()
-
-
-def test_plain_beam_search_leaves_the_draft_to_others_and_torch_one_thread() -> None:
-    """Where the target runs on OpenVINO, whose threads would otherwise lack the cores."""
-    seen: list[int] = []
-
-    class Elsewhere(TableModel):
-        runtime = "openvino"
-
-        def start(self, prompts: list[list[int]], sources: object = None) -> None:
-            seen.append(torch.get_num_threads())
-            super().start(prompts)
-
-    mid, _ = three()
-    other = Speculator(Elsewhere(P, V), mid.drafter)
-    pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
-    next(pieces)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        other.beam_search([[0, 1]], num_beams=2, max_new_tokens=4, gamma=0)
-        assert seen == [1] and torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    with pytest.raises(RefusedError, match=OPEN):
-        other.beam_search([[0, 1]], num_beams=2, max_new_tokens=4, gamma=1)
     pieces.close()
 
 
@@ -163,7 +131,6 @@ def test_measuring_beside_a_stream_is_refused() -> None:
     tokens = list(next(pieces).tokens)
     target, drafter, params = mid.target, mid.drafter, SamplingParams(1.0)
     for call in (
-        lambda: passes(target, request, [0, 1, 2, 3], 2),
         lambda: overlaps(target, drafter, request, [2, 3], params),
         lambda: list(replay(target, drafter, [request], [[2, 3]], params)),
         lambda: compare(target, [request], [[2, 3]], 2),

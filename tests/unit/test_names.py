@@ -5,19 +5,21 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from pathlib import Path
 
-import foretoken
-import foretoken_lab
+from scripts import ROOT
 
-SOURCES = [Path(package.__file__ or "").parent for package in (foretoken, foretoken_lab)]
+PATHS = [
+    path
+    for folder in ("src/foretoken", "reproduction")
+    for path in (ROOT / folder).rglob("*.py")
+    if "tests" not in path.relative_to(ROOT).parts
+]
 
 
 def test_each_class_name_is_defined_once() -> None:
     names = Counter(
         node.name
-        for source in SOURCES
-        for path in source.rglob("*.py")
+        for path in PATHS
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
     )
@@ -30,8 +32,7 @@ def test_sentences_of_docstrings_have_a_subject() -> None:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     wrong = [
         f"{path.name}: {match.group()}"
-        for source in SOURCES
-        for path in source.rglob("*.py")
+        for path in PATHS
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, kinds) and (text := ast.get_docstring(node))
         for match in start.finditer(text)

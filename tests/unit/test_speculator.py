@@ -19,16 +19,16 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.errors import ControlError, ForetokenError, InputError, RefusedError
+from foretoken.errors import ControlError, ForetokenError, InputError
 from foretoken.generation_config import Ends
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.table import TableModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
-from foretoken.speculator import BATCH, MOVED, Speculator
+from foretoken.speculator import BATCH, Speculator
 from foretoken.storage.cache import remember, remembered
 from foretoken.text.decoding import decode
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level, llama, metaspace, t5
 
 V = 7
@@ -57,14 +57,6 @@ def double() -> Speculator:
 def told(error: pytest.ExceptionInfo[ForetokenError]) -> str:
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-@pytest.mark.parametrize(("name", "place"), MOVED.items())
-def test_a_method_that_moved_names_its_place(name, place):
-    with pytest.raises(AttributeError, match=f"Speculator.{name} is now {place}"):
-        getattr(table(), name)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = table().nothing
 
 
 def test_the_parts_stay_and_another_is_made_of_them():
@@ -712,8 +704,7 @@ def test_any_batch_is_its_rows_alone(prompts, data):
 
 
 def test_text_is_what_the_tokens_add_to_the_prompts():
-    """In generate, stream and beams, also where a decoder drops the space that a text begins
-    with."""
+    """In generate and stream, also where a decoder drops the space that a text begins with."""
     tokenizer = metaspace()
     man = tokenizer.convert_tokens_to_ids("▁man")
     distribution = [0.0] * len(tokenizer)
@@ -727,19 +718,6 @@ def test_text_is_what_the_tokens_add_to_the_prompts():
         assert completion.text == " man man man"
         pieces = list(spec.stream(prompt, max_new_tokens=3))
         assert "".join(piece.text for piece in pieces) == completion.text
-        (beam, *_) = spec.beam_search(prompt, num_beams=2, max_new_tokens=3)[0]
-        assert beam.text == completion.text
-
-
-def test_a_beam_search_takes_messages():
-    tokenizer = byte_level()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
-    V = len(tokenizer)
-    spec = Speculator(TableModel(random_model(3, V), V), LookupDrafter(), tokenizer)
-    prompts = [{"role": "user", "content": "Hi"}], "Hi\n", "Ho\n"
-    made = [spec.beam_search(prompt, num_beams=2, max_new_tokens=4)[0] for prompt in prompts]
-    one, same, other = ([(beam.tokens, beam.score) for beam in beams] for beams in made)
-    assert one == same != other
 
 
 def test_a_row_of_its_own_for_each_return_sequence():
@@ -811,25 +789,9 @@ def test_a_template_without_messages():
         table().generate(IDS[0], chat_template="{{ messages }}")
 
 
-def test_beams_refuse_what_they_do_not_follow():
-    with pytest.raises(RefusedError, match="^beam_search does not take temperature; leave it out"):
-        table().beam_search(IDS[0], temperature=1.0)
-    with pytest.raises(InputError, match="^beams is no option of beam_search; "):
-        table().beam_search(IDS[0], beams=2)
+def test_an_option_that_no_method_has():
     with pytest.raises(InputError, match="^num_beams is no option of stream; "):
         table().stream(IDS[0], num_beams=2)
-
-
-def test_a_beam_whose_processor_fails_is_no_dead_end():
-    """It was taken for a beam that ends, and the others were returned as if they were the best."""
-
-    def broken(ids, scores):
-        raise KeyError("a bug")
-
-    with pytest.raises(ControlError, match="^processor function raised KeyError"):
-        table().beam_search(IDS[0], max_new_tokens=3, processors=broken)
-    with pytest.raises(ControlError, match="^the controls leave no text"):
-        table().beam_search(IDS[0], max_new_tokens=3, suppress_tokens=range(V))
 
 
 def test_a_score_that_a_temperature_would_take_beyond_a_float():

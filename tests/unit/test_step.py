@@ -13,13 +13,13 @@ import torch
 from foretoken.controls.chain import chain
 from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.errors import NumericsError, RefusedError
-from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import RULES, speculative
 from foretoken.step import step
+from table import TableModel
 
 V = 4
 SECONDS = dict.fromkeys(("draft_seconds", "score_seconds", "verify_seconds"), 0.0)

@@ -1,4 +1,4 @@
-"""Output of `foretoken generate` and `trace`: texts, steps, the speed-up, and how far lenience
+"""Output of `foretoken generate`: texts, steps, the speed-up, and how far lenience
 moved a text from the target's distribution; or all of it as JSON."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from foretoken.cli import fates
 from foretoken.cli.prompts import ModelTask
 from foretoken.cli.render import page, prose
 from foretoken.costing.contention import remark
@@ -132,24 +133,18 @@ def remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Ite
 
 def _steps(spec: Speculator, answer: TaskAnswer) -> None:
     """Print figure 1 of the paper, and its caption."""
-    from foretoken.lab import view
-
     completion, ids = answer.completion, answer.before
     console = Console(highlight=False)
     console.print(Text(answer.asked, style="bold"), soft_wrap=True)  # a str would be markup
-    console.print(view.paragraph(ids, completion.steps, spec.tokenizer), soft_wrap=True)
+    console.print(fates.paragraph(ids, completion.steps, spec.tokenizer), soft_wrap=True)
     console.print()
     marks = console.color_system is None or console.no_color
-    for line in view.trace(ids, completion.steps, spec.tokenizer, marks=marks):
+    for line in fates.lines(ids, completion.steps, spec.tokenizer, marks=marks):
         console.print(line, soft_wrap=True)
-    console.print(view.legend(marks=marks))
-    console.print(caption(completion), soft_wrap=True)
-
-
-def caption(completion: Completion) -> str:
-    """Return the number of target forwards, and alpha."""
+    console.print(fates.legend(marks=marks))
     stats = completion.stats
-    return figures(len(completion.tokens), stats.target_calls, stats.alpha)
+    counts = figures(len(completion.tokens), stats.target_calls, stats.alpha)
+    console.print(counts, soft_wrap=True)
 
 
 def figures(tokens: int, calls: int, alpha: float | None) -> str:

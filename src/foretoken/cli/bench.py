@@ -1,12 +1,14 @@
-"""`foretoken bench`: race a pair against its own plain decoding and against other libraries."""
+"""`foretoken bench`: whether speculative decoding pays here, with which draft and gamma."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+import shlex
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,21 +23,44 @@ from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
-from foretoken.errors import InputError, RefusedError
-from foretoken.loading import hub, named
-from foretoken.loading.options import ROUNDED
+from foretoken.errors import InputError, base_name
+from foretoken.storage import files
 
 if TYPE_CHECKING:
-    from foretoken.lab.bench import Key, Peer, Race, RaceTask, Turn
-    from foretoken.options import Prompt
+    from foretoken.measurement.bench import Key, Race, RaceTask, Turn
+    from foretoken.measurement.plan import Plan
     from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
+
+DEFAULT_PROMPTS = (
+    "The old house stood at the end of the lane, and",
+    "She opened the letter with trembling hands, for",
+    "The three most important things to know about the weather are",
+    "def average(numbers):\n    ",
+)
+LEGEND = {
+    "first ms": "until the first tokens",
+    "tokens/s": "after these, or of texts at once with their prompts: the median over rounds, and "
+    "its quartiles",
+    "a call": "tokens that a text gains in a forward pass of the target",
+    "alpha": "mean of sum min(p, q) over the draft tokens judged",
+    "c": "time of a draft token over that of a target pass",
+    "v": "time of a target pass over the longest block over that of one over 1",
+    "theory": "speed-up by Theorem 3.8 from alpha, c and v",
+    "speed-up": "over plain decoding of the same round, the median",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options that all contestants share."""
+    """Options that all contestants share. Results of equal options go on from one another."""
 
+    target: str
+    drafts: list[str | None]  # None: the default one
+    gammas: list[int]
+    batch: list[int]  # texts at once
+    prompts: int
+    prompts_sha256: str
     max_new_tokens: int
     repeats: int
     temperature: float
@@ -43,24 +68,58 @@ class BenchOptions:
     top_p: float
     seed: int
     rule: str
-    loading: option.PairLoading
+    loading: dict[str, Any]  # keywords of `foretoken.load` that are not its defaults
 
     @property
     def params(self) -> SamplingParams:
         from foretoken.sampling.params import SamplingParams  # late: NumPy
 
-        return SamplingParams(self.temperature, self.top_k, self.top_p)
+        return SamplingParams(
+            self.temperature, self.top_k, self.top_p, max_new_tokens=self.max_new_tokens
+        )
+
+    def require(self) -> None:
+        """Raise InputError for mistakes, before models load."""
+        from foretoken.options import keys_of, require  # late: as above
+
+        assert self.params  # raises InputError
+        for gamma in self.gammas:
+            require(gamma, self.rule, lenience=1.0)
+        keys_of(self.seed, [1])
+        if self.repeats < 1:
+            raise InputError(f"repeats is {self.repeats}; give 1 or more")
+        if self.max_new_tokens < self.gammas[-1] + 2:
+            raise InputError(
+                f"max_new_tokens is {self.max_new_tokens}, too few to time gamma "
+                f"{self.gammas[-1]}; give {self.gammas[-1] + 2} or more"
+            )
+        if len(set(self.drafts)) < len(self.drafts):
+            raise InputError("--draft names a draft twice; give each once")
+        if self.batch[0] < 1:
+            raise InputError(f"batch is {self.batch}; give numbers from 1")
+        if self.batch[-1] > 1:
+            from foretoken.speculator import BATCH  # late: torch takes seconds to import
+
+            if self.batch[-1] > BATCH:
+                raise InputError(f"batch is {self.batch}; give numbers from 1 to {BATCH}")
 
 
 @command
 def bench(
     loading: option.PairLoading,
-    prompts: option.Prompts,
+    place: option.Place = None,
     target: option.Target = None,
-    draft: option.Draft = None,
+    draft: Annotated[
+        list[str] | None,
+        Option(help=option.DRAFT + " Repeat it to compare drafts.", show_default=False),
+    ] = None,
     gamma: Annotated[
         str, Option(help="Draft tokens per step, as a list. 0 (plain) and automatic always run.")
     ] = "2,4,8",
+    prompts: Annotated[
+        Path | None,
+        Option(help=f"File of prompts like yours. {option.PROMPTS} Default: four short texts."),
+    ] = None,
     max_new_tokens: Annotated[
         int, Option(help="New tokens per text, exactly: no text ends earlier.")
     ] = 96,
@@ -71,63 +130,56 @@ def bench(
     seed: option.Seed = 0,
     rule: option.Rule = "block",
     batch: Annotated[
-        str | None,
-        Option(
-            help="Measure tokens per second with this many texts at once, as in 1,2,4,8,16, on the "
-            "backend that is faster for the most of them."
-        ),
-    ] = None,
-    vs: Annotated[
-        list[str] | None,
-        Option(
-            help="Race against transformers, openvino-genai, onnxruntime-genai (plain only) or "
-            "llama.cpp, each with its own defaults; openvino-genai:same-precision and "
-            "llama.cpp:same-precision compute as precisely as foretoken, llama.cpp:q4_0 has its "
-            "fastest blocks; may be repeated."
-        ),
-    ] = None,
+        str,
+        Option(help="Texts at once, as a list such as 1,8; 1 generates one after another."),
+    ] = "1",
     out: Annotated[
         Path | None,
-        Option(help="Folder for bench.json. Ctrl-C keeps the rounds that are done."),
-    ] = None,
-    svg: Annotated[
-        Path | None, Option(help="File for a picture: speed-up by gamma, measured and predicted.")
+        Option(
+            help="Save the results as JSON, which serve --speculative-config reads. The same "
+            "command goes on where it was stopped."
+        ),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Time plain decoding, several gammas, automatic gamma and other libraries in turns."""
-    gammas = sorted({0, *_numbers("gamma", gamma)})
-    sizes = _numbers("batch", batch) if batch else []
-    options = BenchOptions(max_new_tokens, repeats, temperature, top_k, top_p, seed, rule, loading)
-    lines = prompt_files.read(None, prompts)
-    _require(options, gammas, sizes, vs or [])
-    target = option.chosen(target)
+    """Measure whether speculative decoding pays here, with which draft and gamma.
+
+    Plain decoding, every gamma and automatic gamma take turns on the same prompts, draft by draft.
+    Ctrl-C keeps the rounds that are done.
+    """
+    target = option.chosen(option.target(place, target))
+    lines = (
+        prompt_files.read(None, prompts)
+        if prompts
+        else list(map(prompt_files.Line, DEFAULT_PROMPTS))
+    )
+    asked = BenchOptions(
+        target,
+        list(draft or [None]),
+        sorted({0, *numbers("gamma", gamma)}),
+        numbers("batch", batch),
+        len(lines),
+        hashlib.sha256(json.dumps([line.prompt for line in lines]).encode()).hexdigest(),
+        max_new_tokens,
+        repeats,
+        temperature,
+        top_k,
+        top_p,
+        seed,
+        rule,
+        option.changed(loading),
+    )
+    asked.require()
     loading.require(target)
-    if svg:
-        option.require_picture(svg)
-    if out:
-        out.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        option.require_file(out)
     quiet()
-    with ExitStack() as stack:
-        spec, tasks = _load(options, target, draft, lines, max(sizes, default=1))
-        peers, unable = _peers(stack, spec, vs or [], loading, draft, batched=bool(sizes))
-        reading = contention.read()
-        races = _race(_contestants(spec, peers, gammas, rule), tasks, repeats, sizes, unable)
-        share = contention.share([contention.taken(reading)])
-    if not races:
+    running = Benchmark(asked, loading, lines, out)
+    running.run()
+    document = running.document
+    if not document["figures"]:
         Console(stderr=True).print("interrupted before the first round was done")
         raise typer.Exit(130)
-    document = _document(spec, peers, options, len(lines), races) | {
-        "unable": unable,
-        "others": share,
-        "interrupted": len(races) < len(sizes) or len(races[-1].rounds) < repeats,
-    }
-    if out:
-        (out / "bench.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
-    if svg:
-        from foretoken.lab.speedup_picture import draw  # late: as above
-
-        draw(document, svg)
     if as_json:
         print(json.dumps(document, allow_nan=False))
     else:
@@ -136,7 +188,7 @@ def bench(
         raise typer.Exit(130)
 
 
-def _numbers(name: str, text: str) -> list[int]:
+def numbers(name: str, text: str) -> list[int]:
     """Read the numbers in an option, in order."""
     try:
         return sorted({int(part) for part in text.split(",")})
@@ -144,279 +196,176 @@ def _numbers(name: str, text: str) -> list[int]:
         raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
-def _require(options: BenchOptions, gammas: list[int], sizes: list[int], vs: list[str]) -> None:
-    """Raise InputError for mistakes, before models load."""
-    from foretoken.options import keys_of, require
+@dataclass(slots=True)
+class Benchmark:
+    """A benchmark under way: its document grows draft by draft, and is saved as it grows."""
 
-    assert options.params  # raises InputError
-    for gamma in gammas:
-        require(gamma, options.rule, lenience=1.0)
-    keys_of(options.seed, [1])
-    if options.repeats < 1:
-        raise InputError(f"repeats is {options.repeats}; give 1 or more")
-    if options.max_new_tokens < gammas[-1] + 2:
-        raise InputError(
-            f"max_new_tokens is {options.max_new_tokens}, too few to time gamma {gammas[-1]}; "
-            f"give {gammas[-1] + 2} or more"
-        )
-    if len(set(vs)) != len(vs):
-        raise InputError(f"--vs names a peer twice: {', '.join(vs)}; give each once")
-    if vs and options.loading.adapter is not None:
-        raise InputError("--vs gives peers the target's files, without --adapter; leave out one")
-    if not (vs or sizes):
-        return
-    from foretoken.lab.bench import ALONE, command, library  # late: torch takes seconds to import
-    from foretoken.speculator import BATCH
+    asked: BenchOptions
+    loading: option.PairLoading
+    lines: list[prompt_files.Line]
+    out: Path | None
+    document: dict[str, Any] = field(init=False)
 
-    for name in vs:
-        if sizes and library(name) in ALONE:
-            raise InputError(f"--vs {name} runs one text at a time; leave it or --batch out")
-        command(name)
-    if sizes and not 1 <= sizes[0] <= sizes[-1] <= BATCH:
-        raise InputError(f"batch is {sizes}; give numbers from 1 to {BATCH}")
+    def __post_init__(self) -> None:
+        """Begin with what the same command has saved. InputError for another file at `out`."""
+        import torch
 
+        from foretoken.measurement.machine import describe
+        from foretoken.measurement.plan import FORMAT
 
-def _load(
-    options: BenchOptions,
-    target: str | None,
-    draft: str | None,
-    lines: list[prompt_files.Line],
-    rows: int,
-) -> tuple[Speculator, list[RaceTask]]:
-    """Load the pair, without tokens that end a text, and make the tasks of the first round."""
-    from foretoken.generation_config import Ends
-    from foretoken.lab.bench import RaceTask
+        machine = describe(torch.device(self.asked.loading.get("device", "cpu")))
+        same = {"format": FORMAT, "machine": asdict(machine), "asked": asdict(self.asked)}
+        self.document = {"date": date.today().isoformat(), "figures": [], **same}
+        self.document |= dict.fromkeys(("runtime", "memory", "others", "best"))
+        if self.out is None or not self.out.exists():
+            return
+        found: Any = None
+        with suppress(ValueError):
+            found = files.parse_json(files.read_text(self.out, "JSON"))
+        if not isinstance(found, dict) or {key: found.get(key) for key in same} != same:
+            raise InputError(f"{self.out} is not of the same command; remove it or give another")
+        self.document = found
+        print(f"{self.out}: {len(found['figures'])} lines are done already", file=sys.stderr)
 
-    prompts: list[Prompt] = []
-    spec = options.loading.load(
-        target,
-        draft,
-        rows,
-        lambda known: prompts.extend(prompt_files.for_model(line, known) for line in lines),
-    ).prepared()
-    if spec.controls:
-        names = ", ".join(spec.controls)
-        raise RefusedError(
-            f"the model's generation config sets {names}, which not all of the compared follow; "
-            "--ignore-generation-config compares without"
-        )
-    spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
-    tokens, seed = options.max_new_tokens, options.seed
-    sampling = replace(options.params, max_new_tokens=tokens)
-    for i, request in enumerate(spec.inputs.requests(prompts, sampling, seed)):
-        if request.limit < tokens:
-            raise InputError(
-                f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
-                "give a shorter one or a smaller --max-new-tokens"
-            )
-    ids = [spec.inputs.ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
-    return spec, [
-        RaceTask(prompt, tokens, options.params, seed + i) for i, prompt in enumerate(ids)
-    ]
+    def run(self) -> None:
+        """Measure what is missing, until Ctrl-C."""
+        repeats, done = self.asked.repeats, list[dict[str, Any]]()
+        for row in self.document["figures"]:
+            done += [row] if row["tokens_per_second"]["n"] == repeats else []
+        self.document |= {"figures": done, "interrupted": True}
+        with suppress(KeyboardInterrupt):
+            for draft in self.asked.drafts:
+                known = {row["batch"] for row in done if row["asked"] == draft}
+                left = [texts for texts in self.asked.batch if texts not in known]
+                if left and not self._measure(draft, left):
+                    return
+            self.document["interrupted"] = False
+            self._save()
 
+    def _measure(self, draft: str | None, batch: list[int]) -> bool:
+        """Measure a draft with each number of texts at once; return False after Ctrl-C."""
+        from foretoken.measurement.bench import own_turns, prepare, repeat_tasks
 
-def _peers(
-    stack: ExitStack,
-    spec: Speculator,
-    vs: list[str],
-    loading: option.PairLoading,
-    draft: str | None,
-    *,
-    batched: bool,
-) -> tuple[list[Peer], dict[str, str]]:
-    """The peers, each with the same pair in its process, or with the target alone where the draft
-    is none that they can read; and why others cannot load it."""
-    from foretoken.lab.bench import Peer, Unable
+        asked, prompts = self.asked, list[Any]()
+        spec = self.loading.load(
+            asked.target,
+            draft,
+            asked.batch[-1],
+            lambda target: prompts.extend(prompt_files.for_model(x, target) for x in self.lines),
+        ).prepared()
+        spec, tasks = prepare(spec, prompts, asked.params, asked.seed)
+        self.document["runtime"] = spec.target.runtime
+        self.document["memory"] = self.document["memory"] or measure_memory(spec, self.loading)
+        turns = own_turns(spec, asked.gammas, asked.rule)
+        for texts in batch:
+            given = repeat_tasks(tasks, texts) if texts > 1 else tasks
+            reading = contention.read()
+            raced = self._race(turns, given, spec.draft_name, together=texts > 1)
+            if raced.rounds:
+                about = {"asked": draft, "draft": spec.draft_name, "batch": texts}
+                self.document["figures"] += [
+                    about | asdict(raced.figures(key)) for key in raced.rounds[0]
+                ]
+                self._conclude(contention.share([contention.taken(reading)]))
+            if len(raced.rounds) < asked.repeats:
+                return False
+        return True
 
-    theirs = str(named.draft(spec.draft_name) or spec.draft_name) if _readable(spec) else None
-    pair = hub.path(spec.target_name), theirs
-    dtypes = loading.dtype, loading.draft_dtype
-    peers: list[Peer] = []
-    unable: dict[str, str] = {}
-    for name in vs:
-        try:
-            peer = stack.enter_context(Peer(name, *pair, *dtypes, batched=batched))
-            if pair[1] is None and draft != "none":
-                peer.about["plain_only"] = "it cannot read the draft"
-            if why := peer.about.get("plain_only"):
-                notes = [peer.about.get("note"), f"plain only: {why}"]
-                peer.about["note"] = "; ".join(filter(None, notes))
-            peers.append(peer)
-        except Unable as error:
-            unable[name] = str(error)
-    return peers, unable
+    def _race(
+        self, turns: dict[Key, Turn], tasks: list[RaceTask], draft: str, *, together: bool
+    ) -> Race:
+        """Run the rounds, with progress on standard error."""
+        from foretoken.measurement.bench import label, race
 
+        repeats, texts = self.asked.repeats, len(tasks) if together else 1
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task(draft, total=(repeats + 1) * len(turns))
 
-def _readable(spec: Speculator) -> bool:
-    """Return True if the draft is a model's folder, which peers can read."""
-    from foretoken.drafters.lm import LMDrafter
+            def report(key: Key) -> None:
+                progress.update(
+                    bar, advance=1, description=f"{draft}, {texts} at once: {label(key[1])}"
+                )
 
-    return isinstance(spec.drafter, LMDrafter) and not spec.drafter.shares
+            return race(turns, tasks, repeats, together=together, report=report)
 
+    def _conclude(self, share: float | None) -> None:
+        """Note the fastest draft and gamma, and the share of the processors that others took."""
+        from foretoken.measurement.plan import choose
 
-def _contestants(
-    spec: Speculator, peers: list[Peer], gammas: list[int], rule: str
-) -> dict[Key, Turn]:
-    from foretoken.drafters.none import NoDrafter
-    from foretoken.lab.bench import OWN, own
+        asked = self.asked
+        load = {"target": asked.target, **asked.loading}
+        self.document["best"] = asdict(choose(self.document["figures"], asked.temperature, load))
+        shares = [each for each in (share, self.document["others"]) if each is not None]
+        self.document["others"] = max(shares, default=None)
+        self._save()
 
-    ours = [0] if isinstance(spec.drafter, NoDrafter) else [*gammas, None]
-    turns: dict[Key, Turn] = {(OWN, g): partial(own, spec, gamma=g, rule=rule) for g in ours}
-    for peer in peers:
-        theirs = gammas if _readable(spec) and not peer.about.get("plain_only") else [0]
-        turns |= {(peer.name, g): partial(peer.run, gamma=g) for g in theirs}
-    return turns
+    def _save(self) -> None:
+        if self.out is not None:
+            text = json.dumps(self.document, indent=2, allow_nan=False) + "\n"
+            files.write(self.out, text.encode())
 
 
-def _race(
-    contestants: dict[Key, Turn],
-    tasks: list[RaceTask],
-    repeats: int,
-    sizes: list[int],
-    unable: dict[str, str],
-) -> list[Race]:
-    """Race one text after another, or with each number of texts at once, until Ctrl-C, with
-    progress on standard error. Peers that fail join the `unable`."""
-    from foretoken.lab.bench import of_batch, race
+def measure_memory(spec: Speculator, loading: option.PairLoading) -> dict[str, Any]:
+    """Return the bytes that a pass of the target reads, and how fast this machine reads."""
+    from foretoken.measurement.footprint import of_model
+    from foretoken.measurement.machine import bandwidth, peak_bytes
 
-    races: list[Race] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        for texts in sizes or [0]:
-            some = {key: turn for key, turn in contestants.items() if key[0] not in unable}
-            where = f"batch {texts}, " if texts else ""
-            bar = progress.add_task(where, total=(repeats + 1) * len(some))
-
-            def report(text: str, bar: Any = bar, where: str = where) -> None:
-                progress.update(bar, advance=1, description=where + text)
-
-            given = of_batch(tasks, texts) if texts else tasks
-            done = race(some, given, repeats, together=bool(texts), report=report)
-            unable |= {name: where + why for name, why in done.unable.items()}
-            progress.remove_task(bar)
-            races += [done] if done.rounds else []
-            if len(done.rounds) < repeats:
-                break
-    return races
-
-
-def _document(
-    spec: Speculator, peers: list[Peer], options: BenchOptions, prompts: int, races: list[Race]
-) -> dict[str, Any]:
-    """Return the document: one race's figures, or those of each number of texts at once."""
-    from foretoken.lab.machine import describe
-
-    computed, loading = spec.target.computed, options.loading
-    cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
-    drafted = None if spec.drafter.model is None else spec.drafter.model.computed
-    asked = asdict(options)
-    raced = {name for race in races for turns in race.rounds for name, _ in turns}
-    parts = [_part(race, greedy=options.temperature == 0) for race in races]
+    trust = loading.trust_remote_code
+    model = of_model(spec.target, spec.target_name, loading.dtype, loading.revision, trust=trust)
+    peak = peak_bytes(spec.target.device)  # before the large read
+    seconds, size = bandwidth(spec.target.device)
     return {
-        "date": date.today().isoformat(),
-        "machine": asdict(describe(spec.target.device)),
-        "target": spec.target_name,
-        "draft": spec.draft_name,
-        "runtime": spec.target.runtime,
-        "draft_runtime": spec.drafter.runtime,
-        "asked": asked | asked.pop("loading") | {"prompts": prompts},
-        "precision": {
-            "weights": loading.dtype,
-            "cache": loading.kv_dtype or cache,
-            "activations": "int8" if computed in ROUNDED else computed,
-            "draft": drafted,
-        },
-        "peers": {peer.name: peer.about for peer in peers if peer.name in raced},
-        **({"batches": parts} if races[0].together else parts[0]),
+        "weight_bytes": model.weight_bytes,
+        "pass_bytes": model.pass_bytes,
+        "cache_bytes_per_token": model.cache_bytes,
+        "peak_bytes": peak,
+        "bytes_per_second": size / seconds.median,
     }
 
 
-def _part(race: Race, *, greedy: bool) -> dict[str, Any]:
-    """Return the figures of a race, and its ratios."""
-    from foretoken.lab.bench import AUTOMATIC, OWN, label
+def _show(document: dict[str, Any], console: Console) -> None:
+    """Print the figures, what memory allows, and the advice."""
+    from foretoken.measurement.plan import Plan
 
-    fixed, contestants = race.best(OWN), list(race.rounds[0])
-    rows: list[dict[str, Any]] = []
-    for key in contestants:
-        row = race.figures(key, greedy=greedy)
-        over = row.speedup / row.predicted.predicted if row.predicted else None
-        rows.append({**asdict(row), "variant": label(row.gamma), "measured_over_predicted": over})
-    peers = dict.fromkeys(name for name, _ in contestants if name != OWN)
-    automatic = AUTOMATIC in contestants
-    return {
-        "batch": len(race.rounds[0][fixed]) if race.together else None,
-        "rounds": len(race.rounds),
-        "figures": rows,
-        "best_gamma": fixed[1],
-        "automatic_over_best": race.faster(AUTOMATIC, fixed) if automatic else None,
-        "duels": [asdict(race.duel(name)) for name in peers],
-    }
-
-
-ONE_BY_ONE = {  # the columns of the table, and what they mean
-    "first ms": "until the first tokens",
-    "ms/token": "behind these: the median over rounds, and its quartiles",
-    "quartiles": "",
-    "tokens/s": "the same in a second",
-    "a call": "tokens a row gains in a target call",
-    "speed-up": "over foretoken's plain decoding of the same round",
-    "same": "tokens until one differs from plain greedy text; at: the place",
-    "at": "",
-}
-TIME = {  # those of a second table
-    "alpha": "mean of sum min(p, q) over the draft tokens judged",
-    "c": "time of a draft token over that of a target pass",
-    "v": "time of a target pass over the longest block over that of one over 1",
-    "formula": "speed-up by Theorem 3.8 from these; of it: measured over formula",
-    "of it": "",
-    "draft": "shares of the time; verify: distributions, acceptance and rollback",
-    "target": "",
-    "verify": "",
-    "rest": "",
-}
-TOGETHER = {
-    "tokens/s": "of all texts, prompts included: the median over rounds, and its quartiles",
-    "quartiles": "",
-    "a call": ONE_BY_ONE["a call"],
-    "rows": "that such a call advances, as a share of the texts",
-    "padding": "positions computed for no row, as a share of all in these calls",
-    "speed-up": ONE_BY_ONE["speed-up"],
-    "same": ONE_BY_ONE["same"],
-    "at": "",
-}
+    asked = document["asked"]
+    how = f"temperature {asked['temperature']:g}" if asked["temperature"] else "greedy"
+    prose(
+        console,
+        f"{asked['target']} on {document['runtime']}: {asked['prompts']} prompts, "
+        f"{asked['max_new_tokens']} tokens each, {how}, rounds: {asked['repeats']}; "
+        f"{document['machine']['cpu']}, cores: {document['machine']['cores']}",
+    )
+    console.print()
+    console.print(_table(document["figures"]))
+    console.print()
+    labelled(console, LEGEND.items(), 10)
+    console.print()
+    if line := _floor(document):
+        prose(console, line)
+    if warning := contention.remark(document["others"]):
+        prose(console, warning, bold=warning)
+    _advise(Plan(**document["best"]), asked, console)
 
 
-def _cells(row: dict[str, Any], *, together: bool) -> list[str]:
-    """Return the cells of a row of figures, in the order of the columns."""
-    spread = row["tokens_per_second"] if together else row["seconds_per_token"]
-    show = _rate if together else milliseconds
-    agreement = row["agreement"] or {}
-    place = agreement.get("first_difference")
-    first = [] if together else [milliseconds(row["first_seconds"]["median"])]
-    rate = [] if together else [_rate(row["tokens_per_second"]["median"])]
-    shares = [_percent(row["occupancy"]), _percent(row["padding"])] if together else []
-    return [
-        *first,
-        show(spread["median"]),
-        f"{show(spread['q1'])}-{show(spread['q3'])}",
-        *rate,
-        _number(row["tokens_per_call"]),
-        *shares,
-        f"{row['speedup']:.2f}x",
-        _percent(agreement.get("share")),
-        "" if place is None else str(place),
-    ]
+def _table(figures: list[dict[str, Any]]) -> Table:
+    from foretoken.measurement.bench import label
 
-
-def _time(rows: list[dict[str, Any]]) -> Table:
-    """Make the table of the formula, and of where the time went: a row for each gamma of ours."""
-    view = table("", *TIME, gap=0)
-    for row in rows:
-        if row["shares"]:
-            predicted = row["predicted"] or {}
-            numbers = [predicted.get(name) for name in ("alpha", "c", "v", "predicted")]
-            numbers += [row["measured_over_predicted"]]
-            shares = [f"{share:.1%}" for share in row["shares"].values()]
-            view.add_row(row["variant"], *map(_number, numbers), *shares)
+    heads = ("first ms", "tokens/s", "quartiles", "a call", "alpha", "c", "v", "theory", "speed-up")
+    view, last = table("", *heads, gap=0), None
+    for row in figures:
+        if last != (last := (row["draft"], row["batch"])):
+            texts = f", {row['batch']} at once" if row["batch"] > 1 else ""
+            view.add_row(f"{base_name(row['draft'])}{texts}", style="bold")
+        rate, predicted = row["tokens_per_second"], row["predicted"] or {}
+        view.add_row(
+            label(row["gamma"]),
+            milliseconds(row["first_seconds"]["median"]),
+            _rate(rate["median"]),
+            f"{_rate(rate['q1'])}-{_rate(rate['q3'])}",
+            _number(row["tokens_per_call"]),
+            *(_number(predicted.get(name)) for name in ("alpha", "c", "v", "predicted")),
+            f"{row['speedup']['median']:.2f}x",
+        )
     return view
 
 
@@ -424,75 +373,41 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
-
-
 def _rate(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _show(document: dict[str, Any], console: Console) -> None:
-    """Print the contestants, a table for each race, the ratios and a legend of the columns."""
-    asked, peers = document["asked"], document["peers"]
-    prose(
-        console,
-        f"{document['target']} on {document['runtime']}, {document['draft']} on "
-        f"{document['draft_runtime']}: {asked['prompts']} prompts, {asked['max_new_tokens']} "
-        f"tokens each, temperature {asked['temperature']:g}, rounds: "
-        f"{document.get('rounds', asked['repeats'])}",
+def _floor(document: dict[str, Any]) -> str:
+    """Say how long a plain token takes at least: the weights that it needs are read once."""
+    memory = document["memory"]
+    peak = f"process peak {memory['peak_bytes'] / 1e9:.2f} GB"
+    if not memory["pass_bytes"]:
+        return peak
+    floor = memory["pass_bytes"] / memory["bytes_per_second"]
+    plain = [row for row in document["figures"] if row["batch"] == 1 and row["gamma"] == 0]
+    taken = plain[0]["seconds_per_token"]["median"] / floor if plain else None
+    return (
+        f"memory: a pass of the target reads {memory['pass_bytes'] / 1e6:.0f} MB, at "
+        f"{memory['bytes_per_second'] / 1e9:.1f} GB/s {floor * 1e3:.2f} ms at least"
+        + (f"; a plain token takes {taken:.2f} times that" if taken else "")
+        + f"; {peak}"
     )
-    ours = {
-        "version": document["machine"]["versions"]["foretoken"],
-        "precision": document["precision"],
-    }
-    for name, about in {"foretoken": ours, **peers}.items():
-        kinds = ", ".join(f"{part} {kind}" for part, kind in about["precision"].items() if kind)
-        note = f" ({about['note']})" if about.get("note") else ""
-        prose(console, f"{name} {about['version']}{note}: {kinds}")
-    for name, why in document["unable"].items():
-        prose(console, f"{name} cannot run this pair: {why}")
-    together = "batches" in document
-    columns = TOGETHER if together else ONE_BY_ONE
-    for part in document.get("batches", [document]):
-        console.print()
-        title = f"{part['batch']} at once" if part["batch"] else ""
-        console.print(_table(title, columns, part["figures"], together=together))
-        if not together:
-            console.print()
-            console.print(_time(part["figures"]))
-        _ratios(part, console)
-    console.print()
-    columns = columns if together else columns | TIME
-    labelled(console, [(name, meaning) for name, meaning in columns.items() if meaning], 10)
-    if warning := contention.remark(document["others"]):
-        prose(console, warning, bold=warning)
 
 
-def _table(
-    title: str, columns: dict[str, str], rows: list[dict[str, Any]], *, together: bool
-) -> Table:
-    view, name = table(title, *columns, gap=0), ""
-    for row in rows:
-        if row["name"] != name:
-            name = row["name"]
-            view.add_row(name, style="bold")
-        view.add_row(row["variant"], *_cells(row, together=together))
-    return view
-
-
-def _ratios(part: dict[str, Any], console: Console) -> None:
-    """Print how automatic gamma and this package compare."""
-    if part["automatic_over_best"] is not None:
-        best, over = part["best_gamma"], part["automatic_over_best"]
-        prose(console, f"automatic gamma: {over:.2f} of the speed of the best fixed one, {best}")
-    for duel in part["duels"]:
-        best = f"{duel['best']:.2f}x"
-        automatic = duel["automatic"]
-        prose(
-            console,
-            f"against {duel['name']}: plain {duel['plain']:.2f}x, gamma {duel['gamma']} against "
-            f"its gamma {duel['peer_gamma']} {best}"
-            + ("" if automatic is None else f", automatic {automatic:.2f}x"),
-            bold=best,
-        )
+def _advise(plan: Plan, asked: dict[str, Any], console: Console) -> None:
+    """Print the draft and gamma to use, and the command that does."""
+    gamma = "automatic gamma" if plan.automatic else f"gamma {plan.gamma}"
+    gain = f"{plan.speedup:.2f}x plain decoding"
+    if plan.speculate:
+        advice = f"speculate with {plan.draft}, {gamma}"
+        prose(console, f"{advice}: {gain}", bold=advice)
+    else:
+        none = plan.tried == "none"
+        reason = "there is no draft" if none else f"{plan.tried} gives {gain} at best"
+        prose(console, f"do not speculate: {reason}", bold="do not speculate")
+    if not plan.certain and plan.tried != "none":
+        prose(console, "the quartiles include 1: give more prompts or --repeats to be sure")
+    words = ["foretoken", "generate", "--target", asked["target"], "--draft", plan.draft]
+    words += ["--gamma", str(plan.gamma)] if plan.speculate and not plan.automatic else []
+    words += option.flags(asked["loading"])
+    console.print(shlex.join(words), "PROMPT", soft_wrap=True, markup=False)

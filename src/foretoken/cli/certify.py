@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar, labelled, page, prose, table
+from foretoken.cli.render import bar, page, prose, table
 from foretoken.errors import InputError
 from foretoken.serving.options import EngineOptions
 
 if TYPE_CHECKING:
-    from foretoken.lab.certificate.certify import Certificate
+    from foretoken.certificate.certify import Certificate
     from foretoken.loading.target import KnownTarget
     from foretoken.options import Prompt
-    from foretoken.speculator import Speculator
 
 PROMPTS = [
     "It was the first day of the year, and",
@@ -35,10 +33,7 @@ PROMPTS = [
     "He opened the letter slowly, and then",
     "The road led over the hill to a",
 ]
-TEXTS = 192  # sampled per prompt and distribution, with draft tokens and without
-THOROUGH = 8  # times the texts: finds a third of the total variation
 VOID = 3  # exit code where the certificate says neither "lossless" nor "not lossless"
-LABEL = 9  # letters of the column of labels
 
 
 @command
@@ -47,7 +42,7 @@ def certify(
     target: option.Target = None,
     draft: Annotated[
         str | None,
-        Option(help="Draft: a folder or hub id, mtp, heads:FILE, ngram:FILE, lookup or uniform."),
+        Option(help="Draft: a folder or hub id, mtp, lookup, uniform or MODULE:ARGUMENT."),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -68,9 +63,6 @@ def certify(
     top_k: Annotated[int, Option(help="Also test this top-k; 0 is off.")] = 0,
     top_p: Annotated[float, Option(help="Also test this top-p; 1 is off.")] = 1.0,
     min_p: Annotated[float, Option(help="Also test this min-p; 0 is off.")] = 0.0,
-    thorough: Annotated[
-        bool, Option("--thorough", help="Sample eight times as many texts.")
-    ] = False,
     as_json: option.Json = False,
 ) -> None:
     """Certify that a pair's output has the target's distribution. Exit code 0: yes; 1: no.
@@ -91,16 +83,13 @@ def certify(
     keys_of(seed, [1])
     target = option.chosen(target)
     loading.require(target)
-    from foretoken.lab.certificate.certify import (  # late: torch takes seconds to import
+    from foretoken.certificate.certify import (  # late: torch takes seconds to import
         CertificatePlan,
         distributions,
     )
-    from foretoken.lab.certificate.certify import certify as issue
+    from foretoken.certificate.certify import certify as issue
 
-    texts = TEXTS * (THOROUGH if thorough else 1)
-    plan = CertificatePlan(
-        gamma=gamma, rule=rule, texts=texts, seed=seed, distributions=distributions(params)
-    )
+    plan = CertificatePlan(gamma, rule, seed=seed, distributions=distributions(params))
     quiet()
     chosen: list[Prompt] = []
     spec = loading.load(
@@ -111,32 +100,20 @@ def certify(
     ).prepared()
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
-        _announce(spec, chosen, plan)
         certificate = issue(spec, chosen, plan, bar)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    pair = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
+    pair |= {"rule": rule, "gamma": gamma, "seed": seed}
     if as_json:
         from pydantic_core import to_json  # late: `--help` does without
 
-        print(to_json(_document(spec, plan, certificate), inf_nan_mode="null").decode())
+        document = {"verdict": certificate.verdict, **pair, **asdict(certificate)}
+        print(to_json(document, inf_nan_mode="null").decode())
     else:
-        _show(spec, plan, certificate, page())
+        _show(pair, certificate)
     if certificate.verdict != "lossless":
         raise typer.Exit(1 if certificate.verdict == "not lossless" else VOID)
-
-
-def _announce(spec: Speculator, prompts: list[Prompt], plan: Any) -> None:
-    """Tell how many tests there are, and how long they will take."""
-    from foretoken.lab.certificate.certify import SAMPLED, count, expected
-
-    seconds = expected(spec, prompts, plan)
-    long = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    texts = len(plan.distributions) * plan.texts * min(len(prompts), SAMPLED)
-    print(
-        f"up to {count(prompts, plan)} tests of {texts:,} speculative texts and "
-        f"{2 * texts:,} plain ones take about {long}, as fast as this machine is now",
-        file=sys.stderr,
-    )
 
 
 def _prompts(target: KnownTarget, lines: list[prompt_files.Line]) -> list[Prompt]:
@@ -147,102 +124,62 @@ def _prompts(target: KnownTarget, lines: list[prompt_files.Line]) -> list[Prompt
     return list(PROMPTS)
 
 
-def _document(spec: Speculator, plan: Any, certificate: Certificate) -> dict[str, Any]:
-    from foretoken.lab.certificate.certify import FALSE_ALARM
-    from foretoken.lab.estimate import POWER
+def _show(pair: dict[str, Any], certificate: Certificate) -> None:
+    from foretoken.certificate.certify import FALSE_ALARM
+    from foretoken.measurement.estimate import POWER
 
-    settings = asdict(plan)
-    names = ("temperature", "top_k", "top_p", "min_p")
-    laws = [{name: each[name] for name in names} for each in settings.pop("distributions")]
-    return {
-        "verdict": certificate.verdict,
-        "faults": certificate.faults,
-        "false_alarm": FALSE_ALARM,
-        "power": POWER,
-        "target": spec.target_name,
-        "draft": spec.draft_name,
-        "runtime": spec.target.runtime,
-        "plan": settings | {"laws": laws},
-        **asdict(certificate),
+    console = page()
+    about = "target {target}, draft {draft}: {runtime}, computed in {dtype}, rule {rule}, "
+    about += "gamma {gamma}, {prompts} prompts, seed {seed}"
+    dtype = certificate.shapes.dtype
+    prose(console, about.format(**pair, dtype=dtype, prompts=certificate.prompts))
+    console.print()
+    view = table("", "of", "p-value", "catches", "")
+    for row in _rows(certificate):
+        view.add_row(*row)
+    console.print(view)
+    console.print()
+    finds = f"that a test finds with a chance of {POWER:.0%}"
+    prose(console, f"catches: the least total variation {finds}")
+    console.print()
+    odds = f"an exact pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
+    least = f"no test of {len(certificate.tests)} fell below {certificate.level:.1e}"
+    why = {
+        "lossless": f"{least}; {odds}",
+        "not lossless": f"see what FAILED; {odds}",
+        "void": "a planted bug was missed; other prompts may show it",
     }
+    prose(console, f"{certificate.verdict.upper()}: {why[certificate.verdict]}")
 
 
-def _show(spec: Speculator, plan: Any, certificate: Certificate, console: Console) -> None:
-    from foretoken.lab.estimate import POWER
-
-    prose(
-        console,
-        f"target {spec.target_name}, draft {spec.draft_name}: {spec.target.runtime}, computed in "
-        f"{certificate.shapes.dtype}, rule {plan.rule}, gamma {plan.gamma}, "
-        f"{certificate.prompts} prompts, seed {plan.seed}",
-    )
-    console.print()
-    labelled(console, _facts(certificate), LABEL)
-    console.print()
+def _rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
+    """Yield the table's rows: what is tested, on what, the p-value, what is caught, the result."""
+    s = certificate.shapes
+    yield "logits of blocks against single tokens", f"{s.positions} places", "", "", _said(s.ok)
+    yield f"  off by {s.noise:.1e}; rounding: {s.allowed:.1e}", "", "", "", ""
+    yield f"  total variation {s.variation:.1e}", "", "", "", ""
+    tokens, said = f"{certificate.greedy_tokens} tokens", _said(not certificate.bugs)
+    yield "greedy text against plain", tokens, "", "", said
+    for d in certificate.differences:
+        where, gap = f"  prompt {d.prompt}, gamma {d.gamma}, token {d.place}", d.gap
+        apart = "" if gap is None else f", logits {gap:.1e} apart"
+        yield f"{where}: {d.speculative} for {d.plain}{apart}", "", "", "", d.verdict
+    drafted, said = f"{certificate.guesses} guesses", _said(not certificate.lies)
+    yield f"draft tokens as reported, {certificate.certain} certain", drafted, "", "", said
+    for lie in certificate.lies[:3]:
+        yield f"  {lie}", "", "", "", ""
     for distribution, tests in groupby(certificate.tests, lambda test: test.name.split(": ")[0]):
-        view = table(distribution, "of", "p-value", "catches")
+        yield distribution, "", "", "", ""
         for test in tests:
-            name, caught = test.name.partition(": ")[2], test.catches
-            caught = "" if caught is None else f"{caught:.3f}"
-            view.add_row(name, f"{test.n} {test.of}", f"{test.p_value:.1e}", caught)
-        console.print(view)
-        console.print()
-    prose(
-        console,
-        f"catches: the least total variation that a test finds with a chance of {POWER:.0%}",
-    )
-    console.print()
+            caught = "" if test.catches is None else f"{test.catches:.3f}"
+            figures = f"{test.n} {test.of}", f"{test.p_value:.1e}", caught
+            passed = test not in certificate.failed
+            yield f"  {test.name.partition(': ')[2]}", *figures, _said(passed)
+    yield "planted bugs, to be found", "", "", "", ""
     for control in certificate.controls:
-        result = "found, as it must be" if control.found else "MISSED"
-        labelled(console, [("control", f"{control.name}: {result}")], LABEL)
-    console.print()
-    for line in _verdict(certificate):
-        prose(console, line)
+        p_value = "" if control.p_value is None else f"{control.p_value:.1e}"
+        yield f"  {control.name}", "", p_value, "", "found" if control.found else "MISSED"
 
 
-def _facts(certificate: Certificate) -> list[tuple[str, str]]:
-    """Tell of the passes, of greedy texts, each with its difference, and of the draft tokens."""
-    s, identity, lies = certificate.shapes, certificate.identity, certificate.lies
-    different = len(identity.differences)
-    return [
-        (
-            "passes",
-            f"a block's logits are within {s.noise:.1e} of single tokens' at {s.positions} places "
-            f"(rounding explains {s.allowed:.1e}), their distributions within total variation "
-            f"{s.variation:.1e}",
-        ),
-        (
-            "greedy",
-            f"{identity.texts} texts of {identity.tokens} tokens, gamma "
-            f"{' and '.join(map(str, identity.gammas))}, against plain: "
-            + (f"{different} texts differ" if different else "identical"),
-        ),
-        *(
-            (
-                "",
-                f"prompt {d.prompt}, gamma {d.gamma}, token {d.place}: {d.plain} became "
-                f"{d.speculative}; gap of the logits {d.gap}, noise {d.noise:.1e}: {d.verdict}",
-            )
-            for d in identity.differences
-        ),
-        (
-            "drafts",
-            f"{certificate.guesses - certificate.certain} tokens drawn from a q, "
-            f"{certificate.certain} said to be certain: "
-            + (f"{len(lies)} did not follow what was reported" if lies else "all as said"),
-        ),
-        *(("", lie) for lie in lies[:3]),
-    ]
-
-
-def _verdict(certificate: Certificate) -> list[str]:
-    from foretoken.lab.certificate.certify import FALSE_ALARM
-
-    if certificate.verdict == "void":
-        return ["VOID: a planted bug was missed; other prompts, or --thorough, may find it"]
-    if certificate.verdict == "lossless":
-        return [
-            f"LOSSLESS: no test of {len(certificate.tests)} fell below {certificate.level:.1e}; "
-            f"an exact pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
-        ]
-    return ["NOT LOSSLESS", *certificate.faults]
+def _said(passed: bool) -> str:
+    return "ok" if passed else "FAILED"

@@ -149,8 +149,8 @@ def _answer(
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:
-            from foretoken.lab.bench import REPEATS  # late: torch
-            from foretoken.lab.bench import compare as measured
+            from foretoken.measurement.bench import REPEATS  # late: torch
+            from foretoken.measurement.bench import compare as measured
 
             steps = answers[0].completion.steps  # whose time is without that of a measurement
             once = sum(x.draft_seconds + x.score_seconds + x.verify_seconds for x in steps)

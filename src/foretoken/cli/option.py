@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -97,6 +96,21 @@ def _annotation(name: str, declared: DeclaredOption) -> Any:
         declared.flag or flag(name), help=help, rich_help_panel=declared.panel, metavar=metavar
     )
     return Annotated[kind if kind is bool else kind | None, option]
+
+
+def changed(options: TargetReading) -> dict[str, Any]:
+    """Return the options that are not as `foretoken.load` has them, as its keywords."""
+    defaults = LoadOptions()
+    return {n: each for n, each in options.arguments.items() if each != getattr(defaults, n)}
+
+
+def flags(keywords: Mapping[str, Any]) -> list[str]:
+    """Spell keywords of `foretoken.load` as flags."""
+    words: list[str] = []
+    for name, value in keywords.items():
+        words.append(LOADING[name].flag or flag(name))
+        words += [] if value is True or LOADING[name].flag else [str(value)]
+    return words
 
 
 def group(declarations: Mapping[str, DeclaredOption], left_out: object) -> Any:
@@ -283,18 +297,16 @@ class PairLoading(_loading("pair"), Loading):
 Target = Annotated[
     str | None,
     Option(
-        help="Target model: a folder, hub id, GGUF file, or a name that foretoken models lists. "
+        help="Target model: a folder, hub id, GGUF file, or a name in foretoken cache list. "
         "Default: smollm2 if it is installed, else novels."
     ),
 ]
-Draft = Annotated[
-    str | None,
-    Option(
-        help="Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, "
-        "mtp, heads:FILE, ngram:FILE, copy, uniform or none. Default: lookup, or self if serve or "
-        "measure found that faster; of novels the one that ships."
-    ),
-]
+DRAFT = (
+    "Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, mtp, copy, "
+    "uniform, none, or MODULE:ARGUMENT (a drafter of yours). Default: lookup, or self if serve or "
+    "bench found that faster; of novels the one that ships."
+)
+Draft = Annotated[str | None, Option(help=DRAFT)]
 
 
 def target(positional: str | None, named: str | None) -> str | None:
@@ -309,7 +321,7 @@ def chosen(target: str | None) -> str:
     if target is not None:
         return target
     if (default := named.default()) != named.NOVELS:
-        print(f"no target is given: {default} (foretoken models lists others)", file=sys.stderr)
+        print(f"no target is given: {default} (foretoken cache list has others)", file=sys.stderr)
     return default
 
 
@@ -338,8 +350,6 @@ def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str |
 
 PROMPTS = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'
 Prompts = Annotated[Path, Option(help=f"File of prompts. {PROMPTS}")]
-Limit = Annotated[int | None, Option(help="Use only the first prompts of the file. Default: all.")]
-Gamma = Annotated[int, Option(help="Draft tokens per step while measuring.")]
 Guesses = Annotated[
     int | None,
     Option(help="Draft tokens per step; 0 decodes plainly. Default: chosen before every step."),
@@ -358,8 +368,6 @@ Lenience = Annotated[
 Temperature = Annotated[float, Option(help=OPTIONS["temperature"].help)]
 TopK = Annotated[int, Option(help=OPTIONS["top_k"].help)]
 TopP = Annotated[float, Option(help=OPTIONS["top_p"].help)]
-MinP = Annotated[float, Option(help=OPTIONS["min_p"].help)]
-MaxNewTokens = Annotated[int, Option(help="New tokens per prompt, at most.")]
 Seed = Annotated[int, Option(help="Seed of the random numbers.")]
 TextSeed = Annotated[
     int, Option(help="Seed of the text. The same seed, pair and gamma give the same text.")
@@ -388,13 +396,6 @@ def require_file(out: Path, flag: str = "--out") -> None:
     require_folder(out, flag)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another {flag}, for a file")
-
-
-def require_picture(out: Path, flag: str = "--svg") -> None:
-    """Raise InputError for a picture that cannot be drawn or written."""
-    require_file(out, flag)
-    if not find_spec("matplotlib"):
-        raise InputError(f"{flag} draws; give it matplotlib: pip install 'foretoken[plot]'")
 
 
 # Replicas, and packages that only some commands need

@@ -8,40 +8,53 @@ from __future__ import annotations
 
 import atexit
 import gc
+import re
 import signal
 import sys
 import traceback
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import foretoken
 from foretoken.cli import (
     bench,
+    cache,
     certify,
     chat,
     doctor,
     export,
     generate,
-    measure,
-    models,
     serve,
-    trace,
     train,
     transcribe,
 )
-from foretoken.errors import ForetokenError, InputError, mismatch, shown
+from foretoken.errors import ForetokenError, mismatch, shown
 from foretoken.sampling.params import meant
 
-MOVED = {
-    "complete": "foretoken chat --raw",
-    "plan": "foretoken measure",
-    "bench serve": "guidellm benchmark",
+IN_CHECKOUT = "run {} in a checkout of the repository"
+# Commands and options that were removed, by the group or command that had them; and what to use now
+GONE = {
+    "trace": "run foretoken generate --show-tokens",
+    "measure": "run foretoken bench",
+    "models": "run foretoken cache list",
+    **dict.fromkeys(
+        ("export sglang", "export llama.cpp", "export openvino-genai"),
+        "see that system's documentation; foretoken export vllm is left",
+    ),
     **{
-        name: f"foretoken-lab {name}"
-        for name in ("report", "simulate", "theory", "train lm", "train seq2seq")
+        f"train {kind}": IN_CHECKOUT.format(f"python -m reproduction train {kind}")
+        for kind in ("heads", "ngram", "samples")
     },
+    "doctor --cache": "run foretoken cache list",
+    "doctor --clear-cache": "run foretoken cache clear",
+    "doctor --speed": "run foretoken bench, with the --dtype in question",
+    "doctor --families": IN_CHECKOUT.format("make families"),
+    "doctor --held-out": IN_CHECKOUT.format("python benchmarks/rounding.py"),
+    "bench --svg": "give --json, which has all that it drew",
+    "bench --vs": IN_CHECKOUT.format("python benchmarks/race.py"),
+    "certify --thorough": "leave it out; there is one certificate",
+    "--exact-shapes": "leave it out; foretoken doctor MODEL says what is exact to the bit",
 }
 # Options of vLLM's commands, by the name of ours, and what is said where there is none
 VLLM = {
@@ -60,18 +73,7 @@ WITHOUT: dict[str, str] = {
 }
 
 
-class Commands(TyperGroup):
-    """A group of commands that names the successor of a retired one."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        for name in (args[0], " ".join(args[:2])):
-            if name in MOVED:
-                raise InputError(f"foretoken {name} is no longer here; run {MOVED[name]}")
-        return super().resolve_command(ctx, args)
-
-
 app = typer.Typer(
-    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -99,17 +101,14 @@ for each in (
     generate.generate,
     chat.chat,
     transcribe.transcribe,
-    measure.measure,
-    export.export,
     bench.bench,
     certify.certify,
-    trace.trace,
     serve.serve,
-    models.models,
     doctor.doctor,
 ):
     app.command()(each)
-app.add_typer(train.app, name="train")
+for group, name in ((train.app, "train"), (export.app, "export"), (cache.app, "cache")):
+    app.add_typer(group, name=name)
 
 
 def main() -> None:
@@ -121,16 +120,16 @@ def main() -> None:
 
 
 def run(app: typer.Typer) -> None:
-    """Run a command of `app`, `foretoken`'s or `foretoken-lab`'s."""
+    """Run a command of `app`, `foretoken`'s or `python -m reproduction`'s."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Leaving, Python would look through all that was loaded for garbage, for over a second
     atexit.register(gc.freeze)
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type
-        message = " ".join(_said(error).split())
-        context = getattr(error, "ctx", None)
-        if message and context:  # "" where the help is shown instead
+        gone, context = _gone(error), getattr(error, "ctx", None)
+        message = gone or " ".join(_said(error).split())
+        if message and context and not gone:  # "" where the help is shown instead
             message = message.removesuffix(".") + ";" * (message[-1] != "?")
             message += f" {context.command_path} --help lists all options"
         if message:
@@ -155,6 +154,19 @@ def _from_signal(error: BaseException) -> bool:
     while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
         cause = cause.__cause__
     return cause is not None
+
+
+def _gone(error: typer.TyperException) -> str | None:
+    """Return the line about a command or option that was removed; None where it was none."""
+    found = re.match(r"No such (?:command|option):? '?([^\s']+)", error.format_message())
+    context: Any = getattr(error, "ctx", None)
+    if found is None or context is None:
+        return None
+    for name in (f"{context.info_name} {found[1]}", found[1]):
+        if name in GONE:
+            start = "" if name.startswith("-") else "foretoken "
+            return f"{start}{name} is gone: {GONE[name]}"
+    return None
 
 
 def _said(error: typer.TyperException) -> str:

@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from foretoken.cli import fates
 from foretoken.cli.answer import figures
 from foretoken.cli.command import hold_messages, release_messages
 from foretoken.cli.option import ANSWER_TOKENS
@@ -29,13 +30,12 @@ from foretoken.cli.prompts import require_key
 from foretoken.cli.render import labelled, page
 from foretoken.cli.sources import ChatReply, LocalModel, RemoteModel, ReplyPart, TextError
 from foretoken.errors import ForetokenError, InputError
-from foretoken.lab import view
 from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 from foretoken.storage.files import parse_json, read_text, write
 from foretoken.text import chat
 from foretoken.text.decoding import REPLACEMENT
 
-STYLES = {"accepted": view.ACCEPTED, "corrected": view.CORRECTED, "bonus": view.CORRECTED}
+STYLES = {"accepted": fates.ACCEPTED, "corrected": fates.CORRECTED, "bonus": fates.CORRECTED}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
 SETTABLE = tuple(name for name, each in OPTIONS.items() if each.panel and each.one_text)
 SHORT = 8  # tokens whose pace says little
@@ -56,7 +56,7 @@ class Printer:
 
     @property
     def legend(self) -> Text:
-        return view.legend(marks=self._marks, rejected=False)
+        return fates.legend(marks=self._marks, rejected=False)
 
     def put(self, part: ReplyPart) -> None:
         """Print the next part of the text."""
@@ -74,7 +74,7 @@ class Printer:
         for style, letters in groupby(text, self._style):
             spelled = "".join(letters)
             marked = self._marks and style and not spelled.isspace()
-            displayed = view.marked(spelled, style) if marked else spelled
+            displayed = fates.mark(spelled, style) if marked else spelled
             self.console.print(Text(displayed, style), end="", soft_wrap=True)
 
     def end(self) -> None:

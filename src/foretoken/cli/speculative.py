@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from typer import Option
@@ -14,7 +15,7 @@ Speculative = Annotated[
     str | None,
     Option(
         help='Draft, gamma and rule as vLLM takes them: {"method": "draft_model", "model": "...", '
-        '"num_speculative_tokens": 4}.'
+        '"num_speculative_tokens": 4}; or a file of foretoken bench --out, for its fastest.'
     ),
 ]
 OVER_STATES = ("eagle3", "dflash", "dspark")  # of which the folder says the kind
@@ -33,13 +34,18 @@ class SpeculativeSettings(NamedTuple):
 
 
 def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
-    """Read the option's JSON, which stands in place of `flags`. InputError for both, and for values
-    that vLLM knows and foretoken does not."""
+    """Read the option's JSON, or a benchmark's plan, which stands in place of `flags`. InputError
+    for both, and for values that vLLM knows and foretoken does not."""
     given = SpeculativeSettings(*flags)
     if text is None:
         return given
     if given != SpeculativeSettings():
         raise InputError("--speculative-config sets --draft, --gamma and --rule; give it or these")
+    if not text.lstrip().startswith("{") and Path(text).is_file():
+        from foretoken.measurement.plan import read_plan  # late: as below
+
+        plan = read_plan(Path(text))
+        return SpeculativeSettings(plan.draft, None if plan.automatic else plan.gamma)
     config = as_json("--speculative-config", text)
     if not isinstance(config, dict):
         raise InputError(f"--speculative-config is {shown(text)}; give a JSON object")

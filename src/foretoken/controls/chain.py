@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.controls import own, penalties
 from foretoken.controls.penalties import History, Rewindable
-from foretoken.errors import ControlError, DeadEndError
+from foretoken.errors import ControlError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
 
@@ -97,13 +97,13 @@ class Chain:
             if not math.isfinite(top):
                 length = len(self.history.tokens)
                 if top == -torch.inf:
-                    error = DeadEndError(f"{name} leaves no token behind {length} tokens")
+                    error = ControlError(f"{name} leaves no token behind {length} tokens")
                 else:
                     error = ControlError(
                         f"{name} leaves a score of NaN or infinity behind {length} tokens"
                     )
                 return error.about(name)
-        return DeadEndError("the controls leave no token")
+        return ControlError("the controls leave no token")
 
 
 @dataclass(frozen=True, slots=True)

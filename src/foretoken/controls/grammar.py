@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import DeadEndError, InputError, one_line
+from foretoken.errors import ControlError, InputError, one_line
 from foretoken.sampling.checks import Structured
 from foretoken.shared_cache import SharedCache
 from foretoken.text.decoding import REPLACEMENT, decode
@@ -185,12 +185,12 @@ class GrammarMatcher:
 
     def __call__(self, scores: Tensor) -> Tensor:
         """`scores [V]` on any device with -inf for what is not allowed; as they are behind an end,
-        where nothing is kept. DeadEndError where no token is allowed."""
+        where nothing is kept. ControlError where no token is allowed."""
         if self.ended:
             return scores
         mask = self.allowed()
         if not mask.numpy().any():  # 30 times as fast as torch's at V = 128,000
-            raise DeadEndError(self._stuck()).about("structured")
+            raise ControlError(self._stuck()).about("structured")
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def forced(self) -> list[int]:

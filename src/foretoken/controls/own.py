@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.controls.penalties import History
 from foretoken.errors import ControlError, ForeignError, InputError, RefusedError, one_line, shown
 from foretoken.models.base import Model
-from foretoken.sampling.params import FIELDS, BeamControls, SamplingParams
+from foretoken.sampling.params import SamplingParams
 
 PREFIX = "PrefixConstrainedLogitsProcessor"
 
@@ -112,18 +112,6 @@ def _adapted(processor: Any, row: int) -> Any:
         return processor
     allowed = processor._prefix_allowed_tokens_fn
     return type(processor)(lambda _, ids: allowed(row, ids), num_beams=1)
-
-
-def require_beams(params: SamplingParams, names: Iterable[str]) -> None:
-    """RefusedError for options that a beam search does not follow; `names`: a caller's own."""
-    for name in names:
-        if name in FIELDS and name not in BeamControls.__annotations__:
-            raise RefusedError(f"beam_search does not take {name}; leave it out, or call generate")
-    if params.stop_strings:
-        raise RefusedError(
-            f"the model's generation config sets stop_strings={list(params.stop_strings)!r:.60}, "
-            "which beam_search does not follow; load with generation_config='ignore'"
-        )
 
 
 def require(params: SamplingParams, target: Model, tokenizer: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from statistics import median_low
 from time import perf_counter
@@ -29,6 +30,7 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
+from foretoken.timing import measure_seconds, take_turns
 
 log = logging.getLogger(__name__)
 # Draft tokens of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so
@@ -217,24 +219,21 @@ def _draft_sizes(drafter: Drafter) -> tuple[float, float]:
     model = drafter.model
     if not isinstance(model, Pads) or (model.context or 2 * AHEAD) < 2 * AHEAD:
         return 0.0, 0.0
-    settled: dict[int, list[float]] = {1: [], 2: []}
-    changes: list[float] = []
     with leased(model):
         model.start([[0] * AHEAD])
-        for n in (1, 2) * ROUNDS:
-            first, *_, last = (_pass(model, n) for _ in range(AGAIN))
-            settled[n].append(last)
-            changes.append(first - last)
-    one, two = median_low(settled[1]), median_low(settled[2])
+        turns = {n: partial(_passes, model, n) for n in (1, 2)}
+        rounds = list(take_turns(turns, ROUNDS, warm_up=0))
+    one, two = (median_low([seconds[n][-1] for seconds in rounds]) for n in (1, 2))
+    changes = [each[0] - each[-1] for seconds in rounds for each in seconds.values()]
     return max(LEAST * one, two - one), max(0.0, median_low(changes))
 
 
-def _pass(model: Model, n: int) -> float:
-    """Seconds of a pass over n tokens, rolled back."""
-    start = perf_counter()
-    model.score([[0] * n], [1])
-    seconds = perf_counter() - start
-    model.set_lengths([AHEAD])
+def _passes(model: Model, n: int) -> list[float]:
+    """Return the seconds of passes over n tokens in a row, each rolled back."""
+    seconds: list[float] = []
+    for _ in range(AGAIN):
+        seconds.append(measure_seconds(partial(model.score, [[0] * n], [1])))
+        model.set_lengths([AHEAD])
     return seconds
 
 

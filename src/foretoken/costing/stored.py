@@ -42,7 +42,7 @@ class Kept:
     costs: Costs
     spread: float | None  # the ratio of its two halves; None where there were none
     others: float | None  # the share of the processors that others took meanwhile; None: unknown
-    label: str = ""  # for `foretoken doctor --cache`
+    label: str = ""  # for `foretoken cache list`
     when: float = field(default_factory=lambda: time())  # of the last attempt, since 1970
     attempts: int = 1
     off: float | None = None  # the factor by which later steps contradict them

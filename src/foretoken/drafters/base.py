@@ -381,7 +381,7 @@ def require_apart(target: Model, drafter: Drafter) -> None:
         elif read is not target:
             raise InputError(
                 f"{kind} reads the states of another target, the one that it was loaded with; "
-                "give draft='heads:FILE'"
+                "load it with this one"
             )
 
 

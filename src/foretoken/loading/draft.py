@@ -1,4 +1,4 @@
-"""Drafts by name: a model, n-grams, heads, a copy of the target, a look-up.
+"""Drafts by name: a model, a copy of the target, a look-up, a module that makes a drafter.
 
 A draft that does not fit the target, or an option that it cannot honour, is refused before the
 target runs.
@@ -11,36 +11,30 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
-
-import torch
+from typing import TYPE_CHECKING
 
 from foretoken.drafters.base import Drafter, require_drafter, require_vocabulary
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGram, NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError, SameModelError
 from foretoken.loading import named, published, state_drafts
 from foretoken.loading.hub import is_folder
+from foretoken.loading.imported import import_drafter, is_import_path
 from foretoken.loading.options import ROUNDED, LoadOptions, smaller
 from foretoken.loading.runtimes import Placement, companion, place, require_shared
-from foretoken.loading.sources import Source, in_memory, read_of
+from foretoken.loading.sources import in_memory, read_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
 from foretoken.loading.vocabularies import dictionary_of, translated
-from foretoken.models.base import OpenModel
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from foretoken.drafters.blockwise import Heads
-    from foretoken.drafters.heads import HeadsDrafter
 
 WORDS_MISSING = (
     "give tokenizer=, and the draft's folder, or same_tokenizer=True where equal ids are equal "
@@ -93,10 +87,8 @@ def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callabl
     if rounding and dtype not in (None, kind):
         raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
-    exact = options.exact_shapes and options.runtime != "onnx"
-    runtime = "transformers" if exact else options.runtime
-    if runtime != "auto":
-        require_shared(runtime)
+    if options.runtime != "auto":
+        require_shared(options.runtime)
     return partial(own_copy, name, kind if rounding else dtype, layers=layers)
 
 
@@ -127,61 +119,23 @@ def _layers(kind: str, count: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _ngram(file: str, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
-    mark = fingerprint(target.tokenizer.get_vocab()) if target.tokenizer else None
-    table = NGram.load(file, vocab_size=target.facts.V, fingerprint=mark)
-    return lambda loaded: NGramDrafter(table)
-
-
-def _heads(file: str, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
-    from foretoken.drafters.blockwise import Heads  # late: takes seconds
-
-    heads, name = Heads.load(file), f"heads:{file}"
-    heads.require_shape(name, target.facts.structure)
-    if options.exact_shapes:
-        raise RefusedError(
-            "exact_shapes=True shows no hidden states, which heads read; give another draft"
-        )
-    return partial(_with_heads, name, heads)
-
-
-def _with_heads(name: str, heads: Heads, target: LoadedTarget) -> HeadsDrafter:
-    """Return the drafter on the target's output layer, which is read anew where torch's weights are
-    gone."""
-    from foretoken.drafters.blockwise import ends_of
-    from foretoken.drafters.heads import HeadsDrafter  # late: takes seconds
-
-    if not hasattr(type(target.model), "hidden"):
-        raise RefusedError(
-            f"{target.model.runtime} shows no hidden states, which heads read; give another draft"
-        )
-    network = getattr(target.model, "model", None)
-    if network is None:
-        read = target.read
-        loaded = isinstance(read, Source)
-        network = read.network(torch.float32, target.model.device) if loaded else read
-    heads.require_target(name, network)
-    output, embeddings = ends_of(network)
-    heads.to(embeddings.weight.device, embeddings.weight.dtype)
-    return HeadsDrafter(cast(OpenModel, target.model), heads, output, embeddings)
-
-
-# Drafts by name; names that end in ":" are followed by a file, or by a kind of copy
+# Drafts by name; the name that ends in ":" is followed by a kind of copy
 NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter]]] = {
-    "self": lambda file, target, options: _own(None, target, options),
+    "self": lambda kind, target, options: _own(None, target, options),
     "self:": _own,
-    "none": lambda file, target, options: lambda loaded: NoDrafter(),
-    "lookup": lambda file, target, options: lambda loaded: LookupDrafter(),
-    "copy": lambda file, target, options: lambda loaded: CopyDrafter(),
-    "uniform": lambda file, target, options: lambda loaded: UniformDrafter(target.facts.V),
-    "ngram:": _ngram,
-    "heads:": _heads,
+    "none": lambda kind, target, options: lambda loaded: NoDrafter(),
+    "lookup": lambda kind, target, options: lambda loaded: LookupDrafter(),
+    "copy": lambda kind, target, options: lambda loaded: CopyDrafter(),
+    "uniform": lambda kind, target, options: lambda loaded: UniformDrafter(target.facts.V),
 }
+MOVED = ("ngram", "heads")  # drafters that are modules of reproduction/
 
 
 def by_name(draft: object) -> bool:
     """Tell whether this is the name of a draft that asks nothing of how its target runs."""
-    return isinstance(draft, str) and "".join(draft.partition(":")[:2]) in NAMES
+    if not isinstance(draft, str):
+        return False
+    return "".join(draft.partition(":")[:2]) in NAMES or is_import_path(draft)
 
 
 def draft_of(
@@ -218,10 +172,6 @@ def draft_of(
 
 def _shown(pending: state_drafts.PublishedPending, options: LoadOptions) -> PendingDraft:
     """A draft that reads the target's states."""
-    if options.exact_shapes:
-        raise RefusedError(
-            "exact_shapes=True shows no hidden states, which the draft reads; give another draft"
-        )
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
     return PendingDraft(pending.attach, taps=pending.taps, runtime=pending.runtime)
 
@@ -234,23 +184,36 @@ def _refuse_model_options(name: str, options: LoadOptions) -> None:
 def _named(
     draft: str, target: KnownTarget, options: LoadOptions
 ) -> Callable[[LoadedTarget], Drafter] | None:
-    """Return what makes the draft of that name; None for the name of a model. Raises InputError,
-    with all names, for one that was mistyped."""
-    name, colon, file = draft.partition(":")
+    """Return what makes the draft of that name; None for the name of a model. Raises InputError for
+    one that was mistyped, with all names, and as `import_drafter`."""
+    name, colon, rest = draft.partition(":")
     if name + colon in NAMES:
         if name != "self":
             _refuse_model_options(draft, options)
-        return NAMES[name + colon](file, target, options)
+        return NAMES[name + colon](rest, target, options)
     if is_folder(draft) or (not colon and "/" in draft):
         return None
-    names = {n: f"{n}FILE" if n.endswith(":") else n for n in (*NAMES, "mtp")}
-    names["self:"] = "self:KIND"
+    if name in MOVED:
+        raise InputError(
+            f"draft is {draft!r:.100}; it is a module of reproduction/ now: give "
+            f"'reproduction.{name}:FILE' in a checkout of the repository"
+        )
+    if is_import_path(draft) and (make := import_drafter(draft)) is not None:
+        _refuse_model_options(draft, options)
+        return make
+    names = {n: f"{n}KIND" if n.endswith(":") else n for n in (*NAMES, "mtp")}
     candidates = [n for n in names if n.endswith(colon)]
     nearest = get_close_matches(name.lower() + colon, candidates, n=1, cutoff=SIMILAR)
     if nearest:
         raise InputError(
             f"draft is {draft!r:.100}; did you mean {names[nearest[0]]!r}? A model is a folder or "
-            f"a hub id (owner/name), a drafter one of {', '.join(names.values())}"
+            f"a hub id (owner/name), a drafter one of {', '.join(names.values())}, or of your own "
+            "MODULE:ARGUMENT"
+        )
+    if is_import_path(draft):
+        raise InputError(
+            f"draft is {draft!r:.100}, but there is no module {name}; give one that can be "
+            "imported from the current folder or is installed, or a folder or hub id of a model"
         )
     return None
 
@@ -280,7 +243,7 @@ def _model_draft(
         remedy = None if loaded else WORDS_MISSING
         require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
     drafter = LMDrafter(place(facts.read, placement).model, V)
-    free = loaded and options.draft_dtype is None and not options.exact_shapes
+    free = loaded and options.draft_dtype is None
     if not free or drafter.runtime not in ("onnx", "openvino") or facts.parameters < SMALL:
         return PendingDraft(lambda target: drafter)
 

@@ -45,7 +45,7 @@ class TargetEnds:
                 part = copy.copy(part)
                 part._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
                 return part
-        return self._loaded.get_input_embeddings()
+        return self.network.get_input_embeddings()
 
     @property
     def head(self) -> Tensor:
@@ -57,7 +57,7 @@ class TargetEnds:
                 weight = self._stored(structure.get_input_embeddings().weight)
             if weight is not None:
                 return weight
-        head = self._loaded.get_output_embeddings()
+        head = self.network.get_output_embeddings()
         return head.unpacked().weight if hasattr(head, "unpacked") else head.weight
 
     @property
@@ -66,7 +66,8 @@ class TargetEnds:
         return self.read.empty
 
     @property
-    def _loaded(self) -> Any:
+    def network(self) -> Any:
+        """The network with its weights, which is loaded where torch does not run it."""
         if self._network is None:
             assert isinstance(self.read, Source)
             self._network = self.read.network(torch.float32, torch.device("cpu"))

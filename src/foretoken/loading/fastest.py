@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from time import perf_counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.slow_log import log_if_slow
 from foretoken.storage.cache import remember, remembered, versions
+from foretoken.timing import measure_seconds, take_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -139,12 +140,6 @@ def measured_for(rows: int) -> int:
     return size
 
 
-def measured() -> list[dict[str, Any]]:
-    """Every measurement that is kept here: its label, how many rows it is for, and seconds by
-    runtime, for their `passes`."""
-    return [{"rows": 1} | each for each in remembered(FILE).values()]
-
-
 def _measured(
     kind: type[PreTrainedModel],
     config: Any,
@@ -176,12 +171,10 @@ def _measured(
     times: dict[str, list[float]] = {name: [] for name in models}
     alone = len(models) == 1 < len(runtimes)  # there is nothing to choose
     for each in () if alone else passes(rows):
-        rounds = [
-            {name: _taken(model, each, rows, rest) for name, model in models.items()}
-            for _ in range(FIRST + ROUNDS)
-        ]
+        turns = {name: partial(_taken, model, each, rows, rest) for name, model in models.items()}
+        rounds = list(take_turns(turns, ROUNDS, warm_up=FIRST))
         for name in models:  # the least: others may only lengthen it
-            times[name].append(min(taken[name] for taken in rounds[FIRST:]))
+            times[name].append(min(taken[name] for taken in rounds))
     said = "; ".join(
         f"{name} {', '.join(f'{1e3 * t:.2f}' for t in each)} ms" for name, each in times.items()
     )
@@ -240,8 +233,6 @@ def _taken(model: Model, size: PassSize, rows: int, rest: NDArray[np.uint8]) -> 
     model.score(blocks, need)  # all draft tokens are judged
     model.set_lengths([PAST] * rows)
     rest.max()
-    start = perf_counter()
-    model.score(blocks, need)
-    seconds = perf_counter() - start
+    seconds = measure_seconds(partial(model.score, blocks, need))
     model.set_lengths([PAST] * rows)
     return seconds

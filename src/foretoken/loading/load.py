@@ -19,7 +19,7 @@ from foretoken.loading.draft import by_name, draft_of, name_of
 from foretoken.loading.fastest import measured_for
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
-from foretoken.loading.runtimes import Early, Placement, place, place_exact
+from foretoken.loading.runtimes import Early, Placement, place
 from foretoken.loading.sources import Source, read_of, source, unwrapped
 from foretoken.loading.sources import processor as processor_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
@@ -43,11 +43,9 @@ def load(
 
     A draft's precision never changes the output's distribution, only which text a seed gives. A
     decoder-only draft with another tokenizer is translated; how it drafts best is tried here, which
-    takes seconds. With exact_shapes each sequence runs by itself, in forwards of one width
-    (docs/exact.md says what that costs). generation_config="ignore" passes over entries of the
-    model's generation config that would change the distribution, which are refused otherwise. Its
-    sampling settings are never followed: a warning names them once, at the first text that is
-    sampled otherwise.
+    takes seconds. generation_config="ignore" passes over entries of the model's generation config
+    that would change the distribution, which are refused otherwise. Its sampling settings are never
+    followed: a warning names them once, at the first text that is sampled otherwise.
 
     Args:
         target: A local folder, a hub id or a model in memory, which is used as it is, in its own
@@ -57,13 +55,14 @@ def load(
             line: FORETOKEN_TARGET of the environment, else smollm2 if it is installed, else novels.
         draft: A folder, an id or a model in memory; a folder or id of an EAGLE-3 draft, or "mtp",
             the target's own layer for multi-token prediction (docs/drafters.md); "none", "lookup",
-            "copy", "uniform", "ngram:FILE", "heads:FILE"; "self:int4" (or "self") and "self:int8",
-            the target with rounded weights, or "self:0-3,8", the target with these layers alone,
-            which share the target's keys and values and need OpenVINO; any Drafter; or a
-            Speculator from `load`, a cascade: its target drafts here and is itself accelerated by
-            its draft (docs/drafters.md). None is the shipped draft for novels, else
-            the fastest of "lookup", "self:int4" and "self:int8", once `Speculator.prepared` has
-            measured which one that is here; before that, "lookup" (logged at INFO).
+            "copy", "uniform"; "self:int4" (or "self") and "self:int8", the target with rounded
+            weights, or "self:0-3,8", the target with these layers alone, which share the target's
+            keys and values and need OpenVINO; any Drafter; "MODULE:ARGUMENT", a module of yours
+            with a function `drafter(argument, target)` that returns one; or a Speculator from
+            `load`, a cascade: its target drafts here and is itself accelerated by its draft
+            (docs/drafters.md). None is the shipped draft for novels, else the fastest of "lookup",
+            "self:int4" and "self:int8", once `Speculator.prepared` has measured which one that is
+            here; before that, "lookup" (logged at INFO).
 
     Returns:
         The Speculator.
@@ -129,8 +128,8 @@ def _loaded(
     given = "lookup" if draft is None else draft
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
     facts = ModelFacts(read, placement)
-    alone = by_name(given) and not asked.exact_shapes  # no draft says how the target is to run
-    early = Early(cast(Source, read), placement) if facts.kept and alone else None
+    # a draft by name does not say how the target is to run
+    early = Early(cast(Source, read), placement) if facts.kept and by_name(given) else None
     known = _known(target, facts, asked)
     check(known)
     if isinstance(read, Source):
@@ -141,9 +140,7 @@ def _loaded(
         pending = draft_of(given, known, asked, drafts_in)
     runtime = pending.runtime or placement.runtime
     placement = replace(placement, taps=pending.taps, runtime=runtime)
-    exact = asked.exact_shapes
-    placed = place_exact(read, placement) if exact else place(read, placement, early)
-    loaded = LoadedTarget(known, placed.model)
+    loaded = LoadedTarget(known, place(read, placement, early).model)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))
     gguf.forget_file()  # which a draft may have had parsed again
     if draft is None:

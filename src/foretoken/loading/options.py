@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError
 from foretoken.sampling.checks import FROM_ONE, Choice, as_flag
 from foretoken.sampling.options import check, declared, option
 
@@ -123,13 +123,6 @@ class LoadOptions:
     draft_revision: str | None = option(
         None, as_given, "Commit, tag or branch of the draft on the hub.", "Loading", group="pair"
     )
-    exact_shapes: bool = option(
-        False,
-        as_flag,
-        "Write the same text to the bit with and without draft tokens; slower.",
-        "Loading",
-        group="pair",
-    )
     rows: int = option(
         1,
         FROM_ONE,
@@ -146,27 +139,12 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.exact_shapes:
-            self._require_exact()
 
     def refuse(self, *names: str, because: str) -> None:
         """InputError where one of these options is given, for this reason."""
         for name in names:
             if (value := getattr(self, name)) not in (None, False):
                 raise InputError(f"{name} is {value!r:.60}, but {because}; leave it out")
-
-    def _require_exact(self) -> None:
-        """RefusedError for exact shapes on a runtime that may choose its kernels by more than a
-        pass's shape."""
-        if self.runtime not in ("auto", "onnx", "transformers"):
-            raise RefusedError(
-                f"exact_shapes=True was not shown to hold on {self.runtime}; give runtime='auto', "
-                "'onnx' or 'transformers'"
-            )
-        if self.kv_dtype is not None:
-            raise RefusedError(f"exact_shapes=True has no kv_dtype={self.kv_dtype!r}; leave it out")
-        if self.dtype in ROUNDED and self.runtime == "transformers":
-            raise RefusedError(f"torch has no dtype={self.dtype!r}; leave runtime at 'auto'")
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -184,7 +162,6 @@ class LoadKeywords(TypedDict, total=False):
     draft_dtype: str | None
     draft_taps: str | None
     draft_revision: str | None
-    exact_shapes: bool
     rows: int
     same_tokenizer: bool
 
@@ -195,12 +172,7 @@ OPTIONS = declared(LoadOptions)
 def require_known(names: Iterable[str], caller: str) -> None:
     """InputError for a keyword of `caller` that is no option of `load`."""
     for name in names:
-        if name == "tensor_parallel":
-            raise InputError(
-                "tensor_parallel is gone; give dtype='int8' or 'int4' for a model that does not "
-                "fit, and serve --replicas for throughput"
-            )
         if name not in OPTIONS:
             near = get_close_matches(name, OPTIONS, 1, 0.5)
-            remedy = f"did you mean {near[0]}?" if near else "give it to generate"
+            remedy = f"did you mean {near[0]}?" if near else "give it to generate, or leave it out"
             raise InputError(f"{name} is no option of {caller}; {remedy}")

@@ -185,27 +185,6 @@ def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
     return None
 
 
-def place_exact(source: Source | PreTrainedModel, placement: Placement) -> Placed:
-    """Do as `place`, so that logits are, to the bit, a function of the text: on ONNX Runtime, or on
-    torch in forwards of one width on a grid. Raises RefusedError for a model that cannot run so."""
-    dtype, reason = dtype_of(source, placement), "it was asked for"
-    if isinstance(source, Source) and source.own_adapter:
-        problem = f"{source.name} has an adapter of its own, for sounds, which are not read so"
-        raise RefusedError(f"{problem}; leave exact_shapes out")
-    if placement.runtime != "transformers" and placement.device.type == "cpu":
-        try:
-            return Placed(_onnx(source, dtype, placement).made_invariant(), reason)
-        except RefusedError as error:
-            if placement.runtime == "onnx" or dtype in ROUNDED:
-                raise
-            reason = str(error)
-    from foretoken.models.stock.grid import ON_A_GRID, ExactModel, steady  # late: takes seconds
-
-    network = _network(source, dtype, placement.device, ON_A_GRID)
-    packed = _packed(source, network)
-    return Placed(steady(ExactModel(network)), "; ".join([reason, *packed]))
-
-
 def _torch(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, taps: tuple[int, ...]
 ) -> tuple[Model, list[str]]:
@@ -238,23 +217,21 @@ def _torch(
 
 
 def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
-    """Return the first form on torch that passes the self-check; what it costs, and the objections
-    to those before it. Raises RefusedError where none passes."""
+    """Return the first form on torch that passes the self-check; what it costs, and the objection
+    to the one before it. Raises RefusedError where none passes."""
     from foretoken.models.stock.media import writer  # late: takes seconds
-    from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN
+    from foretoken.models.stock.rowwise import BY_ROW
     from foretoken.models.stock.selfcheck import ON_TORCH, UnbuiltError, self_check
 
-    network, objections = writer(network), list[str]()
-    for form in (ON_TORCH, BY_ROW, BY_TOKEN):
-        try:
-            itself = self_check(network, form).itself
-            remarks = [form.costs, "checked on the model: no small copy of it" if itself else ""]
-            return form, [*dict.fromkeys(objections), *filter(None, remarks)]
-        except UnbuiltError:
-            raise
-        except RefusedError as error:
-            objections.append(str(error).removesuffix(f"; {form.instead}"))
-    raise RefusedError(f"{objections[-1]}; {BY_TOKEN.instead}")
+    network, form, remarks = writer(network), ON_TORCH, list[str]()
+    try:
+        itself = self_check(network, form).itself
+    except UnbuiltError:
+        raise
+    except RefusedError as error:
+        objection, form = str(error).removesuffix(f"; {form.instead}"), BY_ROW
+        itself, remarks = self_check(network, form).itself, [objection, form.costs]
+    return form, [*remarks, *(["checked on the model: no small copy of it"] if itself else [])]
 
 
 def _packed(source: Source | PreTrainedModel, network: PreTrainedModel) -> list[str]:
@@ -271,18 +248,10 @@ def _graphs(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, compiled: bool
 ) -> Model:
     from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
+    from foretoken.models.stock.selfcheck import self_check
 
-    return rehearsed(GraphModel(_network(source, dtype, device, ON_GRAPHS), compiled))
-
-
-def _network(
-    source: Source | PreTrainedModel, dtype: str, device: torch.device, form: Form
-) -> PreTrainedModel:
-    """Return a network whose family passes the self-check in that form."""
-    from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
-
-    self_check(source.empty if isinstance(source, Source) else source, form)
-    return _loaded(source, dtype, device, form)
+    self_check(source.empty if isinstance(source, Source) else source, ON_GRAPHS)
+    return rehearsed(GraphModel(_loaded(source, dtype, device, ON_GRAPHS), compiled))
 
 
 def _loaded(
@@ -596,23 +565,6 @@ def _way(network: PreTrainedModel, taps: tuple[int, ...]) -> Way:
     raise RefusedError("; ".join(dict.fromkeys(objections)))
 
 
-def forms(network: PreTrainedModel) -> list[tuple[str, Form]]:
-    """Return the runtimes that may serve a model here, each with its form, the fastest first."""
-    from foretoken.models.graphs import ON_GRAPHS  # late: takes seconds
-    from foretoken.models.stock.rowwise import BY_ROW, BY_TOKEN
-    from foretoken.models.stock.selfcheck import ON_TORCH
-
-    stock = [("transformers", form) for form in (ON_TORCH, BY_ROW, BY_TOKEN)]
-    if torch.cuda.is_available():
-        return [("graphs", ON_GRAPHS), *stock]
-    fast: list[tuple[str, Form]] = []
-    with suppress(RefusedError):
-        fast.append(("onnx", _onnx_library().form()))
-    with suppress(RefusedError):
-        fast += [("openvino", way.form) for way in _library().ways(network)]
-    return [*fast, *stock]
-
-
 def onnx_runtime() -> str:
     """Return the precisions that ONNX Runtime has here, or why it cannot be used."""
     try:
@@ -627,11 +579,6 @@ def openvino() -> str:
         return _library().abilities()
     except RefusedError as error:
         return str(error)
-
-
-def require_openvino() -> None:
-    """RefusedError where OpenVINO cannot be used."""
-    _library()
 
 
 def _onnx_library():  # not annotated: as below

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.generation_config import Ends, Settings, read_settings
+from foretoken.loading.ends import TargetEnds
 from foretoken.loading.runtimes import Placement, kept_facts
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
-from foretoken.request import Request, TextPrediction
 from foretoken.speculator import Speculator
 from foretoken.text.turns import known_ends, special_ids, turn_ends
 
@@ -73,14 +73,6 @@ class ModelFacts:
         return len(stack_of(self.structure))
 
     @property
-    def has_states(self) -> bool:
-        if self._facts:
-            return bool(self._facts.get("states"))
-        from foretoken.models.stock.cache import keeps_states  # late: as above
-
-        return keeps_states(self.structure)
-
-    @property
     def settings(self) -> Settings:
         """Its generation config; raises as `read_settings` does."""
         stored = self._facts and self._facts.get("settings")
@@ -118,22 +110,50 @@ class KnownTarget:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
-    """A target that runs."""
+    """A target that runs, as the function `drafter` of a module of yours is given it
+    (docs/drafters.md).
+
+    Attributes:
+        known: The facts that were known before it ran.
+        model: The model that scores tokens. `model.hidden`, where it has that, is what its output
+            layer read at the positions of the last forward pass.
+
+    Examples:
+        >>> import foretoken
+        >>> def drafter(argument: str, target: foretoken.LoadedTarget) -> foretoken.Drafter:
+        ...     return foretoken.UniformDrafter(target.vocab_size)
+    """
 
     known: KnownTarget
     model: Model
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer: the size of a drafter's distributions."""
+        return self.model.vocab_size
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer; None where only ids are used."""
+        return self.known.tokenizer
+
+    @property
+    def structure(self) -> PreTrainedModel:
+        """Its network, whose weights may be missing (on the device "meta"), with its config."""
+        return self.known.facts.structure
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """Its network with weights: the one that runs where torch runs it, else loaded again in
+        float32, so that only the layers you keep should outlive your function."""
+        return TargetEnds(self.read, self.model).network
 
     @property
     def read(self) -> Source | PreTrainedModel:
         """The files or the network that it was made from."""
         return self.known.facts.read
 
-    def speculator(
-        self,
-        drafter: Drafter,
-        draft_name: str,
-        predicted_output: Callable[[Request], TextPrediction] | None = None,
-    ) -> Speculator:
+    def speculator(self, drafter: Drafter, draft_name: str) -> Speculator:
         settings = self.known.settings
         return Speculator(
             target=self.model,
@@ -144,7 +164,6 @@ class LoadedTarget:
             target_name=self.known.name,
             draft_name=draft_name,
             suggested=settings.suggested,
-            predicted_output=predicted_output,
             processor=self.known.processor,
             structure=lambda: self.known.facts.structure,
         )

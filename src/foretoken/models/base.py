@@ -7,7 +7,6 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -85,30 +84,6 @@ def require_model(value: object) -> None:
         raise InputError(f"{value!r:.60} is no model; give that of a Speculator: load(...).target")
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """Places of new tokens in rows whose slots hold trees instead of texts."""
-
-    depths: Tensor  # [B, K], the position of every slot; K: the longest row and the longest block
-    seen: Tensor  # [B, W, K], True where new token i attends to a slot: its ancestors and itself
-
-
-@runtime_checkable
-class TreeModel(Model, Protocol):
-    """A model that can score many continuations of a row at once, common tokens only once."""
-
-    def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
-        """Append block b to row b, for all rows, in one run; tokens attend as `tree` says.
-
-        Returns logits `[B, W, V]` after every token, finite in the padding.
-        """
-        ...
-
-    def keep(self, slots: list[list[int]]) -> None:
-        """Row b keeps these of its slots, which ascend, and closes the gaps."""
-        ...
-
-
 @runtime_checkable
 class Switches(Model, Protocol):
     """A model that reads a text of more than `context` tokens in another way, all of it: a row that
@@ -139,8 +114,7 @@ class Rewinds(Model, Protocol):
 
 @runtime_checkable
 class ReadsPrompts(Model, Protocol):
-    """A model whose logits may depend on where the prompt of a text ends, as those of `generate`,
-    which reads a prompt at once and what follows token by token."""
+    """A model whose logits depend on where the prompt of a text ends, as those under guidance."""
 
     def prompted(self, lengths: list[int]) -> None:
         """The rows that join next have prompts of so many tokens, whatever they join with; 0: up to

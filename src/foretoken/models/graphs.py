@@ -54,8 +54,7 @@ class FixedCache(RaggedCache):
         """Put the block's tokens behind `offset [B]`; its values do not change the operations."""
         self.offset, self.width, self.end = offset, width, end
         self.row = torch.arange(len(offset), device=self.device)[:, None]
-        self.slots = offset[:, None] + torch.arange(width, device=self.device)
-        self.positions = self.slots
+        self.positions = offset[:, None] + torch.arange(width, device=self.device)
 
 
 class Recordable(TorchDispatchMode):
@@ -241,7 +240,7 @@ class GraphModel:
     def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> Made:
         """Run tokens behind `lengths` others; no shape depends on their values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
-        positions = self.cache.slots
+        positions = self.cache.positions
         if self.longest is not None:
             positions = positions.clamp(max=self.longest - 1)  # padding only
         if self.longest != self.context:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, as_float, shown
-from foretoken.models.base import Blocks, Model, ReadsMedia, ReadsPrompts
+from foretoken.models.base import Blocks, Model, ReadsMedia
 from foretoken.models.rows import staying
 
 MOST = 1000  # of a scale: logits stay far from what float32 holds
@@ -80,8 +80,6 @@ class Guided:
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         lengths, self._prompts = self._prompts or [0] * len(prompts), []
         fresh = [GuidedRow(length) for length in lengths]
-        if isinstance(self.inner, ReadsPrompts):
-            self.inner.prompted([n for length in lengths for n in (length, self._beginning)])
         self.inner.start(self._twice(fresh, prompts))
         self.rows = self.rows + fresh
 

@@ -77,11 +77,11 @@ class Reader:
         unread = len(text) - cached
         return (text, unread) if unread <= most else (text[:cached], 0)
 
-    def room(self, b: int, more: int = 0) -> int:
-        """Return how many draft tokens fit in the context behind a row's text and `more` tokens; 0
-        where the model is silent."""
-        length = len(self.texts[b]) + more
-        if self._known[b] < len(self.texts[b]):
+    def room(self, b: int) -> int:
+        """Return how many draft tokens fit in the context behind a row's text; 0 where the model is
+        silent."""
+        length = len(self.texts[b])
+        if self._known[b] < length:
             return 0
         context = self.model.context
         return UNLIMITED if context is None else max(0, context - length + 1)

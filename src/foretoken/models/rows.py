@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks
@@ -210,14 +209,11 @@ def check_room(
             )
 
 
-def padded(blocks: Blocks, device: torch.device, width: int = 0) -> Tensor:
-    """Blocks as ids `[B, width]`, padded on the right with id 0, to which no real token attends.
-
-    `width`: at least this; a block that is longer widens it.
-    """
+def padded(blocks: Blocks, device: torch.device) -> Tensor:
+    """Blocks as ids `[B, width]`, padded on the right with id 0, to which no real token attends."""
     if isinstance(blocks, Tensor):
-        return functional.pad(blocks, (0, width - blocks.shape[1])) if width else blocks
-    width = max(width, max(map(len, blocks), default=0))
+        return blocks
+    width = max(map(len, blocks), default=0)
     rows = [b + [0] * (width - len(b)) for b in blocks]
     return sent(torch.tensor(rows, dtype=torch.long), device)
 

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple, Protocol
 from foretoken import slow_log
 from foretoken.errors import RefusedError, base_name
 from foretoken.slow_log import log_if_slow, tell
-from foretoken.storage import files
 from foretoken.storage.cache import cache_folder, owned, remember, remembered, versions
 from foretoken.storage.files import parse_json
 
-FACTS, CARD = "facts.json", "card.json"
+FACTS = "facts.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
 STALE = 24 * 3600  # seconds; older ones were left
 
@@ -43,7 +42,6 @@ class Entry:
     dtype: str
     bytes: int
     made: float  # seconds since 1970
-    card: dict[str, Any] | None = None  # as `keep_card` wrote it
 
 
 def folder() -> Path | None:
@@ -107,7 +105,7 @@ def facts(key: str) -> dict[str, Any] | None:
 
 
 def _parts(place: Path) -> list[Path]:
-    return [file for file in place.iterdir() if file.name not in (FACTS, CARD)]
+    return [file for file in place.iterdir() if file.name != FACTS]
 
 
 def _facts(place: Path) -> dict[str, Any]:
@@ -209,28 +207,6 @@ def title_of(source: Convertible) -> str:
     return name + (f" with {source.changes[0].parent.resolve()}" if source.changes else "")
 
 
-def keep_card(key: str, card: dict[str, Any]) -> bool:
-    """Write what is to be known of the conversion under `key` into its folder; False where it is
-    not kept, or cannot be written."""
-    home = folder()
-    if home is None or facts(key) is None:
-        return False
-    try:
-        files.write(home / key / CARD, json.dumps(card, allow_nan=False).encode(), mode=0o600)
-    except OSError:
-        return False
-    return True
-
-
-def _card(place: Path) -> dict[str, Any] | None:
-    """Return the card in a folder; None where there is none that can be read."""
-    try:
-        card = parse_json((place / CARD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return card if isinstance(card, dict) else None
-
-
 def _sweep(home: Path) -> None:
     for place in home.glob(f"{MAKING}*"):
         if time.time() - place.stat().st_mtime > STALE:
@@ -244,8 +220,7 @@ def entries() -> list[Entry]:
         try:
             facts = _facts(file.parent)
             size = sum(part.stat().st_size for part in file.parent.iterdir())
-            about = facts["name"], facts["dtype"], size, facts["made"]
-            listed.append(Entry(file.parent, *about, _card(file.parent)))
+            listed.append(Entry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(listed, key=lambda entry: -entry.made)

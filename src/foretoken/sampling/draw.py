@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.errors import ControlError, renamed
+from foretoken.errors import ControlError
 from foretoken.sampling.distributions import (
     SamplingParams,
     likeliest,
@@ -161,11 +161,6 @@ class Draw:
         if self.controlled:
             for draft_tokens, token in zip(self._draft_tokens, listed(ids), strict=True):
                 draft_tokens[i:] = [token]
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> None:
-            raise renamed(self, name, {"guess": "sample", "behind": "after", "kept": "accepted"})
 
     def ahead(self, draft_tokens: int, device: torch.device) -> None:
         """Send the step's numbers to a device in one copy.

@@ -392,9 +392,8 @@ class SamplingParams:
         return {name: ids for name, ids in ids_of.items() if ids}
 
 
-class BeamControls(TypedDict, total=False):
-    """Fields of `SamplingParams` that a beam search takes, as keywords: it draws nothing, and ends
-    by its own rules."""
+class Controls(TypedDict, total=False):
+    """Fields of `SamplingParams` as keywords, with the types that each takes."""
 
     max_new_tokens: int
     min_new_tokens: int | None
@@ -418,11 +417,6 @@ class BeamControls(TypedDict, total=False):
     ignore_eos: bool
     processors: Any
     structured: Mapping[str, Any] | None
-
-
-class Controls(BeamControls, total=False):
-    """Fields of `SamplingParams` as keywords, with the types that each takes."""
-
     skip_special_tokens: bool
     thinking_budget: tuple[int, Iterable[int], Iterable[int]] | None
     temperature: float
@@ -488,8 +482,7 @@ def _agree(params: SamplingParams) -> None:
         raise InputError(problem).about("num_return_sequences")
     if params.num_return_sequences > 1 and params.greedy:
         raise RefusedError(
-            f"num_return_sequences={texts} at temperature 0 gives equal "
-            "texts; give a temperature, or call beam_search"
+            f"num_return_sequences={texts} at temperature 0 gives equal texts; give a temperature"
         ).about("num_return_sequences")
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
         problem = "include_stop_string has nothing to include; give stop_strings too"

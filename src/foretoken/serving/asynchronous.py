@@ -59,20 +59,15 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompts, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Event]:
-        """Run one request. Leaving the loop, or cancelling its task, frees its slot within a step.
+        """Run one request, whose arguments are those of `Engine.add`.
 
-        Args:
-            prompt: As `Engine.add` takes it.
-            params: As `Engine.add` takes them.
-            **options: Other options of `Engine.add`.
+        Leaving the loop, or cancelling its task, frees its slot within a step.
 
         Yields:
             The request's events; the last has its completion.
 
         Raises:
-            InputError: The request is invalid, or the engine does not run.
-            BusyError: Too many requests wait already.
-            RefusedError: As in `Engine.add`.
+            InputError: The engine does not run, or what `Engine.add` raises.
         """
         self._require_running()
         assert self._loop is not None

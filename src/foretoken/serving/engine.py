@@ -111,8 +111,8 @@ class Engine:
             attention), for others that begin alike, and outputs for look-up to copy from
             (docs/engine.md). In float32 and below it may be rounded differently from a fresh
             prefill.
-        rule: The acceptance method of requests that name none, as `generate` takes it.
-        lenience: The lenience of requests that name none, as `generate` takes it.
+        rule: The acceptance method of requests that name none.
+        lenience: The lenience of requests that name none.
 
     Raises:
         InputError: An option is invalid, or the models have an engine already.
@@ -167,17 +167,14 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> int:
-        """Add a request.
+        """Add a request. Other arguments are those of `Speculator.generate`.
 
         Args:
-            prompt: One prompt, as `Speculator.generate` takes it.
-            params: Its sampling params.
-            gamma: As `generate` takes it.
+            prompt: One prompt.
             seed: An int, or the pair of an earlier completion.
-            rule: As `generate` takes it; None is the engine's. A request with another one than
-                those that run waits until these are done.
-            lenience: As `generate` takes it; None is the engine's. As with `rule`, it may have to
-                wait.
+            rule: None is the engine's. A request with another one than those that run waits until
+                these are done.
+            lenience: The same.
             cache_salt: The request's prefix serves requests of the same salt only.
             priority: Requests of a greater one are admitted first, and others leave before them
                 where memory runs short.
@@ -186,9 +183,6 @@ class Engine:
             begun: Tokens that another engine has written for the same request; the text continues
                 as it would have there, and events tell of what is new.
             id: The request's, which no other may have that runs or waits; None: a new one.
-            chat_template: As `generate` takes it.
-            chat_template_kwargs: As `generate` takes them.
-            **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
             The request's id.

@@ -1,2 +1,1 @@
-"""Training of drafts, heads and small targets: texts, losses, and runs that can be resumed. Knows
-nothing of the command line, and serves nothing."""
+"""Training of drafts: texts, losses, and runs that can be resumed."""

@@ -1,5 +1,5 @@
-"""Text in, token ids out: books from a folder, a byte-level BPE tokenizer, a split into training
-and held-out text; and examples that a model is taught on, prompts and what follows.
+"""Text in, token ids out: books from a folder, a split into training and held-out text; and
+examples that a model is taught on, prompts and what follows.
 
 A decoder's text is cut into windows; a line of a file is a source, or a source and its target in
 JSON or on both sides of a tab. Knows nothing about models.
@@ -10,33 +10,20 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
-from foretoken.errors import InputError, mismatch, one_line
-from foretoken.storage import files
+from foretoken.errors import InputError, mismatch
 
 T = TypeVar("T")
-END_OF_TEXT, PADDING = "<|endoftext|>", "<|padding|>"
 PROMPT = 16  # tokens of a prompt
 HELD_OUT_EVERY = 16  # one text in sixteen, whole, never trained on
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Token ids of the training texts and of the held-out ones, and the bytes that the held-out
-    ids stand for."""
-
-    train: np.ndarray  # uint16 or uint32
-    held_out: np.ndarray
-    held_out_bytes: int
 
 
 def read_texts(folder: Path) -> list[str]:
@@ -85,69 +72,6 @@ def hold_out(items: Sequence[T], first: int = 0) -> tuple[list[T], list[T]]:
     return train, list(items[first::HELD_OUT_EVERY])
 
 
-def train_tokenizer(texts: list[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, so that any text has ids and every id sequence a text."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=_byte_level(texts, vocab_size, [END_OF_TEXT]),
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        model_max_length=context,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def train_pair_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """The same for sources and targets of an encoder-decoder: a text's ids end with the end of
-    text, and there is a padding token."""
-    tokenizer = _byte_level(texts, vocab_size, [PADDING, END_OF_TEXT])
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, end)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PADDING,
-        eos_token=END_OF_TEXT,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def _byte_level(texts: list[str], vocab_size: int, special: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def tokenizer_of_run(
-    out: Path, tokenizer_folder: Path | None, make: Callable[[], PreTrainedTokenizerFast]
-) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder given, or else the run's own, made where it has none yet."""
-    folder = tokenizer_folder or out / "tokenizer"
-    if tokenizer_folder is None and not folder.exists():
-        fresh = make()
-        with files.folder(folder) as part:
-            fresh.save_pretrained(part)
-    return read_tokenizer(folder)
-
-
-def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer in a model's folder; code in it is not run. InputError where none can be
-    read."""
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # the library raises many kinds
-        reason = one_line(error)
-        raise InputError(f"{folder} holds no tokenizer that can be read: {reason}") from None
-
-
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """All texts as one row of ids, an end-of-text token before each and after the last."""
     end = tokenizer.eos_token_id
@@ -163,16 +87,6 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
             ids.extend(piece)
         ids.append(end)
     return np.asarray(ids, dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-
-
-def build(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Corpus:
-    """Encode a list of texts with the split above."""
-    train, held_out = split(texts)
-    return Corpus(
-        encode(train, tokenizer),
-        encode(held_out, tokenizer),
-        sum(len(t.encode()) for t in held_out),
-    )
 
 
 Ids = Sequence[int] | np.ndarray  # an array is smaller, for a large corpus

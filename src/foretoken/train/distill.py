@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.errors import InputError, NumericsError
-from foretoken.lab.agreement import overlaps
+from foretoken.measurement.agreement import overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.corpus import Examples

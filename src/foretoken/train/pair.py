@@ -15,7 +15,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,9 +35,9 @@ from foretoken.models.stock.sizes import output_rows, sketch
 from foretoken.options import Seed
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
-from foretoken.train.corpus import PROMPT, Example
+from foretoken.train.corpus import Example
 
 CPU = torch.device("cpu")
 Shape = dict[str, Any]  # sizes in a config
@@ -259,14 +259,6 @@ class Authors:
         requests = self.requests(picked, keys)
         return [LessonText(r, text) for r, text in zip(requests, written, strict=True)]
 
-    def longest(self, examples: Sequence[Example]) -> int:
-        """The most tokens that a text may have, the decoder's prompt included."""
-        sampled = self.on_policy + self.target_generated > 0  # such texts may reach the limit
-        return max(
-            len(r.prompt) + (r.limit if sampled else min(r.limit, len(e.reference) or r.limit))
-            for e, r in zip(examples, self.requests(examples), strict=True)
-        )
-
     def requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
         """Return the requests of the examples; raises InputError for a prompt that the target
         cannot hold."""
@@ -322,50 +314,3 @@ def _judged(texts: list[LessonText], width: int) -> Tensor:
             if 0 <= place < len(text.new):
                 mask[b, first + place] = False
     return mask
-
-
-LENGTH = 240  # tokens of a sample, behind its prompt
-
-
-def samples(
-    spec: Speculator, tokens: int, *, prompts: np.ndarray | None, temperature: float, seed: int
-) -> Iterator[list[int]]:
-    """Sequences that the target writes, `tokens` in all or a few more, without their prompts, which
-    are cut from `prompts`; None: behind an end-of-text token.
-
-    Raises InputError for less than a token, RefusedError for a target that cannot be sampled.
-    """
-    if spec.target.encoder_decoder:
-        raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
-    if tokens < 1:
-        raise InputError(f"tokens is {tokens}; give 1 or more")
-    if prompts is not None and len(prompts) <= PROMPT:
-        raise InputError(f"the text gives {len(prompts)} tokens; give more than {PROMPT}")
-    SamplingParams(temperature)  # raises for one that is invalid, before the work
-    context = spec.target.context or PROMPT + LENGTH
-    if context <= PROMPT:
-        raise RefusedError(f"the target's context of {context} leaves no room to sample in")
-    return _sampled(spec, tokens, min(LENGTH, context - PROMPT), prompts, temperature, seed)
-
-
-def _sampled(
-    spec: Speculator,
-    tokens: int,
-    length: int,
-    prompts: np.ndarray | None,
-    temperature: float,
-    seed: int,
-) -> Iterator[list[int]]:
-    random = np.random.default_rng(seed)
-    text = np.array([min(spec.ends.eos, default=0)]) if prompts is None else prompts
-    written = 0
-    while written < tokens:
-        rows = min(BATCH, -(-(tokens - written) // length))
-        starts = random.integers(0, max(1, len(text) - PROMPT), size=rows).tolist()
-        batch = [[int(token) for token in text[at : at + PROMPT]] for at in starts]
-        keys = [(seed, written + b) for b in range(rows)]
-        options = {"temperature": temperature, "gamma": 0, "seed": keys}
-        texts = spec.generate(list(batch), max_new_tokens=length, **options)
-        for completion in uninterrupted(texts):
-            written += len(completion.tokens)
-            yield completion.tokens

@@ -59,7 +59,8 @@ def attach(
 
     Raises:
         InputError: An option is unknown or invalid, or `model` has no `generate`.
-        RefusedError: A model or a pair that cannot be decoded exactly.
+        RefusedError: A model or a pair that cannot be decoded exactly, or whose passes score single
+            tokens, so that drafts save nothing; the model keeps its own `generate`.
 
     Examples:
         >>> import foretoken, torch

@@ -167,7 +167,7 @@ class GenerateCall:
     @contextmanager
     def heard(self, target: Model) -> Iterator[None]:
         """The encoder does not run twice for the target: it knows the states that there are. One
-        that does not run on torch, or runs in exact shapes, reads the sources itself."""
+        that does not run on torch reads the sources itself."""
         texts = self.inputs is not None and not self.inputs.is_floating_point()
         if not texts or not isinstance(encoded := getattr(target, "heard", None), dict):
             yield

@@ -150,8 +150,8 @@ def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
     """ForeignError for an entry of the config that is not followed, or a cache."""
     if (config.num_beams or 1) > 1:
         raise ForeignError(
-            f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or call the "
-            "Speculator's beam_search, which reads ids alone"
+            f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or leave "
+            "it to transformers' own generate"
         )
     unknown = (n for n, values in UNKNOWN.items() if getattr(config, n, None) not in values)
     if entry := find_unfollowed(config) or next(unknown, None):

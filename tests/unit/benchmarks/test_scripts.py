@@ -9,7 +9,7 @@ import pytest
 
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Fixed
-from foretoken.lab.machine import Machine
+from foretoken.measurement.machine import Machine
 from scripts import BENCHMARKS, benchmark
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from foretoken.cli.answer import TaskAnswer, answers, begin, departure, end, remarks, show, speedup
 from foretoken.cli.prompts import Line, tasks
-from foretoken.lab.bench import Comparison
+from foretoken.measurement.bench import Comparison
 from foretoken.sampling.logprobs import Logprobs
 
 

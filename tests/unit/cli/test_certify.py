@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import options, slow_log
+from foretoken import options
+from foretoken.certificate import certify as lab
+from foretoken.certificate.certify import Control
+from foretoken.certificate.planted import OffByOne, next_row
 from foretoken.cli import certify as command
 from foretoken.drafters.lm import LMDrafter
-from foretoken.lab.certificate import certify as lab
-from foretoken.lab.certificate.certify import Control, OffByOne, next_row
 from foretoken.loading import load as loading
-from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import NAMED
 from foretoken.sampling.verify import speculative
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level, folder, llama
 
 
@@ -28,7 +29,7 @@ def run(monkeypatch, console):
     """Call the console script, with few texts."""
     monkeypatch.setattr(lab, "DISTRIBUTIONS", lab.DISTRIBUTIONS[:1])
     monkeypatch.setattr(command, "PROMPTS", command.PROMPTS[:2])
-    monkeypatch.setattr(command, "TEXTS", 16)
+    monkeypatch.setattr(lab, "CertificatePlan", partial(lab.CertificatePlan, texts=16))
     return partial(console, "certify")
 
 
@@ -61,32 +62,21 @@ def pair(base: Path, *more: object) -> tuple[object, ...]:
 def test_a_certificate_for_reading(run, base):
     code, out, err = run(*pair(base))
     assert code == 0 and "greedy: plain" in err and "Traceback" not in err
-    first = "up to 9 tests of 32 speculative texts and 64 plain ones take about "
-    assert err.startswith(first) and " seconds, as fast as this machine is now\n" in err
     line = " ".join(out.split())  # folders' names are of any length
-    assert "computed in float32, rule block, gamma 3, 2 prompts, seed 0" in line
-    for says in (
-        "passes   a block's logits are within ",
-        "greedy   6 texts of 288 tokens, gamma 1 and 3, against plain: identical",
-        "said to be certain: all as said",
-        "temperature 1     ",
-        "pull towards the draft    ",
-        "against plain, prompt 1    ",
-        "control  replacement from the wrong position: sampled text: found, as it must be",
+    for part in (
+        "computed in float32, rule block, gamma 3, 2 prompts, seed 0",
+        "logits of blocks against single tokens 144 places ok off by ",
+        "greedy text against plain 288 tokens ok",
+        " 0 certain ",
+        " ok temperature 1 target's law, by rank 288 tokens ",
+        " pull towards the draft 288 tokens ",
+        " against plain, prompt 1 16 texts ",
+        " replacement from the wrong position: sampled text ",
         "LOSSLESS: no test of 9 fell below ",
+        "an exact pair would fail one certificate in 10,000",
     ):
-        assert says in out
-    assert "an exact pair would fail one certificate in 10,000" in line
-
-
-@pytest.mark.openvino
-def test_a_draft_that_is_the_target_is_announced_too(run, base, monkeypatch):
-    monkeypatch.setattr(slow_log, "AFTER", 1e-9)
-    pair = ("--target", base / "target", "--draft", "self", "--runtime", "openvino")
-    code, _, err = run(*pair)
-    assert "converting " in err and "converted " in err
-    assert "\nup to 9 tests of 32 speculative texts and 64 plain ones take about " in err
-    assert code in (0, 3)  # 3: few texts of a draft so near hide a planted bug
+        assert part in line, (part, line)
+    assert "MISSED" not in out and "FAILED" not in out
 
 
 def test_a_broken_rule_in_json(quick, monkeypatch):
@@ -95,24 +85,19 @@ def test_a_broken_rule_in_json(quick, monkeypatch):
     code, out, _ = quick("--rule", "broken", "--json")
     document = json.loads(out)
     assert code == 1 and document["verdict"] == "not lossless"
-    assert any("target's law, by rank: p-value" in fault for fault in document["faults"])
-    assert document["plan"]["rule"] == "broken" and document["false_alarm"] == 1e-4
-    assert document["identity"]["same"] == document["identity"]["tokens"] > 0
+    assert document["rule"] == "broken" and document["greedy_tokens"] > 0
+    assert document["differences"] == []
     assert document["shapes"]["noise"] <= document["shapes"]["allowed"]
-    least = min(test["p_value"] for test in document["tests"])
-    assert least < document["level"] < 1e-4
+    least = min(document["tests"], key=lambda test: test["p_value"])
+    assert least["p_value"] < document["level"] < 1e-4 and "target's law" in least["name"]
 
 
 def test_a_distribution_of_ones_own(quick):
     """Beside temperature 1, in place of the built-in distribution."""
     distribution = ("--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--min-p", 0.01)
     code, out, _ = quick(*distribution, "--json")
-    distributions = json.loads(out)["plan"]["laws"]
-    assert code == 0 and [tuple(distribution.values()) for distribution in distributions] == [
-        (1.0, 0, 1.0, 0.0),
-        (0.7, 5, 0.9, 0.01),
-    ]
     tests = {test["name"].partition(": ")[0] for test in json.loads(out)["tests"]}
+    assert code == 0
     assert tests == {"temperature 1", "temperature 0.7, top-k 5, top-p 0.9, min-p 0.01"}
 
 
@@ -124,16 +109,16 @@ def test_distributions_that_are_built_in():
 
 def test_a_void_certificate_is_no_answer(quick, monkeypatch):
     missed = Control("a planted bug", found=False)
-    monkeypatch.setattr(lab, "_wrong_rule", lambda *args: missed)
+    monkeypatch.setattr(lab._Pair, "wrong_rule", lambda pair: missed)
     code, out, _ = quick()
-    assert code == 3 and "VOID" in out and "a planted bug: MISSED" in out
+    assert code == 3 and "VOID" in out and "MISSED" in out
 
 
 def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
     def fails(*args: object) -> None:
         raise ValueError("zip() argument 2 is longer than argument 1")
 
-    monkeypatch.setattr(lab, "_wrong_rule", fails)
+    monkeypatch.setattr(lab._Pair, "wrong_rule", fails)
     code, out, err = quick()
     assert code == 3 and not out and "Traceback" in err and "zip() argument 2" in err
 
@@ -154,7 +139,7 @@ def test_a_gap_without_end_in_json(run, tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "load_checked", lambda check, *_, **__: check(spec) or spec)
     (tmp_path / "ids").write_text("0\n3,1\n")
     code, out, _ = run("--prompts", tmp_path / "ids", "--json")
-    bugs = [one for one in json.loads(out)["identity"]["differences"] if one["verdict"] == "bug"]
+    bugs = [one for one in json.loads(out)["differences"] if one["verdict"] == "bug"]
     assert code == 1 and any(one["gap"] is None for one in bugs)
     assert all(one["plain"] != one["speculative"] for one in bugs)
 

@@ -23,7 +23,7 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def place(*args: object) -> None:
         raise AssertionError("weights are loaded")
 
-    for name in ("place", "place_exact", "draft_of"):
+    for name in ("place", "draft_of"):
         monkeypatch.setattr(loading, name, place)
 
 
@@ -50,9 +50,7 @@ TOKENIZER = "has no tokenizer"
 COMMANDS = [
     ("generate", "{base}/bare", "It was"),
     ("generate", "--target", "{base}/bare", "--prompt-file", "{base}/prompts.txt"),
-    ("measure", "--target", "{base}/bare", "--prompts", "{base}/prompts.txt"),
     ("bench", "--target", "{base}/bare", "--prompts", "{base}/prompts.txt"),
-    ("trace", "{base}/bare", "It was"),
     ("certify", "--target", "{base}/bare"),
     ("chat", "{base}/bare", "-q", "Hi"),
 ]

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -19,14 +18,10 @@ from pathlib import Path
 import pytest
 
 import foretoken
-from console import Result, Run, mistake, script
+from console import Result, Run, mistake
 from foretoken import slow_log
-from foretoken.costing import stored
-from foretoken.costing.costs import Costs
-from foretoken.lab import machine
-from foretoken.models import families
+from foretoken.cli.script import GONE
 from foretoken.speculator import BATCH, Speculator
-from foretoken_lab.cli import main as laboratory
 from tiny import TEXT, byte_level, folder, llama, t5
 
 
@@ -75,14 +70,14 @@ def test_text_is_streamed(run, base):
     assert run("generate", "It was", *args).out == expected + "\n"
 
 
-def test_exact_shapes_and_coupled_draws(run, base):
+def test_coupled_draws(run, base):
     """A seed gives one text, whatever gamma."""
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 9)
-    args += ("--exact-shapes", "--rule", "coupled", "--temperature", 1, "--seed", 3, "--json")
+    args += ("--dtype", "float64", "--runtime", "transformers")
+    args += ("--rule", "coupled", "--temperature", 1, "--seed", 3, "--json")
     outputs = [json.loads(run("generate", "It was", *args, "--gamma", g).out) for g in (0, 3)]
     plain, fast = (document["completions"][0] for document in outputs)
     assert plain["tokens"] == fast["tokens"] and fast["stats"]["drafted"]
-    assert outputs[0]["runtime"] == "transformers, exact shapes"
 
 
 def test_json_is_one_document(run, base):
@@ -310,8 +305,8 @@ def test_bad_models_and_prompts(run, base, tmp_path):
     mistake(run("generate", "text", *target, "--draft", tmp_path), "cannot be read as a model")
     mistake(run("generate", "text", *target, "--draft", base / "bare"), "output rows")
     mistake(run("generate", "text", *target, "--draft", base / "t5"), "for a causal target")
-    mistake(run("generate", "text", *target, "--draft", "ngram:no"), "there is no n-gram file")
-    mistake(run("generate", "text", *target, "--draft", "heads:no"), "there is no file no")
+    mistake(run("generate", "text", *target, "--draft", "ngram:no"), "'reproduction.ngram:FILE'")
+    mistake(run("generate", "text", *target, "--draft", "no.such:no"), "no module no.such")
     mistake(run("generate", "a" * 500, *target), "prompt 0 has 500 tokens, the model holds 96")
     mistake(run("generate", "", *target), "prompt 0 is empty")
     mistake(run("generate", "a", *target, "--device", "quantum"), "device 'quantum' cannot be used")
@@ -343,11 +338,11 @@ def test_help_lists_what_there_is(run):
         assert option in run("generate", "--help").out
 
 
-@pytest.mark.parametrize("moved", [("report",), ("simulate",), ("theory",), ("train", "lm")])
-def test_a_command_that_moved_names_its_new_place(run, moved):
-    mistake(run(*moved, "--help"), f"run foretoken-lab {' '.join(moved)}")
-    mistake(run("bench", "serve", "--ignore-eos"), "run guidellm benchmark")
-    mistake(run("plan", "m.json"), "run foretoken measure")
+@pytest.mark.parametrize("name", [*GONE])
+def test_what_was_removed_says_what_to_use_now(run, name):
+    words = name.split() if " " in name or not name.startswith("-") else ["generate", name]
+    remedy = f"{name} is gone: {GONE[name]}"
+    mistake(run(*words, "x"), remedy)
 
 
 def test_an_unknown_option_is_a_usage_error(run):
@@ -367,8 +362,8 @@ def test_an_unknown_option_is_a_usage_error(run):
 
 def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
     """A line ends where the next word does not fit, at any width."""
-    commands = ("generate measure bench certify doctor").split()
-    trainers = [("train", name) for name in "samples ngram distill heads".split()]
+    commands = ("generate bench certify doctor").split()
+    trainers = [("train", name) for name in "distill eagle dspark".split()]
     for width in (80, 120):
         monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
         for command in [*((name,) for name in commands), *trainers]:
@@ -408,45 +403,6 @@ def test_several_texts_are_told_apart(run, base, tmp_path):
     assert "==>" not in run("generate", long, *args).out
 
 
-# doctor
-
-
-def test_doctor(run, monkeypatch):
-    """Two families here; their checks have tests of their own."""
-    few = {name: families.FAMILIES[name] for name in ("Llama", "T5")}
-    monkeypatch.setattr(families, "FAMILIES", few)
-    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
-    result = run("doctor", "--json")
-    assert result.code == 0
-    document = json.loads(result.out)
-    assert [f["name"] for f in document["families"]] == ["Llama", "T5"]
-    assert all(f["ok"] for f in document["families"])
-    assert document["versions"].keys() >= {"python", "torch", "transformers", "foretoken"}
-    assert document["devices"][0]["name"] == "cpu" and document["devices"][0]["free_bytes"] > 0
-    shown = run("doctor")
-    assert shown.code == 0 and "Llama" in shown.out and "ok" in shown.out
-
-
-def test_kept_costs_are_listed_and_removed(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    known = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
-    stored.keep("a", stored.Kept(known, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
-    stored.keep("b", stored.Kept(known, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
-    *_, newest, other = run("doctor", "--cache").out.splitlines()
-    assert newest.endswith(
-        "costs of T, D, greedy, 4 rows: halves 1.50 times apart, others took 40% of the processors,"
-        " 2.5 times off in later steps; measured again by a later start"
-    )
-    assert other.endswith("1 row: halves 1.10 times apart, others took 2% of the processors")
-    documents = json.loads(run("doctor", "--cache", "--json").out)["costs"]
-    assert [(each["label"], each["attempts"]) for each in documents] == [
-        ("T, D, greedy, 4 rows", 2),
-        ("T, D, greedy, 1 row", 1),
-    ]
-    assert "measured costs" in run("doctor", "--clear-cache").out
-    assert json.loads(run("doctor", "--cache", "--json").out)["costs"] == []
-
-
 @pytest.mark.real_costs
 def test_a_long_measurement_says_so(run, base, tmp_path, monkeypatch):
     """Once: the next command knows what steps cost, whatever the machine did meanwhile."""
@@ -457,90 +413,6 @@ def test_a_long_measurement_says_so(run, base, tmp_path, monkeypatch):
     assert re.search(r"^measuring what steps cost.*: target, draft, greedy, 1 row$", err, re.M)
     assert "loading target\n" in err and "loading the draft draft\n" in err
     assert "measuring" not in run(*args).err
-
-
-# train samples, train ngram
-
-
-def test_samples(run, base, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "samples.txt"
-    args = ("--data", base / "text", "--target", base / "target", "--tokens", 20)
-    result = run("train", "samples", "--out", out, *args)
-    assert result.code == 0 and str(out) in result.out
-    first = out.read_text(encoding="utf-8")
-    assert first and run("train", "samples", "--out", out, *args).code == 0
-    assert out.read_text(encoding="utf-8") == first  # the seed is the same
-    assert [path.name for path in tmp_path.iterdir()] == ["samples.txt"]
-    (use,) = [line for line in result.out.splitlines() if line.startswith("use it: ")]
-    learn = shlex.split(use.removeprefix("use it: foretoken-lab "))
-    learn[-1] = str(tmp_path / "draft")  # for FOLDER
-    small = ("--context", 4, "--steps", 1, "--layers", 1)
-    assert script(monkeypatch, capsys, laboratory)(*learn, *small).code == 0
-    mistake(run("train", "samples", "--out", tmp_path, *args), "is a folder; give another --out")
-
-
-@pytest.mark.parametrize("source", ["text", "samples"])
-def test_ngram(run, base, tmp_path, source):
-    out, target = tmp_path / "table.safetensors", base / "target"
-    args = {
-        "text": ("--data", base / "text", "--tokenizer", target),
-        "samples": ("--target", target, "--tokens", 2000),
-    }[source]
-    result = run("train", "ngram", "--out", out, "--order", 2, *args)
-    assert result.code == 0 and "order 2, vocabulary 320" in result.out
-    bits = re.search(r"held-out text: (\d+\.\d+) bits a token", result.out)
-    assert bits and 0 < float(bits[1]) < 20
-    command = f"use it: foretoken generate --target {target} --draft ngram:{out} PROMPT\n"
-    assert result.out.endswith(command)
-    document = json.loads(run("train", "ngram", "--out", out, "--order", 2, *args, "--json").out)
-    assert document.pop("held_out_bits_per_token") == pytest.approx(float(bits[1]), abs=0.01)
-    assert document == {"order": 2, "vocab_size": 320, "bytes": out.stat().st_size}
-    options = ("--target", target, "--draft", f"ngram:{out}", "--max-new-tokens", 9)
-    drafted = run("generate", "It was", *options, "--gamma", 3)
-    plain = run("generate", "It was", "--target", target, "--draft", "none", "--max-new-tokens", 9)
-    assert drafted.code == 0 and drafted.out == plain.out
-
-
-def test_options_of_samples_are_none_of_text(run, base, tmp_path):
-    of = ("--data", base / "text", "--tokenizer", base / "target")
-    for option in (("--tokens", 5), ("--temperature", 0.5)):
-        result = run("train", "ngram", "--out", tmp_path / "t.safetensors", *of, *option)
-        mistake(result, "--tokens and --temperature are of samples; give --target too")
-
-
-def test_bad_training_input(run, base, tmp_path):
-    out, target, text = tmp_path / "out", base / "target", base / "text"
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "book.txt.gz").write_bytes(b"no gzip")
-    ngram = ("train", "ngram", "--out", out)
-    mistake(run(*ngram), "give --data with --tokenizer, or --target")
-    mistake(run(*ngram, "--data", text), "give --data with --tokenizer, or --target")
-    mistake(run(*ngram, "--target", base / "t5"), "an encoder-decoder has no text of its own")
-    mistake(run(*ngram, "--data", text, "--tokenizer", text), "holds no tokenizer")
-    mistake(run(*ngram, "--data", text, "--tokenizer", "no"), "the tokenizer in no cannot be")
-    counted = ("--tokenizer", target, "--data")
-    mistake(run(*ngram, *counted, tmp_path / "no"), "there is no")
-    mistake(run(*ngram, *counted, tmp_path / "broken"), "book.txt.gz cannot be read")
-    mistake(run(*ngram, *counted, text, "--order", 0), "order is 0; give 1 (unigram) or more")
-    samples = ("train", "samples", "--out", out, "--data", text, "--tokens", 5)
-    mistake(run(*samples, "--target", base / "bare"), "the target has no tokenizer")
-    mistake(run(*samples, "--target", base / "t5"), "an encoder-decoder has no text of its own")
-    assert not out.exists()
-
-
-def test_an_output_that_cannot_be_written(run, base, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    args = ("--data", base / "text", "--tokenizer", base / "target")
-    result = run("train", "ngram", "--out", tmp_path / "file" / "table", *args)
-    mistake(result, "file")
-
-
-@pytest.mark.parametrize(
-    "args", [["samples", "--data", "no"], ["ngram", "--data", "no", "--tokenizer", "no"]]
-)
-def test_a_missing_folder_of_the_output_is_said_before_the_work(run, tmp_path, args):
-    result = run("train", *args, "--out", tmp_path / "no" / "file")
-    mistake(result, f"there is no folder {tmp_path / 'no'}; make it or give another --out")
 
 
 # Other processes
@@ -559,7 +431,7 @@ def heeds_ctrl_c() -> None:
 
 
 def test_a_mistake_is_one_line_in_another_process(tmp_path):
-    with python("measure", "--prompts", tmp_path / "no.txt") as run:
+    with python("bench", "--prompts", tmp_path / "no.txt") as run:
         out, err = run.communicate(timeout=120)
     mistake(Result(run.returncode, out, err), "no.txt cannot be read")
 

@@ -253,7 +253,7 @@ def test_what_only_the_model_knows_is_told_before_it_runs(run, pair, tmp_path, m
 
 def test_measuring_commands_refuse_options(run, pair, tmp_path):
     _, file = lines(tmp_path, {"prompt": "a"}, {"prompt": "b", "temperature": 1})
-    for command in ("measure", "bench", "certify"):
+    for command in ("bench", "certify"):
         flags = () if command == "certify" else ("--gamma", 2)
         result = run(command, "--prompts", file, *pair[:4], *flags)
         mistake(result, "line 2: temperature is unknown here; give some of prompt, id")

@@ -11,18 +11,18 @@ import pytest
 
 from console import Run, mistake
 from foretoken.cli import option
-from foretoken.lab import bench, machine
 from foretoken.loading import adapters, hub
 from foretoken.loading import load as loading
 from foretoken.loading.options import OPTIONS
+from foretoken.measurement import bench, machine
 from foretoken.sampling.checks import Choice, as_flag
 from tiny import TEXT, byte_level, folder, llama
 
 READING = {"--revision", "--trust-remote-code", "--tokenizer", "--ignore-generation-config"}
 PLACING = {"--dtype", "--device", "--runtime"}
-OF_PAIRS = {"--draft-dtype", "--draft-revision", "--exact-shapes"}
+OF_PAIRS = {"--draft-dtype", "--draft-revision"}
 SHORT = ("--max-new-tokens", 6)
-FEW = ("--limit", 2, "--gamma", 2)
+FEW = ("--repeats", 1, "--gamma", 2)
 
 
 @pytest.fixture
@@ -52,15 +52,13 @@ def options(run: Run, *command: str) -> set[str]:
     return shown & (READING | PLACING | OF_PAIRS)
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "measure", "bench", "certify"])
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "certify"])
 def test_commands_with_a_pair_take_all(run, command):
     assert options(run, command) == READING | PLACING | OF_PAIRS
 
 
 def test_other_commands_take_what_they_can_honour(run):
-    assert options(run, "train", "samples") == READING | PLACING
-    assert options(run, "train", "ngram") == READING | PLACING | {"--tokenizer"}
-    assert options(run, "train", "heads") == READING
+    assert options(run, "train", "eagle") == READING | PLACING
     assert options(run, "train", "distill") == READING | {"--draft-revision"}
     assert options(run, "doctor") == PLACING | {"--revision", "--trust-remote-code"}
 
@@ -70,20 +68,17 @@ def commands(base: Path, tmp_path: Path) -> dict[str, tuple[object, ...]]:
     """Each short, with a target that is refused."""
     file = ("--prompts", base / "prompts.txt")
     pair = ("--target", base / "target", "--draft", base / "draft", "--runtime", "transformers")
-    of_text = ("--target", base / "target", "--data", base / "a.txt")
-    steps = (*of_text, "--length", 6, "--steps", 1, "--batch", 1)
+    text = ("--target", base / "target", "--data", base / "a.txt")
+    steps = (*text, "--length", 6, "--steps", 1, "--batch", 1)
     fresh = ("--shape", "num_hidden_layers=1", "--held-out", 1)
     return {
         "generate": ("generate", "It was", *pair, *SHORT),
-        "measure": ("measure", *pair, *file, *SHORT, *FEW),
-        "bench": ("bench", *pair, *file, *SHORT, "--gamma", 2, "--repeats", 1, "--json"),
-        "samples": ("train", "samples", *of_text, "--tokens", 20, "--out", tmp_path / "s.txt"),
-        "heads": ("train", "heads", *steps, "--heads", 1, "--out", tmp_path / "h"),
+        "bench": ("bench", *pair, *file, *SHORT, *FEW),
         "distill": ("train", "distill", *steps, *fresh, "--out", tmp_path / "d"),
     }
 
 
-NAMES = ("generate", "measure", "bench", "samples", "heads", "distill")
+NAMES = ("generate", "bench", "distill")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,9 +90,9 @@ def test_a_setting_is_refused_with_a_remedy_that_the_command_has(run, base, comm
     result = run(*commands[name], *words, "--ignore-generation-config")
     assert result.code == 0, result.err
     again = f"--tokenizer {base / 'words'} --ignore-generation-config"
-    if name == "measure":  # what was measured so is generated so
+    if name == "bench":  # what was measured so is generated so
         assert again in " ".join(result.out.split())
-    elif name in ("heads", "distill"):
+    elif name == "distill":
         assert again in result.out
 
 
@@ -137,30 +132,12 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
     texts = ("--prompts", tmp_path / "prompts.txt")
     for words, rows in (
         (("generate", "--prompt-file", texts[1], "--output", tmp_path / "out.jsonl"), 16),
-        (("measure", *texts, "--draft", "lookup"), 1),
-        (("measure", *texts, "--draft", "lookup", "--rows", 4), 4),
+        (("bench", *texts, "--draft", "lookup"), 1),
         (("certify", "--draft", "lookup", *texts), 16),
     ):
         seen.clear()
         run(*words)
         assert seen["rows"] == rows
-
-
-def test_measured_in_exact_shapes_is_planned_so(run, base, tmp_path):
-    pair = ("--target", base / "draft", "--draft", "lookup", "--prompts", base / "prompts.txt")
-    arguments = (*SHORT, *FEW, "--exact-shapes", "--out", tmp_path / "m.json")
-    assert run("measure", *pair, *arguments).code == 0
-    plan = json.loads(run("measure", tmp_path / "m.json", "--json").out)
-    assert plan["command"].endswith("--max-new-tokens 6 --exact-shapes")
-
-
-def test_options_without_a_model_to_load(run, base, tmp_path):
-    mistake(run("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
-    mistake(run("doctor", "--rows", 4), "name one: foretoken doctor MODEL")
-    mistake(run("doctor", base / "draft", "--clear-cache", "--rows", 4), "leave --rows out")
-    mistake(run("measure", tmp_path / "m.json", "--dtype", "int8"), "or options to measure with")
-    result = run("doctor", base / "draft", "--runtime", "transformers", "--json")
-    assert json.loads(result.out)["why"].startswith("it was asked for")
 
 
 # How the model's own generation config would sample
@@ -187,7 +164,7 @@ def test_what_the_model_suggests_is_said_once(run, base, sampling):
     assert run("chat", "--raw", "-q", "It was", *sampling) == result
     document = run("generate", "It was", *sampling, "--json", "--compare")
     assert document.err == SAYS and json.loads(document.out)["completions"]
-    measured = run("measure", "--prompts", base / "prompts.txt", *sampling, *FEW)
+    measured = run("bench", "--prompts", base / "prompts.txt", *sampling, *FEW)
     assert measured.err.count(SAYS) == 1
 
 

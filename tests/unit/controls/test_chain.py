@@ -14,11 +14,11 @@ from foretoken.controls.chain import Chain, chain
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ControlError
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 
 V = 5
 EVERYTHING: dict[str, Any] = {

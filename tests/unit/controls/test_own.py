@@ -22,10 +22,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ControlError, InputError, RefusedError
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
 from oracle import random_model
-from tiny import byte_level
+from table import TableModel
 
 V = 5
 PROMPTS = [[1], [2, 3], [4, 0, 4]]
@@ -270,21 +269,3 @@ def test_prompt_logprobs_of_an_encoders_prompt():
 def test_what_needs_a_tokenizer(name, value):
     with pytest.raises(InputError, match=f"^{name} needs a tokenizer; load the model with one"):
         spec().generate([1], **{name: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("temperature", 0.5), ("logprobs", 1), ("include_stop_string", False), ("stopping", [])],
-)
-def test_what_a_beam_search_does_not_take(name, value):
-    with pytest.raises(RefusedError, match=f"^beam_search does not take {name}; leave it out"):
-        spec().beam_search([1], **{name: value})
-
-
-def test_stop_strings_of_the_model_in_a_beam_search():
-    target, tokenizer = TableModel(random_model(1, V), V), byte_level()
-    with_stops = Speculator(target, NoDrafter(), tokenizer, controls={"stop_strings": ["x"]})
-    with pytest.raises(
-        RefusedError, match=r"sets stop_strings=\['x'\], which beam_search does not"
-    ):
-        with_stops.beam_search([[1]])

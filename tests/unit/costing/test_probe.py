@@ -14,7 +14,6 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import RefusedError
-from foretoken.models.table import Distribution, TableModel
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
@@ -23,6 +22,7 @@ from foretoken.sampling.verifier import Sampled
 from foretoken.sampling.verify import speculative
 from oracle import random_model
 from running import running
+from table import Distribution, TableModel
 
 V = 6
 SAMPLED = SamplingParams(temperature=1.0)

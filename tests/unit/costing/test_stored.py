@@ -28,9 +28,9 @@ from foretoken.costing.stored import (
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.table import TableModel
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered
+from table import TableModel
 from tiny import llama
 
 KNOWN = Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))

@@ -13,5 +13,5 @@ def test_the_page_is_built(monkeypatch, tmp_path):
     result = CliRunner().invoke(app, ["foretoken.cli", "utils", "docs", *title])
     assert result.exit_code == 0, result.output
     text = page.read_text()
-    for name in ("generate", "chat", "measure", "serve", "train heads"):
+    for name in ("generate", "chat", "bench", "serve", "train eagle"):
         assert f"## `foretoken {name}`" in text

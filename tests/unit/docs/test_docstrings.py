@@ -95,6 +95,10 @@ def mistakes(value: Any) -> list[str]:
     sections = {each.kind.value: each.value for each in docstring.parse(warnings=False)}
     found = [] if sections.get("text") else ["it has no summary"]
     takes = parameters(value)
+    if same := re.search(r"rguments are those of\s+`([.\w]+)`", docstring.value):
+        (other,) = [each for name, each in EVERY.items() if f".{name}".endswith(f".{same[1]}")]
+        own = [each.name for each in sections.get("parameters", [])]
+        takes = [name for name in takes if name in own or name not in parameters(other)]
     if inspect.isclass(value) and "parameters" not in sections:
         told = [each.name for each in sections.get("attributes", [])]
         takes = list(getattr(value, "_fields", takes))
@@ -145,14 +149,18 @@ def test_a_docstring_that_disagrees_is_found() -> None:
         """Return a number."""
         return a
 
+    def refers(gamma: int, other: int) -> None:
+        """Print a prompt. Other arguments are those of `Speculator.generate`."""
+
+    assert mistakes(refers) == ["Args has no other"]
     assert mistakes(lacks) == ["Args has no b"]
     assert mistakes(invents) == ["the signature has no c"]
     assert mistakes(bare) == ["Args has no a", "Returns is missing"]
 
 
-# Named in docstrings, and not ours: of transformers, of typer, of OpenVINO, of Python, and an extra
+# Named in docstrings, and not ours: of transformers, of typer, of OpenVINO and of Python
 THEIRS = {"guidance_scale", "max_length", "min_length", "from_pretrained", "help", "convert_model"}
-THEIRS |= {"__set_name__", "plot"}
+THEIRS |= {"__set_name__"}
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

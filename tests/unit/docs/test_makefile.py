@@ -25,7 +25,7 @@ IMPORT_ALL = """
 import importlib, pkgutil
 import foretoken, llguidance
 for each in pkgutil.walk_packages(foretoken.__path__, "foretoken."):
-    if not each.name.startswith(("foretoken.cluster.", "foretoken.lab.speedup_picture")):
+    if not each.name.startswith("foretoken.cluster."):
         if not each.name.endswith("__main__"):
             importlib.import_module(each.name)
 """
@@ -53,7 +53,9 @@ def test_a_user_gets_what_these_commands_need(target: str) -> None:
     assert "--quiet" not in recipe(target)  # minutes without a sign of life
 
 
-@pytest.mark.parametrize("target", ["test", "quick", "prove", "check", "report", "docs"])
+@pytest.mark.parametrize(
+    "target", ["test", "reproduction-test", "quick", "prove", "check", "report", "docs"]
+)
 def test_a_developer_gets_the_rest_on_top(target: str) -> None:
     assert extras(target) == ["gguf,serve", "dev"]
     assert "-W ignore -m compileall" in recipe(target)  # a warning would fail the test that imports

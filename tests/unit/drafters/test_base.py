@@ -7,14 +7,13 @@ import pytest
 import foretoken
 import tiny
 from foretoken.drafters.base import Draft, Drafter, pack
-from foretoken.drafters.blockwise import Heads
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.table import TableModel
 from foretoken.speculator import Speculator
+from table import TableModel
 
 
 def table() -> TableModel:
@@ -125,17 +124,6 @@ def test_what_stands_apart_runs() -> None:
     completions = spec.generate([[0], [1]], gamma=4, max_new_tokens=9)
     plain = spec.generate([[0], [1]], gamma=0, max_new_tokens=9)
     assert [c.tokens for c in completions] == [c.tokens for c in plain]
-
-
-def test_heads_that_were_loaded_for_another_target(tmp_path) -> None:
-    file = tmp_path / "heads.safetensors"
-    Heads.fresh(tiny.llama(), 2).save(file)
-    first = foretoken.load(tiny.llama(), f"heads:{file}")
-    for target in tiny.llama(), tiny.llama(seed=1):
-        with pytest.raises(InputError, match="^HeadsDrafter reads .*another target.*'heads:FILE'"):
-            foretoken.load(target, first.drafter)
-    again = Speculator(first.target, first.drafter)
-    assert again.generate([5, 6], max_new_tokens=8, gamma=2)[0].stats.drafted
 
 
 def test_a_model_in_memory_may_draft_for_itself() -> None:

@@ -16,12 +16,12 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 from tiny import llama, t5
 
 V = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from foretoken.drafters.base import Draw
 from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.models.table import TableModel
 from foretoken.sampling.keys import RowKey
 from foretoken.speculator import Speculator
+from table import TableModel
 
 NO_DRAW: Draw = None  # type: ignore  # draft tokens are certain
 

@@ -10,7 +10,6 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, NumericsError
-from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
@@ -21,6 +20,7 @@ from foretoken.speculator import Speculator
 from foretoken.step import step
 from oracle import random_model
 from running import running
+from table import TableModel
 
 V = 5
 P, Q = random_model(1, V), random_model(2, V)

@@ -14,12 +14,12 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import KnownTokensDrafter, MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.table import TableModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import Purpose, RowKey, uniform
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 
 V = 5
 Q, R = random_model(1, V), random_model(2, V)

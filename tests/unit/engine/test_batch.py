@@ -16,7 +16,6 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch, keep_freed
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.models.rows import CHUNK as PASS
-from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -24,6 +23,7 @@ from foretoken.sampling.verifier import Greedy, Sampled, choose
 from foretoken.sampling.verify import RULES, speculative
 from oracle import random_model
 from running import running
+from table import TableModel
 
 V = 6
 P, Q = random_model(1, V), random_model(2, V)

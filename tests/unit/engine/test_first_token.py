@@ -17,7 +17,6 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.scheduler import Scheduler
-from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -26,6 +25,7 @@ from foretoken.sampling.verify import block
 from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 
 V = 6
 P, Q, R = (random_model(seed, V) for seed in (1, 2, 3))

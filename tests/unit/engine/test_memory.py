@@ -11,10 +11,10 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.memory import KEPT, KEPT_TOKENS, Memory, reserve_kept
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Sized
-from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from oracle import random_model
+from table import TableModel
 
 V = 4
 

@@ -25,7 +25,6 @@ from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import HELD, Scheduler, Task
 from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -35,6 +34,7 @@ from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
 from running import running
+from table import TableModel
 
 V = 6
 P, Q, R = (random_model(seed, V) for seed in (1, 2, 3))

@@ -16,11 +16,11 @@ from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.adapters import folder
 from foretoken.loading.load import require_adapters
-from foretoken.models.families import build
 from foretoken.train.pair import read_target
 from media_models import built
 from sound_models import granite_speech
 from tiny import llama
+from tiny_families import build
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
 PROMPT = [5, 17, 33]
@@ -224,8 +224,6 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
         spec.generate([[5, 6, 7]], max_new_tokens=4)
     with pytest.raises(RefusedError, match="guidance reads ids alone, and this model none without"):
         spec.guided(2.0)
-    with pytest.raises(RefusedError, match="an adapter of its own, for sounds.*exact_shapes out"):
-        foretoken.load(tmp_path, "lookup", exact_shapes=True)
     with pytest.raises(RefusedError, match="brings an adapter, and takes no other"):
         foretoken.load(tmp_path, "lookup", adapter=tmp_path)
     with pytest.raises(InputError, match="generate turns its adapter on and off; give its folder"):

@@ -14,13 +14,11 @@ from transformers import PreTrainedTokenizerFast
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.drafters.ngram import NGramDrafter, fingerprint
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.train.ngram import fit
 from loads import PADDED, refused
-from tiny import TEXT, byte_level, folder, llama, metaspace, t5
+from tiny import byte_level, folder, llama, metaspace, t5
 
 
 def renamed() -> PreTrainedTokenizerFast:
@@ -41,14 +39,17 @@ def renamed() -> PreTrainedTokenizerFast:
         ("coppy", "copy"),
         ("non", "none"),
         ("uniforms", "uniform"),
-        ("n-gram:a/b.safetensors", "ngram:FILE"),
-        ("head:a.safetensors", "heads:FILE"),
-        ("ngram", "ngram:FILE"),
-        ("heads", "heads:FILE"),
+        ("selfie:int4", "self:KIND"),
     ],
 )
 def test_a_name_that_was_mistyped_gets_the_nearest(bare, draft, near):
     refused(InputError, f"draft is '{draft}'; did you mean '{near}'", bare, draft)
+
+
+@pytest.mark.parametrize("draft", ["ngram:a/b.safetensors", "heads:a", "ngram", "heads"])
+def test_drafts_that_moved_get_their_new_spelling(bare, draft):
+    remedy = f"give 'reproduction.{draft.partition(':')[0]}:FILE' in a checkout"
+    refused(InputError, f"draft is '{draft}'; .*{remedy}", bare, draft)
 
 
 @pytest.mark.parametrize("draft", ["gpt2", "opt", "t5-small", "owner/lookup", "me/look-up", "C:/a"])
@@ -86,21 +87,6 @@ def test_a_drafter_of_ones_own(pair):
     spec = foretoken.load(pair[0], mine)
     assert spec.drafter is mine and spec.draft_name == "LookupDrafter"
     refused(InputError, "draft is 5; give a folder", pair[0], 5)
-
-
-def test_an_ngram_file(pair, bare, tmp_path):
-    ids = byte_level()(TEXT).input_ids
-    mine, other = tmp_path / "mine.safetensors", tmp_path / "other.safetensors"
-    fit([ids], 320, 3, fingerprint=fingerprint(byte_level().get_vocab())).save(mine)
-    fit([ids], 320, 3, fingerprint=fingerprint(metaspace().get_vocab())).save(other)
-    spec = foretoken.load(pair[0], f"ngram:{mine}")
-    assert isinstance(spec.drafter, NGramDrafter)
-    for temperature in (0.0, 1.0):
-        options = {"gamma": 3, "temperature": temperature, "max_new_tokens": 12}
-        assert spec.generate("It was", **options)[0].stats.drafted
-    refused(InputError, "another tokenizer", pair[0], f"ngram:{other}")
-    refused(InputError, "there is no n-gram file", pair[0], "ngram:missing.safetensors")
-    refused(InputError, "is for 320 tokens, the target has 336", bare, f"ngram:{mine}")
 
 
 # Vocabularies

@@ -19,9 +19,10 @@ from foretoken.loading.runtimes import Early, Placement
 from foretoken.loading.sources import source
 from foretoken.models import store
 from foretoken.models.blocks import found
-from foretoken.models.families import build
 from foretoken.models.stock.selfcheck import small_copy
+from foretoken.storage.cache import remembered
 from tiny import folder
+from tiny_families import build
 
 
 class Rows:
@@ -57,7 +58,7 @@ def chosen(*names: str, dtype: str = "int8", rows: int = 1) -> Fastest:
 
 def test_the_least_times_of_a_usual_text_decide(seconds: dict[str, list[float]]) -> None:
     assert chosen("onnx", "openvino").runtime == "openvino"  # 356 and 240
-    (kept,) = fastest.measured()
+    (kept,) = remembered(fastest.FILE).values()
     assert kept["label"] == "LlamaForCausalLM, 32 wide, in int8" and kept["seconds"] == seconds
     seconds["onnx"][1] = 0.5  # too late: it is measured once
     assert chosen("onnx", "openvino").runtime == "openvino"
@@ -76,7 +77,7 @@ def test_many_rows_have_a_runtime_of_their_own(seconds: dict[str, list[float]]) 
     assert chosen("onnx", "openvino", rows=8).runtime == "openvino"  # 464 and 368
     seconds |= {"onnx": [1.0, 1.0, 1.0, 1.0], "openvino": [2.0, 2.0, 2.0, 2.0]}
     assert chosen("onnx", "openvino").runtime == "onnx"
-    assert [each["rows"] for each in fastest.measured()] == [8, 1]
+    assert [each["rows"] for each in remembered(fastest.FILE).values()] == [8, 1]
 
 
 def test_few_numbers_of_rows_are_measured() -> None:

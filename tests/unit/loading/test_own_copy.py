@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import foretoken
+from foretoken.certificate.identity import replay
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.lab.agreement import overlaps
-from foretoken.lab.certificate.identity import replay
 from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
+from foretoken.measurement.agreement import overlaps
 from foretoken.models.companion import Companion
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama, t5
@@ -119,15 +119,6 @@ def test_a_kept_copy_is_not_made_again(target, monkeypatch):
     foretoken.load(target, "self")
 
 
-def test_beams_are_plain(target):
-    """The copy has no rows of its own, which a search could branch."""
-    spec = foretoken.load(target, "self")
-    plain = foretoken.load(target, "none").beam_search("It was", max_new_tokens=6)
-    beams = spec.beam_search("It was", max_new_tokens=6)
-    assert [beam.tokens for beam in beams[0]] == [beam.tokens for beam in plain[0]]
-    assert beams[0][0].stats.draft_runtime == "none"
-
-
 @pytest.mark.parametrize("draft", ["lookup", "self:int4"])
 def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
     """Padding rounds otherwise, so with a fixed gamma there is none."""
@@ -173,7 +164,6 @@ def test_invalid_names(target, draft, options, says):
     ("options", "says"),
     [
         ({"runtime": "transformers"}, "transformers does not share; give runtime='openvino'"),
-        ({"exact_shapes": True}, "does not share; give runtime='openvino'"),
         ({"draft_dtype": "float16"}, "OpenVINO has no float16"),
     ],
 )

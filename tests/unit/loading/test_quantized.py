@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import foretoken
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.families import build
+from tiny_families import build
 
 BLOCK = 16
 

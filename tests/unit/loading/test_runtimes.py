@@ -18,10 +18,10 @@ from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
 from foretoken.loading.target import ModelFacts
 from foretoken.models import store
-from foretoken.models.families import build
 from foretoken.models.openvino import conversion
 from foretoken.models.stock import selfcheck
 from foretoken.models.stock.selfcheck import stir
+from tiny_families import build
 
 pytestmark = pytest.mark.openvino
 

@@ -12,9 +12,8 @@ import pytest
 import foretoken
 from console import mistake
 from foretoken.errors import InputError
-from foretoken.lab.measurement.measure import of_model
-from foretoken.models.table import TableModel
-from foretoken.train import corpus
+from foretoken.measurement.footprint import of_model
+from table import TableModel
 from tiny import TEXT, byte_level, folder, llama
 
 SOURCES = Path(foretoken.__file__).parent
@@ -79,21 +78,15 @@ def test_a_folder_of_a_model(console, model, mark, tmp_path):
 def test_trainers(console, model, mark, tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text(TEXT * 20, encoding="utf-8")
-    with pytest.raises(InputError, match="holds no tokenizer that can be read"):
-        corpus.read_tokenizer(model)
     text = ("--data", tmp_path / "text", "--out")
-    table = ("--data", tmp_path / "text", "--tokenizer", model, "--out", tmp_path / "n")
     draft = ("--shape", "num_hidden_layers=1")
     for args in (
-        ("ngram", *table),
-        ("samples", *text, tmp_path / "s", "--target", model),
-        ("heads", *text, tmp_path / "h", "--target", model),
+        ("eagle", *text, tmp_path / "e", "--target", model),
         ("distill", *text, tmp_path / "d", "--target", model, *draft),
         ("distill", *text, tmp_path / "d", "--draft", model),
     ):
         mistake(console("train", *args), "cannot be read")
     assert not mark.exists()
-    assert console("train", "ngram", *table, "--trust-remote-code").code == 0 and mark.exists()
 
 
 @pytest.mark.parametrize("value", ["False", "no", "", 1, 0, None])

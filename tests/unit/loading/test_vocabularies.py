@@ -90,13 +90,6 @@ def test_it_drafts_for_an_encoder_decoder(draft, tmp_path):
         assert completion.stats.drafted
 
 
-def test_it_looks_ahead_in_a_beam_search(target, draft):
-    spec = foretoken.load(target, draft)
-    (beams,) = spec.beam_search([PROMPT], num_beams=2, gamma=2, max_new_tokens=6)
-    (plain,) = spec.beam_search([PROMPT], num_beams=2, gamma=0, max_new_tokens=6)
-    assert beams[0].tokens == plain[0].tokens
-
-
 def test_the_texts_of_the_trial_warn_of_nothing(target, draft, caplog):
     spec = foretoken.load(target, draft)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]

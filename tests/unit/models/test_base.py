@@ -7,19 +7,18 @@ import torch
 
 from foretoken import load
 from foretoken.errors import InputError
-from foretoken.models.base import TreeModel, counts_of, require_model
-from foretoken.models.families import build
+from foretoken.models.base import counts_of, require_model
 from foretoken.models.graphs import GraphModel
 from foretoken.models.openvino import conversion
-from foretoken.models.stock.grid import ExactModel
 from foretoken.models.stock.selfcheck import on_torch
-from foretoken.models.table import TableModel
+from table import TableModel
+from tiny_families import build
 
 TABLE = TableModel(lambda text: [0.5, 0.5], 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [on_torch, ExactModel, GraphModel])
+@pytest.mark.parametrize("form", [on_torch, GraphModel])
 def test_a_model_says_what_it_computes_in(form, dtype: torch.dtype) -> None:
     names = ("Llama",) if form is GraphModel else ("Llama", "T5")
     for name in names:
@@ -40,7 +39,6 @@ def test_rows_gain_their_blocks() -> None:
 
 def test_only_models_pass_for_models() -> None:
     require_model(TABLE)
-    assert isinstance(TABLE, TreeModel)
     for value in (TableModel, load(build("Llama"), "none"), None, "a name"):
         with pytest.raises(InputError, match=r"is no model; give that of a Speculator"):
             require_model(value)

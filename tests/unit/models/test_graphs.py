@@ -13,8 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import pairs
 from foretoken.errors import RefusedError
-from foretoken.loading.runtimes import Placement, forms, place
-from foretoken.models.families import FAMILIES, build
+from foretoken.loading.runtimes import Placement, place
 from foretoken.models.graphs import (
     ON_GRAPHS,
     FixedCache,
@@ -30,6 +29,7 @@ from foretoken.models.stock.cache import RaggedCache, RaggedLayer
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedRows, Form, check, deviation
 from pairs import PROMPTS
+from tiny_families import FAMILIES, build
 
 CPU = torch.device("cpu")
 
@@ -277,8 +277,6 @@ def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_where_it_is_chosen() -> None:
     placed = place(build("Llama"), Placement(runtime="graphs"))
     assert placed.model.runtime == "graphs" and placed.why == "it passed the self-check"
-    names = [name for name, _ in forms(build("Llama"))]
-    assert names[0] == ("graphs" if torch.cuda.is_available() else "transformers")
 
 
 @torch.inference_mode()

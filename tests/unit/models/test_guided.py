@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import foretoken
+from census import build
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.census import build
 from foretoken.models.base import ReadsPrompts
 from foretoken.models.guided import Guided
-from foretoken.models.table import TableModel
 from pairs import PROMPTS, relative, target
+from table import TableModel
 
 SCALE = 1.8
 NEGATIVE = [9, 4, 17, 30, 2, 11]

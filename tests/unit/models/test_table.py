@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.models.base import Tree
-from foretoken.models.table import TableModel
+from table import TableModel
 
 MATRIX = [[0.1, 0.9], [0.7, 0.3]]
 
@@ -29,16 +28,3 @@ def test_rows_go_back_change_places_and_leave() -> None:
     model.leave([1])
     model.score([[1], [0]], [1, 1])
     assert seen == [(8, 1, 1), (9, 0, 0)]
-
-
-def test_the_tokens_of_a_tree_follow_their_ancestors() -> None:
-    seen: list[tuple[int, ...]] = []
-    model = TableModel(lambda text: seen.append(text) or [0.5, 0.5], 2)
-    model.start([[7]])
-    depths = torch.tensor([[0, 1, 1, 2]])  # 7, then 3 or 4, then 5 behind 4
-    attends = torch.tensor([[[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]]).bool()
-    model.score_tree([[3, 4, 5]], Tree(depths, attends))
-    assert seen == [(7, 3), (7, 4), (7, 4, 5)]
-    model.keep([[0, 2, 3]])
-    model.score([[6]], [1])
-    assert seen[-1] == (7, 4, 5, 6)

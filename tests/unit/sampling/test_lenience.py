@@ -62,8 +62,8 @@ def test_the_guarantees(lenience):
 
 
 @pytest.mark.parametrize("lenience", LENIENCES)
-def test_the_acceptance_in_all_its_forms(lenience):
-    """min(1, p(x) / (l q(x))) at every x, sum min(p/l, q) on average: five forms of one number."""
+def test_the_acceptance(lenience):
+    """min(1, p(x) / (l q(x))) at every x, sum min(p/l, q) on average."""
     one = torch.ones(1, dtype=torch.long)
     for p, q in distributions():
         both = torch.cat([tensor(p), tensor(p)], 1)
@@ -72,8 +72,7 @@ def test_the_acceptance_in_all_its_forms(lenience):
             outcome = lenient(speculative, lenience)(both, tensor(q), torch.tensor([[x]]), one)
             accept.append(float(outcome.survival[0, 0]))
             np.testing.assert_allclose(accept[-1], min(1, p[x] / (lenience * q[x])), atol=1e-12)
-        forms = theory.lenient_betas(p, q, lenience)
-        np.testing.assert_allclose([*forms, q @ accept], [forms[0]] * 6, atol=1e-12)
+        assert q @ accept == pytest.approx(theory.lenient_beta(p, q, lenience), abs=1e-12)
 
 
 def test_more_lenience_keeps_more():

@@ -19,7 +19,6 @@ from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.params import (
     ELSEWHERE,
     FIELDS,
-    BeamControls,
     Controls,
     SamplingParams,
     Structured,
@@ -221,9 +220,6 @@ def test_options_that_contradict_one_another(changes, message):
 
 def test_every_field_is_checked_and_can_be_a_keyword():
     assert {*Controls.__annotations__} == {*FIELDS} == FIELD_NAMES
-    assert {*BeamControls.__annotations__} < FIELD_NAMES
-    for name in BeamControls.__annotations__:
-        assert BeamControls.__annotations__[name] == Controls.__annotations__[name]
 
 
 def test_what_repr_shows():

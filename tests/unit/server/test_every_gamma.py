@@ -14,11 +14,11 @@ from engines import Threaded
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child
 from foretoken.server.process.worker import Setup
 from served import TEMPLATE, serving_all
+from table import TableModel
 from tiny import byte_level
 
 V = 320

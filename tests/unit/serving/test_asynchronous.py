@@ -12,8 +12,8 @@ import pytest
 from foretoken import AsyncEngine, Engine, InputError, SamplingParams, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from oracle import random_model
+from table import TableModel
 
 V = 32
 P, Q = (random_model(seed, V) for seed in (1, 2))

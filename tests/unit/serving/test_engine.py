@@ -19,9 +19,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ForetokenError
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.records import Begun, StepRecord
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level
 
 V = 320

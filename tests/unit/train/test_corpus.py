@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
 from foretoken.train import corpus
-from tiny import TEXT, byte_level, metaspace
+from tiny import TEXT, byte_level
 
 
 def test_texts_by_name_packed_or_not_and_in_folders(tmp_path):
@@ -83,18 +83,3 @@ def test_a_tokenizer_must_name_its_end():
     nameless = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")))
     with pytest.raises(InputError, match="no end-of-text token"):
         corpus.encode(["a"], nameless)
-
-
-def test_a_corpus_knows_the_bytes_it_held_out():
-    texts = [TEXT, "h\u00e9ld"]
-    built = corpus.build(texts, byte_level())
-    assert built.held_out_bytes == 5 and built.held_out[0] == built.held_out[-1] == 0
-    assert len(built.train) > len(built.held_out)
-
-
-def test_a_tokenizer_in_a_folder(tmp_path):
-    metaspace().save_pretrained(tmp_path / "m")
-    assert corpus.read_tokenizer(tmp_path / "m").get_vocab() == metaspace().get_vocab()
-    with pytest.raises(InputError, match="holds no tokenizer that can be read") as error:
-        corpus.read_tokenizer(tmp_path)
-    assert "\n" not in str(error.value)

@@ -25,7 +25,6 @@ from transformers import (
 from foretoken import load
 from foretoken.errors import ForeignError
 from foretoken.generation_config import NOT_FOLLOWED
-from foretoken.models.table import TableModel
 from foretoken.transformers_integration import unsupported
 from foretoken.transformers_integration.unsupported import (
     UNKNOWN,
@@ -40,6 +39,7 @@ from foretoken.transformers_integration.unsupported import (
 from oracle import random_model
 from pairs import DEVICE, relative, target
 from refusals import ENTRIES, REFUSALS, Refusal
+from table import TableModel
 from tiny import llama, t5
 
 PLAIN = {"max_new_tokens": 12, "pad_token_id": 1, "do_sample": False}

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import RefusedError
 from foretoken.models.base import Blocks
 from foretoken.models.onnx.passes import Part, Passes, attending
-from foretoken.models.onnx.slots import LEAST, KeptPrefixes, KeySlots, Shape, shared, valid
+from foretoken.models.onnx.slots import KeySlots, Shape, valid
+from foretoken.models.prefixes import PrefixCache, shared
 from foretoken.models.rows import (
     CHUNK,
     by_place,
@@ -34,6 +34,8 @@ from foretoken.models.shown import Known, Shown
 
 WIDTHS = (1, 2, 3, 5, 8, 17)  # of the passes that are compared
 WIDE = 32  # tokens of a row from which on it has a pass of its own
+CACHED_BYTES = 2**29  # of keys and values of texts that have left, at most
+LEAST = 32  # tokens that texts must share
 
 
 class OnnxModel:
@@ -58,7 +60,7 @@ class OnnxModel:
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
-        self.kept: KeptPrefixes | None = None
+        self.kept: PrefixCache | None = None
         self.recalled: list[int] = []  # tokens of the rows that joined last
         self.taps = tuple(facts.get("taps", ()))
         self._seen = Shown()  # states there, until they are taken
@@ -78,20 +80,6 @@ class OnnxModel:
     @cached_property
     def batch_invariant(self) -> bool:
         return is_invariant(self.passes, self.shapes)
-
-    def made_invariant(self) -> OnnxModel:
-        """Return this model, whose logits are a function of the text, to the bit, from now on: on
-        some processors lone tokens are computed twice for it. Raises RefusedError where they are
-        not."""
-        if not self.batch_invariant:
-            self.passes.doubled = True
-            del self.batch_invariant
-        if not self.batch_invariant:
-            raise RefusedError(
-                "exact_shapes=True was not shown to hold for ONNX Runtime's products on this "
-                "processor; give runtime='transformers'"
-            )
-        return self
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return self.slots.token_bytes * most_slots(lengths, self.slots.unit)
@@ -114,7 +102,7 @@ class OnnxModel:
         return self._seen.take()
 
     def remember(self, on: bool) -> None:
-        self.kept = KeptPrefixes() if on else None
+        self.kept = PrefixCache(CACHED_BYTES, divisible=True) if on else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt
@@ -131,8 +119,10 @@ class OnnxModel:
         for b, (text, salt) in enumerate(zip(self.texts, self.salts, strict=True)):
             same = shared(text[: self.lengths[b]], prompt) if salt == self.salt else 0
             row = self.slots.row(self.slots.places[b], same)
-            if same > max(length, LEAST - 1) and valid(row):
+            if same > length and valid(row):
                 length, arrays = same, row
+        if length < LEAST:
+            return 0, []
         if self._watched is not None:
             length = min(length, self._watched(prompt))
         return length, [x[:, :length] for x in arrays]
@@ -242,8 +232,11 @@ class OnnxModel:
     def leave(self, rows: list[int]) -> None:
         for b in rows:
             if self.kept is not None and b < len(self.texts):  # some may not have joined
-                arrays = self.slots.row(self.slots.places[b], self.lengths[b])
-                self.kept.keep(self.salts[b], self.texts[b][: self.lengths[b]], arrays)
+                length = self.lengths[b]
+                arrays = self.slots.row(self.slots.places[b], length)
+                if valid(arrays):
+                    text = self.texts[b][:length]
+                    self.kept.add(self.salts[b], text, [x.copy() for x in arrays])
         self.permute(staying(len(self.lengths), rows))
 
 

@@ -81,7 +81,6 @@ class Passes:
         self.turned: dict[str, Floats] = {}  # cosines and sines of all positions
         self.bound: dict[Size, Bound] = {}
         self.over: list[Floats] = []  # the slots' arrays that are bound
-        self.doubled = False  # whether a pass over one token is made over two
 
     def run(self, slots: KeySlots, parts: list[Part], given: Floats | None = None) -> Bound:
         """A pass over these parts, whose places ascend; what it read and made, valid until the next
@@ -98,13 +97,12 @@ class Passes:
 
     def _size(self, parts: list[Part]) -> Size:
         first = parts[0].place
-        least = 2 if self.doubled else 1
         return Size(
             first,
             parts[-1].place + 1 - first,
             max(attending(len(part.tokens)) for part in parts),
-            max(least, sum(len(part.tokens) for part in parts)),
-            max(least, sum(part.need for part in parts)),
+            max(1, sum(len(part.tokens) for part in parts)),
+            max(1, sum(part.need for part in parts)),
         )
 
     def _read(self, states: Floats, parts: list[Part], given: Floats | None) -> None:

@@ -21,12 +21,14 @@ from torch import Tensor
 from foretoken.models.base import Blocks, Continuation
 from foretoken.models.companion import Companion, require_alike
 from foretoken.models.openvino.pages import MOST, Flat, FlatInputs, Pool, Prefixes, layers, ragged
-from foretoken.models.openvino.states import NONE, KeptStates, RowStates, StateFeed
+from foretoken.models.openvino.states import NONE, RowStates, StateFeed
+from foretoken.models.prefixes import PrefixCache
 from foretoken.models.rows import BEYOND, CHUNK, check_lengths, check_room, roomy, staying
 from foretoken.models.shown import Known, Shown
 from foretoken.models.states import PASS, REWIND, in_parts
 
 KEY_CACHE, WINDOW = 3, 10  # inputs of the PagedAttentionExtension operator
+CACHED_BYTES = 2**28  # of states behind beginnings of texts that have left, at most
 
 
 def paged(graph: ov.Model, windows: list[int]) -> ov.Model:
@@ -72,7 +74,7 @@ class PagedModel:
         self.rewind = REWIND if sizes else None
         self.widest = PASS if sizes else 2 * CHUNK  # tokens of a row in a pass
         self.flat.states = StateFeed(self.flat.request, self.states) if sizes else None
-        self.kept: KeptStates | None = None  # states behind beginnings of texts
+        self.kept: PrefixCache | None = None  # states behind beginnings of texts
         self.lengths: list[int] = []
         self.pages: list[list[int]] = []  # of every row
         self.texts: list[list[int]] = []  # whose keys and values are there
@@ -163,7 +165,7 @@ class PagedModel:
 
     def remember(self, on: bool) -> None:
         self.pool.prefixes = Prefixes() if on else None
-        self.kept = KeptStates() if on and self.sizes else None
+        self.kept = PrefixCache(CACHED_BYTES, divisible=False) if on and self.sizes else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt
@@ -175,7 +177,7 @@ class PagedModel:
         if self._watched is not None:  # the beginning that joins ends before what tells its pages
             self._asked.append(list(prompt))
         length = self._showing(prompt, self._pages_found(prompt, self._shared_by))
-        return length if self.kept is None else self.kept.longest(prompt[:length], self._shared_by)
+        return length if self.kept is None else self.kept.find(self._shared_by, prompt[:length])[0]
 
     def _showing(self, prompt: list[int], pages: list[int]) -> int:
         """Count the tokens in these pages that a row may share: not those whose states are read."""
@@ -236,9 +238,8 @@ class PagedModel:
         pages = pages[: length // self.pool.page]
         if self.kept is not None:
             self.states.forks[b] = length
-            length = self.kept.longest(prompt[:length], self.salts[b])
-            states = self.kept.find(prompt[:length], self.salts[b])
-            if states is not None:
+            length, states = self.kept.find(self.salts[b], prompt[:length])
+            if length:
                 self.states.put(b, length, states)
             pages = pages[: length // self.pool.page]
         self.pool.share(pages)
@@ -261,10 +262,10 @@ class PagedModel:
         if self.kept is None or not length:
             return
         text, salt = self.texts[b][:length], self.salts[b]
-        if self.kept.find(text, salt) is None:
+        if self.kept.find(salt, text)[0] < length:
             states = self.states.at(b, length, self.lengths[b])
             if states is not None:
-                self.kept.keep(text, salt, states)
+                self.kept.add(salt, text, states)
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)

@@ -7,7 +7,6 @@ the inputs and outputs mean. Knows no models and no keys.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from math import prod
 from typing import Any
 
@@ -30,7 +29,6 @@ from foretoken.models.states import (
 
 NONE: dict[str, list[Any]] = {"windows": [], "recurrences": []}  # sizes of no states
 HIDDEN = -1e30  # a log decay that leaves nothing
-MEMORY = 2**28  # bytes of states that are kept for other texts
 
 
 class Recurrence(StateLayer):
@@ -190,39 +188,6 @@ class StateFeed:
         """Keep what later states follow from, of the last pass."""
         made = [torch.from_numpy(self.request.get_output_tensor(i).data) for i in self.outputs]
         self.states.keep(laid, made)
-
-
-class KeptStates:
-    """States behind beginnings of texts, for others that begin alike. Beyond MEMORY bytes
-    those go first that have not been used for longest."""
-
-    def __init__(self) -> None:
-        self.states: dict[tuple[Hashable, tuple[int, ...]], list[Tensor]] = {}
-
-    def find(self, tokens: list[int], salt: Hashable) -> list[Tensor] | None:
-        """The states behind just these tokens."""
-        key = salt, tuple(tokens)
-        states = self.states.pop(key, None)
-        if states is not None:
-            self.states[key] = states  # used last
-        return states
-
-    def longest(self, tokens: list[int], salt: Hashable) -> int:
-        """Count the first of these tokens whose states are kept."""
-        counts = {
-            len(text) for own, text in self.states if own == salt and len(text) <= len(tokens)
-        }
-        known = (n for n in sorted(counts, reverse=True) if (salt, (*tokens[:n],)) in self.states)
-        return next(known, 0)
-
-    def keep(self, tokens: list[int], salt: Hashable, states: list[Tensor]) -> None:
-        self.states[salt, tuple(tokens)] = states
-        sizes = [sum(x.nbytes for x in each) for each in self.states.values()]
-        excess = sum(sizes) - MEMORY
-        for key, size in zip(list(self.states), sizes, strict=True):
-            if excess > 0:
-                del self.states[key]
-                excess -= size
 
 
 class Laid:

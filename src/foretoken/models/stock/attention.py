@@ -139,10 +139,6 @@ def ragged_mask(
     device = kwargs["device"]
     b = torch.arange(batch_size, device=device)[:, None, None, None]
     head = b.new_zeros(1, 1, 1, 1)
-    cache = RUNNING.get().cache
-    if cache is not None and cache.tree is not None:
-        q, kv = cache.positions[:, None, :, None], cache.tree.depths[:, None, None]
-        return mask_function(b, head, q, kv) & cache.tree.seen[:, None]
     q = (q_offset[:, None] + torch.arange(q_length, device=device))[:, None, :, None]
     kv = torch.arange(kv_length, device=device)[None, None, None, :]
     return mask_function(b, head, q, kv).expand(batch_size, -1, q_length, kv_length)
@@ -199,12 +195,8 @@ def shifted(cache: RaggedCache, bias: Tensor) -> Tensor:
     """Relative bias for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own `[B, H, q, K]`.
 
     It depends on slot - position only, so a row that is s tokens shorter reads it s slots to the
-    right. In a tree it is looked up by distance, in the last query's row, which has all distances.
+    right.
     """
-    if cache.tree is not None:
-        last = bias.shape[-1] - 1
-        index = last + cache.tree.depths[:, None] - cache.positions[..., None]  # [B, q, K]
-        return bias[0, :, -1][:, index.clamp(0, last)].transpose(0, 1)
     if not isinstance(cache.offset, Tensor):
         return bias
     slots = torch.arange(bias.shape[-1], device=bias.device)
@@ -414,7 +406,7 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
-    """A part's attributes for its twin. A compiled forward would run the original tree: the one it
+    """A part's attributes for its twin. A compiled forward would run the original: the one it
     was compiled from is taken. Hooks that transformers leaves behind `output_hidden_states=True`
     are left out: they cannot be compiled, and are made again where a forward asks for states."""
     own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _buffers(part)}

@@ -19,7 +19,6 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError, kind_of
-from foretoken.models.base import Tree
 from foretoken.models.rows import Places, by_place, roomy
 from foretoken.models.shown import Shown
 from foretoken.models.states import Based, Cursor, StateLayer
@@ -155,9 +154,7 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         self.width = 0  # of the running forward's block, padding included
         self.end = 0  # slots that the running forward sees
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
-        self.slots = torch.empty(0)  # [B, width]: where new tokens go
-        self.positions = self.slots  # [B, width]: the slots, except in a tree
-        self.tree: Tree | None = None  # of the running forward
+        self.positions = torch.empty(0)  # [B, width]: of new tokens, and the slots they go to
         self.view: Any = None  # the keys handed out last
         self.made: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
         self.heard: Tensor | None = None  # [B, S], 1 where an encoder's states are a row's own
@@ -167,9 +164,7 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         """The decoder's cache: of a decoder-only model this is the whole cache."""
         return self
 
-    def prepare(
-        self, width: int, tree: Tree | None = None, counts: list[int] | None = None
-    ) -> None:
+    def prepare(self, width: int, counts: list[int] | None = None) -> None:
         """Make room for `width` more tokens in every row and lay out where they go. counts: how
         many of them are a row's own; None: all."""
         self.close()
@@ -181,19 +176,14 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         if self.states:
             pending = self.settle(self.order, self.lengths, counts or [width] * len(lengths))
             self.at = Cursor(pending, width, self.device)
-        if tree is None and min(lengths) == self.longest:
+        if min(lengths) == self.longest:
             self.offset = self.longest
             new = torch.arange(self.longest, self.end, device=self.device)
-            self.slots = new.expand(len(lengths), -1)
+            self.positions = new.expand(len(lengths), -1)
         else:
             self.offset = sent(torch.tensor(lengths), self.device)
-            self.slots = self.offset[:, None] + torch.arange(width, device=self.device)
+            self.positions = self.offset[:, None] + torch.arange(width, device=self.device)
             self.row = torch.arange(len(lengths), device=self.device)[:, None]
-        self.tree, self.positions = tree, self.slots
-        if tree is not None:
-            depths, mask = (self.placed(sent(x, self.device)) for x in (tree.depths, tree.seen))
-            self.tree = Tree(depths, mask)
-            self.positions = depths.gather(1, self.slots)
 
     def stateful(self) -> list[StateLayer]:
         return [layer for layer in self.states.values() if layer.is_initialized]
@@ -232,19 +222,6 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         super().close(lengths)
         self.order = by_place(self.places)
 
-    def keep(self, slots: list[list[int]]) -> None:
-        """Row b keeps these of its slots, which ascend, and closes the gaps."""
-        self.lengths = [len(row) for row in slots]
-        start, end = min(map(unmoved, slots), default=0), max(self.lengths, default=0)
-        if start >= end:
-            return
-        index = torch.tensor([[*row, *range(len(row), end)][start:] for row in slots])
-        index = sent(index, self.device)
-        place = sent(torch.tensor(self.places), self.device)
-        for layer in self.filled():
-            for x in layer.arrays:
-                x[place, :, start:end] = x[place[:, None], :, index].transpose(1, 2)
-
     @property
     def slot_bytes(self) -> int:
         """Bytes of a token, in all layers."""
@@ -277,7 +254,7 @@ class RaggedCache(StateCalls, Based, DynamicCache):
             if isinstance(self.offset, int):
                 x[: len(states), :, self.offset : self.end] = states
             else:
-                x[self.row, :, self.slots] = states.transpose(1, 2)
+                x[self.row, :, self.positions] = states.transpose(1, 2)
         self.view, values = layer.show(len(key_states), self.end)
         return self.view, values
 
@@ -325,11 +302,9 @@ class CrossCache(EncoderDecoderCache):
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         return self.decoder.offset
 
-    def prepare(
-        self, width: int, tree: Tree | None = None, counts: list[int] | None = None
-    ) -> None:
+    def prepare(self, width: int, counts: list[int] | None = None) -> None:
         """Prepare both caches; the first forward writes all that there is of the sources."""
-        self.decoder.prepare(width, tree, counts)
+        self.decoder.prepare(width, counts)
         self.cross.prepare(0)
         self.cross.offset = 0
         for layer in self.cross.filled():
@@ -360,11 +335,6 @@ def fill(x: Tensor, new: Tensor) -> None:
     slots = new.shape[-2]
     x[..., :slots, :] = new
     x[..., slots:, :] = 0
-
-
-def unmoved(slots: list[int]) -> int:
-    """Count the first slots that stay where they are."""
-    return next((i for i, slot in enumerate(slots) if slot != i), len(slots))
 
 
 def growing_cache(layers: int) -> Any:
@@ -418,8 +388,7 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
     if not states and keeps_states(model):
         raise RefusedError(
-            f"{name} keeps states beside its keys and values: runtime='transformers' takes them "
-            "back, without exact_shapes"
+            f"{name} keeps states beside keys and values: runtime='transformers' takes them back"
         )
 
 

@@ -83,7 +83,7 @@ class CompiledLayers:
         names = [name for name, value in kwargs.items() if value is cache]
         others = {name: value for name, value in kwargs.items() if name not in names}
         k, v = (x[: len(cache.row)] for x in cache.layers[index].arrays)
-        place = (k, v), cache.row, cache.slots, cache.end
+        place = (k, v), cache.row, cache.positions, cache.end
         try:
             with limits.patch(recompile_limit=FORMS), SHAPES.patch(use_duck_shape=False):
                 return self.compiled(forward, part, place, names, args, others)

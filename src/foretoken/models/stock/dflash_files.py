@@ -55,16 +55,6 @@ class BlockConfig:
     sure_of_token: bool
 
 
-def is_blocks(config: dict[str, Any]) -> bool:
-    """Tell whether a config is one of a draft by blocks."""
-    return (
-        config.get("speculators_model_type") in SPECULATORS
-        or "dflash_config" in config
-        or config.get("model_type") == MUSE
-        or any("DSpark" in name for name in config.get("architectures") or ())
-    )
-
-
 def block_config(config: dict[str, Any]) -> BlockConfig:
     """Read a config. Raises InputError for what it lacks, and RefusedError for what is not known
     here."""

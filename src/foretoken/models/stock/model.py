@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODED, Media
-from foretoken.models.base import Blocks, LentKeys, Tree, counts_of
+from foretoken.models.base import Blocks, LentKeys, counts_of
 from foretoken.models.rows import (
     BEYOND,
     CHUNK,
@@ -189,14 +189,6 @@ class StockModel(ABC):
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         return self._run(self.cache, blocks, need)
 
-    @torch.inference_mode()
-    def score_tree(self, blocks: list[list[int]], tree: Tree) -> Tensor:
-        return self._run(self.cache, blocks, [len(block) for block in blocks], tree)
-
-    @torch.inference_mode()
-    def keep(self, slots: list[list[int]]) -> None:
-        self.cache.decoder.keep(slots)
-
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
         self.cache.decoder.check_back(self.lengths, lengths)
@@ -223,16 +215,16 @@ class StockModel(ABC):
     def leave(self, rows: list[int]) -> None:
         self.permute(staying(len(self.lengths), rows))
 
-    def _run(self, cache: Any, blocks: Blocks, need: list[int], tree: Tree | None = None) -> Tensor:
+    def _run(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
         ragged, counts = cache.decoder, counts_of(blocks, need)
         limits = [self.longest if long else self.context for long in ragged.long]
-        check_room(ragged.lengths, counts, None if tree else limits)
+        check_room(ragged.lengths, counts, limits)
         if not any(counts):
             return no_logits(self.model, len(counts))
         if ragged.states and max(counts) > PASS:
             return self._run_in_parts(cache, blocks, need)
         ids = padded(blocks, self.device)
-        cache.prepare(ids.shape[1], tree, counts)
+        cache.prepare(ids.shape[1], counts)
         ids = ragged.placed(ids)
         self.padding = ids.numel() - sum(counts)
         needed = Needed(counts, need, ragged.places, self.device)
@@ -321,7 +313,7 @@ class CausalModel(StockModel):
         """Append tokens to the only row."""
         ids = inputs.get("input_ids")
         width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
-        fresh.prepare(width, None, [width])
+        fresh.prepare(width, [width])
         noted: dict[int, Tensor] | None = {} if self.showing else None
         with self.running(fresh, Needed([width], [0], fresh.places, self.device), noted) as model:
             model(**inputs | given(self.model, fresh), return_dict=True)

@@ -10,9 +10,8 @@ read again with the next block. It does not know how tokens are chosen.
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -39,7 +38,7 @@ from foretoken.models.stock.media import (
     stand_in,
     writer,
 )
-from foretoken.models.stock.selfcheck import Form, forward, generated
+from foretoken.models.stock.selfcheck import Form, forward
 from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
@@ -63,7 +62,6 @@ class OwnRow:
     text: list[int]
     source: dict[str, Any]  # the encoder's output, by its name as an argument of a forward
     media: Media | None = None  # that a decoder reads
-    prompt: int = 0  # tokens that are read at once; 0: those up to the first logits, or any
     read: int = 0
     kept: Kept = field(default_factory=Kept)
     # `read` and a copy of `kept` before each block since the last rollback
@@ -86,8 +84,6 @@ class OwnRow:
     def back(self, length: int) -> None:
         """Go back to `length` tokens. Where no state of so many is kept, the tokens behind the last
         one before are read again with the next block."""
-        if length < min(self.prompt, len(self.text)):  # what follows is another prompt
-            self.prompt, self.read, self.kept = 0, 0, Kept()
         del self.text[length:]
         if self.read > length and croppable(self.kept):
             crop(self.kept, self.read - length)
@@ -100,20 +96,15 @@ class OwnRow:
 
 
 class RowwiseModel:
-    """Runs a twin of `model`, in evaluation mode, one row at a time.
-
-    Args:
-        model: A network of transformers that generates text from ids.
-        single: Read a prompt at once and one token in a pass behind it, as `generate` does, for
-            families whose code takes no more, or reads tokens otherwise than prompts.
-    """
+    """Runs a twin of `model`, a network of transformers that generates text from ids, in evaluation
+    mode, one row at a time."""
 
     runtime = "transformers, row by row"
     takes_tensors = False
     padding = 0
 
-    def __init__(self, model: PreTrainedModel, *, single: bool = False) -> None:
-        self.whole, self.model, self.single = model, writer(model), single
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.whole, self.model = model, writer(model)
         self.needs_media = not reads_ids(model)
         self._objections = Objections(model)
         model = self.model
@@ -128,15 +119,9 @@ class RowwiseModel:
         self.encoder_seconds = 0.0
         self.rows: list[OwnRow] = []
         self.attached: list[Media | None] = []
-        self._prompts: list[int] = []  # lengths of those of the rows that join next
-        self._keeps = True  # False for a family without any cache, once it is known
-
-    def prompted(self, lengths: list[int]) -> None:
-        self._prompts = lengths
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        lengths, self._prompts = self._prompts or [0] * len(prompts), []
         media, self.attached = self.attached or [None] * len(prompts), []
         if not prompts:
             return
@@ -150,9 +135,8 @@ class RowwiseModel:
                 [],
                 self._encoded(sources[b], media[b]) if sources else {},
                 None if sources else media[b],
-                length * self.single,
             )
-            for b, length in enumerate(lengths)
+            for b in range(len(prompts))
         ]
         for row, prompt in zip(fresh, prompts, strict=True):
             self._extend(row, prompt, 0)
@@ -186,7 +170,7 @@ class RowwiseModel:
         self.permute(staying(len(self.rows), rows))
 
     def objection(self, media: Media) -> str | None:
-        return self._objections.to(media, lambda: RowwiseModel(self.whole, single=self.single))
+        return self._objections.to(media, lambda: RowwiseModel(self.whole))
 
     @cached_property
     def encoder_key(self) -> str:
@@ -209,12 +193,11 @@ class RowwiseModel:
         """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
         with the number of those before it."""
         row.text += block
-        first, at, marked = len(row.text) - need, row.read, False
+        first, at = len(row.text) - need, row.read
         parts: list[tuple[int, Tensor]] = []
         for end in self._ends(row, first) if block else ():
-            if not marked and (at >= first or end == len(row.text)):
+            if end == len(row.text):
                 row.mark()
-                marked = True
             wanted = end - max(first, at)
             logits = self._forward(row, end, max(1, wanted))
             if wanted > 0:
@@ -229,19 +212,9 @@ class RowwiseModel:
         with them is read again after each rejection.
         """
         at, length = row.read, len(row.text)
-        if not self.single:
-            need = length - first
-            apart = need > 1 and at < first and (at == 0 or first - at > need)
-            return [first, length] if apart else [length]
-        if at:
-            return list(range(at + 1, length + 1))
-        if first == length:
-            return []  # the prompt is read at once, when logits are needed
-        row.prompt = row.prompt or first + 1
-        # each beginning of a prompt that logits are needed of is read for itself
-        inside = range(first + 1, min(row.prompt, length + 1))
-        begin = row.prompt if self._keeps else max(row.prompt, first + 1)
-        return [*inside, *range(begin, length + 1)]
+        need = length - first
+        apart = need > 1 and at < first and (at == 0 or first - at > need)
+        return [first, length] if apart else [length]
 
     def _forward(self, row: OwnRow, end: int, wanted: int) -> Tensor:
         """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
@@ -257,9 +230,6 @@ class RowwiseModel:
                 inputs["position_ids"] = continued(row.positions, end)[..., row.read :]
         output = self.network(**inputs, return_dict=True)
         row.kept = next(({CACHES[n]: output[n]} for n in CACHES if output.get(n) is not None), {})
-        self._keeps = bool(row.kept)
-        if self.single and end < row.prompt:
-            row.kept = {}
         row.read = end if row.kept else 0
         return output.logits[0, -wanted:]
 
@@ -342,9 +312,7 @@ def duplicate(kept: Kept) -> Kept:
 
 
 @torch.inference_mode()
-def read_whole(
-    model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int, prompt: int = 0
-) -> Tensor:
+def read_whole(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
     """The logits that `generate` makes of a prompt `[1, n]`, for each of its last `need` tokens by
     the text up to it: a `Whole` for the self-check."""
     if source is not None:  # a decoder's text is prepared as any
@@ -353,30 +321,6 @@ def read_whole(
     ends = range(text.shape[1] - need + 1, text.shape[1] + 1)
     inputs = [prepared(network, text[:, :end], 0, {}, 1) | {"use_cache": False} for end in ends]
     return torch.cat([network(**each, return_dict=True).logits[0, -1:] for each in inputs])
-
-
-def read_as_generated(
-    model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int, prompt: int
-) -> Tensor:
-    """The logits by which `generate` itself writes what follows a prompt, and those of the prompts
-    that end before: a `Whole` for the self-check."""
-    length = text.shape[1]
-    first = length - need + 1
-    inside = [
-        generated(model, text[:, :end], source, 1).logits[0]
-        for end in range(first, min(prompt, length + 1))
-    ]
-    if prompt > length:
-        return torch.cat(inside)
-
-    ahead = torch.cat([text, text[:, :1]], 1)  # the last token is any
-
-    def follow(ids: Tensor, scores: Tensor) -> Tensor:
-        there = ahead[:, ids.shape[1]][:, None]
-        return torch.full_like(scores, -math.inf).scatter_(1, there, 0.0)
-
-    behind = generated(model, text[:, :prompt], source, length - prompt + 1, follow).logits
-    return torch.cat([*inside, *behind][-need:])
 
 
 def _parts(cache: Any) -> list[Any]:
@@ -396,18 +340,8 @@ def admit(model: PreTrainedModel) -> None:
 BY_ROW = Form(
     "a cache of each row",
     RowwiseModel,
-    instead=INSTEAD,
+    instead=f"at most it scores single tokens a pass, so that drafts save nothing; {INSTEAD}",
     admit=admit,
     whole=read_whole,
     costs="each sequence of a batch takes a pass of its own",
-)
-BY_TOKEN = Form(
-    "a cache of each row, one token in a pass",
-    partial(RowwiseModel, single=True),
-    instead=INSTEAD,
-    admit=admit,
-    whole=read_as_generated,
-    than="transformers' generate",
-    costs="a prompt is read at once and each token behind it in a pass of its own, as by "
-    "transformers' generate, so that draft tokens save none",
 )

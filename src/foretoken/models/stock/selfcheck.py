@@ -2,9 +2,8 @@
 
 A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
 through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
-of the stock model on that row alone, or with its `generate` where that is what a form follows. The
-outcome is remembered per structure and versions. It does not know the real weights: it tests the
-family's code, not the model.
+of the stock model on that row alone. The outcome is remembered per structure and versions. It does
+not know the real weights: it tests the family's code, not the model.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import Tensor
 from transformers import (
     GenerationConfig,
-    LogitsProcessorList,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -40,7 +38,7 @@ from transformers.generation.utils import GenerationMixin
 
 from foretoken.errors import RefusedError, kind_of
 from foretoken.media.inputs import ENCODED, Media
-from foretoken.models.base import Model, ReadsMedia, ReadsPrompts, Switches
+from foretoken.models.base import Model, ReadsMedia, Switches
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache, media
 from foretoken.models.stock.attention import twin
@@ -56,7 +54,7 @@ from foretoken.models.stock.sizes import LIMITS, context_limit, reads_ids, switc
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
-CHECK_FORMAT = 8
+CHECK_FORMAT = 9
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8
@@ -92,17 +90,15 @@ FOUND: dict[str, float | str] = {}  # by structure, in this process: deviation o
 
 class Whole(Protocol):
     """Logits `[need, V]` of the last tokens of a text `[1, n]` that is read by itself, by the stock
-    model; `source` `[1, m]` is for the encoder, and the first `prompt` tokens are the prompt."""
+    model; `source` `[1, m]` is for the encoder."""
 
     def __call__(
-        self, model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int, prompt: int
+        self, model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int
     ) -> Tensor: ...
 
 
-def forward(
-    model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int, prompt: int = 0
-) -> Tensor:
-    """A `Whole`: one forward of the stock model, wherever the prompt ends."""
+def forward(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
+    """A `Whole`: one forward of the stock model."""
     ids: Any = {"input_ids": text}
     if source is not None:
         ids = {**encoder_input(model, source), "decoder_input_ids": text}
@@ -119,7 +115,6 @@ class Form:
     instead: str = ""  # what to do where a family fails in it; "": another form is tried
     admit: Callable[[PreTrainedModel], None] = cache.admit  # raises RefusedError
     whole: Whole = forward  # what its logits are compared with
-    than: str = "a full forward"  # the name of that
     costs: str = ""  # what it costs beside the others
 
 
@@ -213,7 +208,7 @@ def check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
         reason = f"does not run over {form.name}: its code raised {kind_of(error)}"
         raise Unfinished(_told(name, reason, form)) from error
     if not delta < TOLERANCE:
-        difference = f"logits differ by {delta:.1e} of their spread from {form.than}"
+        difference = f"logits differ by {delta:.1e} of their spread from a full forward"
         raise RefusedError(_told(name, f"is not exact over {form.name}: {difference}", form))
     if not apart < TOLERANCE:
         windowed = thresholds(model.config.get_text_config(decoder=True))
@@ -289,22 +284,16 @@ def _contradiction(model: PreTrainedModel, start: int, new: int, whole: Whole) -
     made = generated(model, text, source, new)
     worst, spread = 0.0, 1e-9
     for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
-        full = whole(model, made.sequences[:, : start + i], source, 1, start)[0]
+        full = whole(model, made.sequences[:, : start + i], source, 1)[0]
         worst = max(worst, float((cached[0] - full).abs().max().nan_to_num(float("inf"))))
         spread = max(spread, float(full.max() - full.min()))
     return worst / spread
 
 
 @torch.inference_mode()
-def generated(
-    model: PreTrainedModel,
-    text: Tensor,
-    source: Tensor | None,
-    new: int,
-    then: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> Any:
+def generated(model: PreTrainedModel, text: Tensor, source: Tensor | None, new: int) -> Any:
     """Return what transformers' `generate` makes of a text `[1, n]` by `new` tokens: `sequences`,
-    and the `logits` before each. `then` is a logits processor behind all others."""
+    and the `logits` before each."""
     given: Any = {"input_ids": text}
     if source is not None:
         given = {**encoder_input(model, source), "decoder_input_ids": text}
@@ -313,10 +302,9 @@ def generated(
     settings.output_logits = settings.return_dict_in_generate = True
     settings.decoder_start_token_id = int(text[0, 0])
     network: Any = model
-    steps = LogitsProcessorList([then] if then else [])
     # a family's own may ask for sounds, which the check has none of
     kind: Any = GenerationMixin if ENCODED in given else type(network)
-    return kind.generate(network, **given, generation_config=settings, logits_processor=steps)
+    return kind.generate(network, **given, generation_config=settings)
 
 
 class CheckedRows:
@@ -335,7 +323,6 @@ class CheckedRows:
         self.source_length = 10 if made_up(model) else 0  # states, always as many; 0: any number
         self.texts: list[list[int]] = []
         self.sources: list[list[int]] = []
-        self.prompts: list[int] = []  # tokens of each text; 0: those to the first logits
         self.worst, self.spread = 0.0, 1e-9
 
     def draw(self, n: int) -> list[int]:
@@ -344,16 +331,12 @@ class CheckedRows:
     def start(self, lengths: list[int]) -> None:
         texts = [self.draw(n) for n in lengths]
         sources = [self.draw(self.source_length or self.dice.randint(1, 10)) for _ in lengths]
-        prompts = [0] * len(texts)
-        if isinstance(self.runner, ReadsPrompts):  # as rows that have waited, or not
-            prompts = [self.dice.randint(0, n + 1) for n in lengths]
-        rows = zip(texts, sources, prompts, strict=True)
+        rows = zip(texts, sources, strict=True)
         for long, group in groupby(rows, lambda row: self.is_long(len(row[0]) + 1)):
             some = list(group)
-            self.announce(long, [prompt for *_, prompt in some])
-            self.runner.start([t for t, *_ in some], self.heard([s for _, s, _ in some]))
+            self.announce(long)
+            self.runner.start([t for t, _ in some], self.heard([s for _, s in some]))
         self.texts, self.sources = self.texts + texts, self.sources + sources
-        self.prompts += prompts
 
     def heard(self, sources: list[list[int]]) -> list[list[int]] | None:
         """The sources for the runner, or their states, handed to it."""
@@ -374,21 +357,15 @@ class CheckedRows:
         self.texts = [text + block for text, block in zip(self.texts, blocks, strict=True)]
         for b, n in enumerate(need):
             if n:
-                self.prompts[b] = self.prompts[b] or len(self.texts[b]) - n + 1
                 self.compare(logits[b, :n], self.alone(b, n))
         back = [self.dice.randint(0, min(len(t), width)) for t in self.texts]
         self.texts = [t[: len(t) - n] for t, n in zip(self.texts, back, strict=True)]
-        for b, n in enumerate(back):
-            if n and len(self.texts[b]) < self.prompts[b]:
-                self.prompts[b] = 0  # what follows is another prompt
         self.runner.set_lengths([len(text) for text in self.texts])
 
-    def announce(self, long: bool, prompts: list[int]) -> None:
-        """Rows are about to join that are long, or are not, and have such prompts."""
+    def announce(self, long: bool) -> None:
+        """Rows are about to join that are long, or are not."""
         if isinstance(self.runner, Switches):
             self.runner.beyond(long)
-        if isinstance(self.runner, ReadsPrompts):
-            self.runner.prompted(prompts)
 
     def is_long(self, length: int) -> bool:
         return self.runner.context is not None and length > self.runner.context
@@ -403,7 +380,7 @@ class CheckedRows:
         order = [*staying(len(self.texts), again), *again]
         self.runner.leave(again)
         for b in again:
-            self.announce(self.is_long(ends[b]), [self.prompts[b]])
+            self.announce(self.is_long(ends[b]))
             self.runner.start([self.texts[b]])
         self.runner.permute([order.index(b) for b in range(len(order))])
 
@@ -419,7 +396,7 @@ class CheckedRows:
         source = None
         if self.runner.encoder_decoder:
             source = torch.tensor([self.sources[b]], device=self.model.device)
-        return self.whole(self.model, text, source, n, self.prompts[b])
+        return self.whole(self.model, text, source, n)
 
     def permute(self, rows: list[int]) -> None:
         self.runner.permute(rows)
@@ -431,7 +408,6 @@ class CheckedRows:
 
     def _become(self, rows: list[int]) -> None:
         self.texts, self.sources = [self.texts[b] for b in rows], [self.sources[b] for b in rows]
-        self.prompts = [self.prompts[b] for b in rows]
 
 
 def small_copy(

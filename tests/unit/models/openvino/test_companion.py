@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from foretoken.certificate.planted import OffByOne
 from foretoken.drafters.base import require_apart
 from foretoken.drafters.lm import LMDrafter, token_by_token
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.certificate.certify import OffByOne
 from foretoken.models.base import Continues
 from foretoken.models.companion import Companion, require_alike
-from foretoken.models.families import build
 from foretoken.models.openvino import conversion, weights
 from foretoken.models.openvino.thinned import thinned
 from foretoken.models.stock.cache import given
 from foretoken.models.stock.selfcheck import deviation, stir
+from tiny_families import build
 
 pytestmark = pytest.mark.cpu_only
 FAMILIES = ["Mistral", "Qwen2", "T5", "BART"]  # on pages, with a window or without, and explicit

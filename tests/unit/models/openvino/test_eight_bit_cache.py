@@ -65,7 +65,5 @@ def test_what_has_no_pages_refuses(target, tmp_path):
     for runtime in ("transformers", "onnx"):
         with pytest.raises(RefusedError, match="kv_dtype='int8' runs on OpenVINO only"):
             foretoken.load(target, "none", kv_dtype="int8", runtime=runtime)
-    with pytest.raises(RefusedError, match="exact_shapes=True has no kv_dtype='int8'"):
-        foretoken.load(target, "none", kv_dtype="int8", exact_shapes=True)
     with pytest.raises(InputError, match="kv_dtype is 'int4'; give one of int8"):
         foretoken.load(target, "none", kv_dtype="int4")

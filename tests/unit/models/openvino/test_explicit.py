@@ -16,13 +16,13 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import Ends
-from foretoken.models.families import FAMILIES, T5, build
 from foretoken.models.openvino.explicit import BUCKET, ExplicitModel, Slots
 from foretoken.models.openvino.export_explicit import export_explicit
 from foretoken.models.openvino.tracing import core
 from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.models.stock.selfcheck import CheckedRows, deviation, stir
 from pairs import PROMPTS, BrokenOff, assert_greedy, relative, target
+from tiny_families import FAMILIES, T5, build
 
 pytestmark = pytest.mark.cpu_only
 

@@ -16,7 +16,6 @@ from foretoken.drafters.lm import LMDrafter, token_by_token
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.families import build
 from foretoken.models.openvino import conversion
 from foretoken.models.openvino.export_paged import export_paged
 from foretoken.models.openvino.paged import CHUNK, PagedModel, passes
@@ -28,6 +27,7 @@ from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
 from interrupts import interrupted
 from pairs import BrokenOff
+from tiny_families import build
 
 pytestmark = pytest.mark.cpu_only
 WHERE = ("openvino/paged.py", "openvino/pages.py")  # to interrupt

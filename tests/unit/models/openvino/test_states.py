@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 import foretoken
+from census import build
 from foretoken.drafters.lm import token_by_token
 from foretoken.errors import InputError, RefusedError
-from foretoken.lab.census import build
-from foretoken.models.openvino import conversion, states
+from foretoken.models.openvino import conversion
 from foretoken.models.openvino.conversion import PAGED
 from foretoken.models.openvino.export_paged import export_paged
 from foretoken.models.openvino.paged import PagedModel
-from foretoken.models.openvino.states import KeptStates
 from foretoken.models.states import PASS, REWIND, by_halves
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import small_copy, stir
@@ -128,17 +127,6 @@ def test_a_text_that_begins_alike_continues_where_states_are_kept(
             each.leave([0])
     model.remember(False)
     assert model.known(text) == 0
-
-
-def test_what_is_kept_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "MEMORY", 3 * 400)
-    kept, some = KeptStates(), [torch.zeros(100)]
-    for n in (1, 2, 3):
-        kept.keep([7] * n, "", some)
-    assert kept.find([7], "") is not None  # used again
-    kept.keep([7] * 4, "", some)
-    assert [kept.longest([7] * n, "") for n in range(1, 6)] == [1, 1, 3, 4, 4]
-    assert kept.longest([7] * 4, "other") == 0
 
 
 def test_a_row_goes_back_no_further_than_its_states() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from foretoken.errors import RefusedError
-from foretoken.models.families import build
 from foretoken.models.openvino.thinned import stack_of, thinned
+from tiny_families import build
 
 
 @pytest.mark.parametrize("name", ["Mistral", "GPT-2", "Gemma 2", "T5", "BART"])

@@ -21,7 +21,7 @@ from transformers import (
 
 import pairs
 from foretoken import load
-from foretoken.lab.certificate.identity import TOLERANCE
+from foretoken.certificate.identity import TOLERANCE
 from foretoken.models.openvino import conversion, weights
 from foretoken.models.openvino.tracing import core
 from foretoken.models.openvino.weights import (

@@ -16,11 +16,11 @@ import pairs
 import tiny
 from foretoken import load
 from foretoken.errors import RefusedError
-from foretoken.models.families import build
 from foretoken.models.stock import positions
 from foretoken.models.stock.selfcheck import CheckedRows, on_torch, stir
 from foretoken.speculator import Speculator
 from interrupts import interrupted
+from tiny_families import build
 
 
 def state(model: PreTrainedModel) -> list[Any]:
@@ -99,17 +99,6 @@ def test_ragged_rows_reach_the_end_of_the_context(name: str) -> None:
     for b, n in enumerate((2, 5)):
         rows.compare(logits[b, :n], rows.alone(b, n))
     assert rows.worst < 1e-9
-
-
-@pytest.mark.parametrize("name", ["BART", "Marian"])
-def test_beams_may_hold_more_nodes_than_the_context_has_positions(name: str) -> None:
-    model = lively(name, max_position_embeddings=24)
-    model.generation_config.eos_token_id = None
-    spec = load(model, pairs.relative(model))
-    beams = spec.beam_search([[5, 6, 7]], num_beams=2, max_new_tokens=16, gamma=4)[0]
-    plain = spec.beam_search([[5, 6, 7]], num_beams=2, max_new_tokens=16, gamma=0)[0]
-    assert [beam.tokens for beam in beams] == [beam.tokens for beam in plain]
-    assert len(beams[0].tokens) == 16
 
 
 def test_what_runs_is_left_behind_by_nothing_that_matters() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from foretoken.errors import RefusedError
-from foretoken.models.families import build
 from foretoken.models.stock import cache
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer, given
 from foretoken.models.stock.model import CausalModel
+from tiny_families import build
 
 CPU = torch.device("cpu")
 

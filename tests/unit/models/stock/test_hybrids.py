@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from census import build
 from foretoken.errors import RefusedError
-from foretoken.lab.census import build
 from foretoken.models.states import PASS, REWIND, StateLayer
 from foretoken.models.stock import recurrences
 from foretoken.models.stock.model import CausalModel

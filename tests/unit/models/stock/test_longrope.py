@@ -121,13 +121,6 @@ def test_what_a_row_may_hold() -> None:
     assert text.finish_reason == "length" and len(text.tokens) == LIMIT - len(PROMPTS[0])
 
 
-def test_beams_stay_where_all_is_read_in_one_way() -> None:
-    spec = load(model(), "lookup")
-    assert spec.beam_search([PROMPTS[0]], num_beams=2, max_new_tokens=N - 5)
-    with pytest.raises(RefusedError, match=f"texts of more than {N} in another way"):
-        spec.beam_search([PROMPTS[0]], num_beams=2, max_new_tokens=N - 4)
-
-
 def test_who_reads_again() -> None:
     """Llama's generate keeps what it has read with the short factors: it ends where they do."""
     config = transformers.LlamaConfig(**(SHAPE | {"rope_parameters": ROPE}))

@@ -13,10 +13,9 @@ import transformers as t
 from transformers.generation.utils import GenerationMixin
 
 import foretoken
-from foretoken.errors import ForeignError, InputError, RefusedError
+from foretoken.errors import ForeignError, InputError
 from foretoken.media.inputs import media_of
 from foretoken.models.stock import media as stock_media
-from foretoken.models.table import TableModel
 from foretoken.options import as_list
 from media_models import (
     DECODERS,
@@ -40,6 +39,7 @@ from media_models import (
 from media_models import TEXT as SIZES
 from oracle import random_model
 from sound_models import HEARING, LISTENERS, canary, cohere_asr, speecht5, vibevoice_asr
+from table import TableModel
 from tiny import llama
 
 FAMILIES = [*DECODERS, *ENCODERS, *LISTENERS, *HEARING]
@@ -107,18 +107,6 @@ def test_rows_with_pictures_and_without_share_a_batch() -> None:
     picture = generated(model, inputs)
     alone = [generated(model, {"input_ids": torch.tensor([p])}) for p in (TEXT, [1, 9])]
     assert texts == [alone[0], picture[:3], alone[1][:7], picture]
-
-
-def test_a_beam_search_reads_none() -> None:
-    """They are refused, not left out, and no advice leads from one refusal to another."""
-    for family in (llava, whisper):
-        model, inputs = built(family)
-        spec = foretoken.load(model, "lookup")
-        (named,) = set(inputs) & {"pixel_values", "input_features"}
-        with pytest.raises(RefusedError, match=f"reads ids alone, and a prompt holds .*{named}"):
-            spec.beam_search(inputs, num_beams=2)
-        with pytest.raises(ForeignError, match="give num_beams=1, or .*, which reads ids alone"):
-            model.generate(**inputs, custom_generate=spec, num_beams=3, max_new_tokens=4)
 
 
 def test_a_draft_that_reads_ids_only() -> None:

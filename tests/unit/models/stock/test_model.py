@@ -12,10 +12,10 @@ import transformers
 from torch import Tensor
 
 from foretoken.errors import InputError
-from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock import attention
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import CheckedRows, stir
+from tiny_families import FAMILIES, build
 
 
 def network(name: str, seed: int = 0) -> transformers.PreTrainedModel:

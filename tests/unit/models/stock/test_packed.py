@@ -16,11 +16,11 @@ from transformers.pytorch_utils import Conv1D
 
 import pairs
 import tiny
-from foretoken.models.families import FAMILIES, build
 from foretoken.models.stock import packed
 from foretoken.models.stock.packed import PackedLinear, Packing, pack, trial
 from foretoken.models.stock.selfcheck import stir
 from foretoken.models.stock.sizes import sketch
+from tiny_families import FAMILIES, build
 
 pytestmark = pytest.mark.cpu_only
 HERE = build("Llama")  # what this machine can do

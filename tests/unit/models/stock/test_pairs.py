@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+import census
 import hybrids
 import moving
 import pairs
@@ -23,7 +24,6 @@ import tiny
 from foretoken import Engine, Speculator
 from foretoken.drafters import pairs as drafting
 from foretoken.errors import RefusedError
-from foretoken.lab import census
 from foretoken.models.shown import FINAL
 from foretoken.models.stock import pair_files
 from foretoken.models.stock.selfcheck import stir

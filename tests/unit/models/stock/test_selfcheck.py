@@ -24,11 +24,11 @@ from foretoken.errors import RefusedError
 from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
-from foretoken.models.families import build
 from foretoken.models.stock import attention, positions, selfcheck
 from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check, on_torch, self_check, structure
+from tiny_families import build
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 import tiny
 from foretoken.errors import InputError
-from foretoken.models.families import build
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.sizes import (
     LIMITS,
@@ -24,6 +23,7 @@ from foretoken.models.stock.sizes import (
     output_rows,
     sketch,
 )
+from tiny_families import build
 
 
 @pytest.mark.parametrize(("positions", "limit"), [(77, 77), (None, None)])

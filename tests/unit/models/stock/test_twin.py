@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 import pairs
 from foretoken.errors import RefusedError
-from foretoken.models.families import build
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.selfcheck import on_torch, stir
+from tiny_families import build
 
 
 def lively(name: str) -> PreTrainedModel:

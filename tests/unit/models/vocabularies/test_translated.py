@@ -11,12 +11,12 @@ from foretoken.costing import stored
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.base import Sized, Writes
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.table import TableModel
 from foretoken.models.vocabularies.translated import ByText, Following, TranslatedModel, agreed
 from foretoken.models.vocabularies.words import Dictionary, Words
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
 from oracle import random_model
+from table import TableModel
 
 V = 5
 Q = random_model(1, V)

@@ -10,10 +10,10 @@ import pytest
 from foretoken import Engine, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.models.table import TableModel
 from foretoken.server.process.messages import GenerateRequest, Pace
 from foretoken.server.process.statistics import SpecDecodeStats
 from oracle import random_model
+from table import TableModel
 
 V = 12
 OWN = {"gamma", "rule", "lenience"}  # of a request, beside its controls

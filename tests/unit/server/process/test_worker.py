@@ -22,7 +22,6 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
-from foretoken.models.table import TableModel
 from foretoken.records import Begun
 from foretoken.server.process import sandbox, worker
 from foretoken.server.process.media_sandbox import MediaSandbox
@@ -44,6 +43,7 @@ from foretoken.server.process.replies import Replies
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Setup, Worker, measure, work
 from oracle import random_model
+from table import TableModel
 from tiny import byte_level, legacy, metaspace
 
 V = 320

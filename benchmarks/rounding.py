@@ -1,0 +1,211 @@
+"""What rounding does to a model: bits per byte of held-out text before and after, and the agreement
+of the two distributions on it.
+
+Both read the same ids, in windows, and predict every one but the first. --q4-0 adds llama.cpp's
+four bits: only weights are rounded there; foretoken's run as a user's do, with activations in eight
+bits where the processor's products round them. Expected: alike, as groups of 64 with a fitted scale
+lose about what groups of 32 with the largest weight's do.
+
+    python benchmarks/peers/make.py llama.cpp    # for --q4-0 alone
+    python benchmarks/rounding.py --held-out FILE
+    python benchmarks/rounding.py --held-out FILE --target DIR --dtypes int4
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import foretoken
+import machine
+from foretoken.errors import InputError, RefusedError
+from foretoken.lease import leased
+from foretoken.loading.named import asset
+from foretoken.measurement.estimate import Estimate, ratio
+from foretoken.models.base import Model
+from foretoken.sampling.distributions import check, likeliest
+from foretoken.sampling.verify import overlap
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+HERE = Path(__file__).parent
+PYTHON = HERE.parent / ".peers" / "llama.cpp" / "bin" / "python"
+PIECES, LETTERS = 16, 2000  # of a text, evenly spread, and letters in each
+WINDOW = 512  # ids that a prediction follows from, at most
+CHUNK = 64  # positions in a pass: distributions of a whole window would take much memory
+
+
+class RoundedPiece(NamedTuple):
+    """A piece of text as ids, and the bytes that those behind the first stand for."""
+
+    ids: list[int]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Intervals are Student's t over pieces of text."""
+
+    tokens: int  # predicted
+    bytes: int
+    bits_per_byte: Estimate  # of the model as it was
+    rounded_bits_per_byte: Estimate
+    more_bits_per_byte: Estimate  # the difference, piece by piece
+    same: Estimate  # share of positions at which both have the same likeliest token
+    overlap: Estimate  # mean of sum min(p, q) at temperature 1
+
+
+def pieces(text: str, tokenizer: PreTrainedTokenizerBase) -> list[RoundedPiece]:
+    """Up to `PIECES` pieces of a text, evenly spread; InputError where it is too short for two."""
+    count = min(PIECES, len(text) // LETTERS)
+    if count < 2:
+        raise InputError(
+            f"the held-out text has {len(text)} letters; give {2 * LETTERS} or more, that the "
+            "model was not trained on"
+        )
+    starts = [i * (len(text) - LETTERS) // (count - 1) for i in range(count)]
+    return [_piece(text[at : at + LETTERS], tokenizer) for at in starts]
+
+
+def _piece(text: str, tokenizer: PreTrainedTokenizerBase) -> RoundedPiece:
+    """Behind the token that begins a text, where the tokenizer puts one."""
+    ids: list[int] = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+    encoded: list[int] = list(tokenizer(text, verbose=False).input_ids)
+    size = len(text.encode())
+    if encoded[1 : 1 + len(ids)] == ids:
+        return RoundedPiece(encoded[: 1 + len(ids)], size)
+    first = str(tokenizer.decode(ids[:1]))
+    return RoundedPiece(ids, size - len(first.encode()))
+
+
+@torch.inference_mode()
+def rounding(model: Model, rounded: Model, held_out: Sequence[RoundedPiece]) -> Rounding:
+    """Compare a model with its rounded copy on pieces of text, two or more.
+
+    Raises RefusedError for an encoder-decoder, and where one of them is in use.
+    """
+    if model.encoder_decoder:
+        raise RefusedError(
+            "an encoder-decoder predicts nothing without a source; bits per byte are measured for "
+            "decoders alone"
+        )
+    with leased(model) as one, leased(rounded) as other:
+        one.expect(1, 0)
+        other.expect(1, 0)
+        sums = np.array([_sums(model, rounded, piece.ids) for piece in held_out])
+    bits, rounded_bits, same, shared = sums.T.tolist()
+    tokens = [len(piece.ids) - 1 for piece in held_out]
+    sizes = [piece.bytes for piece in held_out]
+    return Rounding(
+        tokens=sum(tokens),
+        bytes=sum(sizes),
+        bits_per_byte=_share(bits, sizes, 0),
+        rounded_bits_per_byte=_share(rounded_bits, sizes, 0),
+        more_bits_per_byte=_share((sums[:, 1] - sums[:, 0]).tolist(), sizes),
+        same=_share(same, tokens, 0, 1),
+        overlap=_share(shared, tokens, 0, 1),
+    )
+
+
+def _sums(model: Model, rounded: Model, ids: list[int]) -> list[float]:
+    """Return the bits of both, the equal likeliest tokens and sum min(p, q), of a piece."""
+    models = (model, rounded)
+    window = min([WINDOW, *(each.context for each in models if each.context)])
+    sums = [0.0] * 4
+    for start in range(0, len(ids) - 1, window):
+        for each in models:
+            each.start([[]])
+        end = min(start + window, len(ids) - 1)
+        for at in range(start, end, CHUNK):
+            block = ids[at : min(at + CHUNK, end)]
+            following = torch.tensor(ids[at + 1 : at + 1 + len(block)])
+            p, q = (_logits(each, block, at) for each in models)
+            for i, logits in enumerate((p, q)):
+                sums[i] += _bits(logits, following)
+            sums[2] += int((likeliest(p) == likeliest(q)).sum())
+            distributions = p.softmax(-1)[None], q.softmax(-1)[None]
+            sums[3] += float(overlap(*distributions, following[None]).sum())
+        for each in models:
+            each.leave([0])
+    return sums
+
+
+def _logits(model: Model, block: list[int], at: int) -> Tensor:
+    """Behind every id of a block, on the CPU, in float32 or better, `[n, V]`."""
+    logits = model.score([block], [len(block)])
+    check(logits, "target", [at], [len(block)])
+    return logits[0].float().cpu() if logits.dtype != torch.float64 else logits[0].cpu()
+
+
+def _bits(logits: Tensor, following: Tensor) -> float:
+    """Return the negative log-likelihood of the ids, in bits."""
+    nats = -logits.log_softmax(-1).gather(-1, following[:, None])
+    return float(nats.double().sum()) / log(2)
+
+
+def _share(tops: list[float], bottoms: list[int], *ends: float) -> Estimate:
+    estimate = ratio(tops, bottoms, *ends)
+    assert estimate is not None  # two pieces or more, each with a byte
+    return estimate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--target", default="novels")
+    parser.add_argument("--dtypes", nargs="*", default=["int4", "int8"])
+    parser.add_argument("--q4-0", action="store_true")
+    arguments = parser.parse_args()
+    # the distribution as it is, without bans and penalties
+    how: Any = {"draft": "none", "generation_config": "ignore"}
+    exact = foretoken.load(arguments.target, **how)
+    assert exact.tokenizer is not None
+    text = arguments.held_out.read_text(encoding="utf-8", errors="replace")
+    held_out = pieces(text, exact.tokenizer)
+    others = {
+        dtype: foretoken.load(arguments.target, dtype=dtype, **how) for dtype in arguments.dtypes
+    }
+    if arguments.q4_0:
+        folder = asset("target") if arguments.target == "novels" else Path(arguments.target)
+        others["q4_0"] = foretoken.load(theirs(folder), **how)
+    table = Table("", "bits a byte", "more", "same most probable token", "sum min(p, q)")
+    rows = {}
+    for name, other in others.items():
+        loss = rounding(exact.target, other.target, held_out)
+        rows[name] = asdict(loss)
+        cells = (loss.rounded_bits_per_byte, loss.more_bits_per_byte, loss.same, loss.overlap)
+        table.add_row(name, *(f"{each.value:.4f} ± {each.error:.4f}" for each in cells))
+    Console().print(table)
+    print(machine.save("rounding", {"target": arguments.target, "rows": rows}))
+
+
+def theirs(folder: Path) -> PreTrainedModel:
+    """The model with the weights that llama.cpp would read."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    )
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "weights.npz"
+        subprocess.run([PYTHON, HERE / "peers" / "q4_0.py", folder, file], check=True)
+        weights = {name: torch.from_numpy(values) for name, values in np.load(file).items()}
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert missing in ([], ["lm_head.weight"]), missing  # tied to the embeddings
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""python -m reproduction"""
+
+from reproduction.cli import main
+
+main()

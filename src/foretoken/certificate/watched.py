@@ -1,0 +1,138 @@
+"""Draft tokens against the q that a drafter reports, watched at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foretoken.drafters.base import Draft, Drafter, DrafterBase
+from foretoken.measurement.estimate import Test, Uniforms, binned, uniforms
+from foretoken.sampling.draw import Draw
+from foretoken.sampling.params import SamplingParams
+
+
+@dataclass(slots=True)
+class Log:
+    """Records of a drafter's draft tokens."""
+
+    guesses: int = 0
+    certain: int = 0  # of them: without a q
+    uniforms: list[Uniforms] = field(default_factory=list[Uniforms])  # of those with a q
+    lies: list[str] = field(default_factory=list[str])
+
+
+class Watched(DrafterBase):
+    """A Drafter that does what `drafter` does, and logs it."""
+
+    def __init__(self, drafter: Drafter, seed: int) -> None:
+        self.drafter, self.log = drafter, Log()
+        self.holds = (drafter,)
+        self._noise = torch.Generator().manual_seed(seed)
+        self._texts: list[list[int]] = []
+        self._counted: list[int] = []  # how far each row's draft tokens are in the log's numbers
+        self._certain: dict[tuple[int, ...], int] = {}  # text -> the certain draft token behind it
+
+    def start(
+        self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> None:
+        heads = sources or [[] for _ in prompts]
+        self._texts += [[*head, *prompt] for head, prompt in zip(heads, prompts, strict=True)]
+        self._counted += [0] * len(prompts)
+        self.drafter.start(rows, prompts, sources)
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        recorded = Recorded(draw)
+        draft = self.drafter.propose(gamma, recorded)  # pyright: ignore[reportArgumentType]
+        tokens = draft.tokens.cpu().long()
+        for b, count in enumerate(draft.lengths.tolist()):
+            self.log.guesses += count
+            if draft.q is None:
+                self.log.certain += count
+                self._check_certain(b, tokens[b, :count].tolist())
+            elif count:
+                self._check_drawn(b, tokens[b, :count], draft.q[b, :count], recorded)
+        return draft
+
+    def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, recorded: Recorded) -> None:
+        first = len(self._texts[b])
+        new = max(0, self._counted[b] - first) if recorded.coupled else 0
+        self._counted[b] = max(self._counted[b], first + len(tokens))
+        noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
+        self.log.uniforms.append(uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
+        for i, token in enumerate(tokens.tolist()):
+            if i not in recorded.draws:
+                continue  # drawn by other means: the numbers tell
+            distribution, ids = recorded.draws[i]
+            own, said = distribution[b].cpu().double(), q[i].cpu().double()
+            drawn = int(ids[b])
+            same = token == drawn
+            if len(own) < len(said):  # over a draft's own ids: `uniforms` tell which these are
+                same = bool(said[token] == own[drawn])
+                own = functional.pad(own, (0, len(said) - len(own))).sort().values
+                said = said.sort().values
+            if not same:
+                self.log.lies.append(f"guess {token} was not drawn: {drawn} was")
+            elif distance := float((own - said).abs().sum() / 2):
+                self.log.lies.append(
+                    f"guess {token} was drawn from another law than the q reported, total "
+                    f"variation {distance:.2g}"
+                )
+
+    def _check_certain(self, b: int, draft_tokens: list[int]) -> None:
+        for i, token in enumerate(draft_tokens):
+            earlier = self._certain.setdefault((*self._texts[b], *draft_tokens[:i]), token)
+            if earlier != token:
+                self.log.lies.append(
+                    f"guesses {earlier} and {token} after the same text, both said to be certain"
+                )
+
+    def commit(self, tokens: list[list[int]]) -> None:
+        for text, new in zip(self._texts, tokens, strict=True):
+            text += new
+        self.drafter.commit(tokens)
+
+    def leave(self, rows: list[int]) -> None:
+        stay = [b for b in range(len(self._texts)) if b not in rows]
+        self._texts = [self._texts[b] for b in stay]
+        self._counted = [self._counted[b] for b in stay]
+        self.drafter.leave(rows)
+
+
+class Recorded:
+    """A Draw that remembers the distribution and the ids of every draft token."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        self.draws: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draw, name)
+
+    def sample(
+        self, logits: Tensor, i: int, params: SamplingParams | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        ids, q = self._draw.sample(logits, i, params)
+        if q is not None:
+            self.draws[i] = q.clone(), ids
+        return ids, q
+
+    def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
+        ids = self._draw(distribution, i, cdf)
+        self.draws[i] = distribution.clone(), ids
+        return ids
+
+
+def draft_tests(name: str, draft_tokens: list[Uniforms], level: float) -> list[Test]:
+    """Test whether draft tokens follow the q reported; no test where all were certain."""
+    if not draft_tokens:
+        return []
+    ranked = torch.cat([u.ranked for u in draft_tokens])
+    by_id = torch.cat([u.by_id for u in draft_tokens])
+    return [
+        binned(f"{name}: guesses under q, by rank", "guesses", ranked, level),
+        binned(f"{name}: guesses under q, by id", "guesses", by_id, level),
+    ]

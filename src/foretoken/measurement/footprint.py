@@ -1,0 +1,146 @@
+"""Sizes of models: parameters, bytes of weights, and how many of them a pass over one token reads,
+so that a machine's memory bandwidth tells the least time that such a pass takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from foretoken.drafters.base import Drafter
+from foretoken.errors import ForetokenError
+from foretoken.loading import named
+from foretoken.loading.hub import gguf
+from foretoken.loading.sources import source
+from foretoken.models.base import Model
+
+PYTHON = "python"  # the runtime of a drafter without a network
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """A model, or a drafter without one, and its sizes; None where they are unknown."""
+
+    name: str
+    runtime: str
+    dtype: str  # of the weights
+    encoder_decoder: bool
+    parameters: int | None
+    operations: int | None  # of the matrix products, per token (section 3.4)
+    weight_bytes: int | None = None
+    pass_bytes: int | None = None  # of the weights that a pass over one token reads
+    cache_bytes: int | None = None  # of a token that a row holds
+
+
+def of_model(
+    model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
+) -> Footprint:
+    """Return the sizes of a model that was loaded with these options, not measured: its bytes are
+    those of its graph on ONNX Runtime, and elsewhere follow from the shapes of its parameters."""
+    network = _network(model, name, revision, trust)
+    facts = (name, model.runtime, dtype, model.encoder_decoder)
+    if network is None:
+        return Footprint(*facts, None, None)
+    numbers, products = sum(each.numel() for each in network.parameters()), _products(network)
+    weight_bytes, pass_bytes = _read_bytes(model, network) or (None, None)
+    if pass_bytes is None and not (model.runtime == "openvino" and gguf(name, revision)):
+        # a GGUF file's blocks have any bits
+        kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+        kind = kind if isinstance(kind, torch.dtype) else torch.float32
+        head = getattr(network.get_output_embeddings(), "weight", None)
+        heads = {} if head is None else {id(head): head.numel()}
+        embedded = heads | {id(each): each.numel() for each in _embeddings(network)}
+        weight_bytes = _bytes(numbers, sum(embedded.values()), kind, dtype)
+        pass_bytes = _bytes(products, sum(heads.values()), kind, dtype)
+    cache_bytes = getattr(model, "token_bytes", None)
+    return Footprint(
+        *facts, numbers, 2 * products, weight_bytes, pass_bytes, cache_bytes=cache_bytes
+    )
+
+
+def _read_bytes(model: Model, network: PreTrainedModel) -> tuple[int, int] | None:
+    """Return the bytes of a model's graph and embeddings on ONNX Runtime, and those of the graph
+    that a pass over one token reads; None elsewhere."""
+    passes: Any = getattr(model, "passes", None)
+    if model.runtime != "onnx" or passes is None:
+        return None
+    table = 0 if passes.table is None else passes.table.nbytes
+    share = _products(network) / _products(network, all_experts=True)
+    return passes.constant_bytes + table, round(passes.constant_bytes * share)
+
+
+FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
+
+
+def _bytes(numbers: int, embedded: int, kind: torch.dtype, dtype: str) -> int:
+    """Return the bytes of weights of which so many are embeddings or output layer, which stay in
+    eight bits where the others have four."""
+    if dtype == "int4":
+        return round((numbers - embedded) * FOUR_BITS) + embedded
+    return numbers * kind.itemsize
+
+
+def of_drafter(
+    drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
+) -> Footprint:
+    """Return the sizes of a drafter; of one that is no model they are not known."""
+    if drafter.model is not None:
+        place = str(named.draft(name) or name)
+        model = of_model(drafter.model, place, dtype, revision, trust=trust)
+        return replace(model, name=name)
+    none = 0 if drafter.runtime == PYTHON else None  # else it has products that are not counted
+    return Footprint(name, drafter.runtime, "", False, None, none)
+
+
+def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
+    """Return the network, or one without weights; None where transformers cannot build it."""
+    network = getattr(model, "model", None)
+    if isinstance(network, PreTrainedModel):
+        return network
+    if getattr(model, "runtime", None) == "table":
+        return None
+    try:
+        return source(name, revision, trust).empty
+    except ForetokenError:  # the figures are then unknown
+        return None
+
+
+def _products(network: PreTrainedModel, *, all_experts: bool = False) -> int:
+    """Count the weights that are multiplied with one token of a decoder's text.
+
+    Without embeddings, unless they are the output layer too, and with the share of experts that a
+    token meets, or all. Cross-attention's keys and values, made once per source, are counted.
+    """
+    head = network.get_output_embeddings()
+    skipped = {id(weight) for weight in _embeddings(network)} | _encoder(network)
+    skipped -= {id(head.weight)} if isinstance(head, nn.Linear) else set()
+    share = 1.0 if all_experts else _experts_share(network.config)
+    total = 0.0
+    for name, weight in network.named_parameters():
+        if weight.ndim >= 2 and id(weight) not in skipped:
+            total += weight.numel() * (share if ".experts." in name else 1.0)
+    return round(total)
+
+
+def _embeddings(network: PreTrainedModel) -> list[Tensor]:
+    return [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
+
+
+def _encoder(network: PreTrainedModel) -> set[int]:
+    """Ids of the encoder's weights, which run once per source."""
+    if not network.config.is_encoder_decoder:
+        return set()
+    return {id(weight) for weight in network.get_encoder().parameters()}
+
+
+def _experts_share(config: PreTrainedConfig) -> float:
+    config = config.get_text_config(decoder=True)
+    used = getattr(config, "num_experts_per_tok", None)
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        experts = getattr(config, name, None)
+        if used and experts:
+            return used / experts
+    return 1.0

@@ -1,5 +1,0 @@
-"""python -m foretoken_lab"""
-
-from foretoken_lab.cli import main
-
-main()

@@ -1,0 +1,316 @@
+"""Contestants in turn, their figures and predictions, and one prompt beside plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from foretoken import theory
+from foretoken.costing.costs import Costs
+from foretoken.drafters.base import Draft, Draw
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.none import NoDrafter
+from foretoken.errors import InputError, NumericsError
+from foretoken.measurement import bench
+from foretoken.measurement.bench import (
+    AUTOMATIC,
+    PLAIN,
+    Key,
+    Race,
+    RaceRun,
+    RaceTask,
+    Round,
+    Turn,
+    compare,
+    own,
+    own_turns,
+    predict,
+    prepare,
+    race,
+    repeat_tasks,
+)
+from foretoken.records import StepRecord
+from foretoken.sampling.distributions import SamplingParams
+from foretoken.speculator import Speculator
+from oracle import random_model
+from table import TableModel
+
+V = 6
+TASK = RaceTask([1, 2], 12, SamplingParams(1.0), seed=3)
+
+
+def run(seconds: float, *, tokens: int = 11, first: int = 1, first_seconds: float = 1.0) -> RaceRun:
+    return RaceRun(list(range(tokens)), first, first_seconds, seconds)
+
+
+def pair() -> Speculator:
+    return Speculator(
+        TableModel(random_model(1, V), V), LMDrafter(TableModel(random_model(2, V), V), V)
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "REST_SECONDS", 0.0)
+
+
+def test_our_own_turn():
+    spec = pair()
+    (result,) = own(spec, [TASK], 3)
+    (completion,) = spec.generate([1, 2], max_new_tokens=12, temperature=1.0, gamma=3, seed=3)
+    first = len(completion.steps[0].kept)
+    assert result.tokens == completion.tokens and result.first_tokens == first
+    assert 0 < result.first_seconds < result.seconds
+    spent = sum(s.draft_seconds + s.score_seconds + s.verify_seconds for s in result.steps)
+    assert spent <= result.seconds - result.first_seconds
+    assert sum(len(s.kept) for s in result.steps) == 12 - first
+
+
+def test_our_own_turn_is_one_call():
+    tasks, spec = repeat_tasks([TASK, replace(TASK, prompt=[4])], 3), pair()
+    runs = own(spec, tasks, 3)
+    for task, each in zip(tasks, runs, strict=True):
+        how = {"max_new_tokens": 12, "temperature": 1.0, "gamma": 3}
+        (alone,) = spec.generate([task.prompt], seed=[task.seed], **how)
+        assert each.tokens == alone.tokens
+        assert each.steps[0].rows == 3 and each.seconds == runs[0].seconds
+
+
+def test_tasks_come_again_with_seeds_of_their_own():
+    other = replace(TASK, prompt=[4], seed=4)
+    tasks = repeat_tasks([TASK, other], 3)
+    assert [(task.prompt, task.seed) for task in tasks] == [([1, 2], 3), ([4], 4), ([1, 2], 5)]
+    assert repeat_tasks([TASK, other], 1) == [TASK]
+
+
+def test_a_pair_is_prepared_so_that_no_text_ends_early():
+    spec, params = pair(), SamplingParams(max_new_tokens=5)
+    ready, tasks = prepare(spec, [[1, 2], [3]], params, 7)
+    assert not ready.ends.eos and ready.target is spec.target
+    made = [(task.prompt, task.tokens, task.seed) for task in tasks]
+    assert made == [([1, 2], 5, 7), ([3], 5, 8)]
+    small = replace(spec, target=TableModel(random_model(1, V), V))
+    small.target.context = 6
+    with pytest.raises(InputError, match="prompt 0 leaves room for 4 new tokens, not 5"):
+        prepare(small, [[1, 2]], params, 0)
+
+
+def test_plain_and_automatic_are_always_there():
+    assert list(own_turns(pair(), [2], "block")) == [PLAIN, ("foretoken", 2), AUTOMATIC]
+    alone = Speculator(TableModel(random_model(1, V), V), NoDrafter())
+    assert list(own_turns(alone, [2], "block")) == [PLAIN]
+
+
+Asked = list[tuple[Key, list[int]]]
+
+
+def echo(key: Key, asked: Asked) -> tuple[Key, Turn]:
+    """A contestant that records its seeds."""
+
+    def turn(tasks: list[RaceTask]) -> list[RaceRun]:
+        asked.append((key, [task.seed for task in tasks]))
+        return [run(2.0) for _ in tasks]
+
+    return key, turn
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_contestants_take_turns_and_the_first_round_warms_up(together: bool):
+    asked: Asked = []
+    told: list[Key] = []
+    both = dict([echo(PLAIN, asked), echo(("b", 1), asked)])
+    result = race(both, repeat_tasks([TASK], 2), 2, together=together, report=told.append)
+    seeds = [[3, 4], [5, 6], [7, 8]]
+    assert asked == [
+        (key, part)
+        for now in seeds
+        for key in both
+        for part in ([now] if together else [[seed] for seed in now])
+    ]
+    assert told == [PLAIN, ("b", 1)] * 3
+    assert len(result.rounds) == 2 and result.together == together
+    assert all(len(runs) == 2 for turns in result.rounds for runs in turns.values())
+
+
+def test_our_own_failure_ends_the_race():
+    def broken(tasks: list[RaceTask]) -> list[RaceRun]:
+        raise NumericsError("target logits are NaN")
+
+    with pytest.raises(NumericsError):
+        race({PLAIN: broken}, [TASK], 1)
+
+
+def test_an_interrupted_turn_ends_the_race(monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object, **__: object):
+        raise KeyboardInterrupt
+
+    spec = pair()
+    turn = partial(own, spec, gamma=0)
+    monkeypatch.setattr(spec.target, "score", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        turn([TASK, TASK])
+    assert race({PLAIN: turn}, [TASK], 1).rounds == []
+
+
+def step(gamma: int, draft: float, score: float, verify: float = 0.0, accepted: int = 0):
+    return StepRecord(
+        gamma=gamma,
+        guesses=(0,) * gamma,
+        accepted=accepted,
+        kept=(0,) * (accepted + 1),
+        overlaps=(0.5,) * gamma,
+        draft_calls=gamma,
+        draft_seconds=draft,
+        score_seconds=score,
+        verify_seconds=verify,
+        rows=1,
+    )
+
+
+def per_token(runs: list[RaceRun], *, together: bool = False) -> float:
+    (seconds,) = Race([{PLAIN: runs}], together).seconds(PLAIN)
+    return seconds
+
+
+def test_a_token_takes_what_came_behind_the_first_ones():
+    assert per_token([run(6.0)]) == pytest.approx(0.5)  # (6 - 1) / (11 - 1)
+    assert per_token([run(6.0), run(9.0, first=4)]) == pytest.approx((5 + 8) / (10 + 7))
+
+
+def test_where_all_came_first_all_counts():
+    assert per_token([run(6.0, tokens=3, first=3)]) == pytest.approx(2.0)
+
+
+def test_figures_of_a_contestant():
+    key: Key = ("other", 2)
+    rounds: list[Round] = [
+        {PLAIN: [run(11.0 * slow)], key: [run(seconds, first_seconds=seconds - 1)]}
+        for seconds, slow in ((2.0, 1), (3.0, 2), (6.0, 4))
+    ]
+    summary = Race(rounds).figures(key)
+    assert summary.gamma == 2 and summary.seconds_per_token.median == pytest.approx(0.1)
+    assert summary.tokens_per_second.median == pytest.approx(10.0)
+    assert summary.first_seconds.median == 2.0
+    assert (summary.first_seconds.q1, summary.first_seconds.q3) == (1.5, 3.5)
+    ratios = [10.0, 21.0, 43.0]  # of one round each
+    assert Race(rounds).ratios(key, PLAIN) == pytest.approx(ratios)
+    assert (summary.speedup.median, summary.speedup.q1) == pytest.approx((21.0, 15.5))
+    assert (summary.predicted, summary.tokens_per_call) == (None, None)
+
+
+def test_texts_at_once_take_until_the_last_is_there():
+    runs = [RaceRun([0] * 10, 1, 0.0, seconds, (step(0, 0.0, 1.0),)) for seconds in (2.0, 4.0)]
+    figures = Race([{PLAIN: runs}], together=True).figures(PLAIN)
+    assert figures.tokens_per_second.median == pytest.approx(5.0) and figures.predicted is None
+    assert figures.speedup.median == 1.0 and figures.tokens_per_call == 1.0
+
+
+def test_what_is_predicted():
+    """Also where half of the runs were twice as slow."""
+    plain = [step(0, 0.0, slow) for slow in (1.0, 2.0)] * 8
+    made = [step(2, 0.4 * slow, 1.5 * slow) for slow in (1.0, 2.0)] * 4
+    prediction = predict(plain, made)
+    assert prediction is not None
+    assert (prediction.alpha, prediction.c, prediction.v) == pytest.approx((0.5, 0.2, 1.5))
+    v = [0.0, 1.0, 1.25, 1.5]  # a line through what was measured
+    assert prediction.predicted == pytest.approx(theory.walltime_factor(0.5, 2, 0.2, v=v))
+
+
+def test_steps_without_a_draft_token_are_predicted_as_such() -> None:
+    """Half of the steps: (1.75 + 1) tokens in (0.4 + 1.5) + 1 target passes."""
+    prediction = predict([step(0, 0.0, 1.0)] * 8, [step(2, 0.4, 1.5), step(0, 0.0, 1.0)] * 4)
+    assert prediction is not None and prediction.predicted == pytest.approx(2.75 / 2.9)
+
+
+def test_of_few_draft_tokens_nothing_is_predicted():
+    plain = [step(0, 0.0, 1.0)] * 8
+    assert predict(plain, plain) is None and predict(plain, [step(2, 0.4, 1.5)] * 3) is None
+
+
+P, Q = random_model(1, V), random_model(2, V)
+
+
+def pair_compare() -> Speculator:
+    return Speculator(TableModel(P, V), LMDrafter(TableModel(Q, V), V))
+
+
+def test_a_comparison():
+    comparison = compare(pair_compare(), [1, 2], gamma=3, temperature=1.0, max_new_tokens=30)
+    assert comparison.gamma == 3 >= comparison.mean_gamma > 2 and comparison.silent < 0.1
+    assert 0 < comparison.alpha < 1 and comparison.c > 0 and comparison.v > 0
+    assert comparison.predicted > 0
+    assert comparison.speedup == comparison.plain_seconds_per_token / comparison.seconds_per_token
+
+
+def test_alpha_is_that_of_the_runs():
+    options = {"gamma": 3, "temperature": 1.0, "max_new_tokens": 30}
+    (completion,) = pair_compare().generate([1, 2], **options)
+    assert compare(pair_compare(), [1, 2], **options).alpha == pytest.approx(completion.stats.alpha)
+
+
+def test_without_draft_tokens_nothing_is_predicted():
+    spec = Speculator(TableModel(P, V), NoDrafter())
+    comparison = compare(spec, [1, 2], max_new_tokens=5)
+    assert comparison.gamma is None and comparison.mean_gamma == 0 and comparison.speedup > 0
+    assert (
+        comparison.alpha,
+        comparison.c,
+        comparison.v,
+        comparison.paper,
+        comparison.predicted,
+    ) == (None,) * 5
+    assert comparison.silent == 1
+
+
+class Seldom(LMDrafter):
+    """Guesses at every third step only, as look-up does where a text seldom repeats itself."""
+
+    calls = 0
+
+    def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        self.calls += 1
+        return super().propose(gamma if self.calls % 3 == 0 else [0] * len(gamma), draw)
+
+
+@pytest.mark.parametrize("gamma", [3, None])
+def test_what_is_predicted_follows_from_the_draft_tokens_made(
+    gamma: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where draft tokens cost nothing, a pass always the same and every draft token is kept, the
+    prediction is the tokens of a step, however many steps had a draft token."""
+    free = Costs(((0, 0.0), (16, 0.0)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
+    monkeypatch.setattr(bench, "of", lambda steps: free)
+    spec = Speculator(TableModel(P, V), Seldom(TableModel(P, V), V))
+    spec.costing.measured["sampled", 1] = free
+    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 60}
+    comparison = compare(spec, [1, 2], 1, gamma=gamma, **options)
+    (completion,) = spec.generate([1, 2], gamma=gamma, **options)
+    assert comparison.alpha == pytest.approx(1.0) and 0.6 < comparison.silent < 0.8
+    tokens_per_step = 1 + comparison.mean_gamma
+    assert comparison.predicted == pytest.approx(tokens_per_step)
+    assert comparison.paper == pytest.approx(tokens_per_step)
+    assert completion.stats.tokens_per_call == pytest.approx(tokens_per_step, rel=0.2)
+
+
+def test_one_token():
+    comparison = compare(pair_compare(), [1, 2], gamma=3, max_new_tokens=1)
+    assert comparison.mean_gamma == 0 and comparison.alpha is None and comparison.speedup > 0
+
+
+@pytest.mark.parametrize("after", [2, 8, 14])
+def test_an_interruption_is_none_of_its_results(after):
+    class Impatient(TableModel):
+        left = after
+
+        def score(self, blocks, need):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super().score(blocks, need)
+
+    spec = Speculator(Impatient(P, V), LMDrafter(TableModel(Q, V), V))
+    with pytest.raises(KeyboardInterrupt):
+        compare(spec, [1, 2], gamma=2, max_new_tokens=6)
