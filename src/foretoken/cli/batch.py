@@ -142,13 +142,8 @@ class Lines:
 
     def origin(self, name: Name) -> str:
         """Return a digest of all that a text depends on."""
-        each, arguments = self.tasks[name[0]], self.loading.arguments
-        # The order and the options of version 0.1.0, whose files are resumed
-        for option_name in ("adapter", "draft_taps"):
-            if arguments[option_name] is None:
-                del arguments[option_name]
-        arguments |= {"tensor_parallel": 1, "generation_config": arguments.pop("generation_config")}
-        common = self.names, arguments, self.template, self.speculation
+        each = self.tasks[name[0]]
+        common = self.names, self.loading.arguments, self.template, self.speculation
         settings = repr((common, each.line.prompt, each.line.messages, each.params, self.key(name)))
         return hashlib.sha256(settings.encode(errors="surrogatepass")).hexdigest()[:16]
 

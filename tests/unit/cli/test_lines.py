@@ -40,7 +40,3 @@ def test_what_cannot_be_continued_is_passed_over(tmp_path) -> None:
         for n, completion in found.items()
     )
     assert found[2, 0].tokens != found[2, 1].tokens
-
-
-def test_results_of_version_0_1_0_are_resumed() -> None:
-    assert lines().origin((2, 0)) == "db2d12ad9d75f405"  # as that version wrote it

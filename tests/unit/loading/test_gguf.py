@@ -49,7 +49,7 @@ def test_ends_are_read_without_the_rest(
     write_gguf(file, model, byte_level(), GGMLQuantizationType.Q4_0)
     read = source(file, None, False)
     whole = read.network(torch.float32, torch.device("cpu"))
-    monkeypatch.delattr(TargetEnds, "_loaded")
+    monkeypatch.delattr(TargetEnds, "network")
     ends = TargetEnds(read, None)
     assert torch.equal(ends.embedding.weight, whole.get_input_embeddings().weight)
     assert torch.equal(ends.head, whole.get_output_embeddings().weight)

@@ -33,7 +33,10 @@ def test_there_is_no_other() -> None:
     assert [*PARAMETERS][2:] == [*OPTIONS] == [*LoadKeywords.__annotations__]
     for given, said in (
         ({"dytpe": "int8"}, "^dytpe is no option of load; did you mean dtype?"),
-        ({"temperature": 0.5}, "^temperature is no option of load; give it to generate, or leave it out$"),
+        (
+            {"temperature": 0.5},
+            "^temperature is no option of load; give it to generate, or leave it out$",
+        ),
     ):
         with pytest.raises(InputError, match=said):
             foretoken.load(None, "none", **given)

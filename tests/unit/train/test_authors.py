@@ -67,11 +67,3 @@ def test_an_exam_is_spread_over_the_examples():
     prompts = [text.request.prompt for text in authors.exam(data, 3, 0)]
     assert prompts == [list(e.prompt) for e in data[:6:2]]
     assert len(authors.exam(data, 32, 0)) == len(data)
-
-
-def test_the_longest_text():
-    """A prompt of 4 tokens and a reference of 6; the target may write up to the limit."""
-    of, data = models(llama), examples()
-    assert Authors(of, 1.0, 20).longest(data) == 10
-    assert Authors(of, 1.0, 20, target_generated=0.1).longest(data) == 24
-    assert Authors(of, 1.0, 20).longest(examples(references=False)) == 24

@@ -165,7 +165,6 @@ def test_sources_longer_and_shorter_than_those_present() -> None:
         texts, read = [rows.draw(5) for _ in sources], [rows.draw(n) for n in sources]
         rows.runner.start(texts, read)
         rows.texts, rows.sources = rows.texts + texts, rows.sources + read
-        rows.prompts += [0] * len(texts)
         rows.score(4)
     rows.leave([0, 3])
     rows.score(4)
