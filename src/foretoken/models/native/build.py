@@ -1,0 +1,101 @@
+"""Compile the kernels, for every instruction set of this kind of processor, into one library.
+
+Runs where the package is built (`hatch_build.py`), so it imports nothing but Python's own modules.
+By hand, in a checkout: `python src/foretoken/models/native/build.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES, LIBRARY = HERE / "kernels", HERE / "kernels.so"
+# No -ffast-math, no contraction: the arithmetic is exactly what is written. GCC 12 takes undefined
+# vectors of its own headers for mistakes.
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
+FLAGS += ["-fno-math-errno", "-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni"))]
+SETS = {
+    "portable": [],
+    "avx2": ["-DFORETOKEN_AVX2", *AVX2],
+    "avx512": ["-DFORETOKEN_AVX512", *AVX512],
+}
+
+
+class BuildError(Exception):
+    """There is no compiler, or it fails."""
+
+
+def compiler() -> list[str]:
+    """Return the words that begin a compiler's command: $CXX, the machine's, or ziglang's.
+
+    Raises:
+        BuildError: There is none.
+    """
+    if given := os.environ.get("CXX"):
+        return given.split()
+    for name in ("c++", "g++", "clang++"):
+        if found := shutil.which(name):
+            return [found]
+    if find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "c++"]
+    raise BuildError("there is no C++ compiler; install g++ or clang, or pip install ziglang")
+
+
+def digest() -> str:
+    """Return a digest of the sources and of how they are compiled."""
+    total = hashlib.sha256(repr((FLAGS, SETS)).encode())
+    for file in sorted(SOURCES.iterdir()):
+        total.update(file.name.encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def build(library: Path = LIBRARY, flags: tuple[str, ...] = ()) -> None:
+    """Compile the library, whole or not at all.
+
+    Args:
+        library: The file to write.
+        flags: More options, as for a sanitizer.
+
+    Raises:
+        BuildError: There is no compiler, or it fails.
+    """
+    sets = SETS if platform.machine().lower() in ("x86_64", "amd64") else {"portable": []}
+    command = [*compiler(), *FLAGS, *flags]
+    with tempfile.TemporaryDirectory(prefix="foretoken-") as folder:
+        objects: list[Path] = []
+        commands: list[list[str]] = []
+        parts = [("kernels", name, more) for name, more in sets.items()]
+        parts += [("library", "", [f'-DFORETOKEN_DIGEST="{digest()}"']), ("team", "", [])]
+        for source, name, more in parts:
+            objects.append(Path(folder) / f"{source}{name}.o")
+            own = [f"-DFORETOKEN_KERNELS={name}_kernels"] if name else []
+            what = ["-c", str(SOURCES / f"{source}.cpp"), "-o", str(objects[-1])]
+            commands.append([*command, *more, *own, *what])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, commands))
+        made = Path(folder) / library.name
+        _run([*command, "-shared", *map(str, objects), "-o", str(made)])
+        partial = library.with_name(f"{library.name}.{os.getpid()}")
+        shutil.copy(made, partial)
+        os.replace(partial, library)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+
+
+if __name__ == "__main__":
+    build()

@@ -1,0 +1,163 @@
+"""Decoders for the native kernels: packed once and kept on disk, and their loading.
+
+Does not know names, folders or tokenizers, nor how a runtime is chosen.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretoken.errors import RefusedError, kind_of
+from foretoken.models import store
+from foretoken.models.companion import Companion, require_alike
+from foretoken.models.native import description
+from foretoken.models.native.model import NativeModel
+from foretoken.models.native.passes import NativePasses
+from foretoken.models.store import Convertible, KeptConversion
+
+# Raised where the same weights become other panels or other facts: kept ones are made again
+FORMAT = 1
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from foretoken.models.stock.selfcheck import Form
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeConversion:
+    """A decoder to pack: where it is, in which precision, and how it is loaded.
+
+    source: None for a model in memory, of which nothing is kept. more: facts to keep beside the
+    description. some: layers, where it is not to have all; taps: where it is to show its states.
+    """
+
+    source: Convertible | None
+    dtype: str
+    network: Callable[[], PreTrainedModel]
+    more: Callable[[], dict[str, Any]] = dict
+    some: tuple[int, ...] = ()
+    taps: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "the model in memory" if self.source is None else self.source.name
+
+    def model(self) -> NativeModel:
+        """Return the model. It is loaded only if no conversion of the same files, code and versions
+        is kept on disk."""
+        passes, facts = self._passes()
+        return NativeModel(passes, facts)
+
+    def kept(self) -> NativeModel | None:
+        """Return the model from its kept conversion; None where none is kept."""
+        assert self.source is not None
+        found = store.find(self._key(self.source))
+        return found and NativeModel(*self._read(found))
+
+    def companion(self, target: NativeModel) -> Companion[NativePasses]:
+        """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
+        rows. Raises RefusedError where it would keep its cache in another form."""
+        passes, facts = self._passes()
+        layers = list(self.some or passes.layers)
+        shape = "heads", "kv_heads", "width"
+        own, targets = passes.facts["layers"], target.passes.facts["layers"]
+        require_alike(
+            [[own[i][name] for name in shape] for i in layers],
+            [[targets[i][name] for name in shape] for i in layers],
+        )
+        passes.over(target.passes, layers)
+        return Companion(target, passes, facts)
+
+    def _passes(self) -> tuple[NativePasses, dict[str, Any]]:
+        found = self._kept_or_made()
+        return self._temporary() if found is None else self._read(found)
+
+    def _read(self, found: KeptConversion) -> tuple[NativePasses, dict[str, Any]]:
+        taps = tuple(self.taps)
+        return NativePasses(found.place, found.facts["network"], taps), found.facts
+
+    def _kept_or_made(self) -> KeptConversion | None:
+        """Return the panels as they are kept, or make and keep them now; None where that cannot
+        be."""
+        if self.source is None:
+            return None
+        key = self._key(self.source)
+        return store.find(key) or self._stored(self.source, key)
+
+    def _key(self, source: Convertible) -> str:
+        return store.key_of(source, FORMAT, "native", self.dtype)
+
+    def _stored(self, source: Convertible, key: str) -> KeptConversion | None:
+        def write(place: Path) -> dict[str, Any]:
+            return self._written(place) | self.more() | {"identity": key}
+
+        form = f"{self.dtype} (native)"
+        with store.told(source, form, "the native decoder"):
+            kept = store.keep(key, write, store.title_of(source), form)
+        if not kept:
+            where = store.folder() or "a cache folder"
+            log.warning("it could not be kept in %s and is made again each time", where)
+        return store.find(key) if kept else None
+
+    def _temporary(self) -> tuple[NativePasses, dict[str, Any]]:
+        """The same in files that end with it."""
+        place = Path(tempfile.mkdtemp(prefix="foretoken-"))
+        try:
+            passes, facts = self._read(KeptConversion(place, self._written(place)))
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        weakref.finalize(passes, shutil.rmtree, place, ignore_errors=True)
+        return passes, facts
+
+    def _written(self, place: Path) -> dict[str, Any]:
+        from foretoken.models.stock.sizes import context_limit, switch_of  # late: takes seconds
+
+        network = self.network().float().eval()
+        config = network.config.get_text_config(decoder=True)
+        try:
+            if (switch := switch_of(network)) is not None:
+                raise RefusedError(
+                    f"it reads sequences of more than {switch} tokens in another way"
+                )
+            with torch.inference_mode():
+                facts = description.describe(network, place, self.dtype)
+        except (RefusedError, MemoryError, OSError):
+            raise
+        except Exception as error:  # a family's own code raises anything
+            problem = f"{self.name} cannot be converted: its code raised {kind_of(error)}"
+            raise RefusedError(problem) from error
+        return {
+            "network": facts,
+            "vocab_size": facts["vocabulary"],
+            "context": context_limit(config),
+            "computed": self.dtype,
+        }
+
+
+def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
+    """Return the facts of a kept conversion, without its panels; None where none is kept."""
+    return store.facts(store.key_of(source, FORMAT, "native", dtype))
+
+
+def form() -> Form:
+    """Return how the self-check tries a family on the native kernels: in memory, in float32."""
+    from foretoken.models.stock.selfcheck import Form  # late: takes seconds
+
+    return Form(
+        "the native decoder",
+        lambda network: NativeConversion(None, "float32", lambda: network).model(),
+    )

@@ -1,0 +1,180 @@
+// Attention over pages of 16 positions: keys lie number by number, [width, 16], so that a vector holds the scores
+// of 16 positions; values lie position by position, [16, width in full vectors].
+//
+// Positions are read in blocks of BLOCK, counted from 0, whatever the pass. A block's part of a query is its
+// maximum, the sum of its weights and the weighted sum of its values; parts are joined in order.
+#pragma once
+
+#if defined(FORETOKEN_AVX512)
+enum { QUERIES = 4, COLUMNS = 4 };  // queries that share a key or value; vectors of values summed at a time
+#else
+enum { QUERIES = 2, COLUMNS = 2 };
+#endif
+
+static inline int whole_vectors(int n) { return (n + LANES - 1) / LANES * LANES; }
+static inline size_t page_of_head(int width) {  // floats of one head's keys and values
+  return size_t(PAGE) * (width + whole_vectors(width));
+}
+
+// A part in memory: its maximum, its sum, then from number LANES on the weighted sums of values
+static inline size_t part_floats(int width) { return LANES + whole_vectors(width); }
+
+// Join a later block's part to `memory`, the parts before it
+static void join(float* memory, const float* later, int width) {
+  const float most = memory[0] > later[0] ? memory[0] : later[0];
+  float factors[2 * LANES];
+  store(factors, exponential(all(memory[0] - most)));
+  store(factors + LANES, exponential(all(later[0] - most)));
+  const F before = all(factors[0]), after = all(factors[LANES]);
+  memory[0] = most;
+  memory[1] = fmaf(later[1], factors[LANES], memory[1] * factors[0]);
+  for (int i = LANES; i < LANES + whole_vectors(width); i += LANES)
+    store(memory + i, fma(load(later + i), after, mul(load(memory + i), before)));
+}
+
+// Divide by the weights' sum, a sink's included; the result of a query
+static void finish(const float* memory, const float* sink, float* result, int width) {
+  float total = memory[1], factor = 1.0f;
+  if (sink) {
+    const float most = memory[0] > *sink ? memory[0] : *sink;
+    float factors[2 * LANES];
+    store(factors, exponential(all(memory[0] - most)));
+    store(factors + LANES, exponential(all(*sink - most)));
+    factor = factors[0];
+    total = fmaf(total, factor, factors[LANES]);
+  }
+  const F inverse = all(factor / total);
+  float last[LANES];
+  for (int i = 0; i < width; i += LANES) {
+    const F y = mul(load(memory + LANES + i), inverse);
+    if (i + LANES <= width) {
+      store(result + i, y);
+    } else {
+      store(last, y);
+      memcpy(result + i, last, size_t(width - i) * sizeof(float));
+    }
+  }
+}
+
+struct Query {
+  const float* x;  // [width], scaled
+  int first, last; // positions of the block that it attends to: from first up to, not including, last
+  float slope;     // of ALiBi
+  int at;          // its position
+  float* part;
+};
+
+// The scores of up to QUERIES queries in a block that begins at position `start`: [QUERIES, BLOCK]
+template <int n>
+static void scores_of(const Layer& layer, float* const* pages, size_t keys, int start,
+                      const Query* queries, int first, int last, float* scores) {
+  for (int page = first / PAGE; page * PAGE < last; page++) {
+    const float* k = pages[page] + keys;
+    F y[n];
+    for (int i = 0; i < n; i++) y[i] = all(0.0f);
+    for (int d = 0; d < layer.width; d++) {
+      const F each = load(k + size_t(d) * PAGE);
+      for (int i = 0; i < n; i++) y[i] = fma(all(queries[i].x[d]), each, y[i]);
+    }
+    for (int i = 0; i < n; i++) {
+      if (layer.softcap != 0.0f) y[i] = capped(y[i], layer.softcap);
+      if (layer.slopes) {
+        float distance[LANES];
+        for (int j = 0; j < LANES; j++) distance[j] = float(page * PAGE + j - queries[i].at);
+        y[i] = fma(all(queries[i].slope), load(distance), y[i]);
+      }
+      store(scores + i * BLOCK + (page * PAGE - start), y[i]);
+    }
+  }
+}
+
+// Weights in place of the scores, and the part's maximum and sum
+static void weigh(const Query& query, int start, float* scores) {
+  const int from = query.first - start, to = query.last - start;
+  const F lowest = all(-INFINITY);
+  F highest = lowest;
+  for (int j = from / LANES * LANES; j < to; j += LANES)
+    highest = most(highest, between(load(scores + j), lowest, from - j, to - j));
+  const float maximum = largest(highest);
+  F total = all(0.0f);
+  for (int j = from / LANES * LANES; j < to; j += LANES) {
+    const F e = exponential(sub(load(scores + j), all(maximum)));
+    const F weight = between(e, all(0.0f), from - j, to - j);
+    store(scores + j, weight);
+    total = add(total, weight);
+  }
+  query.part[0] = maximum;
+  query.part[1] = sum(total);
+}
+
+// Add the weighted values of positions `first` up to `last`: `columns` vectors from number `column` on
+template <int n, int columns>
+static void values_of(int stride, float* const* pages, size_t values, int start,
+                      const Query* queries, int first, int last, const float* scores, int column) {
+  F y[n][columns];
+  for (int i = 0; i < n; i++)
+    for (int c = 0; c < columns; c++) y[i][c] = load(queries[i].part + LANES + column + c * LANES);
+  for (int j = first; j < last; j++) {
+    const float* v = pages[j / PAGE] + values + size_t(j % PAGE) * stride + column;
+    F each[columns];
+    for (int c = 0; c < columns; c++) each[c] = load(v + c * LANES);
+    for (int i = 0; i < n; i++) {
+      const F weight = all(scores[i * BLOCK + j - start]);
+      for (int c = 0; c < columns; c++) y[i][c] = fma(weight, each[c], y[i][c]);
+    }
+  }
+  for (int i = 0; i < n; i++)
+    for (int c = 0; c < columns; c++)
+      store(queries[i].part + LANES + column + c * LANES, y[i][c]);
+}
+
+template <int n>
+static void all_values(int stride, float* const* pages, size_t values, int start,
+                       const Query* queries, int first, int last, const float* scores) {
+  if (first >= last) return;
+  int column = 0;
+  for (; column + COLUMNS * LANES <= stride; column += COLUMNS * LANES)
+    values_of<n, COLUMNS>(stride, pages, values, start, queries, first, last, scores, column);
+  for (; column < stride; column += LANES)
+    values_of<n, 1>(stride, pages, values, start, queries, first, last, scores, column);
+}
+
+template <int n>
+static void attend_some(const Layer& layer, float* const* pages, size_t keys, int start,
+                        const Query* queries) {
+  float scores[n * BLOCK];
+  const int stride = whole_vectors(layer.width);
+  const size_t values = keys + size_t(PAGE) * layer.width;
+  // from `first` to `last` any of them attends, from `from` to `to` all do
+  int first = queries[0].first, last = queries[0].last, from = first, to = last;
+  for (int i = 1; i < n; i++) {
+    first = queries[i].first < first ? queries[i].first : first;
+    from = queries[i].first > from ? queries[i].first : from;
+    last = queries[i].last > last ? queries[i].last : last;
+    to = queries[i].last < to ? queries[i].last : to;
+  }
+  from = from < to ? from : to;
+  scores_of<n>(layer, pages, keys, start, queries, first, last, scores);
+  for (int i = 0; i < n; i++) {
+    const Query& q = queries[i];
+    weigh(q, start, scores + i * BLOCK);
+    for (int c = 0; c < stride; c += LANES) store(q.part + LANES + c, all(0.0f));
+    const int before = from < q.first ? q.first : from;
+    all_values<1>(stride, pages, values, start, &q, q.first, before, scores + i * BLOCK);
+  }
+  // A position that not all attend to is left out, not given the weight 0: its values may be infinite
+  all_values<n>(stride, pages, values, start, queries, from, to, scores);
+  for (int i = 0; i < n; i++) {
+    const Query& q = queries[i];
+    const int after = to > q.first ? to : q.first;
+    all_values<1>(stride, pages, values, start, &q, after, q.last, scores + i * BLOCK);
+  }
+}
+
+// The parts of `count` queries, of one block that all of them reach
+static void attend(const Layer& layer, float* const* pages, size_t keys, int start,
+                   const Query* queries, int count) {
+  for (; count >= QUERIES; count -= QUERIES, queries += QUERIES)
+    attend_some<QUERIES>(layer, pages, keys, start, queries);
+  for (; count; count--, queries++) attend_some<1>(layer, pages, keys, start, queries);
+}

@@ -1,0 +1,57 @@
+// exp and what is made of it, sixteen numbers at a time.
+#pragma once
+
+// exp(x), x held between -87 and 88; NaN stays NaN
+static inline F exponential(F x) {
+  x = least(all(88.0f), most(all(-87.0f), x));
+  const F r = whole(mul(x, all(1.44269504f)));
+  // ln 2 in two parts, so that the rest is exact to the last bits
+  const F rest = fma(r, all(-1.42860677e-6f), fma(r, all(-0.693145752f), x));
+  F p = all(1.98756912e-4f);
+  p = fma(p, rest, all(1.39819994e-3f));
+  p = fma(p, rest, all(8.33345186e-3f));
+  p = fma(p, rest, all(4.16657962e-2f));
+  p = fma(p, rest, all(1.66666657e-1f));
+  p = fma(p, rest, all(0.5f));
+  p = fma(mul(p, rest), rest, rest);
+  return mul(add(p, all(1.0f)), power(r));
+}
+static inline F sigmoid(F x) {
+  return quot(all(1.0f), add(all(1.0f), exponential(sub(all(0.0f), x))));
+}
+static inline F tangent(F x) {  // of the hyperbola
+  return sub(all(1.0f), quot(all(2.0f), add(all(1.0f), exponential(add(x, x)))));
+}
+// Abramowitz and Stegun 7.1.26: 1.5e-7 off at most
+static inline F error_function(F x) {
+  const F t = quot(all(1.0f), fma(all(0.3275911f), magnitude(x), all(1.0f)));
+  F p = all(1.061405429f);
+  p = fma(p, t, all(-1.453152027f));
+  p = fma(p, t, all(1.421413741f));
+  p = fma(p, t, all(-0.284496736f));
+  p = fma(p, t, all(0.254829592f));
+  const F tail = mul(mul(p, t), exponential(sub(all(0.0f), mul(x, x))));
+  return signed_as(most(all(0.0f), sub(all(1.0f), tail)), x);
+}
+static inline F activated(int activation, F x) {
+  switch (activation) {
+    case GELU:
+      return mul(mul(all(0.5f), x), add(all(1.0f), error_function(mul(x, all(0.707106781f)))));
+    case GELU_TANH: {
+      const F cubed = mul(mul(x, x), x);
+      const F inner = mul(all(0.797884561f), fma(all(0.044715f), cubed, x));
+      return mul(mul(all(0.5f), x), add(all(1.0f), tangent(inner)));
+    }
+    case RELU:
+      return most(all(0.0f), x);
+    case RELU_SQUARED: {
+      const F positive = most(all(0.0f), x);
+      return mul(positive, positive);
+    }
+    case QUICK_GELU:
+      return mul(x, sigmoid(mul(all(1.702f), x)));
+    default:
+      return mul(x, sigmoid(x));
+  }
+}
+static inline F capped(F x, float cap) { return mul(all(cap), tangent(quot(x, all(cap)))); }

@@ -1,0 +1,185 @@
+// Everything that computes, in one file: compiled for each instruction set by itself (../build.py), with
+// FORETOKEN_KERNELS as the name of what it gives. All is static, and no template of the standard library is used:
+// the linker would take one set's code for another's.
+#include "kernels.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <initializer_list>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(FORETOKEN_AVX512)
+#include "vector_avx512.h"
+#elif defined(FORETOKEN_AVX2)
+#include "vector_avx2.h"
+#else
+#include "vector_portable.h"
+#endif
+// in this order: each uses those before it
+#include "functions.h"
+#include "states.h"
+#include "products.h"
+#include "attention.h"
+#include "pass.h"
+
+const size_t ALIGNED = 64;
+
+template <class T>
+bool allot(T** to, size_t count) {
+  const size_t bytes = (count * sizeof(T) + ALIGNED - 1) / ALIGNED * ALIGNED;
+  *to = (T*)aligned_alloc(ALIGNED, bytes);
+  if (*to) memset((void*)*to, 0, bytes);
+  return *to != nullptr;
+}
+
+bool allot_states(States* a, size_t tokens, int n) {
+  *a = States();
+  a->stride = n;
+  *a = view(*a, n);
+  const size_t numbers = tokens * a->stride, blocks = numbers / BLOCK_OF_WEIGHTS;
+  return allot(&a->x, numbers + LANES) && allot(&a->q, numbers) && allot(&a->d, blocks) &&
+         allot(&a->s, blocks) && allot(&a->z, 2 * blocks);
+}
+
+void free_states(States* a) {
+  for (void* each : {(void*)a->x, (void*)a->q, (void*)a->d, (void*)a->s, (void*)a->z}) free(each);
+}
+
+size_t scratch_of(const Network& net) {
+  size_t most = size_t(net.most_tokens) * 2 * LANES + whole_vectors(net.width);
+  for (int i = 0; i < net.layers; i++) {
+    const Layer& layer = net.layer[i];
+    const size_t projected = size_t(net.most_tokens) * layer.width * LANES;
+    const size_t parts =
+        2 * size_t(TOKENS) * (layer.heads / layer.kv_heads) * part_floats(layer.width);
+    most = projected > most ? projected : most;
+    most = parts > most ? parts : most;
+  }
+  return most + LANES;
+}
+
+void release(void* memory) {
+  Workspace* w = (Workspace*)memory;
+  if (!w) return;
+  for (void* each : {(void*)w->x, (void*)w->after, (void*)w->queries, (void*)w->parts}) free(each);
+  for (States* each : {&w->attended, &w->inner, &w->shared, &w->shared_mlp}) free_states(each);
+  for (int i = 0; i < MOST_THREADS; i++) {
+    for (States* each : {&w->own[i], &w->own_mlp[i], &w->own_attended[i]}) free_states(each);
+    free(w->scratch[i]);
+  }
+  free(w);
+}
+
+void* workspace(const Network& net) {
+  Workspace* w = (Workspace*)calloc(1, sizeof(Workspace));
+  if (!w) return nullptr;
+  const size_t tokens = w->tokens = net.most_tokens, width = whole_vectors(net.width);
+  bool done = allot(&w->x, tokens * width + LANES) && allot(&w->after, tokens * width + LANES) &&
+              allot(&w->queries, tokens * net.attention + LANES) &&
+              allot_states(&w->attended, tokens, net.attention) &&
+              allot_states(&w->inner, tokens, net.inner) &&
+              allot_states(&w->shared, tokens, net.width) &&
+              allot_states(&w->shared_mlp, tokens, net.width);
+  for (int i = 0; done && i < net.threads; i++) {
+    const size_t own = net.threads == 1 ? tokens : size_t(ALONE);
+    done = allot_states(&w->own[i], own, net.width) &&
+           allot_states(&w->own_mlp[i], own, net.width) &&
+           allot_states(&w->own_attended[i], own, net.attention) &&
+           allot(&w->scratch[i], scratch_of(net));
+  }
+  if (done) return w;
+  release(w);
+  return nullptr;
+}
+
+// Room for the parts of attention that is divided by blocks
+bool room_for_parts(const Network& net, const Pass& pass, Workspace* w) {
+  size_t most = 0;
+  Running r = {net, pass, *w};
+  for (int i = 0; i < net.layers; i++) {
+    const Layer& layer = net.layer[i];
+    if (!divided(r, layer, net.threads)) continue;
+    const size_t blocks = blocks_of(pass.at[pass.tokens - 1]);
+    const size_t floats = blocks * pass.tokens * layer.heads * part_floats(layer.width);
+    most = floats > most ? floats : most;
+  }
+  if (most * sizeof(float) <= w->part_bytes) return true;
+  free(w->parts);
+  w->part_bytes = 0;
+  if (!allot(&w->parts, 2 * most)) return false;
+  w->part_bytes = 2 * most * sizeof(float);
+  return true;
+}
+
+// Subnormals are numbers here, whatever the caller's thread makes of them
+struct Exact {
+#if defined(__x86_64__)
+  unsigned before = _mm_getcsr();
+  Exact() { _mm_setcsr(0x1f80); }
+  ~Exact() { _mm_setcsr(before); }
+#endif
+};
+
+void run_exactly(void* what, Team& team, int me) {
+  const Exact exact;
+  run(what, team, me);
+}
+
+bool run_pass(const Network& net, const Pass& pass, void* memory) {
+  Workspace* w = (Workspace*)memory;
+  if (!room_for_parts(net, pass, w)) return false;
+  Running r = {net, pass, *w};
+  run_in_team(net.threads, run_exactly, &r);
+  return true;
+}
+
+States states_of(const float* x, int tokens, int n) {
+  States a;
+  if (!allot_states(&a, tokens, n)) abort();
+  for (int t = 0; t < tokens; t++)
+    memcpy(a.x + size_t(t) * a.stride, x + size_t(t) * n, size_t(n) * sizeof(float));
+  return a;
+}
+
+void try_round(const float* x, int tokens, int n, int8_t* q, float* d, float* s, int32_t* z) {
+  const Exact exact;
+  States a = states_of(x, tokens, n);
+  for (int t = 0; t < tokens; t++) round_states(a, t, 0, a.stride);
+  const size_t numbers = size_t(tokens) * a.stride, blocks = numbers / BLOCK_OF_WEIGHTS;
+  memcpy(q, a.q, numbers);
+  memcpy(d, a.d, blocks * sizeof(float));
+  memcpy(s, a.s, blocks * sizeof(float));
+  memcpy(z, a.z, 2 * blocks * sizeof(int32_t));
+  free_states(&a);
+}
+
+void try_product(const Weight& w, const float* x, int tokens, float* y) {
+  const Exact exact;
+  States a = states_of(x, tokens, w.inputs);
+  for (int t = 0; t < tokens && rounded(w); t++) round_states(a, t, 0, a.stride);
+  product(w, a, tokens, 0, w.outputs / LANES,
+          [&](int g, int t, F v) { store(y + size_t(t) * w.outputs + g * LANES, v); });
+  free_states(&a);
+}
+
+void try_normalize(const Norm& norm, const float* x, int n, float* y) {
+  const Exact exact;
+  normalize(norm, x, y, n);
+}
+
+void try_activate(int activation, const float* x, int n, float* y) {
+  const Exact exact;
+  for (int i = 0; i < n; i += LANES) store(y + i, activated(activation, load(x + i)));
+}
+
+}  // namespace
+
+const Kernels FORETOKEN_KERNELS = {workspace,   release,       run_pass,    try_round,
+                                   try_product, try_normalize, try_activate};

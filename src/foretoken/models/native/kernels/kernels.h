@@ -1,0 +1,22 @@
+// What each instruction set gives: compiled once for each, chosen when the library is loaded.
+#pragma once
+#include <stddef.h>
+
+#include "network.h"
+#include "team.h"
+
+struct Kernels {
+  void* (*workspace)(const Network& net);  // null: no memory
+  void (*release)(void* workspace);
+  bool (*run)(const Network& net, const Pass& pass, void* workspace);  // false: no memory
+  // pieces, for tests: rounding of `tokens` states, a product, a norm, an activation
+  void (*round)(const float* x, int tokens, int n, int8_t* q, float* d, float* s, int32_t* z);
+  void (*product)(const Weight& w, const float* x, int tokens, float* y);
+  void (*normalize)(const Norm& norm, const float* x, int n, float* y);
+  void (*activate)(int activation, const float* x, int n, float* y);
+};
+
+extern const Kernels portable_kernels;
+#if defined(__x86_64__)
+extern const Kernels avx2_kernels, avx512_kernels;
+#endif

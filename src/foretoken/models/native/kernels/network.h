@@ -1,0 +1,79 @@
+// A network as the library knows it: plain records, filled by ../library.py. Pointers are to memory that Python
+// owns (mapped files, arrays) and keeps for as long as the network.
+#pragma once
+#include <stdint.h>
+
+#include "arithmetic.h"
+
+// How weights are stored, in panels of 16 outputs (../packing.py): numbers k by k, integers by blocks of 32,
+// each its 16 scales, its 16 offsets if it has some, and its integers, four of an output together.
+enum Kind {
+  FLOAT32 = 0,
+  BFLOAT16 = 1,
+  INT8 = 2,  // w + zero in a byte
+  INT4 = 3   // w + zero in four bits: numbers 0 to 15 of a block low, 16 to 31 high
+};
+// The form of rounded weights: flags
+enum Form {
+  OFFSETS = 1,  // w = scale * integer + offset; the zero is 0, else half the range
+  WIDE = 2,     // scales and offsets are float32, else float16
+  HALVES = 4    // a scale and offset for 16 weights, those of the second half behind those of the first
+};
+
+struct Weight {
+  int32_t kind, outputs, inputs, form;  // outputs is a multiple of 16
+  const uint8_t* panels;                  // null: there is none
+  const float* bias;                      // `outputs` floats, or null
+};
+
+struct Norm {
+  const float* weight;  // null: there is no such norm
+  const float* bias;    // of a layer norm, or null
+  float epsilon;
+  int32_t centred;  // 1: a layer norm, 0: a root-mean-square norm
+};
+
+enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, QUICK_GELU = 5 };
+
+struct Layer {
+  Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys;
+  Weight qkv, out, gate, up, down;  // gate.panels null: a plain MLP of up and down
+  int32_t heads, kv_heads, width;   // width: of a head
+  int32_t rotary;                   // which table of the pass, or -1
+  int32_t rotated;                  // numbers of a head that are turned
+  int32_t interleaved;              // 1: pairs are neighbours, 0: half a head apart
+  int32_t window;                   // positions that a token attends to, itself included; 0: all
+  int32_t activation;
+  int32_t parallel;                 // 1: attention and MLP read the same state
+  float scale, softcap, residual;
+  const float* sinks;   // `heads` floats, or null
+  const float* slopes;  // of ALiBi, `heads` floats, or null
+  int64_t keys;         // where this layer's keys begin in a page, in floats; values lie behind them
+  int32_t writes;       // 0: keys and values are another layer's
+  int32_t unused;
+};
+
+struct Network {
+  int32_t width, layers, vocabulary, threads;  // vocabulary: rows of the head, a multiple of 16
+  int32_t inner, attention, most_tokens, learned_offset;  // widest MLP and attention; tokens of a pass at most
+  float embedding_factor, logit_factor, logit_cap;
+  int32_t unused;
+  Weight embeddings, positions, head;  // positions: learned ones, or panels null
+  Norm embedding_norm, last;
+  const Layer* layer;
+};
+
+// One pass: tokens of any rows; those of a row lie together, in order.
+struct Pass {
+  int32_t tokens, needed, rows, tables;
+  const int32_t* ids;         // [tokens]
+  const int32_t* at;          // [tokens], positions
+  const int32_t* row;         // [rows + 1], where each row's tokens begin
+  float* const* const* pages; // [rows], each a list of pages of PAGE positions
+  const float* const* rotary; // [tables], each [tokens, rotated]: cosines, then sines
+  const int32_t* need;        // [needed], tokens whose logits are asked for, ascending
+  const int32_t* place;       // [needed], the row of `logits` and of `hidden` for each
+  float* logits;              // [.., vocabulary], or null
+  float* hidden;              // [.., width], what the head reads, or null
+  float* const* taps;         // [layers + 1], each [tokens, width] or null: what a layer reads
+};

@@ -1,0 +1,406 @@
+// A pass through a network: five phases a layer, between which all threads meet.
+#pragma once
+
+// Tokens up to which each thread norms and rounds all states itself: cheaper than to meet once more
+enum { ALONE = 4 };
+// Pieces of work that a thread takes at a time
+enum { PANELS = 4, TOKENS = 8 };
+
+struct Workspace {  // for `tokens` tokens; made once per network
+  int tokens;
+  float *x, *after;      // [tokens, width]: states; what attention or MLP gave, before a norm of it
+  float *queries;        // [tokens, attention]
+  States attended, inner;
+  States shared, shared_mlp;         // normed states of all tokens
+  States own[MOST_THREADS];          // the same, of one thread
+  States own_mlp[MOST_THREADS], own_attended[MOST_THREADS];
+  float* scratch[MOST_THREADS];      // a head of all tokens, or parts of attention
+  float* parts;                      // of attention by blocks
+  size_t part_bytes;
+};
+
+struct Running {
+  const Network& net;
+  const Pass& pass;
+  Workspace& work;
+};
+
+static inline bool any_rounded(const Weight& a, const Weight& b) { return rounded(a) || rounded(b); }
+
+static inline States view(const States& a, int n) {  // of rows of n numbers
+  States b = a;
+  b.stride = (n + BLOCK_OF_WEIGHTS - 1) / BLOCK_OF_WEIGHTS * BLOCK_OF_WEIGHTS;
+  return b;
+}
+
+// Prepare states of all tokens by one(states, token): each thread its own, or all together
+template <class One>
+static States prepared(Team& team, int me, int tokens, const States& own, const States& shared,
+                       const One& one) {
+  if (tokens <= ALONE || team.size == 1) {
+    for (int t = 0; t < tokens; t++) one(own, t);
+    return own;
+  }
+  for (int first, last; team.take(me, tokens, TOKENS, &first, &last);)
+    for (int t = first; t < last; t++) one(shared, t);
+  team.meet();
+  return shared;
+}
+
+static void clear_behind(const States& a, int token, int n) {
+  for (int i = whole_vectors(n); i < a.stride; i++) a.x[size_t(token) * a.stride + i] = 0.0f;
+}
+
+// The states that a product reads: normed, and rounded where its weights are
+static States normed(Running& r, Team& team, int me, const Norm& norm, const float* x, int tokens,
+                     bool round, const States& own, const States& shared) {
+  const int n = r.net.width, stride = whole_vectors(n);
+  return prepared(team, me, tokens, view(own, n), view(shared, n), [&](const States& a, int t) {
+    float* y = a.x + size_t(t) * a.stride;
+    if (norm.weight)
+      normalize(norm, x + size_t(t) * stride, y, n);
+    else
+      memcpy(y, x + size_t(t) * stride, size_t(stride) * sizeof(float));
+    clear_behind(a, t, n);
+    if (round) round_states(a, t, 0, a.stride);
+  });
+}
+
+static void embed(Running& r, Team& team, int me) {
+  const Network& net = r.net;
+  const int stride = whole_vectors(net.width);
+  for (int first, last; team.take(me, r.pass.tokens, 1, &first, &last);)
+    for (int t = first; t < last; t++) {
+      float* x = r.work.x + size_t(t) * stride;
+      unpack_row(net.embeddings, r.pass.ids[t], x);
+      const F factor = all(net.embedding_factor);
+      for (int i = 0; i < net.width; i += LANES) store(x + i, mul(load(x + i), factor));
+      if (net.positions.panels) {
+        float* learned = r.work.scratch[me];
+        memset(learned, 0, size_t(stride) * sizeof(float));
+        unpack_row(net.positions, r.pass.at[t] + net.learned_offset, learned);
+        for (int i = 0; i < net.width; i += LANES) store(x + i, add(load(x + i), load(learned + i)));
+      }
+      if (net.embedding_norm.weight) normalize(net.embedding_norm, x, x, net.width);
+    }
+  team.meet();
+}
+
+static void write_keys(const Layer& layer, float* page, size_t keys, int place, const float* head) {
+  for (int d = 0; d < layer.width; d++) page[keys + size_t(d) * PAGE + place] = head[d];
+}
+static void write_values(const Layer& layer, float* page, size_t keys, int place,
+                         const float* head) {
+  const size_t values = keys + size_t(PAGE) * layer.width;
+  memcpy(page + values + size_t(place) * whole_vectors(layer.width), head,
+         size_t(layer.width) * sizeof(float));
+}
+
+static int row_of(const Pass& pass, int token) {
+  int r = 0;
+  while (pass.row[r + 1] <= token) r++;
+  return r;
+}
+
+// Queries, keys and values, head by head: normed, turned, and written where attention reads them
+static void project(Running& r, Team& team, int me, const Layer& layer, const States& a) {
+  const Pass& pass = r.pass;
+  const int heads = layer.heads + (layer.writes ? 2 * layer.kv_heads : 0);
+  const int D = layer.width, stride = r.net.attention;
+  float* out = r.work.scratch[me];
+  // Panels are of 16 outputs: heads that share one are computed together
+  const int group = D % LANES == 0 ? 1 : D % 8 == 0 ? 2 : LANES;
+  const int panels = group * D / LANES, width = group * D;
+  for (int first, last; team.take(me, (heads + group - 1) / group, 1, &first, &last);)
+    for (int piece = first; piece < last; piece++) {
+      const int from = piece * panels, all_panels = layer.qkv.outputs / LANES;
+      product(layer.qkv, a, pass.tokens, from, from + panels < all_panels ? from + panels : all_panels,
+              [&](int g, int t, F y) { store(out + size_t(t) * width + (g - from) * LANES, y); });
+      for (int t = 0, row = row_of(pass, 0); t < pass.tokens; t++) {
+        while (pass.row[row + 1] <= t) row++;
+        for (int i = 0; i < group && piece * group + i < heads; i++) {
+          float* x = out + size_t(t) * width + i * D;
+          const int h = piece * group + i, kv = h - layer.heads;
+          const bool query = kv < 0, key = !query && kv < layer.kv_heads;
+          const Norm& norm = query ? layer.of_queries : layer.of_keys;
+          if ((query || key) && norm.weight) normalize_head(norm, x, D);
+          if ((query || key) && layer.rotary >= 0)
+            rotate(x, pass.rotary[layer.rotary] + size_t(t) * layer.rotated, layer.rotated,
+                   layer.interleaved);
+          if (query) {
+            float* to = r.work.queries + size_t(t) * stride + h * D;
+            for (int d = 0; d < D; d++) to[d] = x[d] * layer.scale;
+            continue;
+          }
+          const size_t keys = layer.keys + (key ? kv : kv - layer.kv_heads) * page_of_head(D);
+          float* page = pass.pages[row][pass.at[t] / PAGE];
+          if (key)
+            write_keys(layer, page, keys, pass.at[t] % PAGE, x);
+          else
+            write_values(layer, page, keys, pass.at[t] % PAGE, x);
+        }
+      }
+    }
+  team.meet();
+}
+
+static int blocks_of(int position) { return position / BLOCK + 1; }
+
+static int first_of(const Layer& layer, int position) {
+  return layer.window && position >= layer.window ? position - layer.window + 1 : 0;
+}
+
+// The queries of tokens t0 up to t1 of one key head in a block that reach it
+static int queries_in(const Running& r, const Layer& layer, int kv, int t0, int t1, int block,
+                      float* parts, size_t part, Query* queries) {
+  const int group = layer.heads / layer.kv_heads, start = block * BLOCK;
+  int count = 0;
+  for (int t = t0; t < t1; t++) {
+    const int at = r.pass.at[t], begin = first_of(layer, at);
+    const int first = begin > start ? begin : start;
+    const int last = at + 1 < start + BLOCK ? at + 1 : start + BLOCK;
+    if (first >= last) continue;
+    for (int g = 0; g < group; g++) {
+      const int h = kv * group + g;
+      queries[count++] = {r.work.queries + size_t(t) * r.net.attention + h * layer.width,
+                          first, last, layer.slopes ? layer.slopes[h] : 0.0f, at,
+                          parts + (size_t(t - t0) * group + g) * part};
+    }
+  }
+  return count;
+}
+
+static float* result_of(const Running& r, const Layer& layer, int token, int head) {
+  const States& to = r.work.attended;
+  return to.x + size_t(token) * view(to, layer.heads * layer.width).stride + head * layer.width;
+}
+
+// Attention of a few tokens of one key head, block after block
+static void attend_along(Running& r, int me, const Layer& layer, int row, int kv, int t0, int t1) {
+  const int group = layer.heads / layer.kv_heads, n = (t1 - t0) * group;
+  const size_t part = part_floats(layer.width);
+  float *joined = r.work.scratch[me], *parts = joined + size_t(n) * part;
+  Query queries[TOKENS * 128];
+  bool begun[TOKENS * 128] = {};
+  const int blocks = blocks_of(r.pass.at[t1 - 1]);
+  for (int block = first_of(layer, r.pass.at[t0]) / BLOCK; block < blocks; block++) {
+    const int count = queries_in(r, layer, kv, t0, t1, block, parts, part, queries);
+    const size_t keys = layer.keys + kv * page_of_head(layer.width);
+    attend(layer, r.pass.pages[row], keys, block * BLOCK, queries, count);
+    for (int i = 0; i < count; i++) {
+      const size_t which = size_t(queries[i].part - parts) / part;
+      float* to = joined + which * part;
+      if (begun[which])
+        join(to, queries[i].part, layer.width);
+      else
+        memcpy(to, queries[i].part, part * sizeof(float));
+      begun[which] = true;
+    }
+  }
+  for (int i = 0; i < n; i++) {
+    const int h = kv * group + i % group;
+    finish(joined + i * part, layer.sinks ? layer.sinks + h : nullptr,
+           result_of(r, layer, t0 + i / group, h), layer.width);
+  }
+}
+
+// Whether a lone short block of tokens leaves threads idle unless its context is divided too
+static bool divided(const Running& r, const Layer& layer, int threads) {
+  return threads > 1 && r.pass.rows == 1 && r.pass.tokens <= TOKENS &&
+         blocks_of(r.pass.at[r.pass.tokens - 1]) * layer.kv_heads >= threads;
+}
+
+static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
+  const Pass& pass = r.pass;
+  if (divided(r, layer, team.size)) {
+    const int group = layer.heads / layer.kv_heads, n = pass.tokens * group;
+    const int skipped = first_of(layer, pass.at[0]) / BLOCK;
+    const int blocks = blocks_of(pass.at[pass.tokens - 1]) - skipped;
+    const size_t part = part_floats(layer.width);
+    Query queries[TOKENS * 128];
+    for (int first, last; team.take(me, layer.kv_heads * blocks, 1, &first, &last);) {
+      const int kv = first / blocks, block = first % blocks;
+      float* parts = r.work.parts + size_t(first) * n * part;
+      const int count =
+          queries_in(r, layer, kv, 0, pass.tokens, skipped + block, parts, part, queries);
+      attend(layer, pass.pages[0], layer.keys + kv * page_of_head(layer.width),
+             (skipped + block) * BLOCK, queries, count);
+    }
+    team.meet();
+    return;
+  }
+  const int groups = (pass.tokens + TOKENS - 1) / TOKENS;
+  for (int first, last; team.take(me, groups * layer.kv_heads, 1, &first, &last);) {
+    const int from = first / layer.kv_heads * TOKENS, kv = first % layer.kv_heads;
+    const int to = from + TOKENS < pass.tokens ? from + TOKENS : pass.tokens;
+    for (int t = from, row = row_of(pass, from); t < to; row++) {
+      const int end = pass.row[row + 1] < to ? pass.row[row + 1] : to;
+      if (end > t) attend_along(r, me, layer, row, kv, t, end);
+      t = end > t ? end : t;
+    }
+  }
+  team.meet();
+}
+
+// Join what `attend_all` divided: the result of one token
+static void join_blocks(const Running& r, const Layer& layer, int t, const States& to) {
+  const int group = layer.heads / layer.kv_heads, n = r.pass.tokens * group;
+  const int skipped = first_of(layer, r.pass.at[0]) / BLOCK;
+  const int blocks = blocks_of(r.pass.at[r.pass.tokens - 1]) - skipped;
+  const size_t part = part_floats(layer.width);
+  const int begin = first_of(layer, r.pass.at[t]) / BLOCK - skipped;
+  const int end = blocks_of(r.pass.at[t]) - skipped;
+  float joined[LANES + 1024];
+  for (int h = 0; h < layer.heads; h++) {
+    const int kv = h / group;
+    const auto of = [&](int b) {
+      return r.work.parts + (size_t(kv * blocks + b) * n + size_t(t) * group + h % group) * part;
+    };
+    memcpy(joined, of(begin), part * sizeof(float));
+    for (int b = begin + 1; b < end; b++) join(joined, of(b), layer.width);
+    finish(joined, layer.sinks ? layer.sinks + h : nullptr,
+           to.x + size_t(t) * to.stride + h * layer.width, layer.width);
+  }
+}
+
+// Add what a part of a layer gave to the states: directly, or through a norm of it
+static void added(Running& r, Team& team, int me, const Layer& layer, const Norm& norm,
+                  const Weight& w, const States& a) {
+  const int stride = whole_vectors(r.net.width), tokens = r.pass.tokens;
+  const F factor = all(layer.residual);
+  for (int first, last; team.take(me, w.outputs / LANES, PANELS, &first, &last);)
+    product(w, a, tokens, first, last, [&](int g, int t, F y) {
+      float* x = r.work.x + size_t(t) * stride + g * LANES;
+      if (norm.weight)
+        store(r.work.after + size_t(t) * stride + g * LANES, y);
+      else
+        store(x, layer.residual == 1.0f ? add(load(x), y) : fma(y, factor, load(x)));
+    });
+  team.meet();
+  if (!norm.weight) return;
+  for (int first, last; team.take(me, tokens, 1, &first, &last);)
+    for (int t = first; t < last; t++) {
+      float *y = r.work.after + size_t(t) * stride, *x = r.work.x + size_t(t) * stride;
+      normalize(norm, y, y, r.net.width);
+      for (int i = 0; i < r.net.width; i += LANES)
+        store(x + i, fma(load(y + i), factor, load(x + i)));
+    }
+  team.meet();
+}
+
+static void gate(Running& r, Team& team, int me, const Layer& layer, const States& a) {
+  const States inner = view(r.work.inner, layer.up.outputs);
+  const int tokens = r.pass.tokens;
+  const bool round = rounded(layer.down);
+  float* gates = r.work.scratch[me];
+  // two panels make a block of 32, which is rounded at once
+  for (int first, last; team.take(me, (layer.up.outputs / LANES + 1) / 2, 1, &first, &last);)
+    for (int pair = first; pair < last; pair++) {
+      const int from = 2 * pair, panels = layer.up.outputs / LANES;
+      const int to = from + 2 < panels ? from + 2 : panels;
+      if (layer.gate.panels)
+        product(layer.gate, a, tokens, from, to, [&](int g, int t, F y) {
+          store(gates + (size_t(t) * 2 + g - from) * LANES, activated(layer.activation, y));
+        });
+      product(layer.up, a, tokens, from, to, [&](int g, int t, F y) {
+        if (layer.gate.panels)
+          y = mul(load(gates + (size_t(t) * 2 + g - from) * LANES), y);
+        else
+          y = activated(layer.activation, y);
+        store(inner.x + size_t(t) * inner.stride + g * LANES, y);
+      });
+      for (int t = 0; t < tokens; t++) {
+        if (to - from < 2) store(inner.x + size_t(t) * inner.stride + to * LANES, all(0.0f));
+        if (round) round_states(inner, t, from * LANES, (from + 2) * LANES);
+      }
+    }
+  team.meet();
+}
+
+static void layer_of(Running& r, Team& team, int me, int number) {
+  const Layer& layer = r.net.layer[number];
+  Workspace& w = r.work;
+  const int tokens = r.pass.tokens;
+  const States a = normed(r, team, me, layer.before_attention, w.x, tokens, rounded(layer.qkv),
+                          w.own[me], w.shared);
+  const Weight& first = layer.gate.panels ? layer.gate : layer.up;
+  States mlp;
+  if (layer.parallel) {  // before attention is added to the states
+    mlp = a;
+    if (layer.before_mlp.weight || (rounded(first) && !rounded(layer.qkv)))
+      mlp = normed(r, team, me, layer.before_mlp.weight ? layer.before_mlp : layer.before_attention,
+                   w.x, tokens, any_rounded(first, layer.up), w.own_mlp[me], w.shared_mlp);
+  }
+  project(r, team, me, layer, a);
+  attend_all(r, team, me, layer);
+  const bool apart = divided(r, layer, team.size), round = rounded(layer.out);
+  const int n = layer.heads * layer.width;
+  const States attended =
+      !apart && !round
+          ? view(w.attended, n)
+          : prepared(team, me, tokens, view(w.own_attended[me], n), view(w.attended, n),
+                     [&](const States& to, int t) {
+                       if (apart)
+                         join_blocks(r, layer, t, to);
+                       else if (to.x != w.attended.x)
+                         memcpy(to.x + size_t(t) * to.stride, result_of(r, layer, t, 0),
+                                size_t(n) * sizeof(float));
+                       for (int i = n; i < to.stride; i++) to.x[size_t(t) * to.stride + i] = 0.0f;
+                       if (round) round_states(to, t, 0, to.stride);
+                     });
+  added(r, team, me, layer, layer.after_attention, layer.out, attended);
+  if (!layer.parallel)
+    mlp = normed(r, team, me, layer.before_mlp, w.x, tokens, any_rounded(first, layer.up), w.own[me],
+                 w.shared);
+  gate(r, team, me, layer, mlp);
+  added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs));
+}
+
+static void tap(Running& r, Team& team, int me, int number) {
+  float* to = r.pass.taps ? r.pass.taps[number] : nullptr;
+  if (!to) return;
+  const int stride = whole_vectors(r.net.width);
+  for (int first, last; team.take(me, r.pass.tokens, 1, &first, &last);)
+    for (int t = first; t < last; t++)
+      memcpy(to + size_t(t) * r.net.width, r.work.x + size_t(t) * stride,
+             size_t(r.net.width) * sizeof(float));
+  team.meet();
+}
+
+static void read_out(Running& r, Team& team, int me) {
+  const Network& net = r.net;
+  const Pass& pass = r.pass;
+  const int stride = whole_vectors(net.width);
+  if (!pass.needed) return;
+  if (me == 0)  // the needed ones move up; they ascend
+    for (int i = 0; i < pass.needed; i++)
+      if (pass.need[i] != i)
+        memcpy(r.work.x + size_t(i) * stride, r.work.x + size_t(pass.need[i]) * stride,
+               size_t(stride) * sizeof(float));
+  team.meet();
+  const States a = normed(r, team, me, net.last, r.work.x, pass.needed, rounded(net.head),
+                          r.work.own[me], r.work.shared);
+  if (pass.hidden && me == 0)
+    for (int i = 0; i < pass.needed; i++)
+      memcpy(pass.hidden + size_t(pass.place[i]) * net.width, a.x + size_t(i) * a.stride,
+             size_t(net.width) * sizeof(float));
+  if (pass.logits)
+    for (int first, last; team.take(me, net.vocabulary / LANES, 2 * PANELS, &first, &last);)
+      product(net.head, a, pass.needed, first, last, [&](int g, int t, F y) {
+        if (net.logit_factor != 1.0f) y = mul(y, all(net.logit_factor));
+        if (net.logit_cap != 0.0f) y = capped(y, net.logit_cap);
+        store(pass.logits + size_t(pass.place[t]) * net.vocabulary + g * LANES, y);
+      });
+  team.meet();
+}
+
+static void run(void* what, Team& team, int me) {
+  Running& r = *(Running*)what;
+  embed(r, team, me);
+  for (int i = 0; i < r.net.layers; i++) {
+    tap(r, team, me, i);
+    layer_of(r, team, me, i);
+  }
+  tap(r, team, me, r.net.layers);
+  read_out(r, team, me);
+}

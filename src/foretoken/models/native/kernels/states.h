@@ -1,0 +1,79 @@
+// States of a pass: rows of numbers, as they are and rounded for the products.
+#pragma once
+
+struct States {
+  float* x;      // [tokens, stride], or null
+  int8_t* q;     // [tokens, stride]
+  float *d, *s;  // [tokens, stride / 32]: scales, and scales times the sums of q
+  int32_t* z;    // [tokens, stride / 16]: sums of 16 q
+  int stride;    // a multiple of 32; what lies behind a row's numbers is zero
+};
+
+// Round numbers k0 up to k1, multiples of 32, of a token
+static inline void round_states(const States& a, int token, int k0, int k1) {
+  const size_t row = size_t(token) * a.stride;
+  const int blocks = a.stride / BLOCK_OF_WEIGHTS;
+  for (int k = k0; k < k1; k += BLOCK_OF_WEIGHTS) {
+    const size_t block = size_t(token) * blocks + k / BLOCK_OF_WEIGHTS;
+    const F u = load(a.x + row + k), v = load(a.x + row + k + LANES);
+    const uint32_t bits = largest_bits(u, v);
+    float most, inverse;
+    memcpy(&most, &bits, 4);
+    inverse = 127.0f / most;
+    if (bits >= 0x7f800000 || !(inverse <= 3.40282347e38f)) {
+      // not finite: the product is NaN; too small to be divided by: zero
+      const float d = bits >= 0x7f800000 ? NAN : 0.0f;
+      memset(a.q + row + k, 0, BLOCK_OF_WEIGHTS);
+      a.d[block] = a.s[block] = d;
+      a.z[2 * block] = a.z[2 * block + 1] = 0;
+      continue;
+    }
+    int32_t* z = a.z + 2 * block;
+    to_bytes(mul(u, all(inverse)), mul(v, all(inverse)), a.q + row + k, z);
+    a.d[block] = most / 127.0f;
+    a.s[block] = a.d[block] * float(z[0] + z[1]);
+  }
+}
+
+// A norm of `n` numbers at x into y, which may be x; both have zeros up to a multiple of 16
+static void normalize(const Norm& norm, const float* x, float* y, int n) {
+  F mean = all(0.0f), squares = all(0.0f);
+  if (norm.centred) {
+    F total = all(0.0f);
+    for (int i = 0; i < n; i += LANES) total = add(total, load(x + i));
+    mean = all(sum(total) / float(n));
+  }
+  for (int i = 0; i < n; i += LANES) {
+    F v = load(x + i);
+    if (norm.centred) v = between(sub(v, mean), all(0.0f), 0, n - i);
+    squares = fma(v, v, squares);
+  }
+  const F inverse = all(1.0f / sqrtf(sum(squares) / float(n) + norm.epsilon));
+  for (int i = 0; i < n; i += LANES) {
+    F v = load(x + i);
+    if (norm.centred) v = between(sub(v, mean), all(0.0f), 0, n - i);
+    v = mul(mul(v, inverse), load(norm.weight + i));
+    store(y + i, norm.bias ? add(v, load(norm.bias + i)) : v);
+  }
+}
+
+// Turn the first `rotated` numbers of a head by cosines and sines, `rotated / 2` of each
+static void rotate(float* x, const float* turns, int rotated, bool interleaved) {
+  const int half = rotated / 2;
+  for (int i = 0; i < half; i++) {
+    float *a = interleaved ? x + 2 * i : x + i, *b = interleaved ? a + 1 : x + i + half;
+    const float c = turns[i], s = turns[half + i], first = *a, second = *b;
+    *a = fmaf(first, c, -(second * s));
+    *b = fmaf(second, c, first * s);
+  }
+}
+
+// The same of a head, whose weights are padded: its neighbours stay as they are
+static void normalize_head(const Norm& norm, float* x, int n) {
+  float copy[1024];
+  const int whole = (n + LANES - 1) / LANES * LANES;
+  memcpy(copy, x, size_t(n) * sizeof(float));
+  memset(copy + n, 0, size_t(whole - n) * sizeof(float));
+  normalize(norm, copy, copy, n);
+  memcpy(x, copy, size_t(n) * sizeof(float));
+}

@@ -1,0 +1,30 @@
+// A team of threads that works on one pass at a time: it spins between the parts of a pass and sleeps between passes.
+#pragma once
+#include <stdint.h>
+
+#include <atomic>
+
+enum { MOST_THREADS = 256 };
+
+struct alignas(64) Counter {
+  std::atomic<int> taken;
+};
+
+// What the threads of a running pass share. A phase ends where all have met.
+struct Team {
+  int size;
+  std::atomic<int> arrived{0}, phase{0};
+  Counter counters[2][MOST_THREADS];
+
+  void meet();
+
+  // Take up to `grain` of `count` pieces of this phase's work: a thread's own part first, then what others have
+  // left; false once nothing is left
+  bool take(int me, int count, int grain, int* first, int* last);
+};
+
+typedef void (*Work)(void* what, Team& team, int me);
+
+// Run work(what, team, me) in `size` threads, this one included, and wait for all. One run at a time per process:
+// others wait for their turn.
+void run_in_team(int size, Work work, void* what);

@@ -1,0 +1,136 @@
+"""The compiled kernels behind their C interface (`kernels/network.h`): records by ctypes, and a
+network that runs passes. Callers have checked what they give: C++ trusts every number."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import InputError, RefusedError
+
+FILE = Path(__file__).parent / "kernels.so"
+SETS = ("avx512", "avx2", "portable")  # the fastest first
+CHOICE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of SETS
+
+
+class WeightRecord(Structure):
+    """`Weight` of network.h."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+        ("form", c_int32),
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class NormRecord(Structure):
+    """`Norm` of network.h."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("epsilon", c_float),
+        ("centred", c_int32),
+    ]
+
+
+class LayerRecord(Structure):
+    """`Layer` of network.h."""
+
+    _fields_ = [
+        *((name, NormRecord) for name in ("before_attention", "after_attention", "before_mlp")),
+        *((name, NormRecord) for name in ("after_mlp", "of_queries", "of_keys")),
+        *((name, WeightRecord) for name in ("qkv", "out", "gate", "up", "down")),
+        *((name, c_int32) for name in ("heads", "kv_heads", "width", "rotary", "rotated")),
+        *((name, c_int32) for name in ("interleaved", "window", "activation", "parallel")),
+        *((name, c_float) for name in ("scale", "softcap", "residual")),
+        ("sinks", c_void_p),
+        ("slopes", c_void_p),
+        ("keys", c_int64),
+        ("writes", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class NetworkRecord(Structure):
+    """`Network` of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("width", "layers", "vocabulary", "threads")),
+        *((name, c_int32) for name in ("inner", "attention", "most_tokens", "learned_offset")),
+        *((name, c_float) for name in ("embedding_factor", "logit_factor", "logit_cap")),
+        ("unused", c_int32),
+        *((name, WeightRecord) for name in ("embeddings", "positions", "head")),
+        *((name, NormRecord) for name in ("embedding_norm", "last")),
+        ("layer", POINTER(LayerRecord)),
+    ]
+
+
+class PassRecord(Structure):
+    """`Pass` of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("tokens", "needed", "rows", "tables")),
+        *((name, c_void_p) for name in ("ids", "at", "row", "pages", "rotary", "need")),
+        *((name, c_void_p) for name in ("place", "logits", "hidden", "taps")),
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Load the library. Raises RefusedError where it was not compiled or cannot be loaded."""
+    if not FILE.exists():
+        raise RefusedError(
+            "the native decoder was not compiled: install a C++ compiler, then foretoken again"
+        )
+    try:
+        kernels = ctypes.CDLL(str(FILE))
+    except OSError as error:
+        raise RefusedError(f"the native decoder cannot be loaded: {error}") from None
+    kernels.foretoken_open.restype = c_void_p
+    kernels.foretoken_open.argtypes = [ctypes.c_char_p, POINTER(NetworkRecord)]
+    kernels.foretoken_close.argtypes = [c_void_p]
+    kernels.foretoken_close.restype = None
+    kernels.foretoken_run.argtypes = [c_void_p, POINTER(PassRecord)]
+    return kernels
+
+
+def instruction_sets() -> list[str]:
+    """Return the instruction sets that this processor has, the fastest first."""
+    return [name for name in SETS if library().foretoken_has(name.encode())]
+
+
+def chosen_set() -> str:
+    """Return the instruction set to run on: the fastest, or the one that the environment names.
+    Raises InputError for one that this processor lacks."""
+    there, asked = instruction_sets(), os.environ.get(CHOICE)
+    if asked and asked not in there:
+        raise InputError(f"{CHOICE} is {asked!r:.40}; this processor has {', '.join(there)}")
+    return asked or there[0]
+
+
+class OpenNetwork:
+    """A network with its workspace; `kept`: what its pointers are to."""
+
+    def __init__(self, network: NetworkRecord, kept: Any, instructions: str | None = None) -> None:
+        self.instructions = instructions or chosen_set()
+        self.network, self._kept = network, kept
+        self._handle = library().foretoken_open(self.instructions.encode(), network)
+        if not self._handle:
+            raise MemoryError("no memory for the states of a pass")
+
+    def run(self, one: PassRecord) -> None:
+        """Run a pass. Raises MemoryError."""
+        if not library().foretoken_run(self._handle, one):
+            raise MemoryError("no memory for the attention of a pass")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            library().foretoken_close(self._handle)

@@ -1,0 +1,169 @@
+"""The arithmetic of the native decoder, in NumPy: what every instruction set must equal to the bit.
+
+Slow and plain. `kernels/arithmetic.h` says the same in ten lines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LANES, WEIGHTS, BLOCK = 16, 32, 128  # of a vector; of a block of weights; positions of attention's
+
+Floats = NDArray[Any]  # of float32
+
+
+def fma(a: Any, b: Any, c: Any) -> Floats:
+    """Return a * b + c, rounded once to float32.
+
+    The product of two float32 is exact in float64. The sum is rounded to odd there (Boldo and
+    Melquiond 2008), so that rounding it again, to float32, is as rounding once.
+    """
+    a, b, c = (np.asarray(x, np.float32).astype(np.float64) for x in (a, b, c))
+    product, shape = a * b, np.broadcast_shapes(a.shape, b.shape, c.shape)
+    product, c = np.broadcast_to(product, shape), np.broadcast_to(c, shape)
+    total = np.atleast_1d(product + c)
+    part = total - product
+    error = np.atleast_1d((product - (total - part)) + (c - part))  # Knuth's two-sum: exact
+    bits = total.view(np.int64)
+    inexact = np.isfinite(total) & (error != 0) & (bits & 1 == 0)
+    towards = np.where((error > 0) == (total > 0), 1, -1)  # a larger or a smaller magnitude
+    bits = np.where(inexact, bits + towards, bits)
+    return bits.view(np.float64).astype(np.float32).reshape(shape)
+
+
+def lane_sum(x: Floats) -> Floats:
+    """Sum vectors of 16 `[..., 16]` in the order of the arithmetic."""
+    for n in (8, 4, 2, 1):
+        x = x[..., :n] + x[..., n : 2 * n]
+    return x[..., 0]
+
+
+def vectors(x: Floats) -> Floats:
+    """Return `[..., n]` as vectors `[..., vectors, 16]`, with zeros behind."""
+    return padded(x, LANES).reshape(*x.shape[:-1], -1, LANES)
+
+
+def padded(x: Any, multiple: int) -> Any:
+    """Return `[..., n]` with zeros up to a multiple."""
+    width = -x.shape[-1] % multiple
+    return np.concatenate([x, np.zeros((*x.shape[:-1], width), x.dtype)], -1)
+
+
+def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
+    """Round states `[n, K]` by blocks of 32: integers, scales, scales times sums, sums of 16."""
+    blocks = padded(x, WEIGHTS).reshape(len(x), -1, WEIGHTS)
+    bits = (blocks.view(np.int32) & 0x7FFFFFFF).max(-1)
+    most = bits.view(np.float32)
+    with np.errstate(all="ignore"):
+        inverse = np.float32(127) / most
+        finite, large = bits < 0x7F800000, np.isfinite(inverse)
+        kept = finite & large
+        scaled = np.where(kept[..., None], blocks * np.where(kept, inverse, 0)[..., None], 0)
+        q = np.rint(scaled).astype(np.int8)
+        d = np.where(kept, most / np.float32(127), np.where(finite, 0, np.nan)).astype(np.float32)
+    z = q.reshape(len(x), -1, WEIGHTS // 2).sum(-1, dtype=np.int32)
+    with np.errstate(all="ignore"):
+        s = np.where(finite, d * (z[:, ::2] + z[:, 1::2]).astype(np.float32), d)
+    return q.reshape(len(x), -1), d, s.astype(np.float32), z
+
+
+def integer_product(q: Any, scales: Floats, offsets: Floats | None, x: Floats) -> Floats:
+    """Multiply states `[n, K]` by rounded weights `[N, K]`, of which w = scale * q + offset in each
+    block, of 32 or 16: `[n, N]`."""
+    states, d, s, z = round_states(x)
+    y = np.zeros((len(x), len(q)), np.float32)
+    size = WEIGHTS // (2 if scales.shape[1] > d.shape[1] else 1)
+    weights = padded(q, WEIGHTS).astype(np.int32)
+    with np.errstate(all="ignore"):
+        for b in range(scales.shape[1]):
+            part, block = slice(b * size, (b + 1) * size), b * size // WEIGHTS
+            sums = states[:, part].astype(np.int32) @ weights[:, part].T
+            y = fma(sums.astype(np.float32), scales[:, b] * d[:, block, None], y)
+            if offsets is not None:
+                added = s[:, b] if size == WEIGHTS else d[:, block] * z[:, b].astype(np.float32)
+                y = fma(offsets[:, b], added[:, None], y)
+    return y
+
+
+def float_product(w: Floats, x: Floats) -> Floats:
+    """Multiply states `[n, K]` by weights `[N, K]` that are numbers: `[n, N]`."""
+    y = np.zeros((len(x), len(w)), np.float32)
+    for k in range(w.shape[1]):
+        y = fma(w[:, k], x[:, k, None], y)
+    return y
+
+
+def exponential(x: Floats) -> Floats:
+    """Return e to the power of x, which is held between -87 and 88."""
+    x = np.where(np.isnan(x), x, np.clip(x, np.float32(-87), np.float32(88)))
+    with np.errstate(all="ignore"):
+        r = np.rint(x * np.float32(1.44269504)).astype(np.float32)
+        rest = fma(r, -1.42860677e-6, fma(r, -0.693145752, x))
+        p = np.full_like(x, 1.98756912e-4)
+        for factor in (1.39819994e-3, 8.33345186e-3, 4.16657962e-2, 1.66666657e-1, 0.5):
+            p = fma(p, rest, factor)
+        p = fma(p * rest, rest, rest)
+        power = np.where(np.isnan(r), 1, np.ldexp(np.float32(1), np.nan_to_num(r).astype(int)))
+        return ((p + np.float32(1)) * power.astype(np.float32)).astype(np.float32)
+
+
+def sigmoid(x: Floats) -> Floats:
+    """Return 1 / (1 + exp(-x))."""
+    return np.float32(1) / (np.float32(1) + exponential(np.float32(0) - x))
+
+
+def tangent(x: Floats) -> Floats:
+    """Return tanh(x)."""
+    return np.float32(1) - np.float32(2) / (np.float32(1) + exponential(x + x))
+
+
+def error_function(x: Floats) -> Floats:
+    """Return erf(x), by Abramowitz and Stegun 7.1.26."""
+    t = np.float32(1) / fma(0.3275911, np.abs(x), 1)
+    p = np.full_like(x, 1.061405429)
+    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        p = fma(p, t, factor)
+    tail = (p * t) * exponential(np.float32(0) - x * x)
+    rest = np.float32(1) - tail
+    return np.copysign(np.where(rest > 0, rest, np.where(np.isnan(rest), rest, 0)), x)
+
+
+def activated(name: str, x: Floats) -> Floats:
+    """Return an activation of x, by its name."""
+    one, half = np.float32(1), np.float32(0.5)
+    with np.errstate(all="ignore"):
+        match name:
+            case "silu":
+                return x * sigmoid(x)
+            case "gelu":
+                return (half * x) * (one + error_function(x * np.float32(0.707106781)))
+            case "gelu_tanh":
+                inner = np.float32(0.797884561) * fma(0.044715, (x * x) * x, x)
+                return (half * x) * (one + tangent(inner))
+            case "relu":
+                return np.where(x < 0, np.float32(0), x)
+            case "relu_squared":
+                positive = np.where(x < 0, np.float32(0), x)
+                return positive * positive
+            case _:
+                return x * sigmoid(np.float32(1.702) * x)
+
+
+def normalize(x: Floats, weight: Floats, bias: Floats | None, epsilon: float, centred: bool) -> Any:
+    """Return a layer norm (centred) or a root-mean-square norm of `[n, width]`."""
+    n = np.float32(x.shape[-1])
+    with np.errstate(all="ignore"):
+        if centred:
+            total = np.zeros((len(x), LANES), np.float32)
+            for part in np.moveaxis(vectors(x), 1, 0):
+                total = total + part
+            x = x - (lane_sum(total) / n)[:, None]
+        squares = np.zeros((len(x), LANES), np.float32)
+        for part in np.moveaxis(vectors(x), 1, 0):
+            squares = fma(part, part, squares)
+        root = np.sqrt(lane_sum(squares) / n + np.float32(epsilon)).astype(np.float32)
+        y = (x * (np.float32(1) / root)[:, None]) * weight
+        return y if bias is None else y + bias

@@ -1,0 +1,170 @@
+"""Every kernel of every instruction set that this processor has equals the reference to the bit, on
+ordinary numbers and on the worst."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretoken.models.native import build, library, reference
+from foretoken.models.native.packing import (
+    HALVES,
+    KINDS,
+    OFFSETS,
+    WIDE,
+    Panels,
+    pack_floats,
+    pack_integers,
+)
+
+pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]  # compiling takes half a minute
+EXTREMES = (0, 1e-40, -1e-42, np.inf, -np.inf, np.nan, 3e38, 1e-30)
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared", "quick_gelu")
+SLACK = np.zeros(8192, np.uint8)  # prefetches read behind the last panel
+each_set = pytest.mark.parametrize("instructions", library.SETS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The library as it is in the sources, wherever the installed one is."""
+    with pytest.MonkeyPatch.context() as patch:
+        file = tmp_path_factory.mktemp("native") / "kernels.so"
+        try:
+            build.build(file)
+        except build.BuildError as error:
+            pytest.skip(str(error))
+        patch.setattr(library, "FILE", file)
+        library.library.cache_clear()
+        yield
+    library.library.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def there(request: pytest.FixtureRequest, compiled: None) -> None:
+    """Sets that this processor lacks are skipped."""
+    name = request.getfixturevalue("instructions")
+    if name not in library.instruction_sets():
+        pytest.skip(f"this processor has no {name}")
+
+
+def pointer(array: Any) -> ctypes.c_void_p:
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def same(made: Any, expected: Any) -> bool:
+    """Equal to the bit; one NaN is as good as another."""
+    if made.dtype == np.float32:
+        both = np.isnan(made) & np.isnan(expected)
+        return bool(((made.view(np.int32) == expected.view(np.int32)) | both).all())
+    return bool((made == expected).all())
+
+
+def states(n: int, K: int, *, extreme: bool) -> Any:
+    random = np.random.default_rng(n * K)
+    x = random.standard_normal((n, K)) * random.choice([1e-3, 1, 100], (n, 1))
+    x = x.astype(np.float32)
+    for value in EXTREMES if extreme else ():
+        x.reshape(-1)[random.integers(0, x.size)] = value
+    return x
+
+
+@each_set
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize("K", [1, 32, 40, 64, 576])
+def test_states_are_rounded_as_defined(instructions: str, K: int, extreme: bool) -> None:
+    x = states(3, K, extreme=extreme)
+    blocks = -(-K // 32)
+    q, z = np.zeros((3, blocks * 32), np.int8), np.zeros((3, blocks * 2), np.int32)
+    d, s = np.zeros((2, 3, blocks), np.float32)
+    made = q, d, s, z
+    library.library().foretoken_round(instructions.encode(), pointer(x), 3, K, *map(pointer, made))
+    assert all(map(same, made, reference.round_states(x)))
+
+
+def packed(kind: str, form: int, N: int, K: int) -> tuple[Panels, Any]:
+    """A random weight, and what it multiplies to by the reference."""
+    random = np.random.default_rng(K + form)
+    if kind in ("float32", "bfloat16"):
+        w = random.standard_normal((N, K)).astype(np.float32)
+        if kind == "float32":
+            return pack_floats(w, kind), lambda x: reference.float_product(w, x)
+        upper = w.view(np.uint32) >> 16
+        short = (upper << 16).view(np.float32)
+        return pack_floats(upper.astype(np.uint16), kind), (
+            lambda x: reference.float_product(short, x)
+        )
+    bits = int(kind[3:])
+    blocks = -(-K // (16 if form & HALVES else 32))
+    scales, offsets = random.standard_normal((2, N, blocks)).astype(np.float16).astype(np.float32)
+    if form & WIDE:
+        scales = scales * np.float32(1.0001)
+    added = offsets if form & OFFSETS else None
+    low = 0 if form & OFFSETS else -(2 ** (bits - 1))
+    q = random.integers(low, low + 2**bits, (N, K))
+    return pack_integers(q, scales, added, bits), (
+        lambda x: reference.integer_product(q, scales, added, x)
+    )
+
+
+FORMS = [(kind, form) for kind in ("int8", "int4") for form in range(8)]
+
+
+@each_set
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize(("kind", "form"), [("float32", 0), ("bfloat16", 0), *FORMS])
+def test_products_are_as_defined(instructions: str, kind: str, form: int, extreme: bool) -> None:
+    """Over as many tokens as one tile has, fewer and more, and widths that are no full block."""
+    for K in (32, 40, 96):
+        panels, multiply = packed(kind, form, 80, K)
+        data = np.concatenate([panels.data, SLACK])
+        weight = library.WeightRecord(
+            KINDS[kind], panels.outputs, K, panels.form, data.ctypes.data, None
+        )
+        for n in (1, 2, 3, 8, 13):
+            x = states(n, K, extreme=extreme)
+            y = np.zeros((n, panels.outputs), np.float32)
+            library.library().foretoken_product(
+                instructions.encode(), ctypes.byref(weight), pointer(x), n, pointer(y)
+            )
+            with np.errstate(all="ignore"):
+                assert same(y[:, :80], multiply(x))
+
+
+@each_set
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_as_defined(instructions: str, name: str) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal(4000) * random.choice([1e-3, 1, 10, 100], 4000)
+    special = [0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 88, -87, 89, -200, 3e38, -3e38]
+    x = np.concatenate([x, special, np.zeros(4)]).astype(np.float32)
+    y = np.zeros_like(x)
+    call = library.library().foretoken_activate
+    call(instructions.encode(), ACTIVATIONS.index(name), pointer(x), len(x), pointer(y))
+    assert same(y, reference.activated(name, x))
+
+
+@each_set
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("n", [7, 16, 100, 576])
+def test_norms_are_as_defined(instructions: str, centred: bool, biased: bool, n: int) -> None:
+    random = np.random.default_rng(n)
+    whole = -(-n // 16) * 16
+    for scale in (1, 1e-25, 1e20):
+        arrays = np.zeros((3, whole), np.float32)
+        arrays[:, :n] = random.standard_normal((3, n))
+        x, weight, bias = arrays
+        x *= np.float32(scale)
+        own = bias if biased else None
+        norm = library.NormRecord(
+            weight.ctypes.data, None if own is None else own.ctypes.data, 1e-5, int(centred)
+        )
+        y = np.zeros(whole, np.float32)
+        call = library.library().foretoken_normalize
+        call(instructions.encode(), ctypes.byref(norm), pointer(x), n, pointer(y))
+        shown = None if own is None else own[:n]
+        assert same(y[:n], reference.normalize(x[None, :n], weight[:n], shown, 1e-5, centred)[0])
