@@ -1,6 +1,6 @@
 """Compile the kernels, for every instruction set of this kind of processor, into one library.
 
-Runs where the package is built (`hatch_build.py`), so it imports nothing but Python's own modules.
+Runs where the package is built, so it imports nothing but Python's own modules.
 By hand, in a checkout: `python src/foretoken/models/native/build.py`.
 """
 

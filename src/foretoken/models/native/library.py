@@ -18,7 +18,7 @@ CHOICE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of SETS
 
 
 class WeightRecord(Structure):
-    """`Weight` of network.h."""
+    """The record Weight of network.h."""
 
     _fields_ = [
         ("kind", c_int32),
@@ -31,7 +31,7 @@ class WeightRecord(Structure):
 
 
 class NormRecord(Structure):
-    """`Norm` of network.h."""
+    """The record Norm of network.h."""
 
     _fields_ = [
         ("weight", c_void_p),
@@ -42,7 +42,7 @@ class NormRecord(Structure):
 
 
 class LayerRecord(Structure):
-    """`Layer` of network.h."""
+    """The record Layer of network.h."""
 
     _fields_ = [
         *((name, NormRecord) for name in ("before_attention", "after_attention", "before_mlp")),
@@ -60,7 +60,7 @@ class LayerRecord(Structure):
 
 
 class NetworkRecord(Structure):
-    """`Network` of network.h."""
+    """The record Network of network.h."""
 
     _fields_ = [
         *((name, c_int32) for name in ("width", "layers", "vocabulary", "threads")),
@@ -74,7 +74,7 @@ class NetworkRecord(Structure):
 
 
 class PassRecord(Structure):
-    """`Pass` of network.h."""
+    """The record Pass of network.h."""
 
     _fields_ = [
         *((name, c_int32) for name in ("tokens", "needed", "rows", "tables")),
