@@ -1,4 +1,4 @@
-"""Decoders for the native kernels: packed once and kept on disk, and their loading.
+"""Decoders for the native kernels: packed once and stored on disk, and their loading.
 
 Does not know names, folders or tokenizers, nor how a runtime is chosen.
 """
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class NativeConversion:
     """A decoder to pack: where it is, in which precision, and how it is loaded.
 
-    source: None for a model in memory, of which nothing is kept. more: facts to keep beside the
+    source: None for a model in memory, which is not stored. more: facts to store with the
     description. some: layers, where it is not to have all; taps: where it is to show its states.
     """
 

@@ -22,7 +22,7 @@ from foretoken.models.onnx.products import Linear, rounded
 from foretoken.models.onnx.reading import Decoder, DecoderLayer, Gated, NetworkReader, Norm
 
 FILE = "weights.bin"
-ALIGNED, SLACK = 64, 8192  # bytes; prefetches read behind the last panel
+ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
 BITS = {"int8": 8, "int4": 4}
 ACTIVATIONS = {"silu": 0, "none": 1, "tanh": 2, "relu": 3}  # gelu is "none" or "tanh"
 
@@ -41,7 +41,7 @@ class WeightFile:
         return at
 
     def floats(self, array: Floats | None) -> int | None:
-        """Append numbers, with zeros up to a full vector behind them."""
+        """Append numbers, padded with zeros to a full vector."""
         if array is None:
             return None
         return self.put(np.concatenate([array, np.zeros(-len(array) % LANES + LANES, np.float32)]))
@@ -58,7 +58,7 @@ class WeightFile:
         }
 
     def weight(self, linears: list[Linear], bits: int | None) -> dict[str, Any]:
-        """Append a weight, or several as one: outputs behind outputs."""
+        """Append a weight, or several as one, their outputs concatenated."""
         weight = np.concatenate([linear.weight for linear in linears])
         packed, bias = pack(weight, bits), None
         if any(linear.bias is not None for linear in linears):
@@ -78,8 +78,8 @@ class WeightFile:
 
 
 def pack(weight: Floats, bits: int | None) -> Panels:
-    """Pack a weight: its own blocks where it has some of no more bits, else rounded to so many
-    bits; as numbers where bits is None, of 16 bits where that loses nothing."""
+    """Pack a weight: its own blocks if it has some of at most `bits` bits, else rounded to that
+    many; as numbers if bits is None, of 16 bits if that loses nothing."""
     blocks = found(weight)
     if bits and (blocks is None or blocks.bits > bits) and weight.shape[1] % 32 == 0:
         blocks = rounded(weight, bits)
@@ -191,7 +191,7 @@ def _layer(
 
 
 def page_floats(facts: dict[str, Any]) -> list[int]:
-    """Where each layer's keys begin in a page, and behind them the size of a page, in floats."""
+    """Return the offset of each layer's keys in a page, then the size of a page, in floats."""
     at = [0]
     for layer in facts["layers"]:
         full = -(-layer["width"] // LANES) * LANES

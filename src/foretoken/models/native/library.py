@@ -1,4 +1,4 @@
-"""The compiled kernels behind their C interface (`kernels/network.h`): records by ctypes, and a
+"""The compiled kernels and their C interface (`kernels/network.h`): records by ctypes, and a
 network that runs passes. Callers have checked what they give: C++ trusts every number."""
 
 from __future__ import annotations

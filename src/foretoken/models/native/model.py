@@ -1,4 +1,4 @@
-"""A decoder on the native kernels, behind the Model protocol.
+"""A decoder on the native kernels, as a Model.
 
 A row is pages and a length; rollback is a smaller length, a fork or a shared prefix the same pages.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from foretoken.models.base import Blocks
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
+from foretoken.models.prefixes import shared
 from foretoken.models.rows import CHUNK, check_lengths, check_room, staying
 from foretoken.models.shown import Known, Shown
 
@@ -74,7 +75,7 @@ class NativeModel:
         self.recalled: list[int] = []  # tokens of the rows that joined last
         self.taps = passes.taps
         self._seen = Shown()  # states there, until they are taken
-        # how many of a sequence's first tokens need not show theirs; None: nobody reads them
+        # how many of a sequence's first tokens need not show theirs; None: no drafter reads them
         self._watched: Callable[[list[int]], int] | None = None
         self._hidden = torch.zeros(0, 0, passes.width)
 
@@ -204,11 +205,3 @@ class NativeModel:
                 row = self.rows[b]
                 self.cached.add(self.salts[b], list(self.texts[b]), row.fork(row.length))
         self.permute(staying(len(self.rows), rows))
-
-
-def shared(one: list[int], other: list[int]) -> int:
-    """Return how many first tokens two sequences share."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    return next(i for i in range(most) if one[i] != other[i])

@@ -25,7 +25,7 @@ class Page:
 
 
 class PagePool:
-    """Makes pages, and takes those back that nobody uses."""
+    """Makes pages, and takes unused ones back."""
 
     def __init__(self, floats: int) -> None:
         self.floats = floats  # of a page
@@ -77,7 +77,7 @@ class PagedRow:
         return self._table.ctypes.data
 
     def fork(self, length: int) -> PagedRow:
-        """Return a row that begins with so many of these positions."""
+        """Return a row that begins with the first `length` of these positions."""
         return PagedRow(self.pool, self.pages[: -(-length // PAGE)], length)
 
     def reserve(self, first: int, last: int) -> None:
@@ -93,20 +93,10 @@ class PagedRow:
         if known < len(self.pages):
             self._fill(known)
 
-    def trim(self) -> None:
-        """Give up pages beyond the length."""
-        whole = -(-self.length // PAGE)
-        self.pool.release(self.pages[whole:])
-        del self.pages[whole:]
-
     def release(self) -> None:
         """Give up all pages."""
         self.pool.release(self.pages)
         self.pages, self.length = [], 0
-
-    def finite(self, numbers: slice) -> bool:
-        """Tell whether all of these numbers of every page are finite."""
-        return all(bool(np.isfinite(page.numbers[numbers]).all()) for page in self.pages)
 
     def _fill(self, first: int) -> None:
         if len(self.pages) > len(self._table):

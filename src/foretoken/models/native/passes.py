@@ -19,7 +19,7 @@ MOST = 256  # tokens of a pass: bounds the memory of its states
 
 
 class RowPart(NamedTuple):
-    """New tokens of a row, behind `past` ones that it has."""
+    """New tokens of a row, after its first `past` ones."""
 
     row: PagedRow
     past: int
@@ -49,11 +49,6 @@ class NativePasses:
         self.starts = description.page_floats(facts)
         self.turns = [Turns(rope) for rope in facts["ropes"]]
         self._open: dict[int, OpenNetwork] = {}  # by threads
-
-    @property
-    def constant_bytes(self) -> int:
-        """Return the bytes of the weights."""
-        return len(self.memory)
 
     def over(self, target: NativePasses, layers: list[int]) -> None:
         """Run these layers alone, on the pages of `target`, whose keys and values they read."""

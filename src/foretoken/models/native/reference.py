@@ -1,6 +1,6 @@
 """The arithmetic of the native decoder, in NumPy: what every instruction set must equal to the bit.
 
-Slow and plain. `kernels/arithmetic.h` says the same in ten lines.
+Slow and plain. `kernels/arithmetic.h` summarizes it in ten lines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def lane_sum(x: Floats) -> Floats:
 
 
 def vectors(x: Floats) -> Floats:
-    """Return `[..., n]` as vectors `[..., vectors, 16]`, with zeros behind."""
+    """Return `[..., n]` as vectors `[..., vectors, 16]`, padded with zeros."""
     return padded(x, LANES).reshape(*x.shape[:-1], -1, LANES)
 
 

@@ -39,7 +39,7 @@ class Turns:
         self.table: Floats = np.zeros((0, 2 * len(self.frequencies)), np.float32)
 
     def at(self, positions: NDArray[np.int32], last: int) -> Floats:
-        """Return cosines and sines behind them `[n, rotated]` at positions, none beyond `last`."""
+        """Return cosines, then sines, `[n, rotated]` at positions, none beyond `last`."""
         if last >= len(self.table):
             places = np.arange(max(last + 1, 2 * len(self.table), GROWTH), dtype=np.float32)
             # in float32, as transformers multiplies
