@@ -42,11 +42,11 @@ settings.load_profile("foretoken")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """OpenVINO and ONNX Runtime run on CPUs only; what draws its examples is among the proofs."""
+    """The native decoder and OpenVINO run on CPUs; what draws its examples is among the proofs."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("drawn")
-        if {"openvino", "onnx"} & {*item.keywords}:
+        if {"openvino", "native"} & {*item.keywords}:
             item.add_marker("cpu_only")
 
 
@@ -68,13 +68,13 @@ def step_costs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models run on torch here, as where OpenVINO and ONNX Runtime are missing: a conversion takes
-    a second. Tests marked `openvino` or `onnx` have it."""
+    """Models run on torch here, as if the native decoder and OpenVINO were missing: a conversion
+    takes a second. Tests marked `openvino` or `native` have it."""
 
     def missing() -> None:
         raise RefusedError("OpenVINO cannot be used: it is off in this test")
 
-    for mark, library in (("openvino", "_library"), ("onnx", "_onnx_library")):
+    for mark, library in (("openvino", "_library"), ("native", "_native_library")):
         if mark not in request.keywords:
             monkeypatch.setattr(runtimes, library, missing)
 

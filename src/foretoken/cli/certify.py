@@ -16,7 +16,6 @@ from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, page, prose, table
 from foretoken.errors import InputError
-from foretoken.serving.options import EngineOptions
 
 if TYPE_CHECKING:
     from foretoken.certificate.certify import Certificate
@@ -95,7 +94,6 @@ def certify(
     spec = loading.load(
         target,
         draft,
-        EngineOptions().max_rows,
         lambda known: chosen.extend(_prompts(known, lines)),
     ).prepared()
     spec = replace(spec, suggested={})  # the distributions are the certificate's own

@@ -34,7 +34,6 @@ TELLING = (
     "loading.chosen",
     "loading.load",
     "loading.vocabularies",
-    "loading.fastest",
     "models.store",
 )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,9 +21,8 @@ from foretoken.slow_log import show_waiting
 if TYPE_CHECKING:
     from foretoken.loading.runtimes import Placement
     from foretoken.loading.sources import Source
-    from foretoken.models.base import Model
 
-PACKAGES = "foretoken torch transformers onnxruntime openvino tokenizers safetensors numpy".split()
+PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
 EXACT_TEXT = {
     "bitwise": "greedy text is the same to the bit with and without draft tokens, in any batch",
     "rounding": "greedy text is the same but for near-ties, which rounding may decide otherwise",
@@ -44,19 +43,18 @@ def doctor(
         str | None,
         typer.Option(help=LOADING["adapter"].help, rich_help_panel=LOADING["adapter"].panel),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Number of texts at a time.")] = 1,
     as_json: option.Json = False,
 ) -> None:
     """Show versions, the processor, memory and devices, or the backend of a model."""
-    left_out = option.Origin(), option.Placing(), None, 1
-    if model is None and (origin, placing, adapter, rows) != left_out:
+    left_out = option.Origin(), option.Placing(), None
+    if model is None and (origin, placing, adapter) != left_out:
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
     quiet()
     if model is None:
         document, lines = _machine(), _machine_lines
     else:
         with show_waiting(f"reading {model}"):
-            document, lines = _placed(model, origin, placing, adapter, rows), _placed_lines
+            document, lines = _placed(model, origin, placing, adapter), _placed_lines
     print(json.dumps(document, allow_nan=False) if as_json else "\n".join(lines(document)))
 
 
@@ -65,7 +63,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from foretoken.loading.memory import free_bytes
-    from foretoken.loading.runtimes import onnx_runtime, openvino
+    from foretoken.loading.runtimes import native, openvino
     from foretoken.measurement.machine import bandwidth, processor
     from foretoken.storage.cache import versions
 
@@ -79,7 +77,7 @@ def _machine() -> dict[str, Any]:
         "processor": {**asdict(here), "lacks": here.lacks, **rate},
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
-        "onnx": onnx_runtime(),
+        "native": native(),
         "openvino": openvino(),
         "others": contention.share([contention.taken(reading)]),
     }
@@ -98,7 +96,7 @@ def _machine_lines(document: dict[str, Any]) -> Iterator[str]:
     for device in document["devices"]:
         free = device["free_bytes"]
         yield f"{device['name']}: {'?' if free is None else f'{free / 1e9:.1f}'} GB free"
-    yield f"ONNX Runtime: {document['onnx']}"
+    yield f"native decoder: {document['native']}"
     yield f"OpenVINO: {document['openvino']}"
     if warning := contention.remark(document["others"]):
         yield warning
@@ -106,10 +104,9 @@ def _machine_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _placed(
-    model: str, origin: option.Origin, placing: option.Placing, adapter: str | None, rows: int
+    model: str, origin: option.Origin, placing: option.Placing, adapter: str | None
 ) -> dict[str, Any]:
     from foretoken.loading import published
-    from foretoken.loading.fastest import measured_for
     from foretoken.loading.memory import usable
     from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
@@ -120,27 +117,14 @@ def _placed(
     if draft := published.find(model, origin.revision):
         return {"model": draft.name, "runtime": None, "why": draft.described}
     device = usable(placing.device)
-    placement = Placement(placing.dtype, device, placing.runtime, rows=measured_for(rows))
+    placement = Placement(placing.dtype, device, placing.runtime)
     read = source(model, origin.revision, origin.trust_remote_code, adapter)
     placed = place(read, placement)
     steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant
     found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
     lacks, ends = _lacks(read), _remark_on_ends(read, placement)
     exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks, "ends": ends}
-    return {**found, **exact, **_precision(read, placed.model, placement)}
-
-
-def _precision(read: Source, model: Model, placement: Placement) -> dict[str, Any]:
-    """Return the precision that a model has, and in four bits its time over that in eight, of some
-    layers; None where other processes ran meanwhile, or a GGUF file's blocks decide."""
-    from foretoken.loading.runtimes import timed
-
-    ratio = None
-    if placement.dtype == "int4" and read.gguf is None:
-        kinds = [timed(read, replace(placement, dtype=kind)) for kind in ("int4", "int8")]
-        four, eight = (each.seconds if each and each.sure else None for each in kinds)
-        ratio = four / eight if four and eight else None
-    return {"dtype": model.computed, "asked": placement.dtype, "time_over_int8": ratio}
+    return {**found, **exact, "dtype": placed.model.computed, "asked": placement.dtype}
 
 
 def _remark_on_ends(read: Source, placement: Placement) -> str | None:
@@ -174,9 +158,6 @@ def _placed_lines(document: dict[str, Any]) -> Iterator[str]:
         yield EXACT_TEXT[document["exact"]]
     if document["runtime"] and document["asked"] == "int8" and document["dtype"] == "int4":
         yield "its weights have four bits already, which int8 keeps: the same as in int4"
-    if ratio := document.get("time_over_int8"):
-        better = "" if ratio < 1 else ": int8 is the better choice here"
-        yield f"int4 takes {ratio:.2f} of the time of int8, over some layers{better}"
     if document.get("ends"):
         yield document["ends"]
     if document.get("lacks"):

@@ -15,7 +15,6 @@ from foretoken.cli.command import command, hold_messages, quiet, release_message
 from foretoken.cli.prompts import Messages, ModelTask
 from foretoken.cli.render import bar
 from foretoken.errors import ControlError, InputError
-from foretoken.serving.options import EngineOptions
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Row
@@ -92,12 +91,8 @@ def generate(
     _require_printable(tasks, compare=compare, as_json=as_json)
     loading.require(target)
     quiet()
-    texts = sum(task.texts for task in tasks)
-    rows = min(EngineOptions().max_rows, texts)
     ready: list[Any] = []
-    spec = loading.load(
-        target, draft, rows, lambda known: ready.extend(template.prompts(tasks, known))
-    )
+    spec = loading.load(target, draft, lambda known: ready.extend(template.prompts(tasks, known)))
     show = {"compare": compare, "show_tokens": show_tokens, "as_json": as_json}
     _answer(spec, tasks, ready, seed, speculation, **show)
 

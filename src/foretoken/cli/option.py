@@ -267,15 +267,14 @@ class Loading(_loading("target"), TargetReading, Placing):
         self,
         target: str | None,
         draft: str | None,
-        rows: int = 1,
         check: Callable[[KnownTarget], object] = lambda target: None,
     ) -> Speculator:
-        """Call `foretoken.load` with these options, for so many texts at a time. check: what the
-        target's files alone must decide, before anything is converted."""
+        """Call `foretoken.load` with these options. check: what the target's
+        files alone must decide, before anything is converted."""
         with importing():  # late: it takes seconds
             from foretoken.loading.load import load_checked
 
-        return load_checked(check, target, draft, rows=rows, **self.arguments)
+        return load_checked(check, target, draft, **self.arguments)
 
 
 @dataclass(frozen=True)

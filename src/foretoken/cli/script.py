@@ -50,6 +50,7 @@ GONE = {
     "doctor --clear-cache": "run foretoken cache clear",
     "doctor --speed": "run foretoken bench, with the --dtype in question",
     "doctor --families": IN_CHECKOUT.format("make families"),
+    "doctor --rows": "leave it out; runtimes have a fixed order",
     "doctor --held-out": IN_CHECKOUT.format("python benchmarks/rounding.py"),
     "bench --svg": "give --json, which has all that it drew",
     "bench --vs": IN_CHECKOUT.format("python benchmarks/race.py"),

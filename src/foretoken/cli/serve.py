@@ -158,7 +158,7 @@ def serve(
     setup = Setup(
         target,
         draft,
-        loading.arguments | {"rows": keywords["max_rows"]},
+        loading.arguments,
         keywords | {"rule": rule},
         Logs(options.log_format, options.log_level),
         chat_template=options.chat_template,

@@ -41,7 +41,7 @@ DEARER, BEST = 1.3, 0.99  # a draft in int8 against one in int4: its time at lea
 def chosen(looking: Speculator, target: LoadedTarget) -> Speculator:
     """Return `looking`, which looks up, or the same target drafting for itself, with look-up in
     front where a text repeats, as was chosen before: until it is, `looking`."""
-    if looking.target.runtime not in ("onnx", "openvino"):  # no other shares its rows
+    if looking.target.runtime not in ("native", "openvino"):  # no other shares its rows
         return looking
     drafting = cache(partial(_drafting, looking, target))
 

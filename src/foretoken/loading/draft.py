@@ -244,7 +244,7 @@ def _model_draft(
         require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
     drafter = LMDrafter(place(facts.read, placement).model, V)
     free = loaded and options.draft_dtype is None
-    if not free or drafter.runtime not in ("onnx", "openvino") or facts.parameters < SMALL:
+    if not free or drafter.runtime not in ("native", "openvino") or facts.parameters < SMALL:
         return PendingDraft(lambda target: drafter)
 
     def rounded(dtype: str) -> LMDrafter:

@@ -16,7 +16,6 @@ from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, named
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import by_name, draft_of, name_of
-from foretoken.loading.fastest import measured_for
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
 from foretoken.loading.runtimes import Early, Placement, place
@@ -57,8 +56,8 @@ def load(
             the target's own layer for multi-token prediction (docs/drafters.md); "none", "lookup",
             "copy", "uniform"; "self:int4" (or "self") and "self:int8", the target with rounded
             weights, or "self:0-3,8", the target with these layers alone, which share the target's
-            keys and values and need OpenVINO; any Drafter; "MODULE:ARGUMENT", a module of yours
-            with a function `drafter(argument, target)` that returns one; or a Speculator from
+            keys and values; any Drafter; "MODULE:ARGUMENT", a module of yours with a function
+            `drafter(argument, target)` that returns one; or a Speculator from
             `load`, a cascade: its target drafts here and is itself accelerated by its draft
             (docs/drafters.md). None is the shipped draft for novels, else the fastest of "lookup",
             "self:int4" and "self:int8", once `Speculator.prepared` has measured which one that is
@@ -122,9 +121,7 @@ def _loaded(
     if draft is None and ships:
         draft = named.NOVELS
     draft = named.draft(draft) or draft
-    placement = Placement(
-        asked.dtype, device, asked.runtime, asked.kv_dtype, rows=measured_for(asked.rows)
-    )
+    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
     given = "lookup" if draft is None else draft
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
     facts = ModelFacts(read, placement)

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from foretoken.errors import InputError
-from foretoken.sampling.checks import FROM_ONE, Choice, as_flag
+from foretoken.sampling.checks import Choice, as_flag
 from foretoken.sampling.options import check, declared, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROUNDED = ("int8", "int4")  # weights that make another model, on ONNX Runtime or OpenVINO
+ROUNDED = ("int8", "int4")  # weights that make another model, on a CPU
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
 KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
-RUNTIMES = ("auto", "transformers", "onnx", "openvino", "graphs", "compiled")
+RUNTIMES = ("auto", "transformers", "native", "openvino", "graphs", "compiled")
 TAPS = ("inputs", "outputs")
 
 
@@ -61,8 +61,9 @@ class LoadOptions:
     runtime: str = option(
         "auto",
         one_of(RUNTIMES),
-        "Backend: auto (the fastest that is exact at once), onnx, openvino, graphs, transformers, "
-        "or compiled (graphs whose layers torch compiles first: faster on a GPU after seconds).",
+        "Backend: auto (the first that is exact: on a CPU native, openvino, transformers; on a GPU "
+        "graphs, transformers), one of these, or compiled (graphs whose layers torch compiles "
+        "first: faster on a GPU after seconds).",
         "Loading",
         group="placing",
     )
@@ -123,13 +124,6 @@ class LoadOptions:
     draft_revision: str | None = option(
         None, as_given, "Commit, tag or branch of the draft on the hub.", "Loading", group="pair"
     )
-    rows: int = option(
-        1,
-        FROM_ONE,
-        "Texts that are decoded at a time, for which runtime='auto' chooses the faster one on a "
-        "CPU: an Engine's max_rows, or as many prompts as `generate` is given.",
-        None,
-    )
     same_tokenizer: bool = option(
         False,
         as_flag,
@@ -162,7 +156,6 @@ class LoadKeywords(TypedDict, total=False):
     draft_dtype: str | None
     draft_taps: str | None
     draft_revision: str | None
-    rows: int
     same_tokenizer: bool
 
 

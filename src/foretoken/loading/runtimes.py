@@ -1,7 +1,8 @@
-"""Runtimes: each model gets the fastest one that serves it exactly.
+"""Runtimes: each model gets the first one that serves it exactly.
 
-OpenVINO on a CPU and graphs of fixed shapes on CUDA, for models whose family passes the self-check
-in that form; else transformers on torch. Does not know prompts, drafts or tokenizers.
+On a CPU the native decoder, then OpenVINO; on CUDA graphs of fixed shapes; for models whose family
+passes the self-check in that form. Else transformers on torch. Does not know prompts, drafts or
+tokenizers.
 """
 
 from __future__ import annotations
@@ -13,28 +14,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretoken.costing.stored import machine
 from foretoken.errors import ForetokenError, RefusedError, base_name, kind_of, one_line
 from foretoken.generation_config import read_settings
-from foretoken.loading.fastest import Fastest, fastest
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
-from foretoken.models.store import key_of
-from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from foretoken.drafters.dflash import BlockModel
-    from foretoken.models.onnx.conversion import OnnxConversion
-    from foretoken.models.onnx.model import OnnxModel
+    from foretoken.models.native.conversion import NativeConversion
+    from foretoken.models.native.model import NativeModel
     from foretoken.models.openvino.conversion import Conversion, Way
     from foretoken.models.stock.dflash import BlocksDraft
     from foretoken.models.stock.selfcheck import Form
@@ -42,9 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TITLES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
-CHOICES = "runtime_choices.json"
-CHOICE = "runtime 4"  # in their keys; the number is raised where they are to be made anew
+TITLES = {"native": "the native decoder", "openvino": "OpenVINO"}  # on a CPU, in this order
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,6 @@ class Placement:
     runtime: str = "auto"
     kv_dtype: str | None = None  # of keys and values; None: that of the arithmetic
     taps: tuple[int, ...] = ()  # where it is to show its states
-    rows: int = 1  # that are decoded at a time
 
 
 class Early:
@@ -77,8 +70,7 @@ class Early:
         thread.shutdown(wait=False)
 
     def model(self) -> Model | None:
-        """Return the model; None where its conversion turned out to be damaged, or where it is not
-        known yet which runtime serves it."""
+        """Return the model; None if it has no conversion, or a damaged one."""
         return self._model.result()
 
 
@@ -107,25 +99,38 @@ def place(
     dtype = dtype_of(source, placement)
     if early is not None and early.placement == placement and (model := early.model()) is not None:
         return Placed(model, "it passed the self-check")
-    reason = "its own adapter is merged there" if own else "it was asked for"
-    on_openvino = dtype in ROUNDED or placement.kv_dtype is not None
-    fast = "graphs" if device.type == "cuda" and not on_openvino else "openvino"
-    if placement.runtime != "auto":
-        fast = placement.runtime
-    elif _has_choice(dtype, replace(placement, device=device)):
-        fast = _fastest(source, dtype, placement.rows)
-    _require_rounding(dtype, placement.kv_dtype, fast)
-    if fast != "transformers":
+    refusals = list[str]()
+    order = _order(dtype, placement, device)
+    for runtime in order:
+        if runtime == "transformers":
+            break
         try:
-            return Placed(_on(fast, source, dtype, placement, device), "it passed the self-check")
+            model = _on(runtime, source, dtype, placement, device)
+            return Placed(model, "; ".join([*refusals, "it passed the self-check"]))
         except RefusedError as error:
-            if placement.runtime == fast or on_openvino:
-                raise RefusedError(f"{error}{_remedy(placement, dtype)}") from error.__cause__
-            reason = str(error)
-            name = source.name if loaded else type(source).__name__
-            log.info("%s stays on torch: %s", base_name(name), reason)
+            refusals.append(str(error))
+            if runtime == order[-1]:
+                problem = "; ".join(refusals)
+                raise RefusedError(f"{problem}{_remedy(placement, dtype)}") from error.__cause__
+            name = base_name(source.name if loaded else type(source).__name__)
+            log.info("%s does not run on %s: %s", name, TITLES.get(runtime, runtime), error)
+    if not refusals:
+        refusals = ["its own adapter is merged there" if own else "it was asked for"]
     model, packed = _torch(source, dtype, placement.device, placement.taps)
-    return Placed(model, "; ".join([reason, *packed]))
+    return Placed(model, "; ".join([*refusals, *packed]))
+
+
+def _order(dtype: str, placement: Placement, device: torch.device) -> list[str]:
+    """Return the runtimes to try, in order. RefusedError for a precision that the one asked for
+    has not."""
+    if placement.runtime != "auto":
+        _require_rounding(dtype, placement.kv_dtype, placement.runtime)
+        return [placement.runtime]
+    if placement.kv_dtype is not None:
+        return ["openvino"]
+    if dtype in ROUNDED:
+        return list(TITLES)
+    return [*(["graphs"] if device.type == "cuda" else TITLES), "transformers"]
 
 
 def _on(
@@ -139,10 +144,8 @@ def _on(
     there."""
     if runtime == "openvino":
         return _openvino(source, dtype, placement)
-    if runtime == "onnx" and placement.runtime == "auto":
-        return _onnx_or_openvino(source, dtype, placement)
-    if runtime == "onnx":
-        return _onnx(source, dtype, placement)
+    if runtime == "native":
+        return _native(source, dtype, placement)
     if placement.taps:
         raise RefusedError(f"{runtime} shows no states between layers, which the draft reads")
     return _graphs(source, dtype, device, runtime == "compiled")
@@ -151,7 +154,7 @@ def _on(
 def _require_rounding(dtype: str, kv_dtype: str | None, runtime: str) -> None:
     """RefusedError for a precision that the runtime has not."""
     for name, value, runtimes in (
-        ("dtype", dtype, ("onnx", "openvino")),
+        ("dtype", dtype, tuple(TITLES)),
         ("kv_dtype", kv_dtype, ("openvino",)),
     ):
         if value in ROUNDED and runtime not in runtimes:
@@ -178,7 +181,7 @@ def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
         return None
     if not is_folder(source.path):
         return None
-    for library in (_onnx_library, _library):
+    for library in (_native_library, _library):
         with suppress(RefusedError):
             if facts := library().facts(source, dtype):
                 return facts
@@ -296,145 +299,49 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement
     loaded = isinstance(source, Source)
     if device.type != "cpu":
         raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
-    kept = _kept(source, dtype, replace(placement, runtime="openvino")) if loaded else None
-    if kept is not None:
-        return kept
     conversion = _conversion(source, dtype if loaded else "float32", device)
     conversion = replace(conversion, taps=placement.taps)
+    if loaded and is_folder(source.path) and (kept := conversion.kept(cache)) is not None:
+        return kept
     return conversion.model(_way(source.empty if loaded else source, placement.taps), cache)
 
 
 def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
-    """Return a folder's model from its kept conversion; None where none is kept, or where the
-    faster runtime is still to be measured."""
-    if not is_folder(source.path) or placement.device.type != "cpu":
+    """Return a folder's model from its kept conversion; None if none is kept, or if the runtime
+    that serves it is not known without its configuration."""
+    first = _order(dtype, placement, placement.device)[0]
+    if not is_folder(source.path) or placement.device.type != "cpu" or first not in TITLES:
         return None
-    runtime = placement.runtime
-    if runtime == "auto" and _has_choice(dtype, placement):
-        runtime = _known_choice(source, dtype, placement.rows)
-    if runtime is None or (runtime == "onnx" and placement.kv_dtype is not None):
-        return None  # as what is refused is not kept
-    if runtime == "onnx":
-        return replace(_onnx_conversion(source, dtype), taps=placement.taps).kept()
+    if first == "native":
+        with suppress(RefusedError):
+            return replace(_native_conversion(source, dtype), taps=placement.taps).kept()
+        return None
     conversion = replace(_conversion(source, dtype, placement.device), taps=placement.taps)
     return conversion.kept(placement.kv_dtype)
 
 
-def _choice_key(source: Source | PreTrainedModel, dtype: str, rows: int) -> str | None:
-    """The key of a folder's choice; None for other models, whose choices are not kept."""
-    if not isinstance(source, Source) or not is_folder(source.path):
-        return None
-    many = [f"{rows} rows"] if rows > 1 else []
-    return key_of(source, CHOICE, dtype, *many, *map(str, machine()))
-
-
-def _known_choice(source: Source | PreTrainedModel, dtype: str, rows: int) -> str | None:
-    """The runtime that was chosen for a folder in this precision; None where none was."""
-    key = _choice_key(source, dtype, rows)
-    known = remembered(CHOICES).get(key) if key else None
-    return known if known in TITLES else None
-
-
-def _has_choice(dtype: str, placement: Placement) -> bool:
-    """Tell whether more than one runtime may serve a model in this precision and placement."""
-    on_cpu = placement.device.type == "cpu" and placement.kv_dtype is None
-    return on_cpu and dtype in ("float32", *ROUNDED) and find_spec("onnxruntime") is not None
-
-
-def _fastest(source: Source | PreTrainedModel, dtype: str, rows: int) -> str:
-    """Return the runtime for a model on this CPU: the faster one of those that are exact for its
-    family. The choice is kept for a folder, whose configuration need not be read then."""
-    if (known := _known_choice(source, dtype, rows)) is not None:
-        return known
-    best = _measured(source, dtype, rows)
-    if best.sure and (key := _choice_key(source, dtype, rows)):
-        remember(CHOICES, key, best.runtime)
-    return best.runtime
-
-
-def _measured(source: Source | PreTrainedModel, dtype: str, rows: int) -> Fastest:
-    """Measure it; OpenVINO, without a measurement, where ONNX Runtime refuses the family."""
-    try:
-        _onnx_library()
-    except RefusedError:  # may be mended, and the key of a choice would stay the same
-        return Fastest("openvino", sure=False)
-    network = source.empty if isinstance(source, Source) else source
-    try:
-        _require_onnx(network)
-    except RefusedError as error:
-        log.debug("not on ONNX Runtime: %s", error)
-        return Fastest("openvino", sure=True)
-    return _timed(source, dtype, rows, "onnx", "openvino")
-
-
-def _timed(source: Source | PreTrainedModel, dtype: str, rows: int, *runtimes: str) -> Fastest:
-    in_blocks = isinstance(source, Source) and source.gguf is not None
-    network = source.empty if isinstance(source, Source) else source
-    makes = {"onnx": _onnx_in_memory, "openvino": _openvino_in_memory}
-    named = {name: makes[name] for name in runtimes}
-    return fastest(network, dtype, named, in_blocks=in_blocks, rows=rows)
-
-
-def timed(source: Source, placement: Placement) -> Fastest | None:
-    """Return the runtime that serves a model on this CPU, in one of `ROUNDED`, and the seconds that
-    some of its layers take there; None where they are not timed."""
-    asked, dtype = placement.runtime, placement.dtype
-    if source.empty.config.is_encoder_decoder or asked not in ("auto", *TITLES):
-        return None
-    if asked == "auto" and _has_choice(dtype, placement):
-        best = _measured(source, dtype, placement.rows)
-        if best.seconds is not None:
-            return best
-        asked = best.runtime
-    runtime = "onnx" if asked == "onnx" else "openvino"
-    return _timed(source, dtype, placement.rows, runtime)
-
-
-def _require_onnx(network: PreTrainedModel) -> None:
-    """RefusedError for a family that ONNX Runtime does not run exactly here."""
+def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> NativeModel:
     from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
 
-    self_check(network, _onnx_library().form())
-
-
-def _onnx_in_memory(network: PreTrainedModel, dtype: str) -> Model:
-    return _onnx_library().OnnxConversion(None, dtype, lambda: network).model()
-
-
-def _openvino_in_memory(network: PreTrainedModel, dtype: str) -> Model:
-    way = _way(network, ())
-    return _library().Conversion(None, dtype, partial(copy.deepcopy, network)).model(way)
-
-
-def _onnx_or_openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> Model:
-    try:
-        return _onnx(source, dtype, placement)
-    except RefusedError as error:  # which its structure did not tell
-        log.info("not on ONNX Runtime: %s", error)
-        return _openvino(source, dtype, placement)
-
-
-def _onnx(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> OnnxModel:
     if placement.device.type != "cpu":
-        raise RefusedError(f"ONNX Runtime runs on the CPU here, not on {placement.device}")
+        raise RefusedError(f"the native decoder runs on the CPU, not on {placement.device}")
     loaded = isinstance(source, Source)
-    conversion = replace(
-        _onnx_conversion(source, dtype if loaded else "float32"), taps=placement.taps
-    )
+    conversion = _native_conversion(source, dtype if loaded else "float32")
+    conversion = replace(conversion, taps=placement.taps)
     if loaded and is_folder(source.path) and (kept := conversion.kept()) is not None:
         return kept
-    _require_onnx(source.empty if loaded else source)
+    self_check(source.empty if loaded else source, _native_library().form())
     return conversion.model()
 
 
-def _onnx_conversion(source: Source | PreTrainedModel, dtype: str) -> OnnxConversion:
-    library = _onnx_library()
+def _native_conversion(source: Source | PreTrainedModel, dtype: str) -> NativeConversion:
+    library = _native_library()
     if dtype not in library.DTYPES:
-        raise RefusedError(f"ONNX Runtime has no {dtype}")
+        raise RefusedError(f"the native decoder has no {dtype}")
     if not isinstance(source, Source):
-        return library.OnnxConversion(None, dtype, partial(copy.deepcopy, source))
+        return library.NativeConversion(None, dtype, partial(copy.deepcopy, source))
     load = partial(source.network, torch.float32, torch.device("cpu"))
-    return library.OnnxConversion(
+    return library.NativeConversion(
         source, dtype, load, lambda: {"settings": _settings(source.empty)}
     )
 
@@ -459,7 +366,7 @@ def require_shared(runtime: str) -> None:
     if runtime not in TITLES:
         raise RefusedError(
             f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
-            "give runtime='openvino', or draft='lookup'"
+            "leave runtime at 'auto', or give draft='lookup'"
         )
 
 
@@ -471,8 +378,8 @@ def companion(
     where the target shares no rows."""
     require_shared(target.runtime)
     host: Any = target  # one of that library's models
-    if target.runtime == "onnx":
-        return replace(_onnx_conversion(source, dtype), some=layers).companion(host)
+    if target.runtime == "native":
+        return replace(_native_conversion(source, dtype), some=layers).companion(host)
     return replace(_conversion(source, dtype, target.device), some=layers).companion(host)
 
 
@@ -482,12 +389,6 @@ def decoder_of_pairs(
     """Return a decoder of pairs where its target runs, on OpenVINO by itself in eight bits. Raises
     RefusedError for a precision that is not to be had there."""
     kind = _draft_kind(target, dtype)
-    if target.runtime == "onnx" and kind in _onnx_library().DTYPES:
-        conversion = _onnx_library().OnnxConversion(source, kind, partial(copy.deepcopy, network))
-        try:
-            return conversion.model()
-        except RefusedError as error:  # a decoder of another kind
-            log.info("the draft runs on OpenVINO beside its target: %s", error)
     if target.runtime in TITLES:
         library = _library()
         conversion = library.Conversion(source, kind, partial(copy.deepcopy, network))
@@ -532,9 +433,7 @@ def _draft_kind(target: Model, dtype: str | None) -> str:
     on OpenVINO. Raises RefusedError for one that is not to be had there."""
     asked = None if dtype == "auto" else dtype
     if target.runtime in TITLES:
-        kind = asked or "int8"
-        if target.runtime == "openvino" or kind not in _onnx_library().DTYPES:
-            _require_known(kind)
+        _require_known(kind := asked or "int8")
         return kind
     if asked in ROUNDED:
         raise RefusedError(f"draft_dtype={asked!r} runs on OpenVINO only; leave it out")
@@ -565,11 +464,11 @@ def _way(network: PreTrainedModel, taps: tuple[int, ...]) -> Way:
     raise RefusedError("; ".join(dict.fromkeys(objections)))
 
 
-def onnx_runtime() -> str:
-    """Return the precisions that ONNX Runtime has here, or why it cannot be used."""
+def native() -> str:
+    """Return what the native decoder runs on here, or why it cannot be used."""
     try:
-        return f"runs, {', '.join(_onnx_library().DTYPES)}"
-    except RefusedError as error:
+        return _native_library().abilities()
+    except ForetokenError as error:
         return str(error)
 
 
@@ -581,13 +480,11 @@ def openvino() -> str:
         return str(error)
 
 
-def _onnx_library():  # not annotated: as below
-    """Import the module that runs models on ONNX Runtime; RefusedError where it is not installed or
-    does not load."""
-    try:
-        from foretoken.models.onnx import conversion
-    except Exception as error:  # also a library that this machine cannot load
-        raise RefusedError(f"ONNX Runtime cannot be used: {one_line(error)}") from None
+def _native_library():  # not annotated: as below
+    """Import the module that runs models natively; RefusedError if it was not compiled."""
+    from foretoken.models.native import conversion, library
+
+    library.library()
     return conversion
 
 

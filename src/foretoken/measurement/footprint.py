@@ -39,13 +39,13 @@ def of_model(
     model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
     """Return the sizes of a model that was loaded with these options, not measured: its bytes are
-    those of its graph on ONNX Runtime, and elsewhere follow from the shapes of its parameters."""
+    those of its panels on the native decoder; elsewhere they follow from its parameters' shapes."""
     network = _network(model, name, revision, trust)
     facts = (name, model.runtime, dtype, model.encoder_decoder)
     if network is None:
         return Footprint(*facts, None, None)
     numbers, products = sum(each.numel() for each in network.parameters()), _products(network)
-    weight_bytes, pass_bytes = _read_bytes(model, network) or (None, None)
+    weight_bytes, pass_bytes = _read_bytes(model) or (None, None)
     if pass_bytes is None and not (model.runtime == "openvino" and gguf(name, revision)):
         # a GGUF file's blocks have any bits
         kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
@@ -61,15 +61,11 @@ def of_model(
     )
 
 
-def _read_bytes(model: Model, network: PreTrainedModel) -> tuple[int, int] | None:
-    """Return the bytes of a model's graph and embeddings on ONNX Runtime, and those of the graph
-    that a pass over one token reads; None elsewhere."""
+def _read_bytes(model: Model) -> tuple[int, int] | None:
+    """Return the bytes of a model's panels on the native decoder, and those of them that a pass
+    over one token reads; None elsewhere."""
     passes: Any = getattr(model, "passes", None)
-    if model.runtime != "onnx" or passes is None:
-        return None
-    table = 0 if passes.table is None else passes.table.nbytes
-    share = _products(network) / _products(network, all_experts=True)
-    return passes.constant_bytes + table, round(passes.constant_bytes * share)
+    return None if model.runtime != "native" or passes is None else passes.bytes
 
 
 FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
@@ -108,7 +104,7 @@ def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreT
         return None
 
 
-def _products(network: PreTrainedModel, *, all_experts: bool = False) -> int:
+def _products(network: PreTrainedModel) -> int:
     """Count the weights that are multiplied with one token of a decoder's text.
 
     Without embeddings, unless they are the output layer too, and with the share of experts that a
@@ -117,7 +113,7 @@ def _products(network: PreTrainedModel, *, all_experts: bool = False) -> int:
     head = network.get_output_embeddings()
     skipped = {id(weight) for weight in _embeddings(network)} | _encoder(network)
     skipped -= {id(head.weight)} if isinstance(head, nn.Linear) else set()
-    share = 1.0 if all_experts else _experts_share(network.config)
+    share = _experts_share(network.config)
     total = 0.0
     for name, weight in network.named_parameters():
         if weight.ndim >= 2 and id(weight) not in skipped:

@@ -20,6 +20,7 @@ from foretoken.errors import RefusedError, kind_of
 from foretoken.models import store
 from foretoken.models.companion import Companion, require_alike
 from foretoken.models.native import description
+from foretoken.models.native.library import chosen_set
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
@@ -151,6 +152,11 @@ class NativeConversion:
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     """Return the facts of a kept conversion, without its panels; None where none is kept."""
     return store.facts(store.key_of(source, FORMAT, "native", dtype))
+
+
+def abilities() -> str:
+    """Return the instruction set and the precisions."""
+    return f"runs on {chosen_set()}, {', '.join(DTYPES)}"
 
 
 def form() -> Form:

@@ -18,8 +18,15 @@ from foretoken.errors import RefusedError
 from foretoken.models.blocks import Blocks, Floats, found
 from foretoken.models.native import library
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack_floats, pack_integers
-from foretoken.models.onnx.products import Linear, rounded
-from foretoken.models.onnx.reading import Decoder, DecoderLayer, Gated, NetworkReader, Norm
+from foretoken.models.native.reading import (
+    Decoder,
+    DecoderLayer,
+    Gated,
+    Linear,
+    NetworkReader,
+    Norm,
+)
+from foretoken.models.rounding import rounded
 
 FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
@@ -73,6 +80,7 @@ class WeightFile:
             "outputs": packed.outputs,
             "inputs": packed.inputs,
             "panels": at,
+            "bytes": packed.data.nbytes,
             "bias": bias,
         }
 

@@ -48,13 +48,21 @@ class NativePasses:
         self.columns = int(facts["head"]["outputs"])  # of the logits, in full panels
         self.starts = description.page_floats(facts)
         self.turns = [Turns(rope) for rope in facts["ropes"]]
-        self._open: dict[int, OpenNetwork] = {}  # by threads
+        self.threads = _threads()
+        self._open: OpenNetwork | None = None
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Return the bytes of all weights, and of those that a pass over one token reads."""
+        table, head = self.facts["embeddings"], self.facts["head"]
+        apart = 0 if table["panels"] == head["panels"] else int(table["bytes"])
+        return len(self.memory), len(self.memory) - apart
 
     def over(self, target: NativePasses, layers: list[int]) -> None:
         """Run these layers alone, on the pages of `target`, whose keys and values they read."""
         self.facts = {**self.facts, "layers": [self.facts["layers"][i] for i in layers]}
         self.layers, self.starts = layers, [target.starts[i] for i in layers]
-        self._open = {}
+        self._open = None
 
     def run(self, parts: list[RowPart], rows: int, *, zeroed: bool) -> PassResult:
         """Run all parts, in passes of at most MOST tokens; `rows`: of the logits, zero where no
@@ -112,15 +120,18 @@ class NativePasses:
         return None if shown is None else shown.transpose(0, 1).reshape(n, -1)
 
     def _network(self) -> OpenNetwork:
-        """Return the network for as many threads as torch has, of the processors that there are."""
-        allowed = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        )
-        threads = max(1, min(torch.get_num_threads(), allowed or 1))
-        if threads not in self._open:
-            record, kept = description.records(self.facts, self.starts, self.memory, threads, MOST)
-            self._open = {threads: OpenNetwork(record, kept)}
-        return self._open[threads]
+        if self._open is None:
+            record, kept = description.records(
+                self.facts, self.starts, self.memory, self.threads, MOST
+            )
+            self._open = OpenNetwork(record, kept)
+        return self._open
+
+
+def _threads() -> int:
+    """Return as many threads as torch has, of the processors that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(torch.get_num_threads(), allowed or 1))
 
 
 def _divided(parts: list[RowPart]) -> list[list[RowPart]]:

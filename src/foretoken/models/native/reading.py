@@ -20,7 +20,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
-from foretoken.models.onnx.products import Linear, array
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.taps import layers_of
 
@@ -32,6 +31,14 @@ LAST = ("norm", "final_layernorm", "final_layer_norm")
 PLAIN = ("fc1", "fc2"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")  # no gate
 HEADS = 16  # a multiple of which a head has
 SAME = 1e-5  # relative: a norm does what was read
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A weight `[out, in]` and what is added, `[out]`."""
+
+    weight: Floats
+    bias: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +247,7 @@ class NetworkReader:
 
     def _attention(self, part: Any, window: int) -> Attention:
         width = int(part.head_dim if hasattr(part, "head_dim") else part.head_size)
-        self._require(width % HEADS == 0, f"heads of {width} numbers, {HEADS} have a graph")
+        self._require(width % HEADS == 0, f"heads of {width} numbers, not a multiple of {HEADS}")
         out = self.linear(getattr(part, "o_proj", getattr(part, "dense", None)))
         heads = out.weight.shape[1] // width
         if hasattr(part, "qkv_proj"):
@@ -428,8 +435,13 @@ class NetworkReader:
 
     def _refused(self, what: str) -> RefusedError:
         return RefusedError(
-            f"{type(self.network).__name__} is not built as graphs for ONNX Runtime are ({what})"
+            f"{type(self.network).__name__} is not built as the native decoder expects ({what})"
         )
+
+
+def array(values: Any) -> Floats:
+    """Return a tensor's numbers in float32."""
+    return values.detach().float().numpy()
 
 
 def _side_by_side(both: Floats, behind: bool) -> Floats:
