@@ -1,7 +1,7 @@
 """Algorithm 1 of Leviathan, Kalman and Matias (2023) for one sequence: two transformers models and
 nothing else. `src/foretoken/step.py` is the same algorithm over a batch, a cache and any drafter.
 
-    python examples/speculative_in_40_lines.py "The old house stood at the end of the lane, and"
+    python examples/speculative_in_40_lines.py "The captain looked at the sea, and"
 """
 
 import sys
@@ -57,4 +57,4 @@ def main(prompt):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1] if sys.argv[1:] else "The old house stood at the end of the lane, and")

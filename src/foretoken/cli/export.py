@@ -88,7 +88,10 @@ def _measured(file: Path) -> ExportSetting:
     if _encodes(Path(target)):
         raise _encoder_decoder(target)
     revisions = plan.load.get("revision"), plan.load.get("draft_revision")
-    return ExportSetting(target, plan.draft, plan.gamma, plan.temperature, *revisions)
+    if pair := named.pair(target):  # vLLM does not know it by name
+        target = str(pair.target)
+    draft = str(named.draft(plan.draft) or plan.draft)
+    return ExportSetting(target, draft, plan.gamma, plan.temperature, *revisions)
 
 
 def _given(

@@ -152,7 +152,8 @@ def _rising(table: dict[int, float]) -> Table:
     times = [max(table[n], TICK) for n in rising]
     if rising[0] > sizes[0] and len(rising) > 1:
         slope = (times[1] - times[0]) / (rising[1] - rising[0])
-        times.insert(0, max(TICK, times[0] - slope * (rising[0] - sizes[0])))
+        least = times[0] * sizes[0] / rising[0]  # a token of a pass takes no less in a smaller one
+        times.insert(0, max(TICK, least, times[0] - slope * (rising[0] - sizes[0])))
         rising.insert(0, sizes[0])
     return tuple(zip(sizes, np.interp(sizes, rising, times).tolist(), strict=True))
 

@@ -91,6 +91,12 @@ def test_a_disturbed_first_pass_does_not_make_the_first_draft_token_free():
     assert of(steps).score == ((1, 2.5), (2, 3.0), (8, 6.0))
 
 
+def test_a_disturbed_first_pass_does_not_seem_free_either():
+    """Of a steep table; c and v are relative to it."""
+    steps = [record(n - 1, score=seconds) for n, seconds in ((1, 9.0), (4, 2.0), (5, 3.0))]
+    assert of(steps).score == ((1, 0.5), (4, 2.0), (5, 3.0))
+
+
 def test_rows_that_guess_otherwise_count_by_their_draft_tokens_together():
     """One row of eight makes two draft tokens, the others one, so nine are in the pass."""
     steps = [record(0, score=4.0), record(2, 1.2, 6.0), record(3, 1.2, 9.0)]
