@@ -55,7 +55,7 @@ class LayerRecord(Structure):
         ("slopes", c_void_p),
         ("keys", c_int64),
         ("writes", c_int32),
-        ("unused", c_int32),
+        ("norms", c_int32),
     ]
 
 
@@ -64,9 +64,8 @@ class NetworkRecord(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("width", "layers", "vocabulary", "threads")),
-        *((name, c_int32) for name in ("inner", "attention", "most_tokens", "learned_offset")),
+        *((name, c_int32) for name in ("inner", "attention", "most_tokens")),
         *((name, c_float) for name in ("embedding_factor", "logit_factor", "logit_cap")),
-        ("unused", c_int32),
         *((name, WeightRecord) for name in ("embeddings", "positions", "head")),
         *((name, NormRecord) for name in ("embedding_norm", "last")),
         ("layer", POINTER(LayerRecord)),

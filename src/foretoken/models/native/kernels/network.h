@@ -33,6 +33,13 @@ struct Norm {
   int32_t centred;  // 1: a layer norm, 0: a root-mean-square norm
 };
 
+// How queries and keys are normed: flags; without them each head by the same weights, before it is turned
+enum HeadNorms {
+  EACH = 1,      // each head has weights of its own
+  TOGETHER = 2,  // all heads of a token are one
+  LAST = 4       // behind the turn
+};
+
 enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, QUICK_GELU = 5 };
 
 struct Layer {
@@ -50,14 +57,13 @@ struct Layer {
   const float* slopes;  // of ALiBi, `heads` floats, or null
   int64_t keys;         // where this layer's keys begin in a page, in floats; values lie behind them
   int32_t writes;       // 0: keys and values are another layer's
-  int32_t unused;
+  int32_t norms;        // of queries and keys: flags
 };
 
 struct Network {
   int32_t width, layers, vocabulary, threads;  // vocabulary: rows of the head, a multiple of 16
-  int32_t inner, attention, most_tokens, learned_offset;  // widest MLP and attention; tokens of a pass at most
+  int32_t inner, attention, most_tokens;  // widest MLP and attention; tokens of a pass at most
   float embedding_factor, logit_factor, logit_cap;
-  int32_t unused;
   Weight embeddings, positions, head;  // positions: learned ones, or panels null
   Norm embedding_norm, last;
   const Layer* layer;

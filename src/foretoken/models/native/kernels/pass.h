@@ -78,7 +78,7 @@ static void embed(Running& r, Team& team, int me) {
       if (net.positions.panels) {
         float* learned = r.work.scratch[me];
         memset(learned, 0, size_t(stride) * sizeof(float));
-        unpack_row(net.positions, r.pass.at[t] + net.learned_offset, learned);
+        unpack_row(net.positions, r.pass.at[t], learned);
         for (int i = 0; i < net.width; i += LANES) store(x + i, add(load(x + i), load(learned + i)));
       }
       if (net.embedding_norm.weight) normalize(net.embedding_norm, x, x, net.width);
@@ -102,6 +102,53 @@ static int row_of(const Pass& pass, int token) {
   return r;
 }
 
+// Norm and turn a head of queries, keys or values, and write it where attention reads it
+static void place_head(Running& r, const Layer& layer, int row, int t, int h, float* x, bool norm) {
+  const int D = layer.width, kv = h - layer.heads;
+  const bool query = kv < 0, key = !query && kv < layer.kv_heads;
+  if (query || key) {
+    Norm own = query ? layer.of_queries : layer.of_keys;
+    norm = norm && own.weight;
+    if (norm && layer.norms & EACH) own.weight += size_t(query ? h : kv) * whole_vectors(D);
+    if (norm && !(layer.norms & LAST)) normalize_head(own, x, D);
+    if (layer.rotary >= 0)
+      rotate(x, r.pass.rotary[layer.rotary] + size_t(t) * layer.rotated, layer.rotated,
+             layer.interleaved);
+    if (norm && layer.norms & LAST) normalize_head(own, x, D);
+  }
+  if (query) {
+    float* to = r.work.queries + size_t(t) * r.net.attention + h * D;
+    for (int d = 0; d < D; d++) to[d] = x[d] * layer.scale;
+    return;
+  }
+  const size_t keys = layer.keys + (key ? kv : kv - layer.kv_heads) * page_of_head(D);
+  float* page = r.pass.pages[row][r.pass.at[t] / PAGE];
+  if (key)
+    write_keys(layer, page, keys, r.pass.at[t] % PAGE, x);
+  else
+    write_values(layer, page, keys, r.pass.at[t] % PAGE, x);
+}
+
+// Norm the queries and keys of each token together, which `project` has left in the order of tokens
+static void norm_together(Running& r, Team& team, int me, const Layer& layer) {
+  const int D = layer.width, stride = r.net.attention;
+  float* x = r.work.scratch[me];
+  for (int first, last; team.take(me, r.pass.tokens, 1, &first, &last);)
+    for (int t = first, row = row_of(r.pass, t); t < last; t++) {
+      while (r.pass.row[row + 1] <= t) row++;
+      for (const bool query : {true, false}) {
+        const int heads = query ? layer.heads : layer.kv_heads, n = heads * D;
+        memcpy(x, (query ? r.work.queries : r.work.attended.x) + size_t(t) * stride,
+               size_t(n) * sizeof(float));
+        memset(x + n, 0, size_t(whole_vectors(n) - n) * sizeof(float));
+        normalize(query ? layer.of_queries : layer.of_keys, x, x, n);
+        for (int h = 0; h < heads; h++)
+          place_head(r, layer, row, t, query ? h : layer.heads + h, x + h * D, false);
+      }
+    }
+  team.meet();
+}
+
 // Queries, keys and values, head by head: normed, turned, and written where attention reads them
 static void project(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Pass& pass = r.pass;
@@ -121,27 +168,18 @@ static void project(Running& r, Team& team, int me, const Layer& layer, const St
         for (int i = 0; i < group && piece * group + i < heads; i++) {
           float* x = out + size_t(t) * width + i * D;
           const int h = piece * group + i, kv = h - layer.heads;
-          const bool query = kv < 0, key = !query && kv < layer.kv_heads;
-          const Norm& norm = query ? layer.of_queries : layer.of_keys;
-          if ((query || key) && norm.weight) normalize_head(norm, x, D);
-          if ((query || key) && layer.rotary >= 0)
-            rotate(x, pass.rotary[layer.rotary] + size_t(t) * layer.rotated, layer.rotated,
-                   layer.interleaved);
-          if (query) {
-            float* to = r.work.queries + size_t(t) * stride + h * D;
-            for (int d = 0; d < D; d++) to[d] = x[d] * layer.scale;
-            continue;
+          if (layer.norms & TOGETHER && kv < layer.kv_heads) {
+            float* to = kv < 0 ? r.work.queries + size_t(t) * stride + h * D
+                               : r.work.attended.x + size_t(t) * stride + kv * D;
+            memcpy(to, x, size_t(D) * sizeof(float));
+          } else {
+            place_head(r, layer, row, t, h, x, true);
           }
-          const size_t keys = layer.keys + (key ? kv : kv - layer.kv_heads) * page_of_head(D);
-          float* page = pass.pages[row][pass.at[t] / PAGE];
-          if (key)
-            write_keys(layer, page, keys, pass.at[t] % PAGE, x);
-          else
-            write_values(layer, page, keys, pass.at[t] % PAGE, x);
         }
       }
     }
   team.meet();
+  if (layer.norms & TOGETHER) norm_together(r, team, me, layer);
 }
 
 static int blocks_of(int position) { return position / BLOCK + 1; }
