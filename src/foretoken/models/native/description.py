@@ -19,6 +19,7 @@ from foretoken.models.native import library
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack_floats, pack_integers
 from foretoken.models.native.reading import (
     ACTIVATIONS,
+    XIELU,
     Attention,
     Decoder,
     DecoderLayer,
@@ -32,6 +33,7 @@ FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
 BITS = {"int8": 8, "int4": 4}
 NORMS = "before_attention", "after_attention", "before_mlp", "after_mlp"
+HEAD_NORMS = "of_queries", "of_keys", "of_values"
 EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
 
 
@@ -141,6 +143,7 @@ def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, An
                     "frequencies": rope.frequencies,
                     "scale": rope.scale,
                     "interleaved": rope.interleaved,
+                    "growth": rope.growth,
                 }
                 for rope in decoder.ropes
             ],
@@ -172,11 +175,10 @@ def _layer(
 ) -> dict[str, Any]:
     part, gated = layer.attention, layer.gated
     rope = None if part.rope is None else decoder.ropes[part.rope]
-    norms = part.norms or (None, None)
+    norms = dict(zip(HEAD_NORMS, part.norms, strict=True))
     return {
         **{name: writer.norm(norm) for name, norm in zip(NORMS, layer.norms, strict=True)},
-        "of_queries": writer.norm(norms[0]),
-        "of_keys": writer.norm(norms[1]),
+        **{name: writer.norm(norm) for name, norm in norms.items()},
         "qkv": writer.weight(part.reads, bits),
         "out": writer.weight([part.out], bits),
         "gate": None if gated.gate is None else writer.weight([gated.gate], bits),
@@ -186,14 +188,18 @@ def _layer(
         "kv_heads": part.key_heads,
         "width": part.width,
         "rotary": -1 if part.rope is None else part.rope,
+        "query_rotary": -1 if part.query_rope is None else part.query_rope,
         "rotated": 0 if rope is None else 2 * len(rope.frequencies),
         "interleaved": int(rope is not None and rope.interleaved),
         "window": part.window,
-        "activation": [*ACTIVATIONS].index(gated.activation),
+        "activation": [*ACTIVATIONS, XIELU].index(gated.activation),
+        "curve": gated.curve,
         "parallel": int(layer.parallel),
         "scale": part.scale,
         "softcap": part.softcap,
         "residual": layer.residual,
+        "clip": part.clip,
+        "factor": layer.factor,
         "norms": _norms(part),
         "sinks": writer.floats(part.sinks),
         "slopes": writer.floats(part.slopes),
@@ -202,9 +208,9 @@ def _layer(
 
 def _norms(part: Attention) -> int:
     """How queries and keys are normed, as flags."""
-    weight = None if part.norms is None else part.norms[0].weight
-    if weight is None:
+    if part.norms[0] is None:
         return 0
+    weight = part.norms[0].weight
     kind = EACH if weight.ndim > 1 else TOGETHER if len(weight) != part.width else 0
     return kind | part.norms_last * LAST
 
@@ -258,8 +264,8 @@ def records(
             elif name in ("sinks", "slopes"):
                 setattr(record, name, pointer(part[name]))
             elif name in part:
-                setattr(record, name, part[name])
-        record.keys, record.writes = keys, 1
+                setattr(record, name, tuple(x) if isinstance(x := part[name], list) else x)
+        record.keys = keys
     network = library.NetworkRecord(
         width=facts["width"],
         layers=len(layers),

@@ -46,15 +46,18 @@ class LayerRecord(Structure):
 
     _fields_ = [
         *((name, NormRecord) for name in ("before_attention", "after_attention", "before_mlp")),
-        *((name, NormRecord) for name in ("after_mlp", "of_queries", "of_keys")),
+        *((name, NormRecord) for name in ("after_mlp", "of_queries", "of_keys", "of_values")),
         *((name, WeightRecord) for name in ("qkv", "out", "gate", "up", "down")),
-        *((name, c_int32) for name in ("heads", "kv_heads", "width", "rotary", "rotated")),
-        *((name, c_int32) for name in ("interleaved", "window", "activation", "parallel")),
-        *((name, c_float) for name in ("scale", "softcap", "residual")),
+        *((name, c_int32) for name in ("heads", "kv_heads", "width", "rotary", "query_rotary")),
+        *(
+            (name, c_int32)
+            for name in ("rotated", "interleaved", "window", "activation", "parallel")
+        ),
+        *((name, c_float) for name in ("scale", "softcap", "residual", "clip", "factor")),
+        ("curve", c_float * 3),
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         ("keys", c_int64),
-        ("writes", c_int32),
         ("norms", c_int32),
     ]
 

@@ -1,7 +1,7 @@
 """A transformers decoder read from its modules: what each layer multiplies, normalises and attends
 to.
 
-Modules are tried where their names do not tell. Every parameter must be read: one that is not
+Modules are tried where their names do not tell. Every weight must be read: one that is not
 belongs to something that is not understood here. The self-check decides if the reading is right.
 """
 
@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,11 @@ POSITIONS = "wpe", "embed_positions"
 ATTENTIONS = "self_attn", "self_attention", "attention", "attn"
 MLPS = "mlp", "feed_forward", "ffn"
 ROTARY = "rotary_emb", "rotary"
-QUERY_NORMS = "q_norm", "q_layernorm", "query_layernorm"
-KEY_NORMS = "k_norm", "k_layernorm", "key_layernorm"
+NORMS = (
+    ("q_norm", "q_layernorm", "query_layernorm"),
+    ("k_norm", "k_layernorm", "key_layernorm"),
+    ("v_norm",),
+)
 FUSED = "qkv_proj", "query_key_value", "c_attn", "Wqkv"
 OUTS = "o_proj", "out_proj", "dense", "c_proj"
 GATES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
@@ -63,8 +66,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
     "relu_squared": lambda x: functional.relu(x).square(),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
+XIELU = "xielu"  # the last of the kernels' activations
 PARALLEL = 4  # parts in which CodeGen's queries, values and keys were trained
 WIDEST, GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
 SAME = 1e-5  # relative: a norm does what was read
@@ -97,6 +100,8 @@ class Rope:
     frequencies: tuple[float, ...]
     scale: float  # of cosine and sine
     interleaved: bool  # whether the numbers of a pair are neighbours
+    # (a, n): it all grows by 1 + a * log(1 + position // n)
+    growth: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +116,13 @@ class Attention:
     scale: float
     window: int  # tokens that are seen; 0: all
     softcap: float
-    norms: tuple[Norm, Norm] | None  # of queries and of keys: of each, or of a token's together
+    clip: float  # of queries, keys and values; 0: none
+    norms: tuple[Norm | None, ...]  # of queries, keys and values: of each, or a token's together
     norms_last: bool  # whether they read what is turned
     sinks: Floats | None
     slopes: Floats | None  # of ALiBi
     rope: int | None  # number of its rotary positions; None: it has none
+    query_rope: int | None  # the same of queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,7 @@ class Gated:
     up: Linear
     down: Linear
     activation: str
+    curve: tuple[float, ...]  # of xIELU: of squares above zero, of exponentials below, and of x
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,7 @@ class DecoderLayer:
     attention: Attention
     gated: Gated
     residual: float  # what a part gives is multiplied by this
+    factor: float  # of all that the layer makes
     parallel: bool  # whether both parts read what the layer reads
 
 
@@ -190,7 +199,7 @@ class NetworkReader:
             * float(getattr(config, "logit_scale", None) or 1),
             self.ropes,
         )
-        for name, weight in network.named_parameters():
+        for name, weight in network.state_dict(keep_vars=True).items():  # buffers, too
             self._require(id(weight) in self.read, name)
         return made
 
@@ -227,25 +236,27 @@ class NetworkReader:
         part = self._one(layer, ATTENTIONS, "attention")
         attention = self._attention(getattr(part, "attention", part), window)
         inner = next((p for name in MLPS if (p := getattr(layer, name, None))), layer)
+        scalar = getattr(layer, "layer_scalar", None)
+        self.read.add(id(scalar))
         one = places[1:] == (None, None, None) or places[0] == "ln_attn"
         return DecoderLayer(
             norms,
             attention,
             self._gated(inner),
             float(getattr(layer, "residual_multiplier", 1.0)),
+            1.0 if scalar is None else float(scalar),
             one or bool(getattr(layer, "use_parallel_residual", False)),
         )
 
     def _attention(self, part: Any, window: int) -> Attention:
         width = getattr(part, "head_dim", getattr(part, "head_size", None))
         self._require(isinstance(width, int) and width <= WIDEST, f"heads of {width} numbers")
-        self._require(not getattr(part, "clip_qkv", None), "queries that are clipped")
-        self._require(not getattr(self.config, "clip_qkv", None), "queries that are clipped")
         out = self.linear(self._one(part, OUTS, "attention's output"))
         heads = out.weight.shape[1] // width
         fused = next((p for name in FUSED if (p := getattr(part, name, None))), None)
         if fused is None:
-            reads = [self.linear(getattr(part, f"{name}_proj", None)) for name in "qkv"]
+            own = [getattr(part, f"{name}_proj", None) for name in "qkv"]
+            reads = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
         else:
             reads = self._divided(part, self.linear(fused), heads, width)
         key_heads = len(reads[1].weight) // width
@@ -254,19 +265,12 @@ class NetworkReader:
             reads[2].weight
         )
         self._require(bool(fits and same), f"{heads} heads on {key_heads}")
-        pair = [
-            next((p for n in names if (p := getattr(part, n, None))), None)
-            for names in (QUERY_NORMS, KEY_NORMS)
-        ]
-        norms = None
-        if pair[0] is not None:
-            norms = self.norm(pair[0], width), self.norm(pair[1], width)
+        named = [next((p for n in names if (p := getattr(part, n, None))), None) for names in NORMS]
         slopes = self._slopes(heads)
-        rope, last = None, False
+        rope, query_rope, last = None, None, False
         if slopes is None and self.positions is None:
-            rope = self._rope(part, width)
-            turned, last = self._turned(part, reads[0].weight.shape[1], pair[1])
-            rope = rope if turned else None
+            turned, last = self._turned(part, reads[0].weight.shape[1], named[1])
+            rope, query_rope = self._ropes(part, width) if turned else (None, None)
         sinks = getattr(part, "sinks", None)
         if sinks is not None:
             self.read.add(id(sinks))
@@ -282,11 +286,13 @@ class NetworkReader:
             float(1 / getattr(part, "scale_attn", 1.0) if scale is None else scale),
             window,
             float(getattr(part, "attn_logit_softcapping", None) or 0),
-            norms,
+            float(getattr(part, "clip_qkv", getattr(self.config, "clip_qkv", None)) or 0),
+            tuple(one and self.norm(one, width) for one in named),
             last,
             None if sinks is None else array(sinks),
             slopes,
             rope,
+            query_rope,
         )
 
     def _divided(self, part: Any, one: Linear, heads: int, width: int) -> list[Linear]:
@@ -311,22 +317,30 @@ class NetworkReader:
         if hasattr(part, "gate_up_proj"):
             both = self.linear(part.gate_up_proj)
             gate, up = (_rows(both, rows) for rows in np.split(np.arange(len(both.weight)), 2))
-            return Gated(gate, up, self.linear(getattr(part, "down_proj", None)), act)
+            return Gated(gate, up, self.linear(getattr(part, "down_proj", None)), *act)
         for names in GATES + PLAIN:
             if all(hasattr(part, name) for name in names):
                 *gate, up, down = (self.linear(getattr(part, name)) for name in names)
-                return Gated(gate[0] if gate else None, up, down, act)
+                return Gated(gate[0] if gate else None, up, down, *act)
         raise self._refused(f"a {type(part).__name__}")
 
-    def _activation(self, part: Any) -> str:
-        """The name of an activation, tried."""
+    def _activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
+        """The name of an activation, tried, and its numbers."""
         one = self._one(part, ACTIVATED, "activation")
         states = torch.linspace(-8, 8, 65)
         with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
             made = one(states)
             for name, act in ACTIVATIONS.items():
                 if torch.allclose(made, act(states), rtol=0, atol=SAME):
-                    return name
+                    return name, (0.0, 0.0, 0.0)
+            x, below = made.double()[-1], made.double()[0]
+            last = float(one.beta)
+            curve = (float((x - 8 * last) / 64), float((below + 8 * last) / (np.exp(-8) + 7)), last)
+            squares = curve[0] * states.clamp(0).square() + last * states
+            low = states.clamp(max=0)
+            if torch.allclose(made, squares + curve[1] * (low.expm1() - low), rtol=SAME, atol=SAME):
+                self.read |= {id(weight) for weight in one.state_dict(keep_vars=True).values()}
+                return XIELU, curve
         raise self._refused(f"activation {type(one).__name__}")
 
     def linear(self, part: Any) -> Linear:
@@ -358,11 +372,8 @@ class NetworkReader:
         weights = [ones] if own is None else [own, own + 1]
         named = ("variance_epsilon", "eps", "epsilon")
         epsilon = next((e for n in named if (e := getattr(part, n, None)) is not None), 1e-5)
-        # small ones show epsilon
-        states = (
-            _random(2, *weights[0].shape) * torch.tensor([1, 1e-2]).view(-1, *[1] * weights[0].ndim)
-            + 1e-2
-        )
+        large = _random(*weights[0].shape) + 0.5
+        states = torch.stack([large, large.flip(-1) / 100])  # small ones show epsilon
         with torch.no_grad():
             made = part(states)
             for centred in (False, True):
@@ -390,8 +401,20 @@ class NetworkReader:
         self._require(torch.allclose(table, line, rtol=SAME, atol=1e-3), "ALiBi of another kind")
         return array(slopes)
 
-    def _rope(self, part: Any, width: int) -> int:
-        """The number of a layer's rotary positions, tried on a few."""
+    def _ropes(self, part: Any, width: int) -> tuple[int, int]:
+        """The numbers of a layer's rotary positions: of keys, and of queries."""
+        rope = self._rope(part, width)
+        settings: Any = getattr(self.config, "rope_parameters", None) or {}
+        growth = None
+        if beta := settings.get("llama_4_scaling_beta"):
+            growth = float(beta), int(settings["original_max_position_embeddings"])
+            self._require(2 * len(rope.frequencies) == width, "queries that grow, turned in part")
+        both = rope, replace(rope, growth=growth)
+        self.ropes += [one for one in dict.fromkeys(both) if one not in self.ropes]
+        return self.ropes.index(both[0]), self.ropes.index(both[1])
+
+    def _rope(self, part: Any, width: int) -> Rope:
+        """A layer's rotary positions, tried on a few."""
         places = torch.tensor([[0, 1, 2, 3, 50, 100]])
         cosine, sine, frequencies = self._cosines(part, places)
         states, scale = _random(1, 1, places.shape[1], 2 * len(frequencies)), float(cosine[0, 0, 0])
@@ -401,18 +424,13 @@ class NetworkReader:
             pair = states.unflatten(-1, (-1, 2) if interleaved else (2, -1))
             at = -1 if interleaved else -2
             a, b = pair.unbind(at)
-            for signed in (frequencies, -frequencies):  # some turn backwards
-                c, s = (
-                    scale * angles.cos(),
-                    scale * angles.sin() * (1 if signed is frequencies else -1),
-                )
+            for sign in (1, -1):  # some turn backwards
+                c, s = scale * angles.cos(), sign * scale * angles.sin()
                 read = torch.stack([a * c - b * s, b * c + a * s], at).flatten(-2)
                 if made.shape == read.shape and torch.allclose(made.double(), read, atol=SAME):
-                    rope = Rope(tuple(signed.double().tolist()), scale, interleaved)
                     self._require(states.shape[-1] <= width, "rotary positions of several heads")
-                    if rope not in self.ropes:
-                        self.ropes.append(rope)
-                    return self.ropes.index(rope)
+                    turns = (sign * frequencies.double()).tolist()
+                    return Rope(tuple(turns), scale, interleaved)
         raise self._refused("rotary positions of another kind")
 
     def _cosines(self, part: Any, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -422,11 +440,8 @@ class NetworkReader:
             pairs = table.shape[1] // 2
             sine, cosine = table[places].split(pairs, -1)
             return cosine, sine, 1.0 / 10000 ** (torch.arange(0, 2 * pairs, 2) / (2 * pairs))
-        names = "rotary_emb", "rotary"
-        turn = next(
-            (t for x in (self.base, part) for n in names if (t := getattr(x, n, None))), None
-        )
-        self._require(turn is not None, "positions that are not rotary")
+        owner = self.base if any(hasattr(self.base, name) for name in ROTARY) else part
+        turn = self._one(owner, ROTARY, "rotary positions")
         kinds: list[str] = getattr(self.config, "layer_types", None) or []
         by_kind = "layer_type" in inspect.signature(turn.forward).parameters
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
@@ -440,9 +455,9 @@ class NetworkReader:
         first, second, *_ = inspect.signature(apply).parameters
         if first == "tensor":  # heads stand behind positions
             return apply(states.transpose(1, 2), sin=sine, cos=cosine).transpose(1, 2)
-        return (
-            apply(states, states, cosine, sine)[0] if second == "k" else apply(states, cosine, sine)
-        )
+        if second == "k":
+            return apply(states, states, cosine, sine)[0]
+        return apply(states, cosine, sine)
 
     def _turned(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
         """Whether positions change what attention makes, and what its norm of keys reads: tried."""

@@ -176,9 +176,9 @@ void try_normalize(const Norm& norm, const float* x, int n, float* y) {
   normalize(norm, x, y, n);
 }
 
-void try_activate(int activation, const float* x, int n, float* y) {
+void try_activate(int activation, const float* curve, const float* x, int n, float* y) {
   const Exact exact;
-  for (int i = 0; i < n; i += LANES) store(y + i, activated(activation, load(x + i)));
+  for (int i = 0; i < n; i += LANES) store(y + i, activated(activation, curve, load(x + i)));
 }
 
 }  // namespace

@@ -40,23 +40,25 @@ enum HeadNorms {
   LAST = 4       // behind the turn
 };
 
-enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, QUICK_GELU = 5 };
+enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, XIELU = 5 };
 
 struct Layer {
-  Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys;
+  Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys, of_values;
   Weight qkv, out, gate, up, down;  // gate.panels null: a plain MLP of up and down
   int32_t heads, kv_heads, width;   // width: of a head
-  int32_t rotary;                   // which table of the pass, or -1
+  int32_t rotary, query_rotary;     // which table of the pass turns keys and queries, or -1
   int32_t rotated;                  // numbers of a head that are turned
   int32_t interleaved;              // 1: pairs are neighbours, 0: half a head apart
   int32_t window;                   // positions that a token attends to, itself included; 0: all
   int32_t activation;
   int32_t parallel;                 // 1: attention and MLP read the same state
   float scale, softcap, residual;
+  float clip;           // queries, keys and values lie between it and its negative; 0: none
+  float factor;         // of all states behind the layer
+  float curve[3];       // of XIELU: of squares above zero, of exponentials below, and of x
   const float* sinks;   // `heads` floats, or null
   const float* slopes;  // of ALiBi, `heads` floats, or null
   int64_t keys;         // where this layer's keys begin in a page, in floats; values lie behind them
-  int32_t writes;       // 0: keys and values are another layer's
   int32_t norms;        // of queries and keys: flags
 };
 

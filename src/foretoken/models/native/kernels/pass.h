@@ -106,16 +106,14 @@ static int row_of(const Pass& pass, int token) {
 static void place_head(Running& r, const Layer& layer, int row, int t, int h, float* x, bool norm) {
   const int D = layer.width, kv = h - layer.heads;
   const bool query = kv < 0, key = !query && kv < layer.kv_heads;
-  if (query || key) {
-    Norm own = query ? layer.of_queries : layer.of_keys;
-    norm = norm && own.weight;
-    if (norm && layer.norms & EACH) own.weight += size_t(query ? h : kv) * whole_vectors(D);
-    if (norm && !(layer.norms & LAST)) normalize_head(own, x, D);
-    if (layer.rotary >= 0)
-      rotate(x, r.pass.rotary[layer.rotary] + size_t(t) * layer.rotated, layer.rotated,
-             layer.interleaved);
-    if (norm && layer.norms & LAST) normalize_head(own, x, D);
-  }
+  Norm own = query ? layer.of_queries : key ? layer.of_keys : layer.of_values;
+  const int rotary = query ? layer.query_rotary : key ? layer.rotary : -1;
+  norm = norm && own.weight;
+  if (norm && layer.norms & EACH) own.weight += size_t(query ? h : kv) * whole_vectors(D);
+  if (norm && !(layer.norms & LAST)) normalize_head(own, x, D);
+  if (rotary >= 0)
+    rotate(x, r.pass.rotary[rotary] + size_t(t) * layer.rotated, layer.rotated, layer.interleaved);
+  if (norm && layer.norms & LAST) normalize_head(own, x, D);
   if (query) {
     float* to = r.work.queries + size_t(t) * r.net.attention + h * D;
     for (int d = 0; d < D; d++) to[d] = x[d] * layer.scale;
@@ -152,7 +150,7 @@ static void norm_together(Running& r, Team& team, int me, const Layer& layer) {
 // Queries, keys and values, head by head: normed, turned, and written where attention reads them
 static void project(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Pass& pass = r.pass;
-  const int heads = layer.heads + (layer.writes ? 2 * layer.kv_heads : 0);
+  const int heads = layer.heads + 2 * layer.kv_heads;
   const int D = layer.width, stride = r.net.attention;
   float* out = r.work.scratch[me];
   // Panels are of 16 outputs: heads that share one are computed together
@@ -162,7 +160,10 @@ static void project(Running& r, Team& team, int me, const Layer& layer, const St
     for (int piece = first; piece < last; piece++) {
       const int from = piece * panels, all_panels = layer.qkv.outputs / LANES;
       product(layer.qkv, a, pass.tokens, from, from + panels < all_panels ? from + panels : all_panels,
-              [&](int g, int t, F y) { store(out + size_t(t) * width + (g - from) * LANES, y); });
+              [&](int g, int t, F y) {
+                if (layer.clip != 0.0f) y = least(all(layer.clip), most(all(-layer.clip), y));
+                store(out + size_t(t) * width + (g - from) * LANES, y);
+              });
       for (int t = 0, row = row_of(pass, 0); t < pass.tokens; t++) {
         while (pass.row[row + 1] <= t) row++;
         for (int i = 0; i < group && piece * group + i < heads; i++) {
@@ -338,13 +339,13 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
       const int to = from + 2 < panels ? from + 2 : panels;
       if (layer.gate.panels)
         product(layer.gate, a, tokens, from, to, [&](int g, int t, F y) {
-          store(gates + (size_t(t) * 2 + g - from) * LANES, activated(layer.activation, y));
+          store(gates + (size_t(t) * 2 + g - from) * LANES, activated(layer.activation, layer.curve, y));
         });
       product(layer.up, a, tokens, from, to, [&](int g, int t, F y) {
         if (layer.gate.panels)
           y = mul(load(gates + (size_t(t) * 2 + g - from) * LANES), y);
         else
-          y = activated(layer.activation, y);
+          y = activated(layer.activation, layer.curve, y);
         store(inner.x + size_t(t) * inner.stride + g * LANES, y);
       });
       for (int t = 0; t < tokens; t++) {
@@ -392,6 +393,12 @@ static void layer_of(Running& r, Team& team, int me, int number) {
                  w.shared);
   gate(r, team, me, layer, mlp);
   added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs));
+  if (layer.factor == 1.0f) return;
+  const int stride = whole_vectors(r.net.width);
+  for (int first, last; team.take(me, tokens, TOKENS, &first, &last);)
+    for (int i = first * stride; i < last * stride; i += LANES)
+      store(w.x + i, mul(load(w.x + i), all(layer.factor)));
+  team.meet();
 }
 
 static void tap(Running& r, Team& team, int me, int number) {
