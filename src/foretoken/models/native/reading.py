@@ -39,6 +39,8 @@ PLACES: tuple[tuple[str | None, ...], ...] = (
     ("ln_1", None, "ln_2", None),
     ("norm_1", None, "norm_2", None),
     ("ln_attn", None, "ln_mlp", None),
+    (BEFORE, None, "pre_feedforward_layernorm", None),
+    (BEFORE, "post_norm1", AFTER, "post_norm2"),
     (BEFORE, None, None, None),
     ("ln_1", None, None, None),
 )
@@ -232,7 +234,8 @@ class NetworkReader:
         places = next((p for p in PLACES if {*p} - {None} == names), None)
         if places is None:
             raise self._refused(f"norms {', '.join(sorted(names)) or 'of no known name'}")
-        norms = tuple(name and self.norm(getattr(layer, name)) for name in places)
+        parts = [name and getattr(layer, name) for name in places]
+        norms = [None if isinstance(p, nn.Identity) else p and self.norm(p) for p in parts]
         part = self._one(layer, ATTENTIONS, "attention")
         attention = self._attention(getattr(part, "attention", part), window)
         inner = next((p for name in MLPS if (p := getattr(layer, name, None))), layer)
@@ -240,7 +243,7 @@ class NetworkReader:
         self.read.add(id(scalar))
         one = places[1:] == (None, None, None) or places[0] == "ln_attn"
         return DecoderLayer(
-            norms,
+            tuple(norms),
             attention,
             self._gated(inner),
             float(getattr(layer, "residual_multiplier", 1.0)),
@@ -313,16 +316,15 @@ class NetworkReader:
 
     def _gated(self, part: Any) -> Gated:
         self._require(not hasattr(part, "experts"), "experts")
-        act = self._activation(part)
         if hasattr(part, "gate_up_proj"):
             both = self.linear(part.gate_up_proj)
             gate, up = (_rows(both, rows) for rows in np.split(np.arange(len(both.weight)), 2))
-            return Gated(gate, up, self.linear(getattr(part, "down_proj", None)), *act)
+            return Gated(gate, up, self.linear(part.down_proj), *self._activation(part))
         for names in GATES + PLAIN:
             if all(hasattr(part, name) for name in names):
                 *gate, up, down = (self.linear(getattr(part, name)) for name in names)
-                return Gated(gate[0] if gate else None, up, down, *act)
-        raise self._refused(f"a {type(part).__name__}")
+                return Gated(gate[0] if gate else None, up, down, *self._activation(part))
+        raise self._refused("no MLP of a known name")
 
     def _activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
         """The name of an activation, tried, and its numbers."""

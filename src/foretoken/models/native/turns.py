@@ -50,6 +50,7 @@ class Turns:
             if self.growth is not None:
                 slope, length = self.growth
                 logs = [math.log(1 + i) for i in range(len(places) // length + 1)]
-                scale = np.float32(1 + slope * np.array(logs)[places.astype(int) // length, None])
+                grown = 1 + slope * np.array(logs)[places.astype(int) // length, None]
+                scale = scale * grown.astype(np.float32)
             self.table = np.concatenate([cosines * scale, sines * scale], 1)
         return self.table[positions]

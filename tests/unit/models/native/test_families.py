@@ -1,5 +1,5 @@
-"""Each thing that the native decoder knows of families, by the self-check of one that has it: its
-logits are transformers', and equal to the bit on every instruction set."""
+"""Each thing that the native decoder knows of families, by the logits of one that has it: they are
+transformers', and equal to the bit on every instruction set."""
 
 from __future__ import annotations
 
@@ -11,117 +11,109 @@ import transformers
 from transformers import PreTrainedModel
 
 import tiny_families
+from foretoken.errors import RefusedError
+from foretoken.models.native import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
 from foretoken.models.stock.selfcheck import TOLERANCE, deviation, stir
-from tiny_families import LEARNED, MIXED, ROPE
+from tiny_families import LEARNED, MIXED, ROPE, WINDOWED
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 
-HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
-NARROW = {"hidden_size": 40, "num_attention_heads": 2}  # heads of 20 numbers
-FALCON = LEARNED | {"alibi": False}
-GROWING = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "llama_4_scaling_beta": 0.5}
-GROWING |= {"original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0}
-YARN = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}
-YARN["rope_parameters"] |= {"original_max_position_embeddings": 32}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0}
-LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+Rope = dict[str, dict[str, Any]]
+
+
+def rope(kind: str = "default", **more: Any) -> Rope:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **more}}
+
+
+HALF, PLAIN = rope(partial_rotary_factor=0.5), LEARNED | {"intermediate_size": 48}
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3["rope_parameters"] |= {"original_max_position_embeddings": 32}
+GROWING = rope("yarn", factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.5)
 GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}
 GRANITE |= {"attention_multiplier": 0.2, "sliding_window": 8}
+GEMMA4 = MIXED | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+GEMMA4 |= {"vocab_size_per_layer_input": 64, "attention_k_eq_v": True}
+GEMMA4 |= {"num_global_key_value_heads": 1, "global_head_dim": 16}
+FALCON = LEARNED | {"alibi": False}
+GROUPS = FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
+NEO = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8}
+NEO |= {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 128}
+MPT = {"vocab_size": 64, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}
+XGLM = {"vocab_size": 64, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}
+XGLM |= {"max_position_embeddings": 128, "pad_token_id": 1, "eos_token_id": 2}
 
-# What is proved: the classes' prefix, and the settings of a tiny model
-SHORT: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "norms of all heads together": ("Olmo2Config", "Olmo2ForCausalLM", ROPE),
-    "norms of each head, parallel parts": (
-        "CohereConfig", "CohereForCausalLM", ROPE | {"use_qk_norm": True, "logit_scale": 0.5}
-    ),
-    "norms behind the turn": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", ROPE | {"head_dim": 8}),
-    "no norms' weights, clipped": ("OlmoConfig", "OlmoForCausalLM", ROPE | {"clip_qkv": 0.5}),
-    "learned positions": ("OPTConfig", "OPTForCausalLM", tiny_families.OPT),
-    "ALiBi, embeddings normed": ("BloomConfig", "BloomForCausalLM", LEARNED | {"n_head": 4, "n_layer": 2}),
-    "groups of queries in one product": (
-        "FalconConfig", "FalconForCausalLM",
-        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
-    ),
-    "xIELU": ("ApertusConfig", "ApertusForCausalLM", ROPE | {"hidden_act": "xielu"}),
-    "sinks, multipliers": ("GraniteSWAConfig", "GraniteSWAForCausalLM", ROPE | GRANITE),
-    "queries that grow": ("Ministral3Config", "Ministral3ForCausalLM", ROPE | {"rope_parameters": GROWING, "head_dim": 8}),
-    "caps, windows": ("Gemma2Config", "Gemma2ForCausalLM", MIXED),
-    "values normed, factors of layers": (
-        "Gemma4TextConfig", "Gemma4ForCausalLM",
-        MIXED | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
-                 "vocab_size_per_layer_input": 64, "attention_k_eq_v": True,
-                 "num_global_key_value_heads": 1, "global_head_dim": 16},
-    ),
-    "layers without positions": (
-        "SmolLM3Config", "SmolLM3ForCausalLM", ROPE | {"no_rope_layers": [1, 0]}
-    ),
-}  # fmt: skip
-LONG: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "GPT-2 by layers": ("GPT2Config", "GPT2LMHeadModel", LEARNED | {"scale_attn_by_inverse_layer_idx": True}),
-    "GPT-Neo": ("GPTNeoConfig", "GPTNeoForCausalLM", {
-        "vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8,
-        "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 128,
-        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}),
-    "GPT-J": ("GPTJConfig", "GPTJForCausalLM", LEARNED | {"rotary_dim": 4, "n_inner": 48}),
-    "CodeGen": ("CodeGenConfig", "CodeGenForCausalLM", LEARNED | {"rotary_dim": 4, "n_inner": 48}),
-    "BigCode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", LEARNED),
-    "BigCode of many": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", LEARNED | {"multi_query": False}),
-    "GPT-NeoX in turn": ("GPTNeoXConfig", "GPTNeoXForCausalLM",
-                         LEARNED | HALF | {"use_parallel_residual": False, "intermediate_size": 48}),
-    "MPT": ("MptConfig", "MptForCausalLM", {
-        "vocab_size": 64, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128,
-        "attn_config": {"clip_qkv": 0.5}}),
-    "MPT of six": ("MptConfig", "MptForCausalLM", {
-        "vocab_size": 64, "d_model": 48, "n_heads": 6, "n_layers": 2, "max_seq_len": 128}),
-    "Falcon 7b": ("FalconConfig", "FalconForCausalLM", FALCON),
-    "Falcon in turn": ("FalconConfig", "FalconForCausalLM",
-                       FALCON | {"multi_query": False, "parallel_attn": False, "bias": True}),
-    "Falcon 11b": ("FalconConfig", "FalconForCausalLM", FALCON | {
-        "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
-    "StableLM": ("StableLmConfig", "StableLmForCausalLM", ROPE | HALF | {"qk_layernorm": True}),
-    "StableLM at once": ("StableLmConfig", "StableLmForCausalLM",
-                         ROPE | HALF | {"use_parallel_residual": True, "use_qkv_bias": True}),
-    "Phi": ("PhiConfig", "PhiForCausalLM", ROPE | HALF | {"qk_layernorm": True}),
-    "Phi-4": ("Phi3Config", "Phi3ForCausalLM", ROPE | HALF),
-    "Nemotron": ("NemotronConfig", "NemotronForCausalLM", ROPE | HALF),
-    "Persimmon": ("PersimmonConfig", "PersimmonForCausalLM", LEARNED | HALF | {"intermediate_size": 48}),
-    "Cohere 2": ("Cohere2Config", "Cohere2ForCausalLM", MIXED),
-    "OLMo 3": ("Olmo3Config", "Olmo3ForCausalLM", MIXED),
-    "EXAONE 4": ("Exaone4Config", "Exaone4ForCausalLM", MIXED),
-    "GLM": ("GlmConfig", "GlmForCausalLM", ROPE | HALF | {"head_dim": 8}),
-    "GLM 4": ("Glm4Config", "Glm4ForCausalLM", ROPE | HALF | {"head_dim": 8}),
-    "Helium": ("HeliumConfig", "HeliumForCausalLM", ROPE | {"head_dim": 8}),
-    "ERNIE 4.5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", ROPE | {"head_dim": 8}),
-    "Starcoder 2": ("Starcoder2Config", "Starcoder2ForCausalLM", tiny_families.WINDOWED),
-    "Seed-OSS": ("SeedOssConfig", "SeedOssForCausalLM", ROPE | {"head_dim": 8}),
-    "Llama of narrow heads": ("LlamaConfig", "LlamaForCausalLM", ROPE | NARROW),
-    "Llama with biases": ("LlamaConfig", "LlamaForCausalLM", ROPE | {"attention_bias": True, "mlp_bias": True}),
-    "Llama 3": ("LlamaConfig", "LlamaForCausalLM", ROPE | {"rope_parameters": LLAMA3}),
-    "YaRN": ("LlamaConfig", "LlamaForCausalLM", ROPE | YARN),
-    "Gemma": ("GemmaConfig", "GemmaForCausalLM", ROPE | {"head_dim": 8}),
-    "BioGPT": ("BioGptConfig", "BioGptForCausalLM", LEARNED | {"intermediate_size": 48}),
-    "XGLM": ("XGLMConfig", "XGLMForCausalLM", {
-        "vocab_size": 64, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48,
-        "max_position_embeddings": 128, "pad_token_id": 1, "eos_token_id": 2}),
-}  # fmt: skip
-DENSE = [n for n in tiny_families.FAMILIES if n not in ("Mixtral", "T5", "T5 v1.1", "mT5", "BART", "Marian")]
-EVERY = SHORT | {
-    name: each
-    for name, each in (tiny_families.FAMILIES | LONG).items()
-    if name in LONG or name in DENSE
-}  # fmt: skip
+# What is proved, by a family: the name of its classes, and the settings of a tiny model
+FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "norms of all heads together": ("Olmo2", ROPE),
+    "norms of each head, parallel parts": ("Cohere", ROPE | {"use_qk_norm": True}),
+    "norms behind the turn": ("HunYuanDenseV1", ROPE | {"head_dim": 8}),
+    "norms without weights, clipped": ("Olmo", ROPE | {"clip_qkv": 0.5}),
+    "learned positions": ("OPT", tiny_families.OPT),
+    "ALiBi, embeddings normed": ("Bloom", LEARNED | {"n_head": 4, "n_layer": 2}),
+    "groups of queries in one product": ("Falcon", GROUPS),
+    "xIELU": ("Apertus", ROPE | {"hidden_act": "xielu"}),
+    "sinks, multipliers": ("GraniteSWA", ROPE | GRANITE),
+    "queries that grow": ("Ministral3", ROPE | GROWING | {"head_dim": 8}),
+    "caps, windows": ("Gemma2", MIXED),
+    "values normed, factors of layers": ("Gemma4", GEMMA4),
+    "layers without positions": ("SmolLM3", ROPE | {"no_rope_layers": [1, 0]}),
+    "squares, half turned": ("Nemotron", ROPE | HALF),
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "BigCode": ("GPTBigCode", LEARNED),
+    "BigCode, many keys": ("GPTBigCode", LEARNED | {"multi_query": False}),
+    "BioGPT": ("BioGpt", PLAIN),
+    "CodeGen": ("CodeGen", LEARNED | {"rotary_dim": 4, "n_inner": 48}),
+    "Cohere 2": ("Cohere2", MIXED | {"logit_scale": 0.5}),
+    "ERNIE 4.5": ("Ernie4_5", ROPE | {"head_dim": 8}),
+    "EXAONE 4": ("Exaone4", MIXED),
+    "Falcon 7b": ("Falcon", FALCON),
+    "Falcon 11b": ("Falcon", GROUPS | {"num_ln_in_parallel_attn": 1}),
+    "Falcon in turn": ("Falcon", FALCON | {"multi_query": False, "parallel_attn": False}),
+    "GLM": ("Glm", ROPE | HALF | {"head_dim": 8}),
+    "GLM 4": ("Glm4", ROPE | HALF | {"head_dim": 8}),
+    "GPT-J": ("GPTJ", LEARNED | {"rotary_dim": 4, "n_inner": 48}),
+    "GPT-Neo": ("GPTNeo", NEO),
+    "GPT-NeoX in turn": ("GPTNeoX", PLAIN | HALF | {"use_parallel_residual": False}),
+    "Gemma": ("Gemma", ROPE | {"head_dim": 8}),
+    "Gemma 3": ("Gemma3", MIXED),
+    "Helium": ("Helium", ROPE | {"head_dim": 8}),
+    "Llama 3": ("Llama", ROPE | LLAMA3),
+    "Llama of narrow heads": ("Llama", ROPE | {"hidden_size": 40, "num_attention_heads": 2}),
+    "Llama with biases": ("Llama", ROPE | {"attention_bias": True, "mlp_bias": True}),
+    "Llama by YaRN": ("Llama", ROPE | YARN),
+    "MPT": ("Mpt", MPT | {"attn_config": {"clip_qkv": 0.5}}),
+    "MPT of six heads": ("Mpt", MPT | {"d_model": 48, "n_heads": 6}),
+    "OLMo 3": ("Olmo3", MIXED),
+    "Persimmon": ("Persimmon", PLAIN | HALF),
+    "Phi": ("Phi", ROPE | HALF | {"qk_layernorm": True}),
+    "Phi-4": ("Phi3", ROPE | HALF),
+    "Seed-OSS": ("SeedOss", ROPE | {"head_dim": 8}),
+    "StableLM": ("StableLm", ROPE | HALF | {"qk_layernorm": True}),
+    "StableLM at once": ("StableLm", ROPE | HALF | {"use_parallel_residual": True}),
+    "Starcoder 2": ("Starcoder2", WINDOWED),
+    "XGLM": ("XGLM", XGLM),
+}
+NAMED = ("Llama", "Qwen2", "Qwen3", "Mistral", "Phi-3", "GPT-2", "GPT-NeoX")  # in tiny_families
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 
 
 def built(name: str) -> PreTrainedModel:
-    config, model, settings = EVERY[name]
+    """A tiny model, none of whose norms, biases and factors are what they are in a new one."""
     torch.manual_seed(0)
-    made = getattr(transformers, model)(getattr(transformers, config)(**settings)).eval()
+    if name in NAMED:
+        made = tiny_families.build(name)
+    else:
+        family, settings = (FEATURES | FAMILIES)[name]
+        config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**settings)
+        made = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     stir(made)
-    with torch.no_grad():  # no norm, bias or factor is what it is in a new model
+    with torch.no_grad():
         for weight in made.state_dict(keep_vars=True).values():
-            if weight.ndim == 1 and weight.is_floating_point():
+            if weight.ndim == 1:
                 weight.add_(0.3 * torch.randn(weight.shape))
     return made
 
@@ -130,10 +122,60 @@ def native(network: PreTrainedModel) -> NativeModel:
     return NativeConversion(None, "float32", lambda: network).model()
 
 
-@pytest.mark.parametrize(
-    "name", [*SHORT, *(pytest.param(n, marks=pytest.mark.prove) for n in EVERY if n not in SHORT)]
-)
-@torch.inference_mode()
-def test_logits_are_transformers(name: str) -> None:
+def check(name: str) -> None:
     model = built(name)
-    assert deviation(model, native(model)) < TOLERANCE
+    with torch.inference_mode():
+        assert deviation(model, native(model)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_computed_as_transformers_does(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", [*NAMED, *FAMILIES])
+def test_families_are_computed_as_transformers_does(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_the_same_bits_on_every_instruction_set(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in a prompt as token by token."""
+    model, tokens = built(name), [3 + i * 7 % 61 for i in range(40)]
+    made = []
+    for instructions in library.instruction_sets():
+        monkeypatch.setenv(library.CHOICE, instructions)
+        for size in (len(tokens), 1):
+            runner = native(model)
+            runner.start([[]])
+            blocks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+            made.append(torch.cat([runner.score([b], [len(b)])[0] for b in blocks]))
+    assert all(torch.equal(made[0], each) for each in made)
+
+
+REFUSED = {
+    "experts": lambda: tiny_families.build("Mixtral"),
+    "ALiBi of rounded positions": lambda: transformers.FalconForCausalLM(
+        transformers.FalconConfig(**LEARNED, alibi=True)
+    ),
+    "norms input_layernorm": lambda: transformers.Gemma4ForCausalLM(
+        transformers.Gemma4TextConfig(**GEMMA4 | {"hidden_size_per_layer_input": 8})
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_built_otherwise_is_refused(reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        native(REFUSED[reason]())
+
+
+def test_a_stored_factor_that_is_not_known_is_refused() -> None:
+    """In a new model it changes nothing, so that the self-check could not see it."""
+    model = tiny_families.build("Llama")
+    model.register_buffer("factor", torch.ones(1))
+    with pytest.raises(RefusedError, match="factor"):
+        native(model)
