@@ -7,6 +7,7 @@ over the mapped file.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,7 +34,7 @@ FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
 BITS = {"int8": 8, "int4": 4}
 NORMS = "before_attention", "after_attention", "before_mlp", "after_mlp"
-HEAD_NORMS = "of_queries", "of_keys", "of_values"
+NORMS += "of_queries", "of_keys", "of_values"
 EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
 
 
@@ -132,21 +133,11 @@ def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, An
             "logit_factor": decoder.scale,
             "logit_cap": decoder.cap,
             "embeddings": embeddings,
-            "positions": None
-            if decoder.positions is None
-            else writer.weight([Linear(decoder.positions)], None),
+            "positions": decoder.positions and writer.weight([decoder.positions], None),
             "embedding_norm": writer.norm(decoder.embedded),
             "head": head,
             "last": writer.norm(decoder.norm),
-            "ropes": [
-                {
-                    "frequencies": rope.frequencies,
-                    "scale": rope.scale,
-                    "interleaved": rope.interleaved,
-                    "growth": rope.growth,
-                }
-                for rope in decoder.ropes
-            ],
+            "ropes": [asdict(rope) for rope in decoder.ropes],
             "layers": [_layer(layer, decoder, writer, bits) for layer in decoder.layers],
         }
         writer.put(np.zeros(SLACK, np.uint8))
@@ -175,9 +166,8 @@ def _layer(
 ) -> dict[str, Any]:
     part, gated = layer.attention, layer.gated
     rope = None if part.rope is None else decoder.ropes[part.rope]
-    norms = dict(zip(HEAD_NORMS, part.norms, strict=True))
+    norms = dict(zip(NORMS, (*layer.norms, *part.norms), strict=True))
     return {
-        **{name: writer.norm(norm) for name, norm in zip(NORMS, layer.norms, strict=True)},
         **{name: writer.norm(norm) for name, norm in norms.items()},
         "qkv": writer.weight(part.reads, bits),
         "out": writer.weight([part.out], bits),

@@ -156,7 +156,7 @@ class Decoder:
 
     width: int
     layers: list[DecoderLayer]
-    positions: Floats | None  # learned ones, `[positions, width]`
+    positions: Linear | None  # learned ones, `[positions, width]`
     embedded: Norm | None  # of what the first layer reads
     norm: Norm | None  # of what the head reads
     head: Linear
@@ -212,7 +212,7 @@ class NetworkReader:
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
-    def _positions(self) -> Floats | None:
+    def _positions(self) -> Linear | None:
         """Learned positions, from the first on."""
         part = next((p for name in POSITIONS if (p := getattr(self.base, name, None))), None)
         if part is None:
@@ -225,7 +225,7 @@ class NetworkReader:
         assert limit is not None
         self._require(table.shape[0] >= limit + offset, "fewer positions than its context")
         self.read.add(id(table))
-        return array(table[offset : limit + offset])
+        return Linear(array(table[offset : limit + offset]))
 
     def _layer(self, layer: Any, window: int) -> DecoderLayer:
         names = {
@@ -234,7 +234,7 @@ class NetworkReader:
         places = next((p for p in PLACES if {*p} - {None} == names), None)
         if places is None:
             raise self._refused(f"norms {', '.join(sorted(names)) or 'of no known name'}")
-        parts = [name and getattr(layer, name) for name in places]
+        parts: list[Any] = [name and getattr(layer, name) for name in places]
         norms = [None if isinstance(p, nn.Identity) else p and self.norm(p) for p in parts]
         part = self._one(layer, ATTENTIONS, "attention")
         attention = self._attention(getattr(part, "attention", part), window)
@@ -252,8 +252,9 @@ class NetworkReader:
         )
 
     def _attention(self, part: Any, window: int) -> Attention:
-        width = getattr(part, "head_dim", getattr(part, "head_size", None))
-        self._require(isinstance(width, int) and width <= WIDEST, f"heads of {width} numbers")
+        width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
+        self._require(isinstance(width, int), "heads of no known width")
+        self._require(width <= WIDEST, f"heads of {width} numbers")
         out = self.linear(self._one(part, OUTS, "attention's output"))
         heads = out.weight.shape[1] // width
         fused = next((p for name in FUSED if (p := getattr(part, name, None))), None)
