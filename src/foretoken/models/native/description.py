@@ -197,7 +197,7 @@ def _layer(
 
 
 def _norms(part: Attention) -> int:
-    """How queries and keys are normed, as flags."""
+    """Return flags for how queries and keys are normed."""
     if part.norms[0] is None:
         return 0
     weight = part.norms[0].weight

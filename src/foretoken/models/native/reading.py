@@ -463,7 +463,7 @@ class NetworkReader:
         return apply(states, cosine, sine)
 
     def _turned(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
-        """Whether positions change what attention makes, and what its norm of keys reads: tried."""
+        """Try if positions change what attention makes, and what its norm of keys reads."""
         cosine, sine, _ = self._cosines(part, torch.arange(4)[None])
         states, read = _random(1, 4, inputs), list[Tensor]()
         hook = norm and norm.register_forward_pre_hook(lambda _, args: read.append(args[0].clone()))
