@@ -143,12 +143,13 @@ def test_families_are_computed_as_transformers_does(name: str) -> None:
 def test_features_are_the_same_bits_on_every_instruction_set(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And in a prompt as token by token."""
+    """And in a prompt as token by token, by one thread or more."""
     model, tokens = built(name), [3 + i * 7 % 61 for i in range(40)]
     made = []
     for instructions in library.instruction_sets():
         monkeypatch.setenv(library.CHOICE, instructions)
-        for size in (len(tokens), 1):
+        for size, threads in ((len(tokens), 1), (len(tokens), 2), (1, 2)):
+            monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
             runner = native(model)
             runner.start([[]])
             blocks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
