@@ -131,8 +131,8 @@ def error_function(x: Floats) -> Floats:
     return np.copysign(np.where(rest > 0, rest, np.where(np.isnan(rest), rest, 0)), x)
 
 
-def activated(name: str, x: Floats) -> Floats:
-    """Return an activation of x, by its name."""
+def activated(name: str, x: Floats, curve: Floats) -> Floats:
+    """Return an activation of x, by its name; `curve`: of xIELU's squares, exponentials and x."""
     one, half = np.float32(1), np.float32(0.5)
     with np.errstate(all="ignore"):
         match name:
@@ -149,7 +149,9 @@ def activated(name: str, x: Floats) -> Floats:
                 positive = np.where(x < 0, np.float32(0), x)
                 return positive * positive
             case _:
-                return x * sigmoid(np.float32(1.702) * x)
+                above, below = np.where(x < 0, np.float32(0), x), np.where(x > 0, np.float32(0), x)
+                squares = fma(curve[0] * above, above, curve[2] * x)
+                return fma(curve[1], (exponential(below) - one) - below, squares)
 
 
 def normalize(x: Floats, weight: Floats, bias: Floats | None, epsilon: float, centred: bool) -> Any:

@@ -66,7 +66,8 @@ EXPORTED void foretoken_product(const char* name, const Weight* w, const float* 
 EXPORTED void foretoken_normalize(const char* name, const Norm* norm, const float* x, int n, float* y) {
   kernels_named(name)->normalize(*norm, x, n, y);
 }
-EXPORTED void foretoken_activate(const char* name, int activation, const float* x, int n, float* y) {
-  kernels_named(name)->activate(activation, x, n, y);
+EXPORTED void foretoken_activate(const char* name, int activation, const float* curve, const float* x, int n,
+                                 float* y) {
+  kernels_named(name)->activate(activation, curve, x, n, y);
 }
 }
