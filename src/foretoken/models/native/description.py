@@ -123,6 +123,7 @@ def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, An
         head = writer.weight([decoder.head], bits and 8)
         embeddings, factor = _embeddings(reader, decoder, writer, head)
         facts = {
+            "halved": int(bits is not None),
             "width": decoder.width,
             "vocabulary": len(decoder.head.weight),
             "embedding_factor": factor,
@@ -198,8 +199,8 @@ def _layer(
     }
 
 
-def page_floats(facts: dict[str, Any]) -> list[int]:
-    """Return the offset of each layer's keys in a page, then the size of a page, in floats."""
+def page_numbers(facts: dict[str, Any]) -> list[int]:
+    """Return the offset of each layer's keys in a page, then the size of a page, in numbers."""
     at = [0]
     for layer in facts["layers"]:
         full = -(-layer["width"] // LANES) * LANES
@@ -247,6 +248,7 @@ def records(
             elif name in part and name != "sinks":
                 setattr(record, name, part[name])
         record.sinks, record.keys, record.writes = pointer(part["sinks"]), keys, 1
+        record.halved = facts["halved"]
     network = library.NetworkRecord(
         width=facts["width"],
         layers=len(layers),

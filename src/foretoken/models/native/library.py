@@ -55,7 +55,7 @@ class LayerRecord(Structure):
         ("slopes", c_void_p),
         ("keys", c_int64),
         ("writes", c_int32),
-        ("unused", c_int32),
+        ("halved", c_int32),
     ]
 
 
