@@ -1,5 +1,5 @@
 // Integer sums by AVX2, eight outputs at a time. `maddubs` adds pairs of products in 16 bits: eight of four bits
-// fit (8 x 2 x 15 x 127 < 32,768), so eight bits are two halves of four.
+// fit (8 x 2 x 15 x 127 < 32,768), so eight bits are two halves of four. AVX-VNNI has a product of bytes.
 #pragma once
 
 enum { TILE = 4 };  // more tokens spill registers
@@ -14,6 +14,16 @@ INLINE Sums less(Sums x, int32_t y) {
 }
 INLINE F numbers(Sums x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
+// The low or the high four bits of 32 bytes
+template <bool high>
+INLINE __m256i nibbles(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256((const __m256i*)p);
+  return _mm256_and_si256(high ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
+}
+INLINE __m256i four_bytes(const int8_t* q) { return _mm256_set1_epi32(*(const int32_t*)q); }
+
+#if !defined(FORETOKEN_AVXVNNI)
+
 // Compilers would multiply first and add in a tree, for which there are not enough registers
 INLINE __m256i in_order(__m256i x) {
   asm("" : "+x"(x));
@@ -23,14 +33,10 @@ INLINE __m256i in_order(__m256i x) {
 // The products of `chunks` runs of four weights, the low or the high four bits of their bytes, and numbers of n tokens
 template <bool high, int n>
 INLINE void add_products(const uint8_t* p, const int8_t* q, int stride, int chunks, __m256i* a, __m256i* b) {
-  const __m256i low = _mm256_set1_epi8(15);
   for (int c = 0; c < chunks; c++, p += 64, q += 4) {
-    __m256i u = _mm256_loadu_si256((const __m256i*)p), v = _mm256_loadu_si256((const __m256i*)(p + 32));
-    if (high) u = _mm256_srli_epi16(u, 4), v = _mm256_srli_epi16(v, 4);
-    u = _mm256_and_si256(u, low);
-    v = _mm256_and_si256(v, low);
+    const __m256i u = nibbles<high>(p), v = nibbles<high>(p + 32);
     for (int t = 0; t < n; t++) {
-      const __m256i x = _mm256_set1_epi32(*(const int32_t*)(q + size_t(t) * stride));
+      const __m256i x = four_bytes(q + size_t(t) * stride);
       a[t] = in_order(_mm256_add_epi16(a[t], _mm256_maddubs_epi16(u, x)));
       b[t] = in_order(_mm256_add_epi16(b[t], _mm256_maddubs_epi16(v, x)));
     }
@@ -65,3 +71,33 @@ INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sum
     for (int t = 0; t < n; t++) sums[h][t] = widened(a[t], b[t], 1);
   }
 }
+
+#else  // bytes are multiplied and added in 32 bits at once
+
+template <int bits, bool high, int n>
+INLINE void add_products(const uint8_t* p, const int8_t* q, int stride, int chunks, Sums* sums) {
+  for (int c = 0; c < chunks; c++, p += 64, q += 4) {
+    const __m256i u = bits == 8 ? _mm256_loadu_si256((const __m256i*)p) : nibbles<high>(p);
+    const __m256i v = bits == 8 ? _mm256_loadu_si256((const __m256i*)(p + 32)) : nibbles<high>(p + 32);
+    for (int t = 0; t < n; t++) {
+      const __m256i x = four_bytes(q + size_t(t) * stride);
+      sums[t].a = _mm256_dpbusd_avx_epi32(sums[t].a, u, x);
+      sums[t].b = _mm256_dpbusd_avx_epi32(sums[t].b, v, x);
+    }
+  }
+}
+
+template <int kind, int halves, int n>
+INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
+  for (int h = 0; h < halves; h++) {
+    for (int t = 0; t < n; t++) sums[h][t] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    if (kind == INT8) {
+      add_products<8, false, n>(p + h * 256, q + h * 16, stride, 8 / halves, sums[h]);
+      continue;
+    }
+    if (h == 0) add_products<4, false, n>(p, q, stride, 4, sums[h]);
+    if (h == halves - 1) add_products<4, true, n>(p, q + 16, stride, 4, sums[h]);
+  }
+}
+
+#endif
