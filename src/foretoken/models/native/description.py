@@ -127,6 +127,7 @@ def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, An
         head = writer.weight([decoder.head], bits and 8)
         embeddings, factor = _embeddings(reader, decoder, writer, head)
         facts = {
+            "halved": int(bits is not None),
             "width": decoder.width,
             "vocabulary": len(decoder.head.weight),
             "embedding_factor": factor,
@@ -205,8 +206,8 @@ def _norms(part: Attention) -> int:
     return kind | part.norms_last * LAST
 
 
-def page_floats(facts: dict[str, Any]) -> list[int]:
-    """Return the offset of each layer's keys in a page, then the size of a page, in floats."""
+def page_numbers(facts: dict[str, Any]) -> list[int]:
+    """Return the offset of each layer's keys in a page, then the size of a page, in numbers."""
     at = [0]
     for layer in facts["layers"]:
         full = -(-layer["width"] // LANES) * LANES
@@ -255,7 +256,7 @@ def records(
                 setattr(record, name, pointer(part[name]))
             elif name in part:
                 setattr(record, name, tuple(x) if isinstance(x := part[name], list) else x)
-        record.keys = keys
+        record.keys, record.halved = keys, facts["halved"]
     network = library.NetworkRecord(
         width=facts["width"],
         layers=len(layers),

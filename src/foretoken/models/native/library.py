@@ -13,7 +13,7 @@ from typing import Any
 from foretoken.errors import InputError, RefusedError
 
 FILE = Path(__file__).parent / "kernels.so"
-SETS = ("avx512", "avx2", "portable")  # the fastest first
+SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
 CHOICE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of SETS
 
 
@@ -59,6 +59,7 @@ class LayerRecord(Structure):
         ("slopes", c_void_p),
         ("keys", c_int64),
         ("norms", c_int32),
+        ("halved", c_int32),
     ]
 
 

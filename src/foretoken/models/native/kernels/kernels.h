@@ -18,5 +18,5 @@ struct Kernels {
 
 extern const Kernels portable_kernels;
 #if defined(__x86_64__)
-extern const Kernels avx2_kernels, avx512_kernels;
+extern const Kernels avx2_kernels, avxvnni_kernels, avx512_kernels;
 #endif

@@ -16,6 +16,7 @@ const Kernels* kernels_named(const char* name) {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
   if (avx512 && !strcmp(name, "avx512")) return &avx512_kernels;
+  if (avx2 && __builtin_cpu_supports("avxvnni") && !strcmp(name, "avxvnni")) return &avxvnni_kernels;
   if (avx2 && !strcmp(name, "avx2")) return &avx2_kernels;
 #endif
   return strcmp(name, "portable") ? nullptr : &portable_kernels;

@@ -58,8 +58,9 @@ struct Layer {
   float curve[3];       // of XIELU: of squares above zero, of exponentials below, and of x
   const float* sinks;   // `heads` floats, or null
   const float* slopes;  // of ALiBi, `heads` floats, or null
-  int64_t keys;         // where this layer's keys begin in a page, in floats; values lie behind them
+  int64_t keys;         // where this layer's keys begin in a page, in numbers; values lie behind them
   int32_t norms;        // of queries and keys: flags
+  int32_t halved;       // 1: keys and values are stored in float16, 0: in float32
 };
 
 struct Network {
@@ -77,7 +78,7 @@ struct Pass {
   const int32_t* ids;         // [tokens]
   const int32_t* at;          // [tokens], positions
   const int32_t* row;         // [rows + 1], where each row's tokens begin
-  float* const* const* pages; // [rows], each a list of pages of PAGE positions
+  void* const* const* pages;  // [rows], each a list of pages of PAGE positions
   const float* const* rotary; // [tables], each [tokens, rotated]: cosines, then sines
   const int32_t* need;        // [needed], tokens whose logits are asked for, ascending
   const int32_t* place;       // [needed], the row of `logits` and of `hidden` for each

@@ -86,14 +86,28 @@ static void embed(Running& r, Team& team, int me) {
   team.meet();
 }
 
-static void write_keys(const Layer& layer, float* page, size_t keys, int place, const float* head) {
-  for (int d = 0; d < layer.width; d++) page[keys + size_t(d) * PAGE + place] = head[d];
+// Write a head's keys, with numbers `step` apart, or its values; in float16 as it rounds, held within its range
+static void write_head(const Layer& layer, void* page, size_t at, int step, const float* head) {
+  if (!layer.halved) {
+    for (int d = 0; d < layer.width; d++) ((float*)page)[at + size_t(d) * step] = head[d];
+    return;
+  }
+  uint16_t* to = (uint16_t*)page + at;
+  for (int d = 0; d < layer.width; d += LANES) {
+    float whole[LANES] = {};
+    uint16_t halves[LANES];
+    const int n = layer.width - d < LANES ? layer.width - d : LANES;
+    memcpy(whole, head + d, size_t(n) * sizeof(float));
+    to_half(most(all(-65504.0f), least(all(65504.0f), load(whole))), halves);
+    for (int i = 0; i < n; i++) to[size_t(d + i) * step] = halves[i];
+  }
 }
-static void write_values(const Layer& layer, float* page, size_t keys, int place,
-                         const float* head) {
+static void write_keys(const Layer& layer, void* page, size_t keys, int place, const float* head) {
+  write_head(layer, page, keys + place, PAGE, head);
+}
+static void write_values(const Layer& layer, void* page, size_t keys, int place, const float* head) {
   const size_t values = keys + size_t(PAGE) * layer.width;
-  memcpy(page + values + size_t(place) * whole_vectors(layer.width), head,
-         size_t(layer.width) * sizeof(float));
+  write_head(layer, page, values + size_t(place) * whole_vectors(layer.width), 1, head);
 }
 
 static int row_of(const Pass& pass, int token) {
@@ -120,7 +134,7 @@ static void place_head(Running& r, const Layer& layer, int row, int t, int h, fl
     return;
   }
   const size_t keys = layer.keys + (key ? kv : kv - layer.kv_heads) * page_of_head(D);
-  float* page = r.pass.pages[row][r.pass.at[t] / PAGE];
+  void* page = r.pass.pages[row][r.pass.at[t] / PAGE];
   if (key)
     write_keys(layer, page, keys, r.pass.at[t] % PAGE, x);
   else
