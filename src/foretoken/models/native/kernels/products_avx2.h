@@ -1,5 +1,5 @@
 // Integer sums by AVX2, eight outputs at a time. `maddubs` adds pairs of products in 16 bits: eight of four bits
-// fit (8 x 2 x 15 x 127 < 32,768), so eight bits are two halves of four.
+// fit (8 x 2 x 15 x 127 < 32,768), four of five, two of six; eight bits are two halves of four.
 #pragma once
 
 enum { TILE = 2 };  // more tokens spill registers
@@ -14,52 +14,82 @@ static inline Sums less(Sums x, int32_t y) {
 }
 static inline F numbers(Sums x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
-// Add the products of chunks `first` up to `last`: of their low or high four bits, or of all eight
-template <bool lows, bool highs, int n>
-static inline void chunk_sums(const uint8_t* p, const int8_t* q, int stride, int first, int last,
-                              int behind, __m256i* sums) {
-  const __m256i low = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
-  __m256i small[n], large[n];
-  for (int t = 0; t < n; t++) small[t] = large[t] = _mm256_setzero_si256();
-  for (int c = first; c < last; c++) {
-    const __m256i bytes = _mm256_loadu_si256((const __m256i*)(p + c * 64));
-    for (int t = 0; t < n; t++) {
-      const int32_t* x = (const int32_t*)(q + size_t(t) * stride) + c;
-      if (lows)
-        small[t] = _mm256_add_epi16(
-            small[t], _mm256_maddubs_epi16(_mm256_and_si256(bytes, low), _mm256_set1_epi32(*x)));
-      if (highs)
-        large[t] = _mm256_add_epi16(
-            large[t], _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), low),
-                                           _mm256_set1_epi32(x[behind])));
-    }
+// Sums of one side's 8 outputs in 16 bits: of the first and the second half of a block, of the weights' lower (or
+// all) bits and of the upper four of eight
+template <int n>
+struct ShortSums {
+  __m256i small[2][n], large[2][n];
+};
+
+// Add the products of weights 4 j up to 4 j + 4 of both halves of a block
+template <int kind, int parts, int n, int j>
+static inline void add_products(const uint8_t* p, const int8_t* q, int stride, ShortSums<n>& sums) {
+  const __m256i low = _mm256_set1_epi8(15);
+  const __m256i bytes = _mm256_loadu_si256((const __m256i*)(p + j * 64));
+  __m256i whole[2] = {_mm256_and_si256(bytes, low),
+                      _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low)};
+  if (kind == INT8) {
+    whole[0] = bytes;
+    whole[1] = _mm256_loadu_si256((const __m256i*)(p + j * 64 + 256));
+  } else if (kind == CODE4) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)TABLE));
+    for (__m256i& each : whole) each = _mm256_shuffle_epi8(table, each);
+  } else if (kind == INT5 || kind == INT6) {
+    const int shift = kind == INT5 ? j : j % 2 * 2;
+    const __m256i upper = _mm256_set1_epi8(kind == INT5 ? 16 : 48);
+    const __m256i high =
+        _mm256_loadu_si256((const __m256i*)(p + 256 + (kind == INT6 ? j / 2 * 64 : 0)));
+    whole[0] = _mm256_or_si256(whole[0], _mm256_and_si256(_mm256_slli_epi16(high, 4 - shift), upper));
+    whole[1] = _mm256_or_si256(whole[1], _mm256_and_si256(_mm256_srli_epi16(high, shift), upper));
   }
-  for (int t = 0; t < n; t++) {
-    if (lows && highs && !behind) {  // eight bits
-      sums[t] = _mm256_add_epi32(_mm256_madd_epi16(small[t], one),
-                                 _mm256_madd_epi16(large[t], _mm256_set1_epi16(16)));
-    } else {
-      const __m256i both = lows && highs ? _mm256_add_epi16(small[t], large[t])
-                                         : lows ? small[t] : large[t];
-      sums[t] = _mm256_madd_epi16(both, one);
+  for (int h = 0; h < 2; h++) {
+    const __m256i lower = kind == INT8 || kind == CODE4 ? _mm256_and_si256(whole[h], low) : whole[h];
+    const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(whole[h], 4), low);
+    __m256i *small = sums.small[h % parts], *large = sums.large[h % parts];
+    for (int t = 0; t < n; t++) {
+      const __m256i x = _mm256_set1_epi32(((const int32_t*)(q + size_t(t) * stride))[j + h * 4]);
+      small[t] = _mm256_add_epi16(small[t], _mm256_maddubs_epi16(lower, x));
+      if (kind == INT8 || kind == CODE4)
+        large[t] = _mm256_add_epi16(large[t], _mm256_maddubs_epi16(upper, x));
     }
   }
 }
 
+template <int n>
+static inline void clear(ShortSums<n>& sums) {
+  for (int h = 0; h < 2; h++)
+    for (int t = 0; t < n; t++) sums.small[h][t] = sums.large[h][t] = _mm256_setzero_si256();
+}
+
 template <int kind, int halves, int n>
 static inline void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
+  const __m256i one = _mm256_set1_epi16(1);
+  // both halves of a block in one sum where that fits 16 bits
+  constexpr int parts = halves == 2 || kind == INT5 || kind == INT6 ? 2 : 1;
   for (int side = 0; side < 2; side++, p += 32) {
-    __m256i made[halves][n];
-    if (kind == INT8) {
-      for (int h = 0; h < halves; h++)
-        chunk_sums<true, true, n>(p, q, stride, h * 4, halves == 1 ? 8 : h * 4 + 4, 0, made[h]);
-    } else if (halves == 1) {
-      chunk_sums<true, true, n>(p, q, stride, 0, 4, 4, made[0]);
-    } else {
-      chunk_sums<true, false, n>(p, q, stride, 0, 4, 4, made[0]);
-      chunk_sums<false, true, n>(p, q, stride, 0, 4, 4, made[halves - 1]);
+    ShortSums<n> some;
+    __m256i made[2][n];
+    clear(some);
+    add_products<kind, parts, n, 0>(p, q, stride, some);
+    add_products<kind, parts, n, 1>(p, q, stride, some);
+    if (kind == INT6) {
+      for (int h = 0; h < parts; h++)
+        for (int t = 0; t < n; t++) made[h][t] = _mm256_madd_epi16(some.small[h][t], one);
+      clear(some);
     }
-    for (int h = 0; h < halves; h++)
-      for (int t = 0; t < n; t++) (side ? sums[h][t].b : sums[h][t].a) = made[h][t];
+    add_products<kind, parts, n, 2>(p, q, stride, some);
+    add_products<kind, parts, n, 3>(p, q, stride, some);
+    for (int h = 0; h < parts; h++)
+      for (int t = 0; t < n; t++) {
+        const __m256i last = _mm256_madd_epi16(some.small[h][t], one);
+        const __m256i large = _mm256_madd_epi16(some.large[h][t], _mm256_set1_epi16(16));
+        made[h][t] = kind == INT6                    ? _mm256_add_epi32(made[h][t], last)
+                     : kind == INT8 || kind == CODE4 ? _mm256_add_epi32(last, large)
+                                                     : last;
+      }
+    for (int t = 0; t < n; t++) {
+      if (halves == 1 && parts == 2) made[0][t] = _mm256_add_epi32(made[0][t], made[1][t]);
+      for (int h = 0; h < halves; h++) (side ? sums[h][t].b : sums[h][t].a) = made[h][t];
+    }
   }
 }

@@ -63,6 +63,10 @@ static inline F from_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
           _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+static inline __m256 from_bytes_half(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+static inline F from_bytes(const int8_t* p) { return {from_bytes_half(p), from_bytes_half(p + 8)}; }
 static inline __m256 from_bfloat16_half(const uint16_t* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));

@@ -91,6 +91,11 @@ static inline F from_half(const uint16_t* p) {
   FORETOKEN_EACH x.lane[i] = from_half(p[i]);
   return x;
 }
+static inline F from_bytes(const int8_t* p) {
+  F x;
+  FORETOKEN_EACH x.lane[i] = float(p[i]);
+  return x;
+}
 static inline F from_bfloat16(const uint16_t* p) {
   F x;
   FORETOKEN_EACH {
