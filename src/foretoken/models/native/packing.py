@@ -20,6 +20,7 @@ OFFSETS, WIDE, HALVES, SUPER = 1, 2, 4, 8  # forms of integers, as in network.h
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 CODES = np.full(256, -1, np.int8)
 CODES[np.array(TABLE, np.int8).view(np.uint8)] = np.arange(16)
+SAMPLE = 4096  # blocks that tell how many bits most have
 PART = 2**19  # numbers that are packed or rounded at a time, by one thread
 
 
@@ -115,18 +116,18 @@ def _pack_blocks(blocks: Blocks, shape: tuple[int, ...]) -> Panels:
 def _reduced(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int8], Floats]:
     """Return the smallest integers of blocks whose integers have a common factor, where these few
     would cost all others more bits."""
-    peaks = np.abs(integers).max(-1)
-    for most in (8, 16, 32):
-        over = peaks > most
-        if not 0 < over.mean() < 0.5:
-            continue
-        some, scale = integers[over].astype(np.int16), scales[over]
-        factor = np.gcd.reduce(some, axis=1)[:, None]
-        less, more = some // factor, scale * factor.astype(np.float32)
-        if np.abs(less).max() <= most and (less * more == some * scale).all():
-            integers, scales = integers.copy(), scales.copy()
-            integers[over], scales[over] = less, more
-            break
+    size = integers.shape[-1]
+    some = np.abs(integers.reshape(-1, size)[:: -(-integers.size // (size * SAMPLE))]).max(1)
+    most = next((m for m in (8, 16, 32) if (some > m).mean() < 0.5), 128)
+    if max(int(integers.max()), -int(integers.min())) <= most:
+        return integers, scales
+    over = np.abs(integers).max(-1) > most
+    found, scale = integers[over].astype(np.int16), scales[over]
+    factor = np.gcd.reduce(found, axis=1)[:, None]
+    less, more = found // factor, scale * factor.astype(np.float32)
+    if np.abs(less).max() <= most and (less * more == found * scale).all():
+        integers, scales = integers.copy(), scales.copy()
+        integers[over], scales[over] = less, more
     return integers, scales
 
 
@@ -170,8 +171,8 @@ def pack_integers(
         integers: From 0 on with offsets, else from half their range below zero; or codes.
         scales: `[N, blocks]`, of blocks of 32 or 16 weights.
         offsets: `[N, blocks]`, or None.
-        kind: Of KINDS.
-        supers: What scales and offsets, then in int8, are multiples of: `[N, super-blocks]` each.
+        kind: How they are stored, one of KINDS.
+        supers: Numbers `[N, super-blocks]` that scales and offsets, then in int8, multiply.
     """
     N, K = integers.shape
     bits = int(kind[-1])

@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.errors import RefusedError
-from foretoken.models.native import library
+from foretoken.models.native import description, library
+from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.packing import KINDS, Panels, pack
+from foretoken.models.native.pages import PagedRow
+from foretoken.models.native.passes import RowPart
 from foretoken.models.rounding import nearest
+from tiny import llama
 
 pytestmark = pytest.mark.cpu_only
 SHAPE = (80, 512)
@@ -92,10 +97,13 @@ def unpacked(panels: Panels, instructions: str) -> np.ndarray:
 
 def multiplied(panels: Panels, x: np.ndarray) -> np.ndarray:
     weight, _data = record(panels)
-    y = np.zeros((len(x), panels.outputs), np.float32)
+    return run_product(weight, x)
+
+
+def run_product(weight: library.WeightRecord, x: np.ndarray) -> np.ndarray:
+    y = np.zeros((len(x), weight.outputs), np.float32)
     call, name = library.library().foretoken_product, library.chosen_set().encode()
-    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (x, y))
-    first, last = pointers
+    first, last = (ctypes.c_void_p(array.ctypes.data) for array in (x, y))
     call(name, ctypes.byref(weight), first, len(x), last)
     return y
 
@@ -176,3 +184,33 @@ def test_other_weights_are_rounded(bits: int) -> None:
         assert (error <= np.abs(groups).max(1) * (0.5 / 127 + 2**-11)).all()
     odd = weight[:, :90].copy()  # no full block
     assert pack(odd, bits).kind == "float32"
+
+
+def test_a_weight_may_have_parts_of_several_kinds() -> None:
+    """As queries and keys in Q4_K with values in Q6_K, which a layer multiplies as one."""
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 2}
+    network = llama(100, num_attention_heads=8, num_key_value_heads=4, head_dim=64, **sizes)
+    kinds = {"q_proj": "Q4_K", "k_proj": "Q4_K", "v_proj": "Q6_K", "o_proj": "Q5_K"}
+    kinds |= {"gate_proj": "IQ4_XS", "up_proj": "Q3_K", "down_proj": "Q5_0"}
+    with torch.inference_mode():
+        for name, weight in network.named_parameters():
+            kind = kinds.get(name.split(".")[-2])
+            if kind is not None:
+                rows = [values(kind, seed) for seed in range(-(-len(weight) // SHAPE[0]))]
+                weight.copy_(torch.from_numpy(np.concatenate(rows)[: len(weight)]) / 256)
+        expected = network(torch.arange(40)[None]).logits[0]
+    model = NativeConversion(None, "int8", lambda: network).model()
+    layer = model.passes.facts["layers"][0]
+    first, rest = layer["qkv"], layer["qkv"]["rest"]
+    assert (first["kind"], rest["kind"], layer["up"]["kind"]) == ("int4", "int6", "int4")
+    assert (first["outputs"], rest["outputs"], rest["rest"]) == (1024, 256, None)
+    part = RowPart(PagedRow(model.pool), 0, list(range(40)), 40, 0)
+    made = model.passes.run([part], 40, zeroed=False).logits
+    assert ((made - expected).norm(dim=1) / expected.norm(dim=1)).median() < 0.02
+    passes = model.passes
+    record, _kept = description.records(passes.facts, passes.starts, passes.memory, 1, 1)
+    x = np.random.default_rng(0).standard_normal((3, 512)).astype(np.float32)
+    attention: Any = network.model.layers[0].self_attn
+    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+    each = [multiplied(pack(part.weight.detach().numpy(), 8), x) for part in parts]
+    assert np.array_equal(run_product(record.layer[0].qkv, x), np.concatenate(each, 1))
