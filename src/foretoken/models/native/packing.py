@@ -133,6 +133,9 @@ def _reduced(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int
 
 def _codes(blocks: Blocks) -> tuple[Any, Floats] | None:
     """Return the codes of blocks of integers that all are in TABLE, and their scales; or None."""
+    few = Blocks(blocks.integers[:1], blocks.scales[:1], None)  # a row tells of most weights
+    if len(blocks.scales) > 1 and _codes(few) is None:
+        return None
     zero = blocks.scales == 0
     codes = CODES[blocks.integers.view(np.uint8)]
     turned = CODES[(-blocks.integers).view(np.uint8)]  # by a negative scale
