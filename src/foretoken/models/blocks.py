@@ -10,10 +10,13 @@ Weights that are no such blocks are said to have none. Does not round.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
@@ -21,6 +24,7 @@ Choices = NDArray[np.int64]
 SIZES = (32, 16)
 SAMPLE = 16  # blocks that tell whether a weight has any, and which candidates are frequent
 REST = 0.5  # the share of blocks that the frequent candidates may leave
+PART = 2**14  # blocks that a thread fits at a time
 EXACT = 19  # significant bits of a scale or an offset: of a number in float16 times an integer
 
 
@@ -58,6 +62,12 @@ def found(weight: Floats) -> Blocks | None:
     return None
 
 
+def in_parts(work: Callable[[int, int], Any], n: int, size: int) -> list[Any]:
+    """Return what work(i, j) gives over all parts of `size` of n, on all threads."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        return list(threads.map(lambda i: work(i, min(n, i + size)), range(0, n, size)))
+
+
 def _multiples(groups: Floats, n: Choices) -> tuple[Floats, Floats]:
     """Scales without offsets: the largest weight is -n times the scale."""
     peak = np.take_along_axis(groups, np.abs(groups).argmax(1)[:, None], 1)
@@ -65,6 +75,7 @@ def _multiples(groups: Floats, n: Choices) -> tuple[Floats, Floats]:
     return scales, np.zeros_like(scales)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _steps(groups: Floats, choices: Choices) -> tuple[Floats, Floats]:
     """Scales and offsets: the smallest weight is `low` scales above the offset, and the largest
     `span` above it."""
@@ -93,6 +104,7 @@ def _shortened(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.ldexp(np.rint(mantissa * 2**EXACT), exponent - EXACT)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _fit(
     groups: Floats, scales: Floats, offsets: Floats
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -116,19 +128,25 @@ def _fitted(groups: Floats, form: Any, choices: Choices) -> Blocks | None:
     hits = fits.sum(1)
     k = np.empty(groups.shape, np.int8)
     scales, offsets = np.zeros((2, len(groups), 1), np.float32)
-    left = np.arange(len(groups))
-    for i in np.argsort(-hits, kind="stable"):
-        if hits[i] == 0 and len(left) > REST * len(groups):
-            return None
-        part = groups[left]
-        new_scales, new_offsets = (values[0] for values in form(part, choices[[i]]))
-        new, fits = _fit(part, new_scales, new_offsets)
-        done = left[fits]
-        k[done], scales[done], offsets[done] = new[fits], new_scales[fits], new_offsets[fits]
-        left = left[~fits]
-        if not left.size:
-            return _centred(k, scales, offsets) if form is _steps else Blocks(k, scales, None)
-    return None
+
+    def fit_part(first: int, last: int) -> bool:
+        left = np.arange(first, last)
+        for i in np.argsort(-hits, kind="stable"):
+            if hits[i] == 0 and len(left) > REST * (last - first):
+                return False
+            part = groups[left]
+            new_scales, new_offsets = (values[0] for values in form(part, choices[[i]]))
+            new, fits = _fit(part, new_scales, new_offsets)
+            done = left[fits]
+            k[done], scales[done], offsets[done] = new[fits], new_scales[fits], new_offsets[fits]
+            left = left[~fits]
+            if not left.size:
+                return True
+        return False
+
+    if not all(in_parts(fit_part, len(groups), PART)):
+        return None
+    return _centred(k, scales, offsets) if form is _steps else Blocks(k, scales, None)
 
 
 def _centred(k: NDArray[np.int8], scales: Floats, offsets: Floats) -> Blocks:

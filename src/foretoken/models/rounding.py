@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.models.blocks import Blocks, Floats
+from foretoken.models.blocks import Floats
 
-BLOCK = 32  # weights that share a scale
-ROWS = 4096  # outputs that are rounded at a time, which bounds memory
 REACHES = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of a group's largest weight that -8 stands for
 
 
@@ -39,13 +36,3 @@ def nearest(groups: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
         better = error < best[0] if best else np.full_like(error, True, bool)
         best = tuple(np.where(better, x, y) for x, y in zip(new, best or new, strict=True))
     return best[1].astype(np.int8), best[2]
-
-
-def rounded(weight: Floats, bits: int) -> Blocks:
-    """Return the nearest weight `[out, in]` of 8 or 4 bits, in blocks."""
-    out = len(weight)
-    make = nearest if bits == 4 else partial(whole, axis=1)
-    parts = [make(weight[i : i + ROWS].reshape(-1, BLOCK)) for i in range(0, out, ROWS)]
-    integers = np.concatenate([k for k, _ in parts]).reshape(out, -1, BLOCK)
-    scales = np.concatenate([scale for _, scale in parts]).reshape(out, -1, 1)
-    return Blocks(integers, scales.astype(np.float32), None)

@@ -7,7 +7,9 @@ over the mapped file.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from foretoken.models.blocks import Blocks, Floats, found
+from foretoken.models.blocks import Floats
 from foretoken.models.native import library
-from foretoken.models.native.packing import KINDS, LANES, Panels, pack_floats, pack_integers
+from foretoken.models.native.packing import KINDS, LANES, Panels, pack
 from foretoken.models.native.reading import (
     ACTIVATIONS,
     XIELU,
@@ -28,7 +30,6 @@ from foretoken.models.native.reading import (
     NetworkReader,
     Norm,
 )
-from foretoken.models.rounding import rounded
 
 FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
@@ -36,18 +37,20 @@ BITS = {"int8": 8, "int4": 4}
 NORMS = "before_attention", "after_attention", "before_mlp", "after_mlp"
 NORMS += "of_queries", "of_keys", "of_values"
 EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
+KEPT = 4  # bits of a file's own blocks that are kept in float32, too
 
 
 class WeightFile:
     """Appends arrays to a file, each at a multiple of 64 bytes."""
 
     def __init__(self, file: BinaryIO, dtype: str) -> None:
-        self.file, self.dtype = file, dtype
+        self.file, self.bits = file, BITS.get(dtype)
 
-    def put(self, array: NDArray[Any]) -> int:
-        """Append an array; return where it begins."""
+    def put(self, *arrays: NDArray[Any]) -> int:
+        """Append arrays, one behind the other; return where they begin."""
         at = self.file.tell()
-        self.file.write(np.ascontiguousarray(array).tobytes())
+        for array in arrays:
+            self.file.write(np.ascontiguousarray(array).data)
         self.file.write(bytes(-self.file.tell() % ALIGNED))
         return at
 
@@ -70,50 +73,44 @@ class WeightFile:
             "centred": int(norm.centred),
         }
 
-    def weight(self, linears: list[Linear], bits: int | None) -> dict[str, Any]:
-        """Append a weight, or several as one, their outputs concatenated."""
-        weight = np.concatenate([linear.weight for linear in linears])
-        packed, bias = pack(weight, bits), None
-        if any(linear.bias is not None for linear in linears):
-            parts = [
-                np.zeros(len(x.weight), np.float32) if x.bias is None else x.bias for x in linears
-            ]
-            bias = self.floats(np.concatenate(parts))
-        at = self.put(packed.data)
-        return {
-            "kind": packed.kind,
-            "form": packed.form,
-            "outputs": packed.outputs,
-            "inputs": packed.inputs,
-            "panels": at,
-            "bytes": packed.data.nbytes,
-            "bias": bias,
-        }
+    def weight(
+        self, linears: list[Linear], bits: int | None = None, *, rounding: bool = True
+    ) -> dict[str, Any]:
+        """Append a weight, or several as one, their outputs concatenated: those that are stored
+        alike side by side, others behind them as the `rest`. bits: at most, if not those of the
+        precision; rounding: to the precision, else as it is."""
+        if rounding and self.bits is None:
+            bits, rounding = KEPT, False
+        most = bits or self.bits or KEPT
+        biased = any(x.bias is not None for x in linears)
+        if any(len(x.weight) % LANES for x in linears[:-1]):  # not of full panels
+            biases = [_bias(x) for x in linears] if biased else []
+            whole = np.concatenate([x.weight for x in linears])
+            linears = [Linear(whole, np.concatenate(biases) if biased else None)]
+        packed = [(pack(x.weight, most, rounding=rounding), x) for x in linears]
+        made: dict[str, Any] | None = None
+        for _, group in reversed([(k, list(g)) for k, g in groupby(packed, _stored)]):
+            some, own = zip(*group, strict=True)
+            made = {
+                "kind": some[0].kind,
+                "form": some[0].form,
+                "outputs": sum(x.outputs for x in some) + (made["outputs"] if made else 0),
+                "inputs": some[0].inputs,
+                "panels": self.put(*(x.data for x in some)),
+                "bytes": sum(x.data.nbytes for x in some) + (made["bytes"] if made else 0),
+                "bias": self.floats(np.concatenate([_bias(x) for x in own]) if biased else None),
+                "rest": made,
+            }
+        assert made is not None
+        return made
 
 
-def pack(weight: Floats, bits: int | None) -> Panels:
-    """Pack a weight: its own blocks if it has some of at most `bits` bits, else rounded to that
-    many; as numbers if bits is None, of 16 bits if that loses nothing."""
-    blocks = found(weight)
-    if bits and (blocks is None or blocks.bits > bits) and weight.shape[1] % 32 == 0:
-        blocks = rounded(weight, bits)
-    if blocks is not None and (bits or blocks.bits == 4):
-        return _in_blocks(blocks, weight.shape)
-    upper = weight.view(np.uint32) >> 16
-    if (upper << 16 == weight.view(np.uint32)).all():
-        return pack_floats(upper.astype(np.uint16), "bfloat16")
-    return pack_floats(weight, "float32")
+def _stored(packed: tuple[Panels, Linear]) -> tuple[str, int]:
+    return packed[0].kind, packed[0].form
 
 
-def _in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> Panels:
-    integers, scales = blocks.integers.reshape(shape).astype(np.int16), blocks.scales[..., 0]
-    if blocks.offsets is None:
-        return pack_integers(integers, scales, None, blocks.bits)
-    offsets = blocks.offsets[..., 0]
-    low = min(0, int(integers.min()))  # integers from 0 on, and the offset that a file has
-    return pack_integers(
-        integers - low, scales, (offsets + scales * low).astype(np.float32), blocks.bits
-    )
+def _bias(linear: Linear) -> Floats:
+    return np.zeros(len(linear.weight), np.float32) if linear.bias is None else linear.bias
 
 
 def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, Any]:
@@ -123,23 +120,22 @@ def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, An
     decoder = reader.decoder()
     with (folder / FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
-        bits = BITS.get(dtype)
-        head = writer.weight([decoder.head], bits and 8)
+        head = writer.weight([decoder.head], 8)
         embeddings, factor = _embeddings(reader, decoder, writer, head)
         facts = {
-            "halved": int(bits is not None),
+            "halved": int(dtype in BITS),
             "width": decoder.width,
             "vocabulary": len(decoder.head.weight),
             "embedding_factor": factor,
             "logit_factor": decoder.scale,
             "logit_cap": decoder.cap,
             "embeddings": embeddings,
-            "positions": decoder.positions and writer.weight([decoder.positions], None),
+            "positions": decoder.positions and writer.weight([decoder.positions], rounding=False),
             "embedding_norm": writer.norm(decoder.embedded),
             "head": head,
             "last": writer.norm(decoder.norm),
             "ropes": [asdict(rope) for rope in decoder.ropes],
-            "layers": [_layer(layer, decoder, writer, bits) for layer in decoder.layers],
+            "layers": [_layer(layer, decoder, writer) for layer in decoder.layers],
         }
         writer.put(np.zeros(SLACK, np.uint8))
     return facts
@@ -159,22 +155,20 @@ def _embeddings(
         own, factor = table, 1.0
     if own.shape == decoder.head.weight.shape and np.array_equal(own, decoder.head.weight):
         return head, factor
-    return writer.weight([Linear(own)], None), factor
+    return writer.weight([Linear(own)], 8, rounding=False), factor
 
 
-def _layer(
-    layer: DecoderLayer, decoder: Decoder, writer: WeightFile, bits: int | None
-) -> dict[str, Any]:
+def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[str, Any]:
     part, gated = layer.attention, layer.gated
     rope = None if part.rope is None else decoder.ropes[part.rope]
     norms = dict(zip(NORMS, (*layer.norms, *part.norms), strict=True))
     return {
         **{name: writer.norm(norm) for name, norm in norms.items()},
-        "qkv": writer.weight(part.reads, bits),
-        "out": writer.weight([part.out], bits),
-        "gate": None if gated.gate is None else writer.weight([gated.gate], bits),
-        "up": writer.weight([gated.up], bits),
-        "down": writer.weight([gated.down], bits),
+        "qkv": writer.weight(part.reads),
+        "out": writer.weight([part.out]),
+        "gate": None if gated.gate is None else writer.weight([gated.gate]),
+        "up": writer.weight([gated.up]),
+        "down": writer.weight([gated.down]),
         "heads": part.heads,
         "kv_heads": part.key_heads,
         "width": part.width,
@@ -233,9 +227,13 @@ def records(
             pointer(part["weight"]), pointer(part["bias"]), part["epsilon"], part["centred"]
         )
 
+    rests: list[library.WeightRecord] = []
+
     def weight(part: dict[str, Any] | None) -> library.WeightRecord:
         if part is None:
             return library.WeightRecord()
+        if part["rest"] is not None:
+            rests.append(weight(part["rest"]))
         return library.WeightRecord(
             KINDS[part["kind"]],
             part["outputs"],
@@ -243,6 +241,7 @@ def records(
             part["form"],
             pointer(part["panels"]),
             pointer(part["bias"]),
+            None if part["rest"] is None else ctypes.addressof(rests[-1]),
         )
 
     layers = (library.LayerRecord * len(facts["layers"]))()
@@ -275,4 +274,4 @@ def records(
         last=norm(facts["last"]),
         layer=layers,
     )
-    return network, (layers, memory)
+    return network, (layers, memory, rests)

@@ -27,6 +27,7 @@ class WeightRecord(Structure):
         ("form", c_int32),
         ("panels", c_void_p),
         ("bias", c_void_p),
+        ("rest", c_void_p),
     ]
 
 
@@ -102,6 +103,8 @@ def library() -> ctypes.CDLL:
     kernels.foretoken_close.argtypes = [c_void_p]
     kernels.foretoken_close.restype = None
     kernels.foretoken_run.argtypes = [c_void_p, POINTER(PassRecord)]
+    kernels.foretoken_round_weights.argtypes = [ctypes.c_char_p, c_void_p, c_int64, *[c_void_p] * 2]
+    kernels.foretoken_round_weights.restype = None
     return kernels
 
 

@@ -8,10 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from foretoken.models.blocks import Blocks, Floats, found, in_parts
+from foretoken.models.native import library
+from foretoken.models.native.levels import SUPER_BLOCK, two_levels
+
 LANES, WEIGHTS = 16, 32  # outputs of a panel; weights of a block along the inputs
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
-OFFSETS, WIDE, HALVES = 1, 2, 4  # forms of integers, as in network.h
+KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int6": 4, "int5": 5, "int4": 6}
+KINDS |= {"code4": 7}
+OFFSETS, WIDE, HALVES, SUPER = 1, 2, 4, 8  # forms of integers, as in network.h
+# The integers that the codes of IQ4_NL and IQ4_XS stand for
+TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+CODES = np.full(256, -1, np.int8)
+CODES[np.array(TABLE, np.int8).view(np.uint8)] = np.arange(16)
+SAMPLE = 4096  # blocks that tell how many bits most have
+PART = 2**19  # numbers that are packed or rounded at a time, by one thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,58 +35,202 @@ class Panels:
     data: NDArray[np.uint8]
 
 
+def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
+    """Pack a weight: in its own blocks if it has some of at most `bits` bits; else rounded to that
+    many; without rounding as numbers, of 16 bits if that loses nothing."""
+    blocks = found(weight)
+    if blocks is not None and blocks.bits <= bits:
+        return _pack_blocks(blocks, weight.shape)
+    if rounding and weight.shape[1] % WEIGHTS == 0:
+        return _pack_blocks(_round_blocks(weight, bits), weight.shape)
+    halves = np.ascontiguousarray(weight).view(np.uint16)  # of numbers, the lower one first
+    if not halves[:, ::2].any():
+        return pack_floats(halves[:, 1::2], "bfloat16")
+    with np.errstate(over="ignore"):
+        short = weight.astype(np.float16)
+    if (short == weight).all():
+        return pack_floats(short, "float16")
+    return pack_floats(weight, "float32")
+
+
+def _round_blocks(weight: Floats, bits: int) -> Blocks:
+    """Return the nearest weight `[out, in]` of 8 or 4 bits, in blocks."""
+    blocks, name = weight.size // WEIGHTS, library.chosen_set().encode()
+    groups = np.ascontiguousarray(weight).reshape(blocks, WEIGHTS)
+    integers, scales = np.empty(groups.shape, np.int8), np.empty((blocks, 1), np.float32)
+
+    def round_part(i: int, j: int) -> None:
+        if bits == 8:
+            integers[i:j], scales[i:j] = _eight_bits(groups[i:j])
+        else:
+            arrays = groups[i:j], integers[i:j], scales[i:j]
+            first, *made = (each.ctypes.data for each in arrays)
+            library.library().foretoken_round_weights(name, first, j - i, *made)
+
+    in_parts(round_part, blocks, PART // WEIGHTS)
+    shape = len(weight), -1
+    return Blocks(integers.reshape(*shape, WEIGHTS), scales.reshape(*shape, 1), None)
+
+
+def _eight_bits(groups: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Round blocks, by scales that float16 has unless these are far from the best."""
+    best = np.maximum(groups.max(1, keepdims=True), -groups.min(1, keepdims=True)) / np.float32(127)
+    with np.errstate(over="ignore"):
+        short = best.astype(np.float16).astype(np.float32)
+    scale = np.where(np.abs(short - best) <= best * np.float32(2**-11), short, best)
+    inverse = groups / np.where(scale > 0, scale, np.float32(1))
+    return np.clip(np.rint(inverse), -127, 127).astype(np.int8), scale
+
+
+def _pack_blocks(blocks: Blocks, shape: tuple[int, ...]) -> Panels:
+    integers, scales, offsets = blocks.integers, blocks.scales, blocks.offsets
+    kind = ""
+    if offsets is None:
+        integers, scales = _reduced(integers, scales)
+        low, high = int(integers.min()), int(integers.max())
+        if blocks.bits == 8 and (codes := _codes(blocks)) is not None:
+            (integers, scales), kind = codes, "code4"
+        bits = next(b for b in (4, 5, 6, 8) if -(2 ** (b - 1)) <= low and high < 2 ** (b - 1))
+        limits = (0, -1) if kind else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    else:
+        # integers from 0 on, and the offset that a file has
+        low, high = int(integers.min()), int(integers.max())
+        low = 0 if low >= 0 else -8 if low >= -8 and high < 8 else -16
+        integers, offsets = integers - np.int8(low), offsets + scales * np.float32(low)
+        bits = next(b for b in (4, 5, 6, 8) if high - low < 2**b)
+        limits = 0, 2**bits - 1
+    kind, rows = kind or f"int{bits}", shape[0]
+    factors = [scales] if offsets is None else [scales, offsets]
+    if shape[1] % SUPER_BLOCK == 0 and not all(map(is_short, factors)):
+        groups = integers.reshape(-1, integers.shape[2])
+        levels = two_levels(groups, [x.reshape(-1) for x in factors], *limits)
+        if levels is not None:
+            two = [x.reshape(rows, -1) for x in levels.factors]
+            supers = [x.reshape(rows, -1) for x in levels.supers]
+            return pack_integers(levels.integers.reshape(shape), *two, kind=kind, supers=supers)
+    return pack_integers(
+        integers.reshape(shape), *(x.reshape(rows, -1) for x in factors), kind=kind
+    )
+
+
+def _reduced(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Return the smallest integers of blocks whose integers have a common factor, where these few
+    would cost all others more bits."""
+    size = integers.shape[-1]
+    some = np.abs(integers.reshape(-1, size)[:: -(-integers.size // (size * SAMPLE))]).max(1)
+    most = next((m for m in (8, 16, 32) if (some > m).mean() < 0.5), 128)
+    if max(int(integers.max()), -int(integers.min())) <= most:
+        return integers, scales
+    over = np.abs(integers).max(-1) > most
+    found, scale = integers[over].astype(np.int16), scales[over]
+    factor = np.gcd.reduce(found, axis=1)[:, None]
+    less, more = found // factor, scale * factor.astype(np.float32)
+    if np.abs(less).max() <= most and (less * more == found * scale).all():
+        integers, scales = integers.copy(), scales.copy()
+        integers[over], scales[over] = less, more
+    return integers, scales
+
+
+def _codes(blocks: Blocks) -> tuple[Any, Floats] | None:
+    """Return the codes of blocks of integers that all are in TABLE, and their scales; or None."""
+    few = Blocks(blocks.integers[:1], blocks.scales[:1], None)  # a row tells of most weights
+    if len(blocks.scales) > 1 and _codes(few) is None:
+        return None
+    zero = blocks.scales == 0
+    codes = CODES[blocks.integers.view(np.uint8)]
+    turned = CODES[(-blocks.integers).view(np.uint8)]  # by a negative scale
+    straight = (codes >= 0).all(-1, keepdims=True)
+    if not (straight | (turned >= 0).all(-1, keepdims=True) | zero).all():
+        return None
+    signs = np.where(straight, np.float32(1), np.float32(-1))
+    return np.where(zero, 8, np.where(straight, codes, turned)), blocks.scales * signs
+
+
 def pack_floats(weight: NDArray[Any], kind: str) -> Panels:
-    """Pack numbers `[N, K]`: float32, or bfloat16 given as their upper 16 bits in uint16."""
-    rows = _rows(weight)
-    panels = rows.reshape(-1, LANES, rows.shape[1]).swapaxes(1, 2)
-    return Panels(kind, 0, len(rows), weight.shape[1], _bytes(panels))
+    """Pack numbers `[N, K]`: float32, float16, or bfloat16 given as their upper 16 bits."""
+    K = weight.shape[1]
+    data = np.zeros((-(-len(weight) // LANES), K, LANES), weight.dtype)
+
+    def pack_part(i: int, j: int) -> None:
+        for g in range(i, j):
+            rows = weight[g * LANES : (g + 1) * LANES]
+            data[g, :, : len(rows)] = rows.T
+
+    in_parts(pack_part, len(data), max(1, PART // (LANES * K)))
+    return Panels(kind, 0, len(data) * LANES, K, data.view(np.uint8).reshape(-1))
 
 
 def pack_integers(
-    integers: NDArray[Any], scales: Floats, offsets: Floats | None, bits: int
+    integers: NDArray[Any],
+    scales: NDArray[Any],
+    offsets: NDArray[Any] | None = None,
+    *,
+    kind: str,
+    supers: list[NDArray[np.float16]] | None = None,
 ) -> Panels:
     """Pack integers `[N, K]`, of which weights are scale * integer + offset.
 
     Args:
-        integers: From 0 to 2**bits - 1 with offsets, else half of that less.
+        integers: From 0 on with offsets, else from half their range below zero; or codes.
         scales: `[N, blocks]`, of blocks of 32 or 16 weights.
         offsets: `[N, blocks]`, or None.
-        bits: 4 or 8 of an integer.
+        kind: How they are stored, one of KINDS.
+        supers: Numbers `[N, super-blocks]` that scales and offsets, then in int8, multiply.
     """
-    K, blocks = integers.shape[1], scales.shape[1]
-    form = (offsets is not None) * OFFSETS + (blocks > -(-K // WEIGHTS)) * HALVES
-    both = [scales] if offsets is None else [scales, offsets]
+    N, K = integers.shape
+    bits = int(kind[-1])
+    blocks = -(-K // WEIGHTS)
+    halves = 2 if scales.shape[1] > blocks else 1
+    factors = [scales] if offsets is None else [scales, offsets]
+    form = (offsets is not None) * OFFSETS + (halves == 2) * HALVES + bool(supers) * SUPER
+    form += (not supers and not all(map(is_short, factors))) * WIDE
+    number: Any = np.int8 if form & SUPER else np.float32 if form & WIDE else np.float16
+    columns = [_by_panels(x.astype(number), blocks * halves, blocks) for x in factors]
+    group = SUPER_BLOCK // WEIGHTS if form & SUPER else blocks
+    heads = [_by_panels(x, blocks // group, blocks // group) for x in supers or []]
+    head, before = (sum(x.shape[2] for x in some) for some in (heads, columns))
+    size = before + {8: 512, 6: 384, 5: 320, 4: 256}[bits]
+    data = np.zeros((-(-N // LANES), blocks // group, head + group * size), np.uint8)
+    inner = data[:, :, head:].reshape(*data.shape[:2], group, size)  # of the same memory
+    if heads:
+        data[:, :, :head] = np.concatenate(heads, 2)
+    inner[..., :before] = np.concatenate(columns, 2).reshape(*inner.shape[:3], before)
+    zero = np.uint8(0 if form & OFFSETS or kind == "code4" else 2 ** (bits - 1))
+
+    def pack_part(i: int, j: int) -> None:
+        q = np.zeros(((j - i) * LANES, blocks * WEIGHTS), np.uint8)
+        rows = integers[i * LANES : j * LANES].astype(np.uint8)
+        q[: len(rows), :K] = rows + zero
+        # runs of four weights of an output together
+        runs = q.view(np.uint32).reshape(j - i, LANES, -1).swapaxes(1, 2)
+        q = np.ascontiguousarray(runs).view(np.uint8).reshape(*inner[i:j].shape[:3], 8, 64)
+        to = inner[i:j, :, :, before:]
+        if bits == 8:
+            to[:] = q.reshape(to.shape)
+            return
+        to[..., :256] = ((q[..., :4, :] & 15) | (q[..., 4:, :] << 4)).reshape(*to.shape[:3], 256)
+        upper = q >> 4
+        if bits == 5:
+            to[..., 256:] = sum(upper[..., c, :] << c for c in range(8))
+        elif bits == 6:
+            for at, c in ((256, 0), (320, 2)):
+                low = upper[..., c, :] | upper[..., c + 1, :] << 2
+                high = upper[..., c + 4, :] | upper[..., c + 5, :] << 2
+                to[..., at : at + 64] = low | high << 4
+
+    in_parts(pack_part, len(data), max(1, PART // (LANES * K)))
+    return Panels(kind, form, len(data) * LANES, K, data.reshape(-1))
+
+
+def is_short(x: NDArray[Any]) -> bool:
+    """Tell whether float16 holds numbers without rounding."""
     with np.errstate(over="ignore"):
-        if any((each.astype(np.float16) != each).any() for each in both):
-            form += WIDE
-    zero = 0 if form & OFFSETS else 2 ** (bits - 1)
-    q = (_rows(integers).astype(np.int16) + zero).astype(np.uint8)
-    if K % WEIGHTS:  # states are zero there
-        q = np.concatenate([q, np.zeros((len(q), -K % WEIGHTS), np.uint8)], 1)
-    # [panels, blocks, 32, 16 outputs] as runs of four weights of an output
-    q = q.reshape(len(q) // LANES, LANES, -1, WEIGHTS // 4, 4).transpose(0, 2, 3, 1, 4)
-    if bits == 4:
-        q = q[:, :, :4] | q[:, :, 4:] << 4
-    q = q.reshape(*q.shape[:2], -1)
-    factors = [_factors(each, form, q.shape[1]) for each in both]
-    data = _bytes(np.concatenate([*factors, q], 2))
-    return Panels(f"int{bits}", form, len(factors[0]) * LANES, K, data)
+        return bool((x.astype(np.float16) == x).all())
 
 
-def _rows(weight: NDArray[Any]) -> NDArray[Any]:
-    """Fill up `[N, K]` to a multiple of 16 rows."""
-    missing = -len(weight) % LANES
-    return np.concatenate([weight, np.zeros((missing, weight.shape[1]), weight.dtype)])
-
-
-def _factors(each: Floats, form: int, blocks: int) -> NDArray[np.uint8]:
-    """Return `[N, blocks]`, or two in each block of 32, as bytes `[panels, blocks of 32, ..]`."""
-    rows = _rows(each.astype(np.float32 if form & WIDE else np.float16))
-    if rows.shape[1] % blocks:
-        rows = np.concatenate([rows, np.zeros((len(rows), 1), rows.dtype)], 1)
-    panels = rows.reshape(len(rows) // LANES, LANES, blocks, -1).transpose(0, 2, 3, 1)
-    return _bytes(panels).reshape(len(panels), blocks, -1)
-
-
-def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+def _by_panels(rows: NDArray[Any], columns: int, blocks: int) -> NDArray[np.uint8]:
+    """Return `[N, numbers]`, filled up with zeros, as bytes `[panels, blocks, ..]`."""
+    full = np.zeros((-(-len(rows) // LANES) * LANES, columns), rows.dtype)
+    full[: len(rows), : rows.shape[1]] = rows
+    panels = np.ascontiguousarray(full.reshape(-1, LANES, columns).swapaxes(1, 2))
+    return panels.view(np.uint8).reshape(len(panels), blocks, -1)

@@ -70,6 +70,13 @@ def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
     return q.reshape(len(x), -1), d, s.astype(np.float32), z
 
 
+def level_product(factors: Any, supers: Any) -> Floats:
+    """Return scales or offsets `[N, blocks]` of two levels: small integers times the float16 of
+    their super-block `[N, super-blocks]`, which is exact."""
+    each = np.repeat(supers.astype(np.float32), factors.shape[1] // supers.shape[1], axis=1)
+    return factors.astype(np.float32) * each
+
+
 def integer_product(q: Any, scales: Floats, offsets: Floats | None, x: Floats) -> Floats:
     """Multiply states `[n, K]` by rounded weights `[N, K]`, of which w = scale * q + offset in each
     block, of 32 or 16: `[n, N]`."""

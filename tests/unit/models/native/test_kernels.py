@@ -15,6 +15,8 @@ from foretoken.models.native.packing import (
     HALVES,
     KINDS,
     OFFSETS,
+    SUPER,
+    TABLE,
     WIDE,
     Panels,
     pack_floats,
@@ -88,8 +90,13 @@ def test_states_are_rounded_as_defined(instructions: str, K: int, extreme: bool)
 def packed(kind: str, form: int, N: int, K: int) -> tuple[Panels, Any]:
     """A random weight, and what it multiplies to by the reference."""
     random = np.random.default_rng(K + form)
-    if kind in ("float32", "bfloat16"):
+    if kind in ("float32", "float16", "bfloat16"):
         w = random.standard_normal((N, K)).astype(np.float32)
+        w[:, ::7] *= np.float32(1e-6)  # subnormal in float16
+        if kind == "float16":
+            short = w.astype(np.float16)
+            long = short.astype(np.float32)
+            return pack_floats(short, kind), lambda x: reference.float_product(long, x)
         if kind == "float32":
             return pack_floats(w, kind), lambda x: reference.float_product(w, x)
         upper = w.view(np.uint32) >> 16
@@ -97,32 +104,48 @@ def packed(kind: str, form: int, N: int, K: int) -> tuple[Panels, Any]:
         return pack_floats(upper.astype(np.uint16), kind), (
             lambda x: reference.float_product(short, x)
         )
-    bits = int(kind[3:])
+    bits = int(kind[-1])
     blocks = -(-K // (16 if form & HALVES else 32))
     scales, offsets = random.standard_normal((2, N, blocks)).astype(np.float16).astype(np.float32)
     if form & WIDE:
         scales = scales * np.float32(1.0001)
-    added = offsets if form & OFFSETS else None
-    low = 0 if form & OFFSETS else -(2 ** (bits - 1))
+    low = 0 if form & OFFSETS or kind == "code4" else -(2 ** (bits - 1))
     q = random.integers(low, low + 2**bits, (N, K))
-    return pack_integers(q, scales, added, bits), (
-        lambda x: reference.integer_product(q, scales, added, x)
+    whole = np.array(TABLE)[q] if kind == "code4" else q
+    if not form & SUPER:
+        added = offsets if form & OFFSETS else None
+        return pack_integers(q, scales, added, kind=kind), (
+            lambda x: reference.integer_product(whole, scales, added, x)
+        )
+    both = random.integers(-128, 128, (2, N, blocks)).astype(np.int8)
+    supers = list(random.standard_normal((2, N, K // 256)).astype(np.float16))
+    scales, offsets = (
+        reference.level_product(both[0], supers[0]),
+        reference.level_product(both[1], supers[1]),
+    )
+    added = offsets if form & OFFSETS else None
+    short = both[1] if form & OFFSETS else None
+    return pack_integers(q, both[0], short, kind=kind, supers=supers[: 1 + (form & OFFSETS)]), (
+        lambda x: reference.integer_product(whole, scales, added, x)
     )
 
 
-FORMS = [(kind, form) for kind in ("int8", "int4") for form in range(8)]
+FORMS = [(kind, form) for kind in ("int8", "int6", "int5", "int4") for form in range(16)]
+FORMS += [("code4", form) for form in (0, WIDE, HALVES, SUPER)]
+FORMS = [(kind, form) for kind, form in FORMS if not (form & SUPER and form & WIDE)]
+NUMBERS = [("float32", 0), ("bfloat16", 0), ("float16", 0)]
 
 
 @each_set
 @pytest.mark.parametrize("extreme", [False, True])
-@pytest.mark.parametrize(("kind", "form"), [("float32", 0), ("bfloat16", 0), *FORMS])
+@pytest.mark.parametrize(("kind", "form"), [*NUMBERS, *FORMS])
 def test_products_are_as_defined(instructions: str, kind: str, form: int, extreme: bool) -> None:
     """Over as many tokens as one tile has, fewer and more, and widths that are no full block."""
-    for K in (32, 40, 96):
+    for K in (256, 512) if form & SUPER else (32, 40, 96):
         panels, multiply = packed(kind, form, 80, K)
         data = np.concatenate([panels.data, SLACK])
         weight = library.WeightRecord(
-            KINDS[kind], panels.outputs, K, panels.form, data.ctypes.data, None
+            KINDS[kind], panels.outputs, K, panels.form, data.ctypes.data, None, None
         )
         for n in (1, 2, 3, 8, 13):
             x = states(n, K, extreme=extreme)

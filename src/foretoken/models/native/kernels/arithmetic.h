@@ -6,7 +6,8 @@
 //    chain per lane, vector after vector, then that sum.
 // 3. Activations are rounded by blocks of 32: d = max|x| / 127, q = x * (127 / max|x|) to the nearest even.
 // 4. A product with rounded weights goes through its blocks in order: the integer sum of q * w, exact, then
-//    fma(sum, d_w * d, y), then, for weights with an offset m, fma(m, d * sum(q), y).
+//    fma(sum, d_w * d, y), then, for weights with an offset m, fma(m, d * sum(q), y). A scale d_w of two levels,
+//    a small integer times the float16 of a super-block, is exact in float32.
 // 5. A product with float32 or bfloat16 weights is one chain of fma along k.
 // 6. Attention: a score is one chain of fma along the head's dimension; positions go in blocks of BLOCK,
 //    each with its own maximum, and blocks are joined in order (attention.h).

@@ -27,6 +27,7 @@ namespace {
 #include "states.h"
 #include "products.h"
 #include "attention.h"
+#include "rounding.h"
 #include "pass.h"
 
 const size_t ALIGNED = 64;
@@ -171,6 +172,11 @@ void try_product(const Weight& w, const float* x, int tokens, float* y) {
   free_states(&a);
 }
 
+void try_unpack(const Weight& w, int output, float* y) {
+  const Exact exact;
+  unpack_row(w, output, y);
+}
+
 void try_normalize(const Norm& norm, const float* x, int n, float* y) {
   const Exact exact;
   normalize(norm, x, y, n);
@@ -181,7 +187,13 @@ void try_activate(int activation, const float* curve, const float* x, int n, flo
   for (int i = 0; i < n; i += LANES) store(y + i, activated(activation, curve, load(x + i)));
 }
 
+void round_to_four_bits(const float* w, int64_t blocks, int8_t* q, float* scales) {
+  const Exact exact;
+  round_weights(w, blocks, q, scales);
+}
+
 }  // namespace
 
 const Kernels FORETOKEN_KERNELS = {workspace,   release,       run_pass,    try_round,
-                                   try_product, try_normalize, try_activate};
+                                   try_product, try_unpack,    try_normalize, try_activate,
+                                   round_to_four_bits};

@@ -64,11 +64,18 @@ EXPORTED void foretoken_round(const char* name, const float* x, int tokens, int 
 EXPORTED void foretoken_product(const char* name, const Weight* w, const float* x, int tokens, float* y) {
   kernels_named(name)->product(*w, x, tokens, y);
 }
+EXPORTED void foretoken_unpack(const char* name, const Weight* w, int output, float* y) {
+  kernels_named(name)->unpack(*w, output, y);
+}
 EXPORTED void foretoken_normalize(const char* name, const Norm* norm, const float* x, int n, float* y) {
   kernels_named(name)->normalize(*norm, x, n, y);
 }
 EXPORTED void foretoken_activate(const char* name, int activation, const float* curve, const float* x, int n,
                                  float* y) {
   kernels_named(name)->activate(activation, curve, x, n, y);
+}
+EXPORTED void foretoken_round_weights(const char* name, const float* w, int64_t blocks, int8_t* q,
+                                      float* scales) {
+  kernels_named(name)->round_weights(w, blocks, q, scales);
 }
 }

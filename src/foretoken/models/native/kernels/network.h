@@ -10,20 +10,26 @@
 enum Kind {
   FLOAT32 = 0,
   BFLOAT16 = 1,
-  INT8 = 2,  // w + zero in a byte
-  INT4 = 3   // w + zero in four bits: numbers 0 to 15 of a block low, 16 to 31 high
+  FLOAT16 = 2,
+  INT8 = 3,  // w + zero in a byte
+  INT6 = 4,  // the lower four bits as INT4 has them, then the others: of one weight in eight side by side
+  INT5 = 5,
+  INT4 = 6,  // w + zero in four bits: numbers 0 to 15 of a block low, 16 to 31 high
+  CODE4 = 7  // as INT4, of which TABLE has the integers
 };
 // The form of rounded weights: flags
 enum Form {
   OFFSETS = 1,  // w = scale * integer + offset; the zero is 0, else half the range
   WIDE = 2,     // scales and offsets are float32, else float16
-  HALVES = 4    // a scale and offset for 16 weights, those of the second half behind those of the first
+  HALVES = 4,   // a scale and offset for 16 weights, those of the second half behind those of the first
+  SUPER = 8     // they are bytes, signed, times a float16 of a super-block of 256, which lies before it
 };
 
 struct Weight {
-  int32_t kind, outputs, inputs, form;  // outputs is a multiple of 16
-  const uint8_t* panels;                  // null: there is none
-  const float* bias;                      // `outputs` floats, or null
+  int32_t kind, outputs, inputs, form;  // outputs: a multiple of 16, those of `rest` included
+  const uint8_t* panels;                // null: there is none
+  const float* bias;                    // a number for each output, or null
+  const Weight* rest;                   // the outputs behind these, stored in another way, or null
 };
 
 struct Norm {

@@ -1,25 +1,52 @@
 // Products of states with weights in panels of 16 outputs.
 #pragma once
 
-// Bytes of 16 factors, scales or offsets
-INLINE size_t factor_bytes(int form) { return form & WIDE ? 64 : 32; }
-INLINE size_t block_bytes(int kind, int form) {
-  const int factors = (form & OFFSETS ? 2 : 1) * (form & HALVES ? 2 : 1);
-  return factors * factor_bytes(form) + (kind == INT8 ? 512 : 256);
+enum { BLOCKS_OF_SUPER = 8 };
+
+// Bytes of 16 factors, scales or offsets; of the integers of a block; of a block; of what a super-block begins with
+INLINE int factor_bytes(int form) { return form & SUPER ? 16 : form & WIDE ? 64 : 32; }
+static constexpr int integer_bytes(int kind) {
+  return kind == INT8 ? 512 : kind == INT6 ? 384 : kind == INT5 ? 320 : 256;
+}
+INLINE int block_bytes(int kind, int form) {
+  return (form & OFFSETS ? 2 : 1) * (form & HALVES ? 2 : 1) * factor_bytes(form) + integer_bytes(kind);
+}
+INLINE int super_bytes(int form) { return form & SUPER ? (form & OFFSETS ? 64 : 32) : 0; }
+// Whether a product with w, or with one of its parts, reads rounded states
+INLINE bool rounded(const Weight& w) {
+  for (const Weight* part = &w; part; part = part->rest)
+    if (part->kind >= INT8) return true;
+  return false;
 }
 INLINE size_t panel_bytes(const Weight& w) {
-  if (w.kind == FLOAT32) return size_t(w.inputs) * LANES * 4;
-  if (w.kind == BFLOAT16) return size_t(w.inputs) * LANES * 2;
-  return size_t(w.inputs + BLOCK_OF_WEIGHTS - 1) / BLOCK_OF_WEIGHTS * block_bytes(w.kind, w.form);
+  if (w.kind < INT8) return size_t(w.inputs) * LANES * (w.kind == FLOAT32 ? 4 : 2);
+  const size_t blocks = (w.inputs + BLOCK_OF_WEIGHTS - 1) / BLOCK_OF_WEIGHTS;
+  return blocks * block_bytes(w.kind, w.form) +
+         (blocks + BLOCKS_OF_SUPER - 1) / BLOCKS_OF_SUPER * super_bytes(w.form);
 }
-INLINE bool rounded(const Weight& w) { return w.kind >= INT8; }
+
+// The integers of IQ4_NL and IQ4_XS, with their zero
+static const uint8_t TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                  129, 141, 153, 166, 181, 197, 217, 241};
 
 // What was added to a weight where it is stored
-INLINE int zero_of(int kind, int form) {
-  return form & OFFSETS ? 0 : kind == INT8 ? 128 : 8;
+static constexpr int zero_of(int kind, int form) {
+  return form & OFFSETS ? 0 : kind == INT6 ? 32 : kind == INT5 ? 16 : kind == INT4 ? 8 : 128;
 }
-INLINE F factors(const uint8_t* p, int form) {
+// 16 scales or offsets; `super`: those of the super-block
+INLINE F factors(const uint8_t* p, int form, F super) {
+  if (form & SUPER) return mul(from_bytes((const int8_t*)p), super);
   return form & WIDE ? load((const float*)p) : from_half((const uint16_t*)p);
+}
+// Weight k of an output of a block as it is stored
+INLINE int stored(int kind, const uint8_t* p, int lane, int k) {
+  const int at = k % 16 / 4 * 64 + lane * 4 + k % 4, c = k / 4;
+  if (kind == INT8) return p[at + k / 16 * 256];
+  const int low = k < 16 ? p[at] & 15 : p[at] >> 4;
+  if (kind == INT5) return low | (p[256 + at % 64] >> c & 1) << 4;
+  if (kind == INT6)
+    return low | (p[256 + c % 4 / 2 * 64 + at % 64] >> (c % 2 * 2 + c / 4 * 4) & 3) << 4;
+  return kind == CODE4 ? TABLE[low] : low;
 }
 
 #if defined(FORETOKEN_AVX512)
@@ -32,7 +59,7 @@ INLINE F factors(const uint8_t* p, int form) {
 
 // Weights that are numbers: `panels` side by side, so that chains of sums do not wait for each other
 template <int kind, int n, int panels>
-static __attribute__((noinline)) void float_panels(const uint8_t* p, size_t bytes, int K, const States& a, int token,
+INLINE void float_panels(const uint8_t* p, size_t bytes, int K, const States& a, int token,
                                 F* out) {
   F y[panels][n];
   for (int g = 0; g < panels; g++)
@@ -48,7 +75,7 @@ static __attribute__((noinline)) void float_panels(const uint8_t* p, size_t byte
       } else {
         const uint16_t* from = (const uint16_t*)(p + g * bytes) + size_t(k) * LANES;
         prefetch(from + 40 * LANES);
-        w[g] = from_bfloat16(from);
+        w[g] = kind == FLOAT16 ? from_half(from) : from_bfloat16(from);
       }
     }
     for (int t = 0; t < n; t++) {
@@ -60,20 +87,24 @@ static __attribute__((noinline)) void float_panels(const uint8_t* p, size_t byte
     for (int t = 0; t < n; t++) out[g * n + t] = y[g][t];
 }
 
+struct Super {  // what the factors of a super-block are multiples of
+  F scale, offset;
+};
+
 // The integer sums of a block become numbers: in halves or as one
 template <int halves, int n>
-INLINE void add_block(const uint8_t* p, int form, int zero, const States& a, size_t at,
-                             int blocks, const Sums (*sums)[n], F* y) {
-  const size_t size = factor_bytes(form);
+INLINE void add_block(const uint8_t* p, int form, const Super& super, int zero,
+                             const States& a, size_t at, int blocks, const Sums (*sums)[n], F* y) {
+  const int size = factor_bytes(form);
   for (int h = 0; h < halves; h++) {
-    const F d = factors(p + h * size, form);
+    const F d = factors(p + h * size, form, super.scale);
     for (int t = 0; t < n; t++) {
       const size_t block = at + size_t(t) * blocks;
       const int32_t z = halves == 2 ? a.z[2 * block + h] : a.z[2 * block] + a.z[2 * block + 1];
       y[t] = fma(numbers(less(sums[h][t], zero * z)), mul(d, all(a.d[block])), y[t]);
     }
     if (form & OFFSETS) {
-      const F m = factors(p + (halves + h) * size, form);
+      const F m = factors(p + (halves + h) * size, form, super.offset);
       for (int t = 0; t < n; t++) {
         const size_t block = at + size_t(t) * blocks;
         const float s =
@@ -86,25 +117,32 @@ INLINE void add_block(const uint8_t* p, int form, int zero, const States& a, siz
 
 // A panel times n tokens
 template <int kind, int halves, int n>
-static __attribute__((noinline)) void integer_panel(const uint8_t* p, const Weight& w, const States& a, int token,
+INLINE void integer_panel(const uint8_t* p, const Weight& w, const States& a, int token,
                                  F* out) {
   F y[n];
   for (int t = 0; t < n; t++) y[t] = all(0.0f);
   const int blocks = (w.inputs + BLOCK_OF_WEIGHTS - 1) / BLOCK_OF_WEIGHTS, form = w.form;
-  const int zero = zero_of(kind, form), bytes = int(block_bytes(kind, form));
+  const int zero = zero_of(kind, form), bytes = block_bytes(kind, form);
   const int8_t* q = a.q + size_t(token) * a.stride;
+  Super super = {all(0.0f), all(0.0f)};
   for (int b = 0; b < blocks; b++, p += bytes) {
+    if (form & SUPER && b % BLOCKS_OF_SUPER == 0) {
+      super.scale = from_half((const uint16_t*)p);
+      if (form & OFFSETS) super.offset = from_half((const uint16_t*)p + LANES);
+      p += super_bytes(form);
+    }
     for (int ahead = 0; ahead < bytes; ahead += 64) prefetch(p + 1344 + ahead);
     Sums sums[halves][n];
-    block_sums<kind, halves, n>(p + bytes - (kind == INT8 ? 512 : 256), q + b * BLOCK_OF_WEIGHTS,
-                                a.stride, sums);
-    add_block<halves, n>(p, form, zero, a, size_t(token) * blocks + b, blocks, sums, y);
+    block_sums<kind, halves, n>(p + bytes - integer_bytes(kind), q + b * BLOCK_OF_WEIGHTS, a.stride,
+                                sums);
+    add_block<halves, n>(p, form, super, zero, a, size_t(token) * blocks + b, blocks, sums, y);
   }
   for (int t = 0; t < n; t++) out[t] = y[t];
 }
 
+// Compiled once, not for each caller of `product`
 template <int kind, int n>
-INLINE void tile(const uint8_t* p, const Weight& w, const States& a, int token, F* out) {
+static __attribute__((noinline)) void tile(const uint8_t* p, const Weight& w, const States& a, int token, F* out) {
   if constexpr (kind < INT8)
     float_panels<kind, n, 1>(p, 0, w.inputs, a, token, out);
   else if (w.form & HALVES)
@@ -144,38 +182,60 @@ static void panels_of(const Weight& w, const States& a, int tokens, int first, i
 template <class Done>
 static void product(const Weight& w, const States& a, int tokens, int first, int last,
                     const Done& done) {
-  const auto biased = [&](int g, int t, F y) {
-    done(g, t, w.bias ? add(y, load(w.bias + g * LANES)) : y);
-  };
-  switch (w.kind) {
-    case FLOAT32: return panels_of<FLOAT32>(w, a, tokens, first, last, biased);
-    case BFLOAT16: return panels_of<BFLOAT16>(w, a, tokens, first, last, biased);
-    case INT8: return panels_of<INT8>(w, a, tokens, first, last, biased);
-    default: return panels_of<INT4>(w, a, tokens, first, last, biased);
+  int begin = 0;  // of a part
+  for (const Weight* part = &w; part && begin < last; part = part->rest) {
+    const int panels = (part->outputs - (part->rest ? part->rest->outputs : 0)) / LANES;
+    const int from = first > begin ? first - begin : 0;
+    const int to = last - begin < panels ? last - begin : panels;
+    const auto biased = [&](int g, int t, F y) {
+      done(begin + g, t, part->bias ? add(y, load(part->bias + g * LANES)) : y);
+    };
+    switch (part->kind) {
+      case FLOAT32: panels_of<FLOAT32>(*part, a, tokens, from, to, biased); break;
+      case BFLOAT16: panels_of<BFLOAT16>(*part, a, tokens, from, to, biased); break;
+      case FLOAT16: panels_of<FLOAT16>(*part, a, tokens, from, to, biased); break;
+      case INT8: panels_of<INT8>(*part, a, tokens, from, to, biased); break;
+      case INT6: panels_of<INT6>(*part, a, tokens, from, to, biased); break;
+      case INT5: panels_of<INT5>(*part, a, tokens, from, to, biased); break;
+      case CODE4: panels_of<CODE4>(*part, a, tokens, from, to, biased); break;
+      default: panels_of<INT4>(*part, a, tokens, from, to, biased);
+    }
+    begin += panels;
   }
 }
 
 // Row `output` of w as numbers
 static void unpack_row(const Weight& w, int output, float* y) {
   const uint8_t* p = w.panels + size_t(output / LANES) * panel_bytes(w);
-  const int lane = output % LANES;
-  for (int k = 0; k < w.inputs; k++) {
-    if (w.kind == FLOAT32) {
-      y[k] = ((const float*)p)[size_t(k) * LANES + lane];
-    } else if (w.kind == BFLOAT16) {
-      const uint32_t bits = uint32_t(((const uint16_t*)p)[size_t(k) * LANES + lane]) << 16;
-      memcpy(y + k, &bits, 4);
-    } else {
-      const size_t bytes = block_bytes(w.kind, w.form), size = factor_bytes(w.form);
-      const uint8_t* block = p + size_t(k / BLOCK_OF_WEIGHTS) * bytes;
-      const uint8_t* q = block + bytes - (w.kind == INT8 ? 512 : 256);
-      const int i = k % BLOCK_OF_WEIGHTS, halves = w.form & HALVES ? 2 : 1, h = halves == 2 ? i / 16 : 0;
-      const int j = w.kind == INT8 ? i : i % 16, byte = q[j / 4 * 64 + lane * 4 + j % 4];
-      const int whole = w.kind == INT8 ? byte : i < 16 ? byte & 15 : byte >> 4;
-      float d[LANES], m[LANES] = {};
-      store(d, factors(block + h * size, w.form));
-      if (w.form & OFFSETS) store(m, factors(block + (halves + h) * size, w.form));
-      y[k] = fmaf(d[lane], float(whole - zero_of(w.kind, w.form)), m[lane]);
+  const int lane = output % LANES, form = w.form;
+  if (w.kind < INT8) {
+    for (int k = 0; k < w.inputs; k++) {
+      const uint16_t* short_ones = (const uint16_t*)p + size_t(k) * LANES;
+      const F x = w.kind == FLOAT32   ? load((const float*)p + size_t(k) * LANES)
+                  : w.kind == FLOAT16 ? from_half(short_ones)
+                                      : from_bfloat16(short_ones);
+      float column[LANES];
+      store(column, x);
+      y[k] = column[lane];
     }
+    return;
+  }
+  const int bytes = block_bytes(w.kind, form), size = factor_bytes(form), halves = form & HALVES ? 2 : 1;
+  Super super = {all(0.0f), all(0.0f)};
+  float d[LANES], m[LANES] = {};
+  for (int k = 0; k < w.inputs; k++) {
+    if (k % (BLOCKS_OF_SUPER * BLOCK_OF_WEIGHTS) == 0 && form & SUPER) {
+      super.scale = from_half((const uint16_t*)p);
+      if (form & OFFSETS) super.offset = from_half((const uint16_t*)p + LANES);
+      p += super_bytes(form);
+    }
+    const int i = k % BLOCK_OF_WEIGHTS, h = halves == 2 ? i / 16 : 0;
+    if (i % 16 == 0) {
+      store(d, factors(p + h * size, form, super.scale));
+      if (form & OFFSETS) store(m, factors(p + (halves + h) * size, form, super.offset));
+    }
+    const int whole = stored(w.kind, p + bytes - integer_bytes(w.kind), lane, i);
+    y[k] = fmaf(d[lane], float(whole - zero_of(w.kind, form)), m[lane]);
+    if (i == BLOCK_OF_WEIGHTS - 1) p += bytes;
   }
 }

@@ -8,28 +8,41 @@ typedef __m512i Sums;  // of 16 outputs
 INLINE Sums less(Sums x, int32_t y) { return _mm512_sub_epi32(x, _mm512_set1_epi32(y)); }
 INLINE F numbers(Sums x) { return _mm512_cvtepi32_ps(x); }
 
+// Add the products of weights 4 j up to 4 j + 4 of both halves of a block
+template <int kind, int halves, int n, int j>
+INLINE void add_products(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
+  const __m512i low = _mm512_set1_epi8(15);
+  const __m512i bytes = _mm512_loadu_si512(p + j * 64);
+  __m512i first = _mm512_and_si512(bytes, low);
+  __m512i second = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
+  if (kind == INT8) {
+    first = bytes;
+    second = _mm512_loadu_si512(p + j * 64 + 256);
+  } else if (kind == CODE4) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)TABLE));
+    first = _mm512_shuffle_epi8(table, first);
+    second = _mm512_shuffle_epi8(table, second);
+  } else if (kind == INT5 || kind == INT6) {
+    const int shift = kind == INT5 ? j : j % 2 * 2;
+    const __m512i upper = _mm512_set1_epi8(kind == INT5 ? 16 : 48);
+    const __m512i high = _mm512_loadu_si512(p + 256 + (kind == INT6 ? j / 2 * 64 : 0));
+    first = _mm512_or_si512(first, _mm512_and_si512(_mm512_slli_epi16(high, 4 - shift), upper));
+    second = _mm512_or_si512(second, _mm512_and_si512(_mm512_srli_epi16(high, shift), upper));
+  }
+  for (int t = 0; t < n; t++) {
+    const int32_t* x = (const int32_t*)(q + size_t(t) * stride) + j;
+    sums[0][t] = _mm512_dpbusd_epi32(sums[0][t], first, _mm512_set1_epi32(x[0]));
+    Sums& other = sums[halves - 1][t];
+    other = _mm512_dpbusd_epi32(other, second, _mm512_set1_epi32(x[4]));
+  }
+}
+
 template <int kind, int halves, int n>
 INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
-  const __m512i low = _mm512_set1_epi8(15);
   for (int h = 0; h < halves; h++)
     for (int t = 0; t < n; t++) sums[h][t] = _mm512_setzero_si512();
-  for (int c = 0; c < (kind == INT8 ? 8 : 4); c++, p += 64) {
-    const __m512i bytes = _mm512_loadu_si512(p);
-    if (kind == INT8) {
-      Sums* to = sums[halves == 2 ? c / 4 : 0];
-      for (int t = 0; t < n; t++) {
-        const int32_t* x = (const int32_t*)(q + size_t(t) * stride) + c;
-        to[t] = _mm512_dpbusd_epi32(to[t], bytes, _mm512_set1_epi32(*x));
-      }
-    } else {
-      const __m512i first = _mm512_and_si512(bytes, low);
-      const __m512i second = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
-      for (int t = 0; t < n; t++) {
-        const int32_t* x = (const int32_t*)(q + size_t(t) * stride) + c;
-        sums[0][t] = _mm512_dpbusd_epi32(sums[0][t], first, _mm512_set1_epi32(x[0]));
-        Sums& other = sums[halves - 1][t];
-        other = _mm512_dpbusd_epi32(other, second, _mm512_set1_epi32(x[4]));
-      }
-    }
-  }
+  add_products<kind, halves, n, 0>(p, q, stride, sums);
+  add_products<kind, halves, n, 1>(p, q, stride, sums);
+  add_products<kind, halves, n, 2>(p, q, stride, sums);
+  add_products<kind, halves, n, 3>(p, q, stride, sums);
 }

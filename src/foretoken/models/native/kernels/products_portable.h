@@ -22,15 +22,8 @@ INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sum
   for (int t = 0; t < n; t++) {
     const int8_t* x = q + size_t(t) * stride;
     for (int h = 0; h < halves; h++) sums[h][t] = Sums();
-    for (int k = 0; k < (kind == INT8 ? 32 : 16); k++)
-      for (int i = 0; i < LANES; i++) {
-        const int byte = p[k / 4 * 64 + i * 4 + k % 4];
-        if (kind == INT8) {
-          sums[halves == 2 ? k / 16 : 0][t].lane[i] += byte * x[k];
-        } else {
-          sums[0][t].lane[i] += (byte & 15) * x[k];
-          sums[halves - 1][t].lane[i] += (byte >> 4) * x[k + 16];
-        }
-      }
+    for (int k = 0; k < BLOCK_OF_WEIGHTS; k++)
+      for (int i = 0; i < LANES; i++)
+        sums[halves == 2 ? k / 16 : 0][t].lane[i] += stored(kind, p, i, k) * x[k];
   }
 }

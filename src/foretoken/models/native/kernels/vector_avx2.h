@@ -67,6 +67,10 @@ INLINE void to_half(F x, uint16_t* p) {  // to the nearest, ties to even
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
+INLINE __m256 from_bytes_half(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+INLINE F from_bytes(const int8_t* p) { return {from_bytes_half(p), from_bytes_half(p + 8)}; }
 INLINE __m256 from_bfloat16_half(const uint16_t* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));

@@ -101,6 +101,11 @@ static inline uint16_t to_half(float x) {  // to the nearest, ties to even; held
   return sign | uint16_t((bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13);
 }
 static inline void to_half(F x, uint16_t* p) { FORETOKEN_EACH p[i] = to_half(x.lane[i]); }
+static inline F from_bytes(const int8_t* p) {
+  F x;
+  FORETOKEN_EACH x.lane[i] = float(p[i]);
+  return x;
+}
 static inline F from_bfloat16(const uint16_t* p) {
   F x;
   FORETOKEN_EACH {
