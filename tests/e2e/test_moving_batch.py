@@ -68,7 +68,7 @@ MATES = [([5, 6], 2), ([7], 0), ([40, 41, 42, 40, 41], 4)]
 
 @pytest.mark.parametrize("whose", ["target", "draft"])
 @pytest.mark.parametrize("place", [0, 1, 6])
-@pytest.mark.parametrize("runtime", ["table", "torch", "graphs"])
+@pytest.mark.parametrize("runtime", ["table", "torch", "graphs", "native"])
 def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: str) -> None:
     """Behind its `place`-th new token; other rows' texts are as without it, also those that come
     into the cache where it stood."""
@@ -106,6 +106,7 @@ def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: s
         "table",
         "torch",
         "graphs",
+        "native",
         "paged",
         "explicit",
     ],
@@ -131,7 +132,7 @@ def differing(tokens: int, rule: str) -> tuple[int, int, int]:
     """Tokens made by an engine of random arrivals, those that differ from plain decoding of the
     row alone, and draft tokens that were kept."""
     chance = random.Random(rule)
-    spec, plain = (RUNTIMES["onnx"].speculator("lm", SOUND) for _ in range(2))
+    spec, plain = (RUNTIMES["native"].speculator("lm", SOUND) for _ in range(2))
     assert spec.exact == "bitwise"
     made = different = kept = 0
     with Engine(spec, 6, rule=rule) as engine:
@@ -158,13 +159,13 @@ def differing(tokens: int, rule: str) -> tuple[int, int, int]:
     return made, different, kept
 
 
-@pytest.mark.onnx
+@pytest.mark.native
 def test_a_moving_batch_changes_no_bit() -> None:
     made, different, kept = differing(60, "coupled")
     assert different == 0 and made >= 60 and kept > 5
 
 
-@pytest.mark.onnx
+@pytest.mark.native
 @pytest.mark.prove
 @pytest.mark.parametrize("rule", ["block", "coupled"])
 def test_proof_a_moving_batch_changes_no_bit(rule: str) -> None:
@@ -271,7 +272,7 @@ def test_every_request_ends_rightly(runtime: str) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("runtime", ["torch", "paged"])
+@pytest.mark.parametrize("runtime", ["torch", "native", "paged"])
 def test_proof_ten_thousand_requests_take_no_memory(
     runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts: kept ones are made again
-FORMAT = 1
+FORMAT = 2
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 
 if TYPE_CHECKING:
@@ -125,17 +125,18 @@ class NativeConversion:
         return passes, facts
 
     def _written(self, place: Path) -> dict[str, Any]:
-        from foretoken.models.stock.sizes import context_limit, switch_of  # late: takes seconds
+        from foretoken.models.stock.sizes import (  # late: takes seconds
+            context_limit,
+            positions,
+            switch_of,
+        )
 
         network = self.network().float().eval()
         config = network.config.get_text_config(decoder=True)
+        switch = switch_of(network)
         try:
-            if (switch := switch_of(network)) is not None:
-                raise RefusedError(
-                    f"it reads sequences of more than {switch} tokens in another way"
-                )
             with torch.inference_mode():
-                facts = description.describe(network, place, self.dtype)
+                facts = description.describe(network, place, self.dtype, switch)
         except (RefusedError, MemoryError, OSError):
             raise
         except Exception as error:  # a family's own code raises anything
@@ -144,7 +145,10 @@ class NativeConversion:
         return {
             "network": facts,
             "vocab_size": facts["vocabulary"],
+            "layers": len(facts["layers"]),
+            "parameters": sum(weight.numel() for weight in network.parameters()),
             "context": context_limit(config),
+            "longest": None if switch is None else positions(config),
             "computed": self.dtype,
         }
 
@@ -166,4 +170,5 @@ def form() -> Form:
     return Form(
         "the native decoder",
         lambda network: NativeConversion(None, "float32", lambda: network).model(),
+        switches=True,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
@@ -25,6 +26,7 @@ from foretoken.models.native.reading import (
     Linear,
     NetworkReader,
     Norm,
+    Rope,
 )
 from foretoken.models.rounding import rounded
 
@@ -110,9 +112,12 @@ def _in_blocks(blocks: Blocks, shape: tuple[int, ...]) -> Panels:
     )
 
 
-def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, Any]:
+def describe(
+    network: PreTrainedModel, folder: Path, dtype: str, switch: int | None = None
+) -> dict[str, Any]:
     """Write a network's weights into a folder; return its description. Raises RefusedError for one
-    that is built in another way than the kernels know."""
+    that is built in another way than the kernels know. switch: it turns rows of more tokens by
+    other frequencies; None: it does not."""
     reader = NetworkReader(network)
     decoder = reader.decoder()
     if decoder.pairs is not None:
@@ -131,18 +136,26 @@ def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, An
             "embeddings": embeddings,
             "head": head,
             "last": writer.norm(decoder.norm),
-            "ropes": [
-                {
-                    "frequencies": rope.frequencies,
-                    "scale": rope.scale,
-                    "interleaved": rope.interleaved,
-                }
-                for rope in decoder.ropes
-            ],
+            "ropes": [_rope(rope, reader.rotary, switch) for rope in decoder.ropes],
             "layers": [_layer(layer, decoder, writer, bits) for layer in decoder.layers],
         }
         writer.put(np.zeros(SLACK, np.uint8))
     return facts
+
+
+def _rope(rope: Rope, rotary: Any, switch: int | None) -> dict[str, Any]:
+    facts = {"frequencies": rope.frequencies, "scale": rope.scale, "interleaved": rope.interleaved}
+    if switch is None:
+        return facts
+
+    def of_rows_to(position: int) -> dict[str, Any]:
+        cosine, _ = rotary(torch.zeros(1), torch.tensor([[0, position]]))
+        frequencies = rotary.inv_freq.double().tolist()
+        still = [0.0] * (len(rope.frequencies) - len(frequencies))
+        return {"frequencies": [*frequencies, *still], "scale": float(cosine[0, 0, 0])}
+
+    # what the reader tried may be either kind
+    return facts | {"long": of_rows_to(switch)} | of_rows_to(0)
 
 
 def _embeddings(

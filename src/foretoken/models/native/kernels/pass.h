@@ -125,7 +125,7 @@ static void project(Running& r, Team& team, int me, const Layer& layer, const St
           const Norm& norm = query ? layer.of_queries : layer.of_keys;
           if ((query || key) && norm.weight) normalize_head(norm, x, D);
           if ((query || key) && layer.rotary >= 0)
-            rotate(x, pass.rotary[layer.rotary] + size_t(t) * layer.rotated, layer.rotated,
+            rotate(x, pass.rotary[layer.rotary] + size_t(pass.turn[t]) * layer.rotated, layer.rotated,
                    layer.interleaved);
           if (query) {
             float* to = r.work.queries + size_t(t) * stride + h * D;
@@ -371,6 +371,16 @@ static void read_out(Running& r, Team& team, int me) {
   const Network& net = r.net;
   const Pass& pass = r.pass;
   const int stride = whole_vectors(net.width);
+  if (float* to = pass.taps ? pass.taps[net.layers + 1] : nullptr) {
+    float* y = r.work.scratch[me];
+    for (int first, last; team.take(me, pass.tokens, 1, &first, &last);)
+      for (int t = first; t < last; t++) {
+        const float* x = r.work.x + size_t(t) * stride;
+        if (net.last.weight) normalize(net.last, x, y, net.width);
+        memcpy(to + size_t(t) * net.width, net.last.weight ? y : x, size_t(net.width) * sizeof(float));
+      }
+    team.meet();
+  }
   if (!pass.needed) return;
   if (me == 0)  // the needed ones move up; they ascend
     for (int i = 0; i < pass.needed; i++)
