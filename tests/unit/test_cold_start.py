@@ -122,7 +122,7 @@ print(json.dumps([done.tokens, done.text, spec.target.runtime, sorted(sys.module
 def test_a_kept_conversion_is_loaded_without_what_makes_networks(tmp_path):
     """Its facts say all that must be known, and the tokenizer's class is remembered."""
     for name, layers in (("target", 2), ("draft", 1)):
-        folder(tmp_path / name, llama(320, num_hidden_layers=layers), byte_level())
+        folder(tmp_path / name, llama(320, num_hidden_layers=layers, head_dim=16), byte_level())
     environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-c", AGAIN, tmp_path / "target", tmp_path / "draft"]

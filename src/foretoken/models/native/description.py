@@ -8,27 +8,29 @@ over the mapped file.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.models.blocks import Blocks, Floats, found
 from foretoken.models.native import library
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack_floats, pack_integers
-from foretoken.models.native.reading import (
-    Decoder,
-    DecoderLayer,
-    Gated,
-    Linear,
-    NetworkReader,
-    Norm,
-    Rope,
-)
 from foretoken.models.rounding import rounded
+
+if TYPE_CHECKING:  # what reads networks takes seconds to import, and kept ones do without
+    from transformers import PreTrainedModel
+
+    from foretoken.models.native.reading import (
+        Decoder,
+        DecoderLayer,
+        Linear,
+        NetworkReader,
+        Norm,
+        Rope,
+    )
 
 FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
@@ -118,6 +120,8 @@ def describe(
     """Write a network's weights into a folder; return its description. Raises RefusedError for one
     that is built in another way than the kernels know. switch: it turns rows of more tokens by
     other frequencies; None: it does not."""
+    from foretoken.models.native.reading import NetworkReader  # late: as above
+
     reader = NetworkReader(network)
     decoder = reader.decoder()
     if decoder.pairs is not None:
@@ -172,12 +176,16 @@ def _embeddings(
         own, factor = table, 1.0
     if own.shape == decoder.head.weight.shape and np.array_equal(own, decoder.head.weight):
         return head, factor
+    from foretoken.models.native.reading import Linear  # late: as above
+
     return writer.weight([Linear(own)], None), factor
 
 
 def _layer(
     layer: DecoderLayer, decoder: Decoder, writer: WeightFile, bits: int | None
 ) -> dict[str, Any]:
+    from foretoken.models.native.reading import Gated  # late: as above
+
     part, gated = layer.attention, layer.gated
     if not isinstance(gated, Gated):
         raise RefusedError("its experts are not on the native decoder yet")
