@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -26,6 +27,7 @@ from foretoken.models.native import pages
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.library import CHOICE, instruction_sets
 from foretoken.models.native.model import NativeModel
+from foretoken.models.native.turns import Turns
 from interrupts import interrupted
 
 pytestmark = pytest.mark.cpu_only
@@ -344,3 +346,54 @@ def test_a_child_process_goes_on(tmp_path: Path) -> None:
         target.set_lengths([20])
         os._exit(0 if torch.equal(target.score([TEXT[20:23]], [3]), made) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_table_of_rotary_positions_grows_without_a_trace() -> None:
+    rope = {"frequencies": [1.0, 0.3], "scale": 1.5, "long": {"frequencies": [0.5, 0], "scale": 2}}
+    grown, whole = Turns(rope), Turns(rope)
+    assert [grown.reserve(n) for n in (1, 1024, 1025, 3000, 9000)] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert whole.reserve(grown.capacity)
+    assert np.array_equal(grown.table, whole.table)
+    places = np.arange(grown.capacity, dtype=np.float32)[:, None]
+    angles = (places * np.array([1, 0.3], np.float32)).astype(np.float64)
+    assert np.abs(grown.table[0, :, :2] - 1.5 * np.cos(angles)).max() < 2e-7
+    assert np.abs(grown.table[0, :, 2:] - 1.5 * np.sin(angles)).max() < 2e-7
+
+
+@pytest.mark.prove
+def test_a_context_of_32k_is_read_in_any_pieces() -> None:
+    long = tiny.llama(64, 2**15, head_dim=16, intermediate_size=32, num_hidden_layers=1)
+    model = NativeConversion(None, "float32", lambda: long).model()
+    text = [(7 * i * i + i // 3) % 61 + 2 for i in range(2**15 - 4)]
+    model.start([text])
+    made = model.score([[5, 6, 7]], [3]).clone()
+    model.permute([])
+    model.start([[], [9] * 30])
+    for at in range(0, len(text), 4099):
+        model.score([text[at : at + 4099], [3, 4]], [0, 2])
+    assert torch.equal(model.score([[5, 6, 7], []], [3, 0])[0], made[0])
+    assert model.pool.used * model.pool.bytes <= model.memory(model.lengths, [0, 0])
+    assert model.memory([2**15], [0]) < 1.01 * 2**15 * model.memory([16], [0]) / 16
+
+
+@pytest.mark.prove
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("draft", [["lookup"], []])  # by itself the one that is shipped
+def test_proof_2000_tokens_of_the_shipped_pair_are_those_of_plain_decoding(
+    draft: list[str], dtype: str
+) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
+    prompts = ["The captain looked", "It was the first day of", "She had never", "At last the"]
+    plain = foretoken.load("novels", "none", runtime="native", dtype=dtype)
+    alone = [plain.generate([prompt], gamma=0, **how)[0].tokens for prompt in prompts]
+    spec = foretoken.load("novels", *draft, runtime="native", dtype=dtype)
+    assert spec.exact == "bitwise" and spec.target.runtime == "native"
+    for gamma in (None, 2, 5):
+        assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
