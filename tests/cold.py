@@ -13,8 +13,6 @@ HEAVY = (
     "torch",
     "transformers",
     "openvino",
-    "onnx",
-    "onnxruntime",
     "safetensors",
     "scipy",
     "matplotlib",

@@ -32,6 +32,7 @@ from foretoken.engine import prefill_budget, scheduler
 from foretoken.lease import TENANTS
 from foretoken.models import reader
 from foretoken.models.companion import Companion
+from foretoken.models.native.model import NativeModel
 from foretoken.models.stock import packed
 from foretoken.models.stock.model import CausalModel
 from foretoken.options import check
@@ -146,22 +147,23 @@ def openvino(way: str, family: str = "") -> Callable[[str], Any]:
     return model
 
 
-def onnx(role: str) -> Any:
-    from foretoken.models.onnx.conversion import OnnxConversion
+def native(role: str) -> Any:
+    from foretoken.models.native.conversion import NativeConversion
 
     source = copy.deepcopy(network(role)).float()
-    return OnnxConversion(None, "float32", lambda: source).model()
+    return NativeConversion(None, "float32", lambda: source).model()
 
 
 def over(target: Any, role: str) -> Any:
     """A draft's weights over the target's own rows."""
-    from foretoken.models.onnx.conversion import OnnxConversion
-    from foretoken.models.openvino.conversion import Conversion
-
     family = HYBRID if getattr(target, "rewind", None) else ""
     source = partial(copy.deepcopy, network(role, family))
-    if target.runtime == "onnx":
-        return OnnxConversion(None, "float32", lambda: source().float()).companion(target)
+    if target.runtime == "native":
+        from foretoken.models.native.conversion import NativeConversion
+
+        return NativeConversion(None, "float32", lambda: source().float()).companion(target)
+    from foretoken.models.openvino.conversion import Conversion
+
     return Conversion(None, "float32", lambda: source().float(), dict).companion(target)
 
 
@@ -199,8 +201,8 @@ RUNTIMES = {
     ),
     "graphs": Runtime(graphs),
     "packed": Runtime(packed_model, measured(packed_model)),
-    "onnx": Runtime(onnx, measured(onnx)),
-    "onnx self": Runtime(onnx, measured(onnx), own=True),
+    "native": Runtime(native, measured(native)),
+    "native self": Runtime(native, measured(native), own=True),
     "paged": Runtime(openvino("paged"), measured(openvino("paged"))),
     "explicit": Runtime(openvino("explicit"), measured(openvino("explicit"))),
     "paged self": Runtime(openvino("paged"), measured(openvino("paged")), own=True),
@@ -377,7 +379,12 @@ def require_accounted(spec: Speculator) -> None:
     for part in parts(spec):
         rows = len(batch.rows) if part in held(spec.target) else drafted
         assert rows_of(part) in (0, rows)
-        if hasattr(part, "pages"):
+        if isinstance(part, NativeModel):
+            every = [*part.rows, *(part.pool.cached or ())]
+            users = Counter(id(page) for row in every for page in row.pages)
+            found = {id(page): page.users for row in every for page in row.pages}
+            assert part.pool.used == len(found) and found == users
+        elif hasattr(part, "pages"):
             holders = Counter(page for pages in part.pages for page in pages)
             assert part.pool.holders == [holders[page] for page in range(part.pool.size)]
             assert sorted([*part.pool.free, *holders]) == list(range(part.pool.size))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import moving
 from foretoken import Completion, Engine, InputError, RefusedError, SamplingParams, Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.engine import memory
+from foretoken.engine import memory, scheduler
 from foretoken.models.stock.model import CausalModel
 from moving import (
     CONTEXT,
@@ -68,7 +68,7 @@ MATES = [([5, 6], 2), ([7], 0), ([40, 41, 42, 40, 41], 4)]
 
 @pytest.mark.parametrize("whose", ["target", "draft"])
 @pytest.mark.parametrize("place", [0, 1, 6])
-@pytest.mark.parametrize("runtime", ["table", "torch", "graphs"])
+@pytest.mark.parametrize("runtime", ["table", "torch", "graphs", "native"])
 def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: str) -> None:
     """Behind its `place`-th new token; other rows' texts are as without it, also those that come
     into the cache where it stood."""
@@ -106,6 +106,7 @@ def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: s
         "table",
         "torch",
         "graphs",
+        "native",
         "paged",
         "explicit",
     ],
@@ -127,20 +128,24 @@ def test_a_sick_row_that_wants_no_draft_token_costs_its_others_nothing(runtime: 
 # --- to the bit ---
 
 
-def differing(tokens: int, rule: str) -> tuple[int, int, int]:
-    """Tokens made by an engine of random arrivals, those that differ from plain decoding of the
-    row alone, and draft tokens that were kept."""
-    chance = random.Random(rule)
-    spec, plain = (RUNTIMES["onnx"].speculator("lm", SOUND) for _ in range(2))
+def differing(tokens: int, rule: str, own: str = "") -> Counter[str]:
+    """Count tokens made by an engine of random arrivals, which share prefixes and wait again where
+    memory runs short, those that differ from plain decoding of the row alone, draft tokens that
+    were kept, and tokens of prompts that were cached. own: " self" for drafts over the target's
+    rows."""
+    chance, counts = random.Random(rule), Counter[str]()
+    spec, plain = (RUNTIMES[f"native{own}"].speculator("lm", SOUND) for _ in range(2))
     assert spec.exact == "bitwise"
-    made = different = kept = 0
-    with Engine(spec, 6, rule=rule) as engine:
+    heads = [[chance.randrange(1, 300) for _ in range(60)] for _ in range(2)]
+    room = spec.target.memory([260], [0]) * (1 if own else 2)  # pyright: ignore
+    with Engine(spec, 6, rule=rule, kv_memory=room) as engine:
         sampling_of: dict[int, tuple[list[int], SamplingParams, int]] = {}
-        while made < tokens or sampling_of:
-            if made < tokens and len(sampling_of) < 9 and chance.random() < 0.5:
-                prompt = [chance.randrange(1, 300) for _ in range(chance.choice([1, 5, 40, 90]))]
+        while counts["made"] < tokens or sampling_of:
+            if counts["made"] < tokens and len(sampling_of) < 9 and chance.random() < 0.5:
+                prompt = [chance.randrange(1, 300) for _ in range(chance.choice([1, 5, 40, 80]))]
+                prompt = [*chance.choice([[], *heads]), *prompt]
                 params = SamplingParams(
-                    1.0 if rule == "coupled" else 0.0, max_new_tokens=chance.randrange(1, 80)
+                    1.0 if rule == "coupled" else 0.0, max_new_tokens=chance.randrange(1, 110)
                 )
                 seed = chance.randrange(2**60)
                 id = engine.add(prompt, params, gamma=chance.choice([0, 1, 3, 7]), seed=(seed, 0))
@@ -148,29 +153,44 @@ def differing(tokens: int, rule: str) -> tuple[int, int, int]:
             for event in engine.step():
                 if event.completion is not None:
                     prompt, params, seed = sampling_of.pop(event.id)
-                    (own,) = plain.generate([prompt], params, gamma=0, seed=[(seed, 0)], rule=rule)
+                    (alone,) = plain.generate(
+                        [prompt], params, gamma=0, seed=[(seed, 0)], rule=rule
+                    )
                     ids = event.completion.tokens
-                    assert len(ids) == len(own.tokens)
-                    made += len(ids)
-                    kept += event.completion.stats.accepted
-                    different += sum(a != b for a, b in zip(ids, own.tokens, strict=True))
+                    assert len(ids) == len(alone.tokens)
+                    counts["made"] += len(ids)
+                    counts["kept"] += event.completion.stats.accepted
+                    counts["cached"] += event.completion.stats.cached_tokens
+                    pairs = zip(ids, alone.tokens, strict=True)
+                    counts["different"] += sum(a != b for a, b in pairs)
+        counts["preempted"] = engine.stats().preempted
     require_empty(spec)
-    return made, different, kept
+    return counts
 
 
-@pytest.mark.onnx
-def test_a_moving_batch_changes_no_bit() -> None:
-    made, different, kept = differing(60, "coupled")
-    assert different == 0 and made >= 60 and kept > 5
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs short soon: rows join without room for what they may gain."""
+    monkeypatch.setattr(scheduler, "AHEAD", 4)
 
 
-@pytest.mark.onnx
+@pytest.mark.native
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("own", ["", " self"])
+def test_a_moving_batch_changes_no_bit(own: str) -> None:
+    counts = differing(300, "coupled", own)
+    assert not counts["different"] and counts["made"] >= 300, counts
+    assert counts["kept"] > 5 and counts["cached"] > 60 and counts["preempted"] > 0, counts
+
+
+@pytest.mark.native
 @pytest.mark.prove
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("rule", ["block", "coupled"])
 def test_proof_a_moving_batch_changes_no_bit(rule: str) -> None:
-    made, different, kept = differing(10_000, rule)
-    print(f"{rule}: {different} of {made} tokens differ, {kept} guesses kept")
-    assert different == 0 and made >= 10_000 and kept > 1_000
+    counts = differing(10_000, rule)
+    print(f"{rule}: {dict(counts)}")
+    assert not counts["different"] and counts["made"] >= 10_000 and counts["kept"] > 1_000
 
 
 # --- many requests ---
@@ -271,7 +291,7 @@ def test_every_request_ends_rightly(runtime: str) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("runtime", ["torch", "paged"])
+@pytest.mark.parametrize("runtime", ["torch", "native", "paged"])
 def test_proof_ten_thousand_requests_take_no_memory(
     runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,7 +255,7 @@ def play(runtime: str, patch: pytest.MonkeyPatch, examples: int, steps: int) -> 
     return counts
 
 
-@pytest.mark.parametrize("runtime", ["table", "torch", "hybrid"])
+@pytest.mark.parametrize("runtime", ["table", "torch", "hybrid", "native"])
 def test_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     play(runtime, monkeypatch, 5, 12)
 
@@ -290,4 +290,4 @@ def test_proof_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) 
             break
     assert all(counts[end] for end in ends), counts
     assert counts["error"] < counts["length"] + counts["stop"]
-    assert (counts["cached"] > 0) <= runtime.startswith(("paged", "onnx"))
+    assert (counts["cached"] > 0) <= runtime.startswith(("paged", "native"))

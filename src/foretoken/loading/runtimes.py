@@ -321,8 +321,6 @@ def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
 
 
 def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> NativeModel:
-    from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
-
     if placement.device.type != "cpu":
         raise RefusedError(f"the native decoder runs on the CPU, not on {placement.device}")
     loaded = isinstance(source, Source)
@@ -330,6 +328,8 @@ def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) 
     conversion = replace(conversion, taps=placement.taps)
     if loaded and is_folder(source.path) and (kept := conversion.kept()) is not None:
         return kept
+    from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
+
     self_check(source.empty if loaded else source, _native_library().form())
     return conversion.model()
 

@@ -14,8 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -174,15 +173,28 @@ class Convertible(Protocol):
     def code(self) -> list[str]: ...
 
 
-@contextmanager
-def told(source: Convertible, form: str, runtime: str) -> Generator[None]:
-    """Say that a model is converted, and how long it took if that was long."""
+def find_or_make(
+    source: Convertible,
+    key: str,
+    runtime: str,
+    form: str,
+    write: Callable[[Path], dict[str, Any]],
+    title: str | None = None,
+) -> KeptConversion | None:
+    """Return the conversion kept under `key`, or make it by `write` and keep it, saying so; None
+    where it cannot be kept, which is said too. title: by itself the source's."""
+    if found := find(key):
+        return found
     name, start = base_name(source.name), time.perf_counter()
     with log_if_slow(log, "converting %s to %s for %s, once", name, form, runtime):
-        yield
+        kept = keep(key, write, title or title_of(source), form)
     seconds = time.perf_counter() - start
     if seconds > slow_log.AFTER:
         tell(log, "converted %s in %.1f s", name, seconds)
+    if not kept:
+        where = folder() or "a cache folder"
+        log.warning("it could not be kept in %s and is made again each time", where)
+    return find(key) if kept else None
 
 
 def key_of(source: Convertible, *choices: str | int) -> str:

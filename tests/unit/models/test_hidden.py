@@ -57,8 +57,8 @@ def test_on_openvino(family):
     shows_what_the_head_reads(runtimes.place(network, placement).model, network)
 
 
-@pytest.mark.onnx
-def test_on_onnx_runtime():
+@pytest.mark.native
+def test_on_the_native_decoder():
     network = tiny.llama(64, head_dim=16)
-    placement = runtimes.Placement(runtime="onnx")
+    placement = runtimes.Placement(runtime="native")
     shows_what_the_head_reads(runtimes.place(network, placement).model, network)

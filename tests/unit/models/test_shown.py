@@ -44,11 +44,11 @@ def on_openvino(name: str, taps: tuple[int, ...]) -> Any:
     return compiled(PAGED.export(copy.deepcopy(network(name)).float(), taps))
 
 
-def on_onnx(name: str, taps: tuple[int, ...]) -> Any:
-    from foretoken.models.onnx.conversion import OnnxConversion
+def natively(name: str, taps: tuple[int, ...]) -> Any:
+    from foretoken.models.native.conversion import NativeConversion
 
     source = copy.deepcopy(network(name)).float()
-    return OnnxConversion(None, "float32", lambda: source, taps=taps).model()
+    return NativeConversion(None, "float32", lambda: source, taps=taps).model()
 
 
 @dataclass
@@ -141,10 +141,22 @@ def test_states_are_those_of_one_forward(name: str) -> None:
         play(target, name, 1e-3 if name == HYBRID else 1e-12, seed)
 
 
-def test_states_are_those_of_one_forward_on_onnx_runtime() -> None:
-    target = on_onnx("Llama", taps_of("Llama"))
+def test_states_are_those_of_one_forward_natively() -> None:
+    target = natively("Llama", taps_of("Llama"))
     for seed in range(4):
         play(target, "Llama", 1e-5, seed)
+
+
+def test_a_layer_that_is_tapped_twice_is_shown_twice() -> None:
+    target = natively("Llama", (1, FINAL, 1))
+    target.show(lambda text: 0)
+    target.start([[3, 4, 5]])
+    (known,) = target.shown()
+    first, last, again = known.states.chunk(3, 1)
+    assert torch.equal(first, again) and not torch.equal(first, last)
+    target.score([[6, 7]], [2])
+    (known,) = target.shown()
+    assert torch.equal(known.states.chunk(3, 1)[1], target.hidden[0])
 
 
 @pytest.mark.openvino
@@ -184,6 +196,28 @@ def test_nothing_is_kept_where_nobody_watches() -> None:
 @pytest.mark.openvino
 def test_nothing_is_kept_where_nobody_watches_on_openvino() -> None:
     shows_nothing_unwatched(on_openvino("Llama", (1, FINAL)))
+
+
+@pytest.mark.parametrize("allowed", [0, 33, 64, 500])
+def test_a_row_shares_no_more_natively(allowed: int) -> None:
+    target, text = natively("Llama", (0, FINAL)), [(7 * i + 3) % 64 for i in range(80)]
+    target.remember(True)
+    target.show(lambda prompt: allowed)
+    for turn in range(2):
+        target.start([text])
+        (known,) = target.shown()
+        shared = min(allowed, 80) if turn else 0
+        assert shared == 80 if known is None else known.first == shared
+        target.leave([0])
+
+
+def test_a_tap_behind_the_last_layer_is_refused_natively() -> None:
+    with pytest.raises(RefusedError, match="the draft reads behind layer 4, the target has 3"):
+        natively("Llama", (0, 4))
+
+
+def test_nothing_is_kept_where_nobody_watches_natively() -> None:
+    shows_nothing_unwatched(natively("Llama", (1, FINAL)))
 
 
 @pytest.mark.openvino

@@ -77,6 +77,14 @@ class Weights:
     file: Path
     name = "m"
     gguf = None
+    changes = ()
+
+    @property
+    def path(self) -> Path:
+        return self.file
+
+    def code(self) -> list[str]:
+        return []
 
     def files(self) -> list[Path]:
         return [self.file]
@@ -87,15 +95,28 @@ def test_a_slow_conversion_is_told_without_an_estimate(
 ) -> None:
     caplog.set_level("INFO", "foretoken.models.store")
     source: Any = Weights(folder / "weights")
-    with store.told(source, "int8", "OpenVINO"):
-        pass
+    assert store.find_or_make(source, "fast", "OpenVINO", "int8", written())
     assert not caplog.messages
     monkeypatch.setattr(slow_log, "AFTER", 0.2)
-    with store.told(source, "int8", "OpenVINO"):
+
+    def write(place: Path) -> dict[str, Any]:
         until(lambda: caplog.messages)
         assert caplog.messages == ["converting m to int8 for OpenVINO, once"]
+        return written()(place)
+
+    made = store.find_or_make(source, "slow", "OpenVINO", "int8", write)
+    assert made is not None and made == store.find_or_make(source, "slow", "", "", write)
     assert len(caplog.messages) == 2
     assert re.fullmatch(r"converted m in \d+\.\d s", caplog.messages[1])
+
+
+def test_one_that_cannot_be_kept_is_said(
+    folder: Path, caplog: pytest.LogCaptureFixture, full_disk: Any
+) -> None:
+    source: Any = Weights(folder / "weights")
+    with full_disk(10):
+        assert store.find_or_make(source, "k", "OpenVINO", "int8", written()) is None
+    assert "it could not be kept in" in caplog.text
 
 
 def test_several_writers_at_once() -> None:

@@ -5,7 +5,6 @@ Does not know names, folders or tokenizers, nor how a runtime is chosen.
 
 from __future__ import annotations
 
-import logging
 import shutil
 import tempfile
 import weakref
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from foretoken.models.stock.selfcheck import Form
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +80,25 @@ class NativeConversion:
         return Companion(target, passes, facts)
 
     def _passes(self) -> tuple[NativePasses, dict[str, Any]]:
-        found = self._kept_or_made()
+        found = None
+        if self.source is not None:
+            key, form = self._key(self.source), f"{self.dtype} (native)"
+
+            def write(place: Path) -> dict[str, Any]:
+                return self._written(place) | self.more() | {"identity": key}
+
+            found = store.find_or_make(self.source, key, "the native decoder", form, write)
         return self._temporary() if found is None else self._read(found)
 
     def _read(self, found: KeptConversion) -> tuple[NativePasses, dict[str, Any]]:
         taps = tuple(self.taps)
         return NativePasses(found.place, found.facts["network"], taps), found.facts
 
-    def _kept_or_made(self) -> KeptConversion | None:
-        """Return the panels as they are kept, or make and keep them now; None where that cannot
-        be."""
-        if self.source is None:
-            return None
-        key = self._key(self.source)
-        return store.find(key) or self._stored(self.source, key)
-
     def _key(self, source: Convertible) -> str:
         return store.key_of(source, FORMAT, "native", self.dtype)
 
-    def _stored(self, source: Convertible, key: str) -> KeptConversion | None:
-        def write(place: Path) -> dict[str, Any]:
-            return self._written(place) | self.more() | {"identity": key}
-
-        form = f"{self.dtype} (native)"
-        with store.told(source, form, "the native decoder"):
-            kept = store.keep(key, write, store.title_of(source), form)
-        if not kept:
-            where = store.folder() or "a cache folder"
-            log.warning("it could not be kept in %s and is made again each time", where)
-        return store.find(key) if kept else None
-
     def _temporary(self) -> tuple[NativePasses, dict[str, Any]]:
-        """The same in files that end with it."""
+        """Return the same from files that end with the passes."""
         place = Path(tempfile.mkdtemp(prefix="foretoken-"))
         try:
             passes, facts = self._read(KeptConversion(place, self._written(place)))
@@ -125,17 +109,18 @@ class NativeConversion:
         return passes, facts
 
     def _written(self, place: Path) -> dict[str, Any]:
-        from foretoken.models.stock.sizes import context_limit, switch_of  # late: takes seconds
+        from foretoken.models.stock.sizes import (  # late: takes seconds
+            context_limit,
+            positions,
+            switch_of,
+        )
 
         network = self.network().float().eval()
         config = network.config.get_text_config(decoder=True)
+        switch = switch_of(network)
         try:
-            if (switch := switch_of(network)) is not None:
-                raise RefusedError(
-                    f"it reads sequences of more than {switch} tokens in another way"
-                )
             with torch.inference_mode():
-                facts = description.describe(network, place, self.dtype)
+                facts = description.describe(network, place, self.dtype, switch)
         except (RefusedError, MemoryError, OSError):
             raise
         except Exception as error:  # a family's own code raises anything
@@ -144,7 +129,10 @@ class NativeConversion:
         return {
             "network": facts,
             "vocab_size": facts["vocabulary"],
+            "layers": len(facts["layers"]),
+            "parameters": sum(weight.numel() for weight in network.parameters()),
             "context": context_limit(config),
+            "longest": None if switch is None else positions(config),
             "computed": self.dtype,
         }
 
@@ -166,4 +154,5 @@ def form() -> Form:
     return Form(
         "the native decoder",
         lambda network: NativeConversion(None, "float32", lambda: network).model(),
+        switches=True,
     )

@@ -11,25 +11,28 @@ import ctypes
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from foretoken.models.blocks import Floats
 from foretoken.models.native import library
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack
-from foretoken.models.native.reading import (
-    ACTIVATIONS,
-    XIELU,
-    Attention,
-    Decoder,
-    DecoderLayer,
-    Linear,
-    NetworkReader,
-    Norm,
-)
+
+if TYPE_CHECKING:  # what reads networks takes seconds to import, and kept ones do without
+    from transformers import PreTrainedModel
+
+    from foretoken.models.native.reading import (
+        Attention,
+        Decoder,
+        DecoderLayer,
+        Linear,
+        NetworkReader,
+        Norm,
+        Rope,
+    )
 
 FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
@@ -113,9 +116,14 @@ def _bias(linear: Linear) -> Floats:
     return np.zeros(len(linear.weight), np.float32) if linear.bias is None else linear.bias
 
 
-def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, Any]:
+def describe(
+    network: PreTrainedModel, folder: Path, dtype: str, switch: int | None = None
+) -> dict[str, Any]:
     """Write a network's weights into a folder; return its description. Raises RefusedError for one
-    that is built in another way than the kernels know."""
+    that is built in another way than the kernels know. switch: it turns rows of more tokens by
+    other frequencies; None: it does not."""
+    from foretoken.models.native.reading import NetworkReader  # late: as above
+
     reader = NetworkReader(network)
     decoder = reader.decoder()
     with (folder / FILE).open("wb") as file:
@@ -134,11 +142,27 @@ def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, An
             "embedding_norm": writer.norm(decoder.embedded),
             "head": head,
             "last": writer.norm(decoder.norm),
-            "ropes": [asdict(rope) for rope in decoder.ropes],
+            "ropes": [_rope(rope, reader.base, switch) for rope in decoder.ropes],
             "layers": [_layer(layer, decoder, writer) for layer in decoder.layers],
         }
         writer.put(np.zeros(SLACK, np.uint8))
     return facts
+
+
+def _rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
+    facts = asdict(rope)
+    if switch is None:
+        return facts
+    rotary = base.rotary_emb
+
+    def of_rows_to(position: int) -> dict[str, Any]:
+        cosine, _ = rotary(torch.zeros(1), torch.tensor([[0, position]]))
+        frequencies = rotary.inv_freq.double().tolist()
+        still = [0.0] * (len(rope.frequencies) - len(frequencies))
+        return {"frequencies": [*frequencies, *still], "scale": float(cosine[0, 0, 0])}
+
+    # what the reader tried may be either kind
+    return facts | {"long": of_rows_to(switch)} | of_rows_to(0)
 
 
 def _embeddings(
@@ -155,10 +179,14 @@ def _embeddings(
         own, factor = table, 1.0
     if own.shape == decoder.head.weight.shape and np.array_equal(own, decoder.head.weight):
         return head, factor
+    from foretoken.models.native.reading import Linear  # late: as above
+
     return writer.weight([Linear(own)], 8, rounding=False), factor
 
 
 def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[str, Any]:
+    from foretoken.models.native.reading import ACTIVATIONS, XIELU  # late: as above
+
     part, gated = layer.attention, layer.gated
     rope = None if part.rope is None else decoder.ropes[part.rope]
     norms = dict(zip(NORMS, (*layer.norms, *part.norms), strict=True))

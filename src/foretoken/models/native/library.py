@@ -82,7 +82,7 @@ class PassRecord(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("tokens", "needed", "rows", "tables")),
-        *((name, c_void_p) for name in ("ids", "at", "row", "pages", "rotary", "need")),
+        *((name, c_void_p) for name in ("ids", "at", "turn", "row", "pages", "rotary", "need")),
         *((name, c_void_p) for name in ("place", "logits", "hidden", "taps")),
     ]
 
@@ -128,15 +128,17 @@ class OpenNetwork:
     def __init__(self, network: NetworkRecord, kept: Any, instructions: str | None = None) -> None:
         self.instructions = instructions or chosen_set()
         self.network, self._kept = network, kept
-        self._handle = library().foretoken_open(self.instructions.encode(), network)
+        kernels = library()  # at the end of the process there may be none
+        self._run, self._close = kernels.foretoken_run, kernels.foretoken_close
+        self._handle = kernels.foretoken_open(self.instructions.encode(), network)
         if not self._handle:
             raise MemoryError("no memory for the states of a pass")
 
     def run(self, one: PassRecord) -> None:
         """Run a pass. Raises MemoryError."""
-        if not library().foretoken_run(self._handle, one):
+        if not self._run(self._handle, one):
             raise MemoryError("no memory for the attention of a pass")
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
-            library().foretoken_close(self._handle)
+            self._close(self._handle)

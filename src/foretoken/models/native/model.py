@@ -14,38 +14,11 @@ from torch import Tensor
 from foretoken.models.base import Blocks
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
-from foretoken.models.prefixes import shared
-from foretoken.models.rows import CHUNK, check_lengths, check_room, staying
+from foretoken.models.prefixes import PrefixCache, shared
+from foretoken.models.rows import check_lengths, check_room, staying
 from foretoken.models.shown import Known, Shown
 
-LEAST = 32  # tokens that sequences must share
-MOST_KEPT = 2**29  # bytes of pages that are cached of rows that have left
-
-
-class CachedPrefixes:
-    """Rows that have left, the latest last; the oldest give way."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[Hashable, list[int], PagedRow]] = []
-
-    def add(self, salt: Hashable, tokens: list[int], row: PagedRow) -> None:
-        """Cache a row in place of those that it begins with."""
-        left = list(self.rows)
-        for entry in left:
-            if entry[0] == salt and shared(entry[1], tokens) == len(entry[1]):
-                self._drop(entry)
-        self.rows.append((salt, tokens, row))
-        while sum(len(each.pages) * each.pool.bytes for _, _, each in self.rows) > MOST_KEPT:
-            self._drop(self.rows[0])
-
-    def clear(self) -> None:
-        """Give up all of them."""
-        for entry in list(self.rows):
-            self._drop(entry)
-
-    def _drop(self, entry: tuple[Hashable, list[int], PagedRow]) -> None:
-        self.rows.remove(entry)
-        entry[2].release()
+LEAST = PAGE  # tokens that sequences must share
 
 
 class NativeModel:
@@ -64,6 +37,7 @@ class NativeModel:
         self.passes = passes
         self.vocab_size = passes.vocab_size
         self.context: int | None = facts["context"]
+        self.longest: int | None = facts.get("longest") or self.context
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")
         self.pool = PagePool(passes.starts[-1], "float16" if passes.facts["halved"] else "float32")
@@ -71,7 +45,7 @@ class NativeModel:
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
-        self.cached: CachedPrefixes | None = None
+        self._beyond = False  # whether these are long ones
         self.recalled: list[int] = []  # tokens of the rows that joined last
         self.taps = passes.taps
         self._seen = Shown()  # states there, until they are taken
@@ -87,8 +61,15 @@ class NativeModel:
     def lengths(self) -> list[int]:
         return [row.length for row in self.rows]
 
+    @property
+    def long(self) -> list[bool]:
+        return [row.long for row in self.rows]
+
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return self.pool.bytes * sum(-(-n // PAGE) for n in lengths)
+
+    def reserve(self, total: int) -> None:
+        self.pool.capacity = total // self.pool.bytes
 
     def show(self, known: Callable[[list[int]], int] | None) -> None:
         self._watched = known if self.taps else None
@@ -97,62 +78,83 @@ class NativeModel:
         return self._seen.take()
 
     def remember(self, on: bool) -> None:
-        if self.cached is not None:
-            self.cached.clear()
-        self.cached = CachedPrefixes() if on else None
+        if (cached := self.pool.cached) is not None:
+            cached.clear()
+        pages = PrefixCache(None, divisible=True, release=lambda row: row.release())
+        self.pool.cached = pages if on else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt
 
+    def beyond(self, on: bool) -> None:
+        self._beyond = on
+
     def known(self, prompt: list[int]) -> int:
         return self._found(prompt)[0]
+
+    @property
+    def _shared_by(self) -> Hashable:
+        """Return the key of rows that share pages: their salt, and the way they are read in."""
+        return (self.salt, "long") if self._beyond else self.salt
 
     def _found(self, prompt: list[int]) -> tuple[int, PagedRow | None]:
         """Return how many first tokens of a prompt another row shares, whose states need not be
         shown, and that row."""
-        if self.cached is None:
+        if self.pool.cached is None:
             return 0, None
-        best, row = 0, None
-        running = zip(self.salts, self.texts, self.rows, strict=True)
-        for salt, text, other in [*self.cached.rows, *running]:
-            same = shared(text[: other.length], prompt) if salt == self.salt else 0
-            if same > max(best, LEAST - 1):
-                best, row = same, other
-        if self._watched is not None:
-            best = min(best, self._watched(prompt))
-        return best, row
+        salt = self._shared_by
+        length, row = self.pool.cached.find(salt, prompt)
+        for own, text, other in zip(self.salts, self.texts, self.rows, strict=True):
+            if own == salt and text[:LEAST] == prompt[:LEAST]:
+                same = min(shared(text, prompt), other.length)
+                length, row = (same, other) if same > length else (length, row)
+        if length < LEAST:
+            return 0, None
+        return length if self._watched is None else min(length, self._watched(prompt)), row
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
+        limit = self.longest if self._beyond else self.context
+        check_room([0] * len(prompts), [len(p) for p in prompts], limit)
         first = len(self.rows)
         # at once, for a Ctrl-C in between
         self.rows, self.texts, self.salts, self._seen = (
-            [*self.rows, *(PagedRow(self.pool) for _ in prompts)],
+            [*self.rows, *(PagedRow(self.pool, long=self._beyond) for _ in prompts)],
             [*self.texts, *([] for _ in prompts)],
-            [*self.salts, *(self.salt for _ in prompts)],
+            [*self.salts, *(self._shared_by for _ in prompts)],
             self._seen.with_rows(len(prompts)),
         )
         self.recalled = []
+        unread: dict[int, list[int]] = {}
         for b, prompt in enumerate(prompts, first):
+            head = prompt[:LEAST]
+            if self.pool.cached is not None and any(
+                head == prompts[other - first][:LEAST] for other in unread
+            ):  # it may share what these are about to read
+                self._read(unread)
+                unread = {}
             length, row = self._found(prompt)
             if length and row is not None:
-                self.rows[b] = row.fork(length)
-                self.texts[b] = prompt[:length]
+                self.rows[b], self.texts[b] = row.fork(length), prompt[:length]
             self.recalled.append(length)
-            for at in range(length, len(prompt), CHUNK):
-                block = prompt[at : at + CHUNK]
-                every = range(len(self.rows))
-                self.score([block if i == b else [] for i in every], [0 for _ in every])
+            unread[b] = prompt[length:]
+        self._read(unread)
+
+    def _read(self, unread: dict[int, list[int]]) -> None:
+        every = range(len(self.rows))
+        self.score([unread.get(b, []) for b in every], [0 for _ in every])
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
-        past = self.lengths
-        check_room(past, [len(block) for block in blocks], self.context)
-        for row, block in zip(self.rows, blocks, strict=True):
-            row.length += len(block)
+        past, context = self.lengths, self.context
+        limits = context
+        if self.longest != context:
+            limits = [self.longest if row.long else context for row in self.rows]
+        check_room(past, [len(block) for block in blocks], limits)
         logits = self.scored(self.passes, past, blocks, need)
-        for text, start, block in zip(self.texts, past, blocks, strict=True):
+        # last, so that a row is as it was where memory does not suffice
+        for row, text, start, block in zip(self.rows, self.texts, past, blocks, strict=True):
             text[start:] = block
+            row.length = start + len(block)
         return logits
 
     def scored(
@@ -160,24 +162,22 @@ class NativeModel:
     ) -> Tensor:
         """Return logits as `score` does, by any network over these pages, where row b has past[b]
         tokens in place; no row moves on."""
-        B, most = len(blocks), max(need, default=0)
-        full = all(count == most for count in need)
+        B, most, own = len(blocks), max(need, default=0), passes is self.passes
         parts = [
             RowPart(self.rows[b], past[b], block, need[b], b * most)
             for b, block in enumerate(blocks)
             if block
         ]
-        if not parts:
-            if passes is self.passes:
-                self._hidden = torch.zeros(B, most, passes.width)
-            return torch.zeros(B, most, self.vocab_size)
-        made = passes.run(parts, B * most, zeroed=not full)
-        if passes is self.passes:
-            self._hidden = made.hidden.view(B, most, passes.width)
-            if made.shown is not None and self._watched is not None:
+        made = passes.run(parts, B, most, shows=own and self._watched is not None)
+        if min(need, default=0) < most:
+            for b, count in enumerate(need):
+                made.logits[b, count:] = made.hidden[b, count:] = 0
+        if own:
+            self._hidden = made.hidden
+            if made.shown is not None:
                 counts = [len(block) for block in blocks]
                 self._seen.add(past, list(made.shown.split(counts)))
-        return made.logits.unflatten(0, (B, most)) if most else torch.zeros(B, 0, self.vocab_size)
+        return made.logits
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
@@ -198,10 +198,14 @@ class NativeModel:
         self.rows, self.texts, self.salts, self._seen = new, texts, salts, self._seen.selected(rows)
         for row in left:
             row.release()
+        if not rows:
+            self.pool.recount()
 
     def leave(self, rows: list[int]) -> None:
         for b in rows:
-            if self.cached is not None and b < len(self.rows) and self.texts[b]:
-                row = self.rows[b]
-                self.cached.add(self.salts[b], list(self.texts[b]), row.fork(row.length))
+            if self.pool.cached is not None and b < len(self.rows):
+                row, text = self.rows[b], self.texts[b]
+                length = min(len(text), row.length)  # a Ctrl-C may have come between
+                if length >= LEAST:
+                    self.pool.cached.add(self.salts[b], text[:length], row.fork(length))
         self.permute(staying(len(self.rows), rows))

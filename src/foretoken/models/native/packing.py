@@ -42,7 +42,7 @@ def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
     if blocks is not None and blocks.bits <= bits:
         return _pack_blocks(blocks, weight.shape)
     if rounding and weight.shape[1] % WEIGHTS == 0:
-        return _pack_blocks(_round_blocks(weight, bits), weight.shape)
+        return _pack_blocks(round_blocks(weight, bits), weight.shape)
     halves = np.ascontiguousarray(weight).view(np.uint16)  # of numbers, the lower one first
     if not halves[:, ::2].any():
         return pack_floats(halves[:, 1::2], "bfloat16")
@@ -53,7 +53,7 @@ def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
     return pack_floats(weight, "float32")
 
 
-def _round_blocks(weight: Floats, bits: int) -> Blocks:
+def round_blocks(weight: Floats, bits: int) -> Blocks:
     """Return the nearest weight `[out, in]` of 8 or 4 bits, in blocks."""
     blocks, name = weight.size // WEIGHTS, library.chosen_set().encode()
     groups = np.ascontiguousarray(weight).reshape(blocks, WEIGHTS)

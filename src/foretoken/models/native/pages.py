@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.models.prefixes import PrefixCache
+
 PAGE = 16  # positions
 SPARE = 64  # pages that are kept for the next rows
+MOST_KEPT = 2**29  # bytes of all pages up to which cached prefixes stay, unless `reserve` says
 
 
 class Page:
@@ -25,82 +28,96 @@ class Page:
 
 
 class PagePool:
-    """Makes pages, and takes unused ones back."""
+    """Makes pages, and takes unused ones back. Cached prefixes give way where there are more than
+    `capacity`: rows that run come first."""
 
     def __init__(self, numbers: int, dtype: str = "float32") -> None:
         self.numbers, self.dtype = numbers, np.dtype(dtype)  # of a page
+        self.bytes = numbers * self.dtype.itemsize
+        self.capacity = MOST_KEPT // self.bytes
         self.spare: list[Page] = []
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of a page."""
-        return self.numbers * self.dtype.itemsize
+        self.used = 0
+        self.cached: PrefixCache | None = None  # rows that have left
 
     def page(self) -> Page:
         """Return a page of one user, whose content means nothing."""
-        if self.spare:
-            page = self.spare.pop()
-            page.users = 1
-            return page
-        return Page(np.empty(self.numbers, self.dtype))
+        while self.used >= self.capacity and self.cached:
+            self.cached.drop_oldest()
+        page = self.spare.pop() if self.spare else Page(np.empty(self.numbers, self.dtype))
+        page.users, self.used = 1, self.used + 1
+        return page
 
     def copy(self, page: Page) -> Page:
-        """Return a page with the same content, in place of a shared one."""
+        """Return a page with the same content, of one user."""
         new = self.page()
         np.copyto(new.numbers, page.numbers)
-        self.release([page])
         return new
 
     def release(self, pages: Sequence[Page]) -> None:
         """Take back pages from one of their users."""
         for page in pages:
             page.users -= 1
-            if page.users == 0 and len(self.spare) < SPARE:
-                self.spare.append(page)
+            if page.users == 0:
+                self.used -= 1
+                if len(self.spare) < SPARE:
+                    self.spare.append(page)
+
+    def recount(self) -> None:
+        """Count users where no row runs: what a Ctrl-C has left behind is forgotten."""
+        pages = [page for row in self.cached or () for page in row.pages]
+        for page in pages:
+            page.users = 0
+        self.used = 0
+        for page in pages:
+            self.used += page.users == 0
+            page.users += 1
 
 
 class PagedRow:
-    """One row: its pages, and how many of their positions are its own."""
+    """One row: its pages, and how many of their positions are its own. long: it was joined as one
+    of more tokens than a model with a switch reads in the ordinary way."""
 
-    __slots__ = ("_table", "length", "pages", "pool")
+    __slots__ = ("_addresses", "length", "long", "pages", "pool", "table")
 
-    def __init__(self, pool: PagePool, pages: Sequence[Page] = (), length: int = 0) -> None:
-        self.pool, self.pages, self.length = pool, list(pages), length
-        for page in self.pages:
+    def __init__(
+        self, pool: PagePool, pages: Sequence[Page] = (), length: int = 0, *, long: bool = False
+    ) -> None:
+        self.pool, self.pages, self.length, self.long = pool, list(pages), length, long
+        self._addresses: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._room(len(self.pages))
+        for i, page in enumerate(self.pages):
             page.users += 1
-        self._table: NDArray[np.uint64] = np.zeros(16, np.uint64)
-        self._fill(0)
-
-    @property
-    def table(self) -> int:
-        """Return the address of the table of the pages' addresses."""
-        return self._table.ctypes.data
+            self._addresses[i] = page.address
 
     def fork(self, length: int) -> PagedRow:
         """Return a row that begins with the first `length` of these positions."""
-        return PagedRow(self.pool, self.pages[: -(-length // PAGE)], length)
+        return PagedRow(self.pool, self.pages[: -(-length // PAGE)], length, long=self.long)
 
     def reserve(self, first: int, last: int) -> None:
         """Make pages for positions `first` up to `last`, which are about to be written."""
-        changed, known = first // PAGE, len(self.pages)
-        if changed < known and any(page.users > 1 for page in self.pages[changed:]):
-            self.pages[changed:] = [
-                self.pool.copy(page) if page.users > 1 else page for page in self.pages[changed:]
-            ]
-            known = changed
+        for i in range(first // PAGE, len(self.pages)):
+            shared = self.pages[i]
+            if shared.users > 1:
+                self._put(i, self.pool.copy(shared))
+                self.pool.release([shared])
         while len(self.pages) * PAGE < last:
-            self.pages.append(self.pool.page())
-        if known < len(self.pages):
-            self._fill(known)
+            self._put(len(self.pages), self.pool.page())
 
     def release(self) -> None:
         """Give up all pages."""
-        self.pool.release(self.pages)
-        self.pages, self.length = [], 0
+        pages, self.pages, self.length = self.pages, [], 0
+        self.pool.release(pages)
 
-    def _fill(self, first: int) -> None:
-        if len(self.pages) > len(self._table):
-            table: Any = np.zeros(2 * len(self.pages), np.uint64)
-            table[:first] = self._table[:first]
-            self._table = table
-        self._table[first : len(self.pages)] = [page.address for page in self.pages[first:]]
+    def _put(self, i: int, page: Page) -> None:
+        self._room(i + 1)
+        self._addresses[i] = page.address
+        self.pages[i : i + 1] = [page]
+
+    def _room(self, pages: int) -> None:
+        """Make room in the table of addresses, which the kernels read."""
+        if pages > len(self._addresses):
+            table = np.zeros(max(16, 2 * pages), np.uint64)
+            table[: len(self._addresses)] = self._addresses
+            self._addresses, self.table = table, table.ctypes.data
+        elif not pages and not len(self._addresses):
+            self.table = 0

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.errors import RefusedError
 from foretoken.models.native import description
 from foretoken.models.native.library import OpenNetwork, PassRecord
 from foretoken.models.native.pages import PagedRow
@@ -29,8 +30,8 @@ class RowPart(NamedTuple):
 
 
 class PassResult(NamedTuple):
-    """Results of passes: logits `[rows, V]`, what the head reads `[rows, H]`, and states at the
-    taps of all tokens `[tokens, taps * H]`."""
+    """Results of passes, valid until the next ones: logits `[B, most, V]`, what the head reads
+    `[B, most, H]`, and states at the taps of all tokens `[tokens, taps * H]`."""
 
     logits: Tensor
     hidden: Tensor
@@ -43,6 +44,13 @@ class NativePasses:
     def __init__(self, folder: Path, facts: dict[str, Any], taps: tuple[int, ...] = ()) -> None:
         self.facts, self.taps = facts, taps
         self.layers = list(range(len(facts["layers"])))  # whose keys and values they are
+        if max(taps, default=0) > len(self.layers):
+            raise RefusedError(
+                f"the draft reads behind layer {max(taps)}, the target has {len(self.layers)}; "
+                "give a draft for this target"
+            )
+        self._tapped = sorted(set(taps))
+        self._order = [self._tapped.index(tap) for tap in taps]
         self.memory = np.memmap(folder / description.FILE, np.uint8, "r")
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocabulary"])
         self.columns = int(facts["head"]["outputs"])  # of the logits, in full panels
@@ -50,6 +58,16 @@ class NativePasses:
         self.turns = [Turns(rope) for rope in facts["ropes"]]
         self.threads = _threads()
         self._open: OpenNetwork | None = None
+        # arrays that the record of every pass points to
+        names = ("ids", "at", "turn", "row", "need", "place")
+        self._inputs = {name: np.zeros(MOST + 1, np.int32) for name in names}
+        self._pages, self._tables = np.zeros(MOST, np.uint64), np.zeros(len(self.turns), np.uint64)
+        self._record = PassRecord(tables=len(self.turns), pages=self._pages.ctypes.data)
+        self._record.rotary = self._tables.ctypes.data
+        for name, array in self._inputs.items():
+            setattr(self._record, name, array.ctypes.data)
+        self._logits = self._hidden = torch.empty(0)
+        self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -68,60 +86,65 @@ class NativePasses:
         self.layers, self.starts = layers, [target.starts[i] for i in layers]
         self._open = None
 
-    def run(self, parts: list[RowPart], rows: int, *, zeroed: bool) -> PassResult:
-        """Run all parts, in passes of at most MOST tokens; `rows`: of the logits, zero where no
-        part has a place."""
-        make = torch.zeros if zeroed else torch.empty
-        logits, hidden = make(rows, self.columns), make(rows, self.width)
-        shown = [self._pass(some, logits, hidden) for some in _divided(parts)]
-        states = torch.cat([each for each in shown if each is not None]) if self.taps else None
-        return PassResult(logits[:, : self.vocab_size], hidden, states)
+    def run(self, parts: list[RowPart], rows: int, most: int, *, shows: bool) -> PassResult:
+        """Run all parts, in passes of at most MOST tokens. rows, most: the first two sizes of the
+        logits, whose places outside all parts mean nothing; shows: return states at the taps."""
+        logits, hidden = self._outputs(rows, most)
+        shown = [self._pass(some, shows=shows) for some in _divided(parts)]
+        states = [each for each in shown if each is not None]
+        return PassResult(logits, hidden, torch.cat(states) if states else None)
 
-    def _pass(self, parts: list[RowPart], logits: Tensor, hidden: Tensor) -> Tensor | None:
-        counts = [len(part.tokens) for part in parts]
-        n, ends = sum(counts), np.cumsum([0, *counts], dtype=np.int32)
-        ids = np.fromiter((id for part in parts for id in part.tokens), np.int32, n)
-        at = np.concatenate(
-            [np.arange(p.past, p.past + c) for p, c in zip(parts, counts, strict=True)]
-        )
-        at = at.astype(np.int32)
-        for part, count in zip(parts, counts, strict=True):
-            part.row.reserve(part.past, part.past + count)
-        need = np.concatenate(
-            [np.arange(end - p.need, end) for p, end in zip(parts, ends[1:], strict=True)]
-        ).astype(np.int32)
-        place = np.concatenate([np.arange(p.place, p.place + p.need) for p in parts]).astype(
-            np.int32
-        )
-        pages = np.array([part.row.table for part in parts], np.uint64)
-        turned = [turns.at(at, int(at.max())) for turns in self.turns]
-        tables = np.array([each.ctypes.data for each in turned], np.uint64)
-        shown, taps = None, None
-        if self.taps:
-            states = torch.empty(len(self.taps), n, self.width)
-            taps = np.zeros(len(self.facts["layers"]) + 1, np.uint64)
-            for tap, part in zip(self.taps, states, strict=True):
-                taps[tap] = part.data_ptr()
-            shown = states
-        self._network().run(
-            PassRecord(
-                n,
-                len(need),
-                len(parts),
-                len(turned),
-                ids.ctypes.data,
-                at.ctypes.data,
-                ends.ctypes.data,
-                pages.ctypes.data,
-                tables.ctypes.data,
-                need.ctypes.data,
-                place.ctypes.data,
-                logits.data_ptr(),
-                hidden.data_ptr(),
-                None if taps is None else taps.ctypes.data,
-            )
-        )
-        return None if shown is None else shown.transpose(0, 1).reshape(n, -1)
+    def _outputs(self, rows: int, most: int) -> tuple[Tensor, Tensor]:
+        """Return where logits are written, and what the head reads."""
+        if (rows, most) in self._views:
+            return self._views[rows, most]
+        count = rows * most
+        with torch.inference_mode(False):
+            if count * self.columns > self._logits.numel():
+                self._logits = torch.empty((count + count // 2) * self.columns)
+                self._hidden = torch.empty((count + count // 2) * self.width)
+                self._record.logits = self._logits.data_ptr()
+                self._record.hidden = self._hidden.data_ptr()
+                self._views.clear()
+            logits = self._logits[: count * self.columns].view(rows, most, self.columns)
+            hidden = self._hidden[: count * self.width].view(rows, most, self.width)
+            self._views[rows, most] = logits[..., : self.vocab_size], hidden
+        return self._views[rows, most]
+
+    def _pass(self, parts: list[RowPart], *, shows: bool) -> Tensor | None:
+        ids, at, turn, row, need, place = self._inputs.values()
+        n = needed = 0
+        self._turn_up_to(max(part.past + len(part.tokens) for part in parts))
+        for b, (own, past, tokens, wanted, first) in enumerate(parts):
+            count = len(tokens)
+            own.reserve(past, past + count)
+            self._pages[b] = own.table
+            after = n + count
+            if count == 1:
+                ids[n], at[n] = tokens[0], past
+            else:
+                ids[n:after], at[n:after] = tokens, np.arange(past, past + count)
+            turn[n:after] = at[n:after]
+            if own.long:
+                turn[n:after] += self.turns[0].capacity
+            for i in range(wanted):
+                need[needed], place[needed] = after - wanted + i, first + i
+                needed += 1
+            row[b + 1] = n = after
+        record, states, taps = self._record, None, None
+        if shows:
+            states = torch.empty(len(self._tapped), n, self.width)
+            taps = np.zeros(len(self.layers) + 2, np.uint64)
+            taps[self._tapped] = [part.data_ptr() for part in states]  # FINAL is the last
+        record.tokens, record.needed, record.rows = n, needed, len(parts)
+        record.taps = None if taps is None else taps.ctypes.data
+        self._network().run(record)
+        return None if states is None else states[self._order].transpose(0, 1).reshape(n, -1)
+
+    def _turn_up_to(self, positions: int) -> None:
+        for i, turns in enumerate(self.turns):
+            if turns.reserve(positions):
+                self._tables[i] = turns.table.ctypes.data
 
     def _network(self) -> OpenNetwork:
         if self._open is None:
@@ -140,6 +163,8 @@ def _threads() -> int:
 
 def _divided(parts: list[RowPart]) -> list[list[RowPart]]:
     """Return the parts of each pass: at most MOST tokens together; a longer part is cut."""
+    if sum(len(part.tokens) for part in parts) <= MOST:
+        return [parts] if parts else []
     passes: list[list[RowPart]] = [[]]
     room = MOST
     for part in parts:

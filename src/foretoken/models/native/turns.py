@@ -32,25 +32,37 @@ def cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
 
 
 class Turns:
-    """The rotary positions of one kind: a table that grows."""
+    """The rotary positions of one kind: a table that grows. Where long rows have other frequencies,
+    their part of it stands behind the first `capacity` positions."""
 
     def __init__(self, rope: dict[str, Any]) -> None:
-        self.frequencies = np.array(rope["frequencies"], np.float32)
-        self.scale, self.growth = np.float32(rope["scale"]), rope["growth"]
-        self.table: Floats = np.zeros((0, 2 * len(self.frequencies)), np.float32)
+        self.kinds = [
+            (np.array(kind["frequencies"], np.float32), np.float32(kind["scale"]))
+            for kind in (rope, *([rope["long"]] if rope.get("long") else ()))
+        ]
+        self.growth = rope["growth"]
+        self.capacity = 0  # positions
+        self.table: Floats = np.zeros((len(self.kinds), 0, 2 * len(self.kinds[0][0])), np.float32)
 
-    def at(self, positions: NDArray[np.int32], last: int) -> Floats:
-        """Return cosines, then sines, `[n, rotated]` at positions, none beyond `last`."""
-        if last >= len(self.table):
-            places = np.arange(max(last + 1, 2 * len(self.table), GROWTH), dtype=np.float32)
+    def reserve(self, positions: int) -> bool:
+        """Make room for so many positions; tell whether the table has moved."""
+        if positions <= self.capacity:
+            return False
+        capacity = max(positions, 2 * self.capacity, GROWTH)
+        new = np.arange(self.capacity, capacity, dtype=np.float32)[:, None]
+        more: list[Floats] = []
+        for frequencies, scale in self.kinds:
             # in float32, as transformers multiplies
-            angles = (places[:, None] * self.frequencies).astype(np.float64)
-            cosines, sines = cosine_and_sine(angles)
-            scale: Any = self.scale
-            if self.growth is not None:
-                slope, length = self.growth
-                logs = [math.log(1 + i) for i in range(len(places) // length + 1)]
-                grown = 1 + slope * np.array(logs)[places.astype(int) // length, None]
-                scale = scale * grown.astype(np.float32)
-            self.table = np.concatenate([cosines * scale, sines * scale], 1)
-        return self.table[positions]
+            parts = cosine_and_sine((new * frequencies).astype(np.float64))
+            more.append(np.concatenate([part * scale * self._grown(new) for part in parts], 1))
+        self.table, self.capacity = np.concatenate([self.table, more], 1), capacity
+        return True
+
+    def _grown(self, positions: Floats) -> Floats:
+        """Return by how much cosines and sines have grown at positions `[n, 1]`."""
+        if self.growth is None:
+            return np.ones((1, 1), np.float32)
+        slope, length = self.growth
+        steps = positions.astype(int) // length
+        logs = np.array([math.log(1 + i) for i in range(int(steps.max()) + 1)])
+        return (1 + slope * logs[steps]).astype(np.float32)

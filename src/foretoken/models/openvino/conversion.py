@@ -6,7 +6,6 @@ It does not know names, folders or tokenizers, nor how a runtime is chosen.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
     from foretoken.models.stock.selfcheck import Form
 
-log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
@@ -263,16 +261,17 @@ class Conversion:
     def _kept(self, source: Convertible, way: Way, key: str) -> Exported:
         states = f"with states {','.join(map(str, self.taps))}"
         form = " ".join([self.dtype, *map(str, self.some), *([states] if self.taps else [])])
-        with store.told(source, form, "OpenVINO"):
-            exported = self._made(way)
-            exported.facts.update(self.more(), identity=key)  # costs are remembered by it
-            title = store.title_of(source) + (f" for {self.ends.name}" if self.ends else "")
-            was_kept = store.keep(key, partial(_written, exported), title, form)
-            stored = _found(key) if was_kept else None
-        if stored is None:
-            where = store.folder() or "a cache folder"
-            log.warning("it could not be kept in %s and is made again each time", where)
-        return stored or exported  # from disk, so that torch's weights can be freed
+        made: list[Exported] = []
+
+        def write(place: Path) -> dict[str, Any]:
+            made.append(self._made(way))
+            made[0].facts.update(self.more(), identity=key)  # costs are remembered by it
+            return _written(made[0], place)
+
+        title = store.title_of(source) + (f" for {self.ends.name}" if self.ends else "")
+        stored = store.find_or_make(source, key, "OpenVINO", form, write, title) and _found(key)
+        # from disk, so that torch's weights can be freed
+        return stored or (made[0] if made else self._made(way))
 
     def _made(self, way: Way) -> Exported:
         loaded = self.network().float()

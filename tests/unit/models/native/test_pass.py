@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from foretoken.models.native import build, description, library, passes, reference
+from foretoken.models.native.packing import round_blocks
 from foretoken.models.native.pages import PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
 from foretoken.models.native.reading import Linear, Norm
 from foretoken.models.native.turns import Turns
-from foretoken.models.rounding import rounded
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]  # the reference takes seconds
 WIDTH, INNER, V, HEADS, KV, D = 64, 96, 48, 4, 2, 32
@@ -112,8 +112,8 @@ def made(kind: Layer, folder: Path) -> Network:
         def linear(out: int, inner: int, bits: int | None = bits) -> tuple[dict[str, Any], Any]:
             weight = numbers(out, inner)
             bias = numbers(1, out)[0] if kind.biased else None
-            facts = writer.weight([Linear(weight, bias)], bits)
-            blocks = rounded(weight, bits) if bits else None
+            facts = writer.weight([Linear(weight, bias)], bits, rounding=bits is not None)
+            blocks = round_blocks(weight, bits) if bits else None
 
             def multiply(x: Any) -> Any:
                 if blocks is None:
@@ -139,11 +139,11 @@ def made(kind: Layer, folder: Path) -> Network:
 
         absent = None, lambda x: x
         table = numbers(V, WIDTH)
-        embeddings = writer.weight([Linear(table)], None)
+        embeddings = writer.weight([Linear(table)], rounding=False)
         head, read_out = linear(V, WIDTH, bits and 8)
         last, last_norm = norm()
         learned = numbers(300, WIDTH) if kind.positions == "learned" else None
-        positions = None if learned is None else writer.weight([Linear(learned)], None)
+        positions = None if learned is None else writer.weight([Linear(learned)], rounding=False)
         slopes = np.float32([0.5, 0.25, 0.1, 0.01]) if kind.positions == "slopes" else None
         embedded = norm() if kind.positions == "slopes" else absent
         layers, parts = [], []
@@ -255,8 +255,9 @@ def made(kind: Layer, folder: Path) -> Network:
         return y
 
     def forward(tokens: list[int]) -> Any:
-        at = np.arange(len(tokens), dtype=np.int32)
-        turns = Turns(rope).at(at, len(tokens))
+        table_of = Turns(rope)
+        table_of.reserve(len(tokens))
+        turns = table_of.table[0, : len(tokens)]
         x = table[tokens] * np.float32(kind.factors[0])
         x = embedded[1](x if learned is None else x + learned[: len(x)])
         factor = np.float32(kind.residual)
@@ -294,8 +295,8 @@ def run(model: NativePasses, pool: PagePool, cuts: list[int], sequence: list[int
     for start, end in zip([0, *cuts], [*cuts, len(sequence)], strict=True):
         piece, n = sequence[start:end], end - start
         more = [RowPart(other, start, piece[::-1], 1, n)]
-        result = model.run([RowPart(row, start, piece, n, 0), *more], n + 1, zeroed=False)
-        logits.append(result.logits[:n].numpy())
+        result = model.run([RowPart(row, start, piece, n, 0), *more], n + 1, 1, shows=False)
+        logits.append(result.logits.reshape(n + 1, -1)[:n].numpy().copy())
     return np.concatenate(logits)
 
 

@@ -71,6 +71,15 @@ def test_texts_are_those_of_generate(runtime: str) -> None:
         require_stock(spec, model(), gamma)
 
 
+@pytest.mark.native
+@pytest.mark.parametrize("draft", ["lookup", "self:int8"])
+def test_texts_are_those_of_generate_natively(draft: str) -> None:
+    spec = load(model(), draft, runtime="native")
+    assert spec.target.runtime == "native" and longest(spec.target) == LIMIT
+    for gamma in (0, 4):
+        require_stock(spec, model(), gamma)
+
+
 @pytest.mark.prove
 @pytest.mark.openvino
 @pytest.mark.parametrize("name", ["Phi3", pytest.param("Phimoe", marks=pytest.mark.prove)])

@@ -83,12 +83,14 @@ struct Pass {
   int32_t tokens, needed, rows, tables;
   const int32_t* ids;         // [tokens]
   const int32_t* at;          // [tokens], positions
+  const int32_t* turn;        // [tokens], each one's row of the rotary tables
   const int32_t* row;         // [rows + 1], where each row's tokens begin
   void* const* const* pages;  // [rows], each a list of pages of PAGE positions
-  const float* const* rotary; // [tables], each [tokens, rotated]: cosines, then sines
+  const float* const* rotary; // [tables], each [.., rotated]: cosines, then sines
   const int32_t* need;        // [needed], tokens whose logits are asked for, ascending
   const int32_t* place;       // [needed], the row of `logits` and of `hidden` for each
   float* logits;              // [.., vocabulary], or null
   float* hidden;              // [.., width], what the head reads, or null
-  float* const* taps;         // [layers + 1], each [tokens, width] or null: what a layer reads
+  // [layers + 2], each [tokens, width] or null: what a layer reads, the last one gives, and that normed
+  float* const* taps;
 };

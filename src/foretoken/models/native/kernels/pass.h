@@ -126,7 +126,7 @@ static void place_head(Running& r, const Layer& layer, int row, int t, int h, fl
   if (norm && layer.norms & EACH) own.weight += size_t(query ? h : kv) * whole_vectors(D);
   if (norm && !(layer.norms & LAST)) normalize_head(own, x, D);
   if (rotary >= 0)
-    rotate(x, r.pass.rotary[rotary] + size_t(t) * layer.rotated, layer.rotated, layer.interleaved);
+    rotate(x, r.pass.rotary[rotary] + size_t(r.pass.turn[t]) * layer.rotated, layer.rotated, layer.interleaved);
   if (norm && layer.norms & LAST) normalize_head(own, x, D);
   if (query) {
     float* to = r.work.queries + size_t(t) * r.net.attention + h * D;
@@ -430,6 +430,16 @@ static void read_out(Running& r, Team& team, int me) {
   const Network& net = r.net;
   const Pass& pass = r.pass;
   const int stride = whole_vectors(net.width);
+  if (float* to = pass.taps ? pass.taps[net.layers + 1] : nullptr) {
+    float* y = r.work.scratch[me];
+    for (int first, last; team.take(me, pass.tokens, 1, &first, &last);)
+      for (int t = first; t < last; t++) {
+        const float* x = r.work.x + size_t(t) * stride;
+        if (net.last.weight) normalize(net.last, x, y, net.width);
+        memcpy(to + size_t(t) * net.width, net.last.weight ? y : x, size_t(net.width) * sizeof(float));
+      }
+    team.meet();
+  }
   if (!pass.needed) return;
   if (me == 0)  // the needed ones move up; they ascend
     for (int i = 0; i < pass.needed; i++)

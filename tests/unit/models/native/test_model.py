@@ -1,0 +1,399 @@
+"""Decoders on the native kernels: what transformers computes, and of each token the same bits in
+any blocks, any company and on every instruction set, with nothing lost where a pass is broken off.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import foretoken
+import tiny
+from foretoken.errors import InputError, RefusedError
+from foretoken.models import store
+from foretoken.models.companion import Companion
+from foretoken.models.native import pages
+from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.library import CHOICE, instruction_sets
+from foretoken.models.native.model import NativeModel
+from foretoken.models.native.turns import Turns
+from interrupts import interrupted
+
+pytestmark = pytest.mark.cpu_only
+WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "models/prefixes.py")
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+TEXT = [(7 * i * i + 3 * i) % 61 + 2 for i in range(300)]
+
+
+@cache
+def network() -> PreTrainedModel:
+    return tiny.llama(64, 1024, head_dim=16, intermediate_size=64)
+
+
+@cache
+def converted(dtype: str = "float32") -> NativeModel:
+    return NativeConversion(None, dtype, lambda: copy.deepcopy(network())).model()
+
+
+@cache
+def expected(dtype: str) -> torch.Tensor:
+    """Logits of TEXT read at once, in two passes."""
+    model = NativeConversion(None, dtype, lambda: copy.deepcopy(network())).model()
+    model.start([[]])
+    return model.score([TEXT], [len(TEXT)])[0].clone()
+
+
+def emptied(model: NativeModel) -> NativeModel:
+    model.remember(False)
+    model.permute([])
+    return model
+
+
+@pytest.fixture
+def model() -> NativeModel:
+    return emptied(converted())
+
+
+def require_same(model: NativeModel, b: int, dtype: str = "float32") -> None:
+    """Row b, which holds the beginning of TEXT, goes on with the expected logits."""
+    rows, at = range(len(model.lengths)), model.lengths[b]
+    blocks = [TEXT[at : at + 3] if i == b else [] for i in rows]
+    logits = model.score(blocks, [3 * (i == b) for i in rows])[b].clone()
+    model.set_lengths([n - 3 * (i == b) for i, n in enumerate(model.lengths)])
+    assert torch.equal(logits, expected(dtype)[at : at + 3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tokens_logits_do_not_depend_on_its_company(dtype: str) -> None:
+    """To the bit, in blocks of any size, beside other rows and draft tokens that are taken back."""
+    model = emptied(converted(dtype))
+    for width in (1, 2, 3, 8, 17, 65):
+        model.start([[], TEXT[:40]])
+        for at in range(0, 90, width):
+            block, beside = TEXT[at : at + width], TEXT[: at % 5]
+            if at % 3 == 0:
+                model.score([[5, 6, 7], beside], [3, 0])
+                model.set_lengths([at, 40])
+            made = model.score([block, beside], [len(block), 0])[0]
+            assert torch.equal(made[:width], expected(dtype)[at : at + width]), (width, at)
+            model.set_lengths([at + len(block), 40])
+        model.permute([])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_prompt_s_pieces_change_no_bit(dtype: str) -> None:
+    """Read at once, in a prefill beside others, in pieces beside rows that decode, again after it
+    has left, and behind pages of another row."""
+    model = emptied(converted(dtype))
+    model.remember(True)
+    model.start([TEXT[:280], [9] * 50, TEXT[:7]])
+    assert model.recalled == [0, 0, 0]
+    for b in (0, 2):
+        require_same(model, b, dtype)
+    for at in range(0, 200, 40):
+        model.score([[], [4], TEXT[7 + at : 47 + at]], [0, 1, 0])
+    require_same(model, 2, dtype)
+    model.start([TEXT[:100]])
+    assert model.recalled == [100]
+    require_same(model, 3, dtype)
+    model.permute([3, 2, 3])
+    for b in (2, 0, 1):
+        require_same(model, b, dtype)
+    model.leave([0, 1, 2])
+    model.start([[*TEXT[:150], 1], TEXT[:160]])
+    assert model.recalled == [150, 160]
+    model.leave([0])
+    require_same(model, 0, dtype)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
+    model = NativeConversion(None, "int4", lambda: copy.deepcopy(network())).model()
+    model.passes.threads = threads
+    model.start([[]])
+    assert torch.equal(model.score([TEXT], [len(TEXT)])[0], expected("int4"))
+    model.set_lengths([200])
+    require_same(model, 0, "int4")
+
+
+ON_A_SET = """
+import hashlib, json, sys
+import foretoken
+
+spec = foretoken.load(sys.argv[1], "self:int4", dtype="int8", runtime="native")
+prompts = [[5, 6, 7] * 9, [8, 9], [3] * 40]
+how = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+made = spec.generate(prompts, gamma=2, **how)
+print(json.dumps([[each.tokens, [str(x) for x in each.logprobs]] for each in made]))
+"""
+
+
+@pytest.mark.prove
+def test_every_instruction_set_makes_the_same(tmp_path: Path) -> None:
+    network().save_pretrained(tmp_path / "model")
+    environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", ON_A_SET, str(tmp_path / "model")]
+    made: list[Any] = []
+    for name in instruction_sets():
+        held = environment | {CHOICE: name}
+        done = subprocess.run(command, env=held, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        made.append(json.loads(done.stdout.splitlines()[-1]))
+    assert len(made) > 1 and all(each == made[0] for each in made)
+
+
+def test_some_layers_over_the_targets_rows(model: NativeModel) -> None:
+    """A copy drafts on pages that rows share, and what it leaves there is never read."""
+    conversion = NativeConversion(None, "int4", lambda: copy.deepcopy(network()), some=(1,))
+    drafting = conversion.companion(model)
+    assert isinstance(drafting, Companion)
+    model.start([TEXT[:40]])
+    model.permute([0, 0])
+    drafting.start([[], []])
+    alone = drafting.score([[9, 9], []], [2, 0])[0].clone()
+    drafting.score([[], [8] * 30], [0, 1])
+    assert drafting.lengths == [42, 70] and model.lengths == [40, 40]
+    for b in (0, 1):
+        require_same(model, b)
+    drafting.set_lengths([40, 40])
+    assert torch.equal(drafting.score([[], [9, 9]], [0, 2])[1], alone)
+    drafting.leave([0, 1])
+
+
+def test_what_was_read_serves_others_of_the_same_salt(model: NativeModel) -> None:
+    model.remember(True)
+    model.start([TEXT[:80]])
+    assert model.known([*TEXT[:50], 1]) == 50  # of a row that is still there
+    model.leave([0])
+    assert model.known(TEXT[:80]) == 80 and model.known(TEXT[:15]) == 0  # too short to share
+    model.salted("other")
+    assert model.known(TEXT) == 0
+    model.salted("")
+    model.start([[*TEXT[:60], 1, 1], [*TEXT[:60], 1, 2], [9] * 20, [9] * 21])
+    assert model.recalled == [60, 61, 0, 20]
+    model.permute([])
+    model.remember(False)
+    assert model.known(TEXT) == 0 and model.pool.used == 0
+
+
+def test_cached_prefixes_give_way_to_rows(model: NativeModel) -> None:
+    """The oldest first, once there are as many pages as were reserved; rows may have more."""
+    model.remember(True)
+    model.reserve(model.memory([96], [0]))  # six pages
+    for first in (2, 3, 4):
+        model.start([[first] * 40])
+        model.leave([0])
+    assert [model.known([first] * 40) for first in (2, 3, 4)] == [0, 40, 40]
+    model.start([[9] * 200])
+    assert model.known([4] * 40) == 0 and model.pool.used == 13
+    model.leave([0])
+    model.start([[8] * 16])
+    assert model.known([9] * 40) == 0 and model.pool.used == 1
+    model.reserve(pages.MOST_KEPT)
+
+
+def test_shared_pages_count_once(model: NativeModel) -> None:
+    model.remember(True)
+    model.start([TEXT[:64], [*TEXT[:64], 5]])
+    assert model.pool.used == 5
+    model.permute([0, 0, 1])
+    assert model.pool.used == 5
+    model.score([[1], [2], [3]], [1, 1, 1])
+    assert model.pool.used == 7
+    model.permute([])
+    assert model.pool.used == 0
+
+
+def test_a_pass_without_memory_leaves_rows_as_they_were(
+    model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.start([TEXT[:40], TEXT[:60]])
+
+    def full() -> pages.Page:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.pool, "page", full)
+        with pytest.raises(MemoryError):
+            model.score([TEXT[40:60], TEXT[60:90]], [1, 1])
+    assert model.lengths == [40, 60] and model.texts == [TEXT[:40], TEXT[:60]]
+    for b in (0, 1):
+        require_same(model, b)
+
+
+def test_logits_that_are_not_asked_for_are_finite(model: NativeModel) -> None:
+    model.passes._outputs(3, 3)[0].fill_(torch.nan)
+    model.start([[5, 6, 7], [8, 9], []])
+    logits = model.score([[1, 2, 3], [4], []], [3, 1, 0])
+    assert logits.shape == (3, 3, 64) and logits.isfinite().all()
+    assert model.hidden.shape[:2] == (3, 3) and model.hidden.isfinite().all()
+
+
+def test_what_does_not_fit_is_refused(model: NativeModel) -> None:
+    assert model.context is not None
+    with pytest.raises(InputError, match="shorten it"):
+        model.start([[2] * (model.context + 1)])
+    assert model.lengths == []
+
+
+def test_invalid_numbers_stay_in_their_row() -> None:
+    sick: Any = copy.deepcopy(network())
+    with torch.no_grad():
+        sick.get_input_embeddings().weight[63] = torch.nan
+    model = NativeConversion(None, "float32", lambda: sick).model()
+    model.remember(True)
+    model.start([[5] * 40, [*TEXT[:20], 63]])
+    logits = model.score([[6], [7]], [1, 1]).clone()
+    assert logits[0].isfinite().all() and logits[1].isnan().any()
+    model.leave([0, 1])
+    model.start([[*TEXT[:20], 6]])  # on the page that holds NaN
+    assert model.recalled == [20] and model.score([[7]], [1]).isfinite().all()
+
+
+@pytest.mark.prove
+def test_a_ctrl_c_anywhere_leaves_rows_that_can_go(model: NativeModel) -> None:
+    came, nth = True, 0
+
+    def use() -> None:
+        model.start([TEXT[:40], [3] * 5])
+        model.permute([0, 0, 1])
+        model.score([[4], [5, 6], [7] * 40], [1, 1, 1])
+        model.leave([1])
+        model.start([TEXT[:36]])
+
+    while came:
+        nth += 1
+        model.remember(True)
+        came = interrupted(use, nth, WHERE)
+        model.leave(list(range(len(model.lengths))))
+        assert model.lengths == model.texts == model.salts == []
+        model.start([TEXT[:40]])
+        require_same(model, 0)
+        model.permute([])
+        model.remember(False)
+        model.permute([])
+        assert model.pool.used == 0, f"line {nth}"
+    assert nth > 100
+
+
+@pytest.mark.native
+def test_a_folder_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    network().save_pretrained(tmp_path / "model")
+    asked: dict[str, Any] = {"runtime": "native", "dtype": "int8"}
+    first = foretoken.load(tmp_path / "model", "none", **asked)
+    assert first.target.runtime == "native" and first.target.computed == "int8"
+    (entry,) = store.entries()
+    assert entry.dtype == "int8 (native)"
+    assert {each.name for each in entry.folder.iterdir()} == {"weights.bin", "facts.json"}
+    monkeypatch.setattr("foretoken.models.native.description.describe", None)  # not made again
+    again = foretoken.load(tmp_path / "model", "none", **asked)
+    how: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0}
+    (one,), (two,) = (spec.generate([[5, 6, 7]], **how) for spec in (first, again))
+    assert one.tokens == two.tokens
+
+
+@pytest.mark.native
+def test_what_the_native_decoder_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    network().save_pretrained(tmp_path)
+    for how, said in (
+        ({"dtype": "float16"}, "the native decoder has no float16"),
+        ({"kv_dtype": "int8"}, "kv_dtype='int8' runs on OpenVINO only, not on native"),
+    ):
+        options: dict[str, Any] = {"runtime": "native", **how}
+        with pytest.raises(RefusedError, match=said):
+            foretoken.load(tmp_path, "none", **options)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("draft", ["lookup", "self:int4", "self:0"])
+def test_greedy_decoding_is_the_same_to_the_bit(tmp_path: Path, dtype: str, draft: str) -> None:
+    """Whatever is drafted and whoever is beside."""
+    if draft == f"self:{dtype}":
+        pytest.skip("it would be the target itself")
+    network().save_pretrained(tmp_path)
+    spec = foretoken.load(tmp_path, draft, dtype=dtype, runtime="native")
+    assert spec.exact == "bitwise"
+    prompts = [[5, 6, 7] * 6, [8, 9], [3] * 40]
+    how: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0, "ignore_eos": True}
+    alone = [spec.generate([prompt], gamma=0, **how)[0].tokens for prompt in prompts]
+    for gamma in (1, 3, 7):
+        assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
+
+
+@pytest.mark.native
+def test_a_child_process_goes_on(tmp_path: Path) -> None:
+    network().save_pretrained(tmp_path)
+    spec = foretoken.load(tmp_path, "none", runtime="native")
+    target: Any = spec.target
+    target.start([TEXT[:20]])
+    made = target.score([TEXT[20:23]], [3]).clone()
+    child = os.fork()
+    if child == 0:
+        target.set_lengths([20])
+        os._exit(0 if torch.equal(target.score([TEXT[20:23]], [3]), made) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_table_of_rotary_positions_grows_without_a_trace() -> None:
+    rope = {"frequencies": [1.0, 0.3], "scale": 1.5, "long": {"frequencies": [0.5, 0], "scale": 2}}
+    grown, whole = Turns(rope), Turns(rope)
+    assert [grown.reserve(n) for n in (1, 1024, 1025, 3000, 9000)] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert whole.reserve(grown.capacity)
+    assert np.array_equal(grown.table, whole.table)
+    places = np.arange(grown.capacity, dtype=np.float32)[:, None]
+    angles = (places * np.array([1, 0.3], np.float32)).astype(np.float64)
+    assert np.abs(grown.table[0, :, :2] - 1.5 * np.cos(angles)).max() < 2e-7
+    assert np.abs(grown.table[0, :, 2:] - 1.5 * np.sin(angles)).max() < 2e-7
+
+
+@pytest.mark.prove
+def test_a_context_of_32k_is_read_in_any_pieces() -> None:
+    long = tiny.llama(64, 2**15, head_dim=16, intermediate_size=32, num_hidden_layers=1)
+    model = NativeConversion(None, "float32", lambda: long).model()
+    text = [(7 * i * i + i // 3) % 61 + 2 for i in range(2**15 - 4)]
+    model.start([text])
+    made = model.score([[5, 6, 7]], [3]).clone()
+    model.permute([])
+    model.start([[], [9] * 30])
+    for at in range(0, len(text), 4099):
+        model.score([text[at : at + 4099], [3, 4]], [0, 2])
+    assert torch.equal(model.score([[5, 6, 7], []], [3, 0])[0], made[0])
+    assert model.pool.used * model.pool.bytes <= model.memory(model.lengths, [0, 0])
+    assert model.memory([2**15], [0]) < 1.01 * 2**15 * model.memory([16], [0]) / 16
+
+
+@pytest.mark.prove
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("draft", [["lookup"], []])  # by itself the one that is shipped
+def test_proof_2000_tokens_of_the_shipped_pair_are_those_of_plain_decoding(
+    draft: list[str], dtype: str
+) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
+    prompts = ["The captain looked", "It was the first day of", "She had never", "At last the"]
+    plain = foretoken.load("novels", "none", runtime="native", dtype=dtype)
+    alone = [plain.generate([prompt], gamma=0, **how)[0].tokens for prompt in prompts]
+    spec = foretoken.load("novels", *draft, runtime="native", dtype=dtype)
+    assert spec.exact == "bitwise" and spec.target.runtime == "native"
+    for gamma in (None, 2, 5):
+        assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
