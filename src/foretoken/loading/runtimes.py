@@ -333,10 +333,10 @@ def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) 
     loaded = isinstance(source, Source)
     conversion = _native_conversion(source, dtype if loaded else "float32")
     conversion = replace(conversion, taps=placement.taps)
-    folder = loaded and is_folder(source.path)
+    folder = source if loaded and is_folder(source.path) else None
     if folder and (kept := conversion.kept()) is not None:
         return kept
-    if folder and (known := _refusal(source, dtype)) is not None:
+    if folder and (known := _refusal(folder, dtype)) is not None:
         raise RefusedError(known)
     from foretoken.models.stock.selfcheck import Unfinished, self_check  # late: takes seconds
 
@@ -347,7 +347,7 @@ def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) 
         raise
     except RefusedError as error:
         if folder and error.__cause__ is None:
-            remember(REFUSALS, _refusal_key(source, dtype), str(error))
+            remember(REFUSALS, _refusal_key(folder, dtype), str(error))
         raise
 
 
@@ -393,7 +393,7 @@ def require_shared(runtime: str) -> None:
     if runtime not in TITLES:
         raise RefusedError(
             f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
-            "leave runtime at 'auto', or give draft='lookup'"
+            "give runtime='native' or 'openvino', or draft='lookup'"
         )
 
 
