@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -71,12 +72,15 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Models run on torch here, as if the native decoder and OpenVINO were missing: a conversion
     takes a second. Tests marked `openvino` or `native` have it."""
 
-    def missing() -> None:
-        raise RefusedError("OpenVINO cannot be used: it is off in this test")
+    def missing(name: str) -> None:
+        raise RefusedError(f"{name} cannot be used: it is off in this test")
 
-    for mark, library in (("openvino", "_library"), ("native", "_native_library")):
+    for mark, name, library in (
+        ("openvino", "OpenVINO", "_library"),
+        ("native", "the native decoder", "_native_library"),
+    ):
         if mark not in request.keywords:
-            monkeypatch.setattr(runtimes, library, missing)
+            monkeypatch.setattr(runtimes, library, partial(missing, name))
 
 
 @pytest.fixture(autouse=True)

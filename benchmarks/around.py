@@ -1,5 +1,5 @@
 """What a step of one text takes around the models' forward passes: its time by part, without what
-runs inside ONNX Runtime or OpenVINO.
+runs inside the native decoder or OpenVINO.
 
 Each part is timed by a wrapper around its function, its own time alone: what it calls counts as the
 part that this belongs to. Behind a forward pass the caches hold weights, so the same code takes
@@ -20,7 +20,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import onnxruntime as ort
 import openvino as ov
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +29,7 @@ from foretoken import Speculator, load
 from foretoken import step as step_module
 from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler
+from foretoken.models.native.library import OpenNetwork
 from machine import save
 
 PROMPTS = (
@@ -77,8 +77,7 @@ class Clock:
     def watch(self, drafter: type) -> None:
         """Time all parts, from now on."""
         self._wrap(ov.InferRequest, "infer", PASS)
-        self._wrap(ort.InferenceSession, "run_with_iobinding", PASS)
-        self._wrap(ort.InferenceSession, "run", PASS)
+        self._wrap(OpenNetwork, "run", PASS)
         self._wrap(drafter, "propose", "draft")
         self._wrap(step_module, "_run", "score")
         self._wrap(step_module, "_compared", "verify")

@@ -1,5 +1,5 @@
-"""Greedy texts of a real model on ONNX Runtime, with draft tokens alone and in a batch of random
-arrivals, against plain decoding alone: the same to the bit, over 10,000 tokens of each?
+"""Greedy texts of a real model on the native decoder, with draft tokens alone and in a batch of
+random arrivals, against plain decoding alone: the same to the bit, over 10,000 tokens of each?
 
 Expected: no token differs where `spec.exact` is "bitwise"; on OpenVINO (the negative control) some
 do, and texts part there for good.
@@ -39,8 +39,8 @@ def main() -> None:
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for dtype in asked.dtypes.split(","):
-        for runtime in ("onnx", "openvino"):
-            tokens = asked.tokens if runtime == "onnx" else asked.tokens // 10
+        for runtime in ("native", "openvino"):
+            tokens = asked.tokens if runtime == "native" else asked.tokens // 10
             spec = foretoken.load(asked.target, asked.draft, dtype=dtype, runtime=runtime)
             rows.append({"dtype": dtype, "runtime": runtime, "exact": spec.exact})
             rows[-1] |= compared(spec, tokens)

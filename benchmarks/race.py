@@ -382,7 +382,6 @@ def main(
         spec = loading.load(
             target,
             draft,
-            max(sizes, default=1),
             lambda known: ready.extend(prompt_files.for_model(line, known) for line in lines),
         ).prepared()
         if spec.controls:

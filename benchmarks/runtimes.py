@@ -1,10 +1,10 @@
 """Milliseconds of a model's passes on each CPU runtime and precision: by the tokens of one row, the
 text before them, the rows of a batch, and for a prompt. Runtimes take turns; medians.
 
-Expected (two cores, 0.14B): ONNX Runtime first at one token, behind at many where the processor has
-matrix units (AMX), and no dearer where the size of a pass changes, which costs OpenVINO 11 ms.
+Expected (two cores, 0.14B): the native decoder ahead for texts, and no dearer where the size of a
+pass changes, which costs OpenVINO 11 ms; OpenVINO ahead for prompts where there are matrix units.
 
-    python benchmarks/runtimes.py FILE.gguf onnx:int8 openvino:int8 openvino:bfloat16
+    python benchmarks/runtimes.py FILE.gguf native:int8 openvino:int8 openvino:bfloat16
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from foretoken.cli.command import quiet
 from foretoken.cli.prompts import ModelTask, Template
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
-from foretoken.serving.options import EngineOptions
 from foretoken.storage.files import lock, naming, parse_json
 
 if TYPE_CHECKING:
@@ -225,8 +224,7 @@ def _bar() -> Progress:
 def here(lines: Lines, names: list[Name]) -> Completed:
     """Yield each text, or why there is none, as it is done by an engine in this process, which has
     READ prompts at a time."""
-    rows = EngineOptions().max_rows
-    spec = lines.loading.load(*lines.names, rows, lines.require_any).prepared()
+    spec = lines.loading.load(*lines.names, lines.require_any).prepared()
     from foretoken.serving.engine import Engine  # late: torch, which takes seconds
 
     unsent, running = iter(names), dict[int, Name]()
@@ -268,8 +266,7 @@ def on_ray(lines: Lines, names: list[Name], cluster: option.Cluster) -> Complete
             )
             for name in names
         ]
-        loading = lines.loading.arguments | {"rows": EngineOptions().max_rows}
-        life = lines.names, loading, lines.engine
+        life = lines.names, lines.loading.arguments, lines.engine
         for place, text in texts(tasks, count, threads, *life):
             yield names[place], text
     finally:

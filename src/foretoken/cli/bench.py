@@ -250,7 +250,6 @@ class Benchmark:
         spec = self.loading.load(
             asked.target,
             draft,
-            asked.batch[-1],
             lambda target: prompts.extend(prompt_files.for_model(x, target) for x in self.lines),
         ).prepared()
         spec, tasks = prepare(spec, prompts, asked.params, asked.seed)

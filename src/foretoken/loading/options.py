@@ -132,6 +132,8 @@ class LoadOptions:
     )
 
     def __post_init__(self) -> None:
+        if self.runtime == "onnx":
+            raise InputError("runtime='onnx' was removed; leave it out, or give native")
         check(self)
 
     def refuse(self, *names: str, because: str) -> None:

@@ -24,6 +24,8 @@ from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.sources import Source
 from foretoken.models.base import Model
+from foretoken.models.store import key_of
+from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TITLES = {"native": "the native decoder", "openvino": "OpenVINO"}  # on a CPU, in this order
+REFUSALS = "not-native.json"  # of folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +312,16 @@ def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement
 def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
     """Return a folder's model from its kept conversion; None if none is kept, or if the runtime
     that serves it is not known without its configuration."""
-    first = _order(dtype, placement, placement.device)[0]
-    if not is_folder(source.path) or placement.device.type != "cpu" or first not in TITLES:
+    if not is_folder(source.path) or placement.device.type != "cpu":
         return None
-    if first == "native":
+    order = _order(dtype, placement, placement.device)
+    if order[0] == "native":
         with suppress(RefusedError):
-            return replace(_native_conversion(source, dtype), taps=placement.taps).kept()
+            conversion = replace(_native_conversion(source, dtype), taps=placement.taps)
+            if (model := conversion.kept()) is not None or _refusal(source, dtype) is None:
+                return model
+        order = order[1:]
+    if "openvino" not in order:
         return None
     conversion = replace(_conversion(source, dtype, placement.device), taps=placement.taps)
     return conversion.kept(placement.kv_dtype)
@@ -326,12 +333,32 @@ def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) 
     loaded = isinstance(source, Source)
     conversion = _native_conversion(source, dtype if loaded else "float32")
     conversion = replace(conversion, taps=placement.taps)
-    if loaded and is_folder(source.path) and (kept := conversion.kept()) is not None:
+    folder = source if loaded and is_folder(source.path) else None
+    if folder and (kept := conversion.kept()) is not None:
         return kept
-    from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
+    if folder and (known := _refusal(folder, dtype)) is not None:
+        raise RefusedError(known)
+    from foretoken.models.stock.selfcheck import Unfinished, self_check  # late: takes seconds
 
-    self_check(source.empty if loaded else source, _native_library().form())
-    return conversion.model()
+    try:
+        self_check(source.empty if loaded else source, _native_library().form())
+        return conversion.model()
+    except Unfinished:
+        raise
+    except RefusedError as error:
+        if folder and error.__cause__ is None:
+            remember(REFUSALS, _refusal_key(folder, dtype), str(error))
+        raise
+
+
+def _refusal(source: Source, dtype: str) -> str | None:
+    """Return why a folder does not run on the native decoder, as was found before: its
+    configuration need not be read for that again."""
+    return remembered(REFUSALS).get(_refusal_key(source, dtype))
+
+
+def _refusal_key(source: Source, dtype: str) -> str:
+    return key_of(source, "not native", _native_library().FORMAT, dtype)
 
 
 def _native_conversion(source: Source | PreTrainedModel, dtype: str) -> NativeConversion:
@@ -366,7 +393,7 @@ def require_shared(runtime: str) -> None:
     if runtime not in TITLES:
         raise RefusedError(
             f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
-            "leave runtime at 'auto', or give draft='lookup'"
+            "give runtime='native' or 'openvino', or draft='lookup'"
         )
 
 

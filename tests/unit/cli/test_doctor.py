@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from console import Run, mistake
-from foretoken.loading import runtimes
-from foretoken.loading.fastest import Fastest
 from foretoken.measurement import machine
-from foretoken.models.onnx.products import rounded
+from foretoken.models.native import library
+from foretoken.models.rounding import rounded
 from tiny import byte_level, folder, llama
 
 
@@ -31,13 +30,12 @@ def test_versions_the_processor_memory_and_devices(
     assert f"processor: {processor['name']}, {processor['threads']} threads" in shown
     assert " GB/s, reading 1 MiB" in shown and "foretoken doctor MODEL" in shown
     assert all(name in shown for name in processor["abilities"] or ())
-    for runtime in ("ONNX Runtime", "OpenVINO"):
+    for runtime in ("native decoder", "OpenVINO"):
         assert f"\n{runtime}: " in shown
 
 
 def test_options_without_a_model_to_load(console: Run) -> None:
     mistake(console("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
-    mistake(console("doctor", "--rows", 4), "name one: foretoken doctor MODEL")
 
 
 def test_a_runtime_that_was_asked_for(console: Run, tmp_path: Path) -> None:
@@ -45,6 +43,35 @@ def test_a_runtime_that_was_asked_for(console: Run, tmp_path: Path) -> None:
     result = console("doctor", model, "--runtime", "transformers", "--json")
     assert json.loads(result.out)["why"].startswith("it was asked for")
     mistake(console("doctor", model, "--dtype", "int5"), "int5")
+
+
+@pytest.mark.native
+def test_on_the_native_decoder(console: Run, base: Path) -> None:
+    document = json.loads(console("doctor", base / "m", "--json").out)
+    assert (document["runtime"], document["exact"]) == ("native", "bitwise")
+    shown = console("doctor", base / "m").out
+    assert "m runs on native: it passed the self-check\n" in shown
+    assert "greedy text is the same to the bit with and without draft tokens" in shown
+
+
+@pytest.mark.native
+def test_kernels_that_were_not_compiled(
+    console: Run, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's line says what to do, a model's why it runs elsewhere."""
+    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+    monkeypatch.setattr(library, "FILE", base / "kernels.so")
+    library.library.cache_clear()
+    said = "the native decoder was not compiled: install a C++ compiler"
+    assert f"\nnative decoder: {said}" in console("doctor").out
+    assert f"m runs on transformers: {said}" in console("doctor", base / "m").out
+    asked = console("doctor", base / "m", "--runtime", "native")
+    mistake(asked, "leave runtime at 'auto' (not 'native')")
+
+
+def test_a_runtime_that_is_gone(console: Run, tmp_path: Path) -> None:
+    said = "runtime='onnx' was removed; leave it out, or give native"
+    mistake(console("generate", "a", "--target", tmp_path, "--runtime", "onnx"), said)
 
 
 @pytest.fixture
@@ -56,37 +83,14 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.onnx
-@pytest.mark.openvino
-@pytest.mark.parametrize(
-    ("ratio", "advice"), [(0.8, ""), (1.25, ": int8 is the better choice here")]
-)
-def test_four_bits_are_compared_with_eight(
-    console: Run, base: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, advice: str
-) -> None:
-    def measured(network: object, dtype: str, *args: object, **options: object) -> Fastest:
-        return Fastest("onnx", True, ratio if dtype == "int4" else 1.0)
-
-    monkeypatch.setattr(runtimes, "fastest", measured)
-    shown = console("doctor", base / "m", "--dtype", "int4").out
-    assert f"int4 takes {ratio:.2f} of the time of int8, over some layers{advice}" in shown
-    document = json.loads(console("doctor", base / "m", "--dtype", "int4", "--json").out)
-    assert (document["dtype"], document["time_over_int8"]) == ("int4", ratio)
-    assert "of the time" not in console("doctor", base / "m", "--dtype", "int8").out
-
-
-@pytest.mark.onnx
-@pytest.mark.openvino
-def test_weights_of_four_bits_stay_so(
-    console: Run, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.native
+def test_weights_of_four_bits_stay_so(console: Run, base: Path) -> None:
     network = llama(320, hidden_size=128, intermediate_size=128, num_hidden_layers=1)
     for part in network.model.layers.modules():
         if isinstance(part, nn.Linear):
             blocks = rounded(part.weight.detach().numpy(), 4)
             part.weight.data = torch.tensor(blocks.integers * blocks.scales).view_as(part.weight)
     folder(base / "blocks", network, byte_level())
-    monkeypatch.setattr(runtimes, "fastest", lambda *args, **options: Fastest("onnx", True, 1.0))
     said = "its weights have four bits already, which int8 keeps: the same as in int4\n"
     for name, same in (("blocks", True), ("m", False)):
         assert (said in console("doctor", base / name, "--dtype", "int8").out) == same

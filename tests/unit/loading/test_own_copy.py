@@ -163,7 +163,7 @@ def test_invalid_names(target, draft, options, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"runtime": "transformers"}, "transformers does not share; give runtime='openvino'"),
+        ({"runtime": "transformers"}, "transformers does not share; give runtime='native'"),
         ({"draft_dtype": "float16"}, "OpenVINO has no float16"),
     ],
 )

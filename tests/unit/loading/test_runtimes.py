@@ -14,13 +14,15 @@ from transformers import PreTrainedModel
 
 from foretoken import RefusedError, load, slow_log
 from foretoken.loading import runtimes
-from foretoken.loading.runtimes import Placement, place
-from foretoken.loading.sources import source
+from foretoken.loading.runtimes import Early, Placement, place
+from foretoken.loading.sources import Source, source
 from foretoken.loading.target import ModelFacts
 from foretoken.models import store
+from foretoken.models.native import library
 from foretoken.models.openvino import conversion
 from foretoken.models.stock import selfcheck
 from foretoken.models.stock.selfcheck import stir
+from tiny import llama
 from tiny_families import build
 
 pytestmark = pytest.mark.openvino
@@ -151,7 +153,56 @@ def test_a_family_that_fails_its_check_stays_on_torch(
     monkeypatch.setattr(conversion, "ways", lambda network: broken)
     placed = at(path)
     assert placed.model.runtime == "transformers"
-    assert placed.why.startswith("llama is not exact over one; llama is not exact over another")
+    assert "; llama is not exact over one; llama is not exact over another" in placed.why
+
+
+@pytest.mark.native
+def test_the_order_is_fixed(tmp_path: Path) -> None:
+    """The native decoder, OpenVINO, torch, whatever is kept of each. A name is followed."""
+    experts, dense = saved(tmp_path / "experts", name="Mixtral"), str(tmp_path / "dense")
+    llama(64, head_dim=16).save_pretrained(dense)
+    assert at(dense, runtime="openvino").model.runtime == "openvino"
+    for _ in range(2):
+        assert at(dense).model.runtime == "native" and at(dense).why == "it passed the self-check"
+    assert at(dense, dtype="int8").model.runtime == "native"
+    assert at(dense, kv_dtype="int8").model.runtime == "openvino"
+    placed = at(experts)
+    assert placed.model.runtime == "openvino" and "experts are not on the native" in placed.why
+    assert placed.why.endswith("; it passed the self-check")
+    with pytest.raises(RefusedError, match="native decoder yet; leave runtime at 'auto'"):
+        at(experts, runtime="native")
+    placed = at(dense, dtype="float64")
+    assert placed.model.runtime == "transformers"
+    assert placed.why.startswith("the native decoder has no float64; OpenVINO has no float64")
+
+
+@pytest.mark.native
+def test_a_family_that_the_native_decoder_refuses_is_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process reads its conversion for OpenVINO beside the tokenizer."""
+    path = saved(tmp_path / "m", seed=8, name="T5")
+    assert at(path, dtype="int8").model.runtime == "openvino"
+    monkeypatch.setattr(selfcheck, "self_check", lambda *args: pytest.fail("checked again"))
+    monkeypatch.setattr(Source, "empty", property(lambda self: pytest.fail("it was read")))
+    model = source(path, None, trust=False)
+    early = Early(model, Placement("int8"))
+    assert (read := early.model()) is not None and read.runtime == "openvino"
+    assert "native decoder" in place(model, Placement("int8")).why
+    assert Early(model, Placement("int8", torch.device("cuda"))).model() is None
+
+
+@pytest.mark.native
+def test_without_the_kernels_openvino_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path / "m", seed=9)
+    monkeypatch.setattr(library, "FILE", tmp_path / "kernels.so")
+    library.library.cache_clear()
+    placed = at(path)
+    assert placed.model.runtime == "openvino"
+    assert placed.why.startswith("the native decoder was not compiled: install a C++ compiler")
+    assert Early(source(path, None, trust=False), Placement()).model() is not None
 
 
 def test_a_model_in_memory_is_used_as_it_is_unless_openvino_is_asked_for() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import foretoken
-from foretoken.models.onnx.conversion import GRAPH_FORMAT
+from foretoken.models.native.conversion import FORMAT
 from foretoken.models.openvino.conversion import CACHE_FORMAT
 from foretoken.models.stock.selfcheck import CHECK_FORMAT
 
@@ -24,19 +24,16 @@ EXPORT = (
     "models/openvino/tracing.py",
     "models/openvino/weights.py",
 )
-ONNX = (
+NATIVE = (
     *STOCK,
-    *(
-        f"models/onnx/{name}.py"
-        for name in "conversion experts export graph products reading".split()
-    ),
+    *(f"models/native/{name}.py" for name in "conversion description packing reading".split()),
 )
-CHECK = (*STOCK, "models/graphs.py", "models/onnx/*.py", "models/openvino/*.py")
+CHECK = (*STOCK, "models/graphs.py", "models/native/*.py", "models/openvino/*.py")
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
     f"CACHE_FORMAT={CACHE_FORMAT} (models/openvino/conversion.py)": (EXPORT, "bf00cef95b5a35d5"),
-    f"GRAPH_FORMAT={GRAPH_FORMAT} (models/onnx/conversion.py)": (ONNX, "7a0b1cbcff89218f"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "7a0b1cbcff89218f"),
     f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "f8c3db497a0f4e37"),
 }
 

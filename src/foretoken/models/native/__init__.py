@@ -1,4 +1,4 @@
 """Our own decoder for CPUs: kernels in C++ for every instruction set, defined once in NumPy.
 
-Not chosen by any runtime yet; `build` compiles it.
+`build` compiles it; `conversion` makes and loads what it runs.
 """

@@ -24,9 +24,11 @@ from foretoken.models.native.model import NativeModel
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
 
-# Raised where the same weights become other panels or other facts: kept ones are made again
+# Raised where the same weights become other panels or other facts, or other models are refused:
+# what is kept is found anew
 FORMAT = 2
 DTYPES = ("float32", "bfloat16", "int8", "int4")
+PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -133,8 +135,16 @@ class NativeConversion:
             "parameters": sum(weight.numel() for weight in network.parameters()),
             "context": context_limit(config),
             "longest": None if switch is None else positions(config),
-            "computed": self.dtype,
+            "computed": _computed(facts, self.dtype),
         }
+
+
+def _computed(network: dict[str, Any], dtype: str) -> str:
+    """Return the precision of the products: a file's blocks of four bits stay so in int8, which
+    then is the same model as int4."""
+    products = [layer[name] for layer in network["layers"] for name in PRODUCTS]
+    kinds = {each["kind"] for each in products if each is not None}
+    return "int4" if dtype == "int8" and kinds == {"int4"} else dtype
 
 
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ def test_what_has_no_pages_refuses(target, tmp_path):
     with pytest.raises(RefusedError, match="kv_dtype='int8' needs a cache in pages"):
         foretoken.load(seq2seq, "none", kv_dtype="int8")
     foretoken.load(target, "none", kv_dtype="int8")  # whose conversion is kept
-    for runtime in ("transformers", "onnx"):
+    for runtime in ("transformers", "native"):
         with pytest.raises(RefusedError, match="kv_dtype='int8' runs on OpenVINO only"):
             foretoken.load(target, "none", kv_dtype="int8", runtime=runtime)
     with pytest.raises(InputError, match="kv_dtype is 'int4'; give one of int8"):
