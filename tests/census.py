@@ -1,5 +1,6 @@
 """Every class of transformers that generates text, as a tiny random model: how it runs here, and
-whether its text is that of its own `generate`.
+whether its text is that of its own `generate`; of one that reads text, whether the native decoder
+serves it, too.
 
 A class is judged by the small copy that the self-check makes of its default configuration: windows,
 chunks and other lengths at which a family changes are 8 tokens there, and the texts are longer. A
@@ -39,8 +40,9 @@ from census_media import (
 from foretoken.errors import InputError, RefusedError, kind_of, one_line
 from foretoken.loading.load import load
 from foretoken.media.inputs import is_media
+from foretoken.models.native import conversion
 from foretoken.models.stock.media import accepted_by
-from foretoken.models.stock.selfcheck import parts, small_copy, value_of
+from foretoken.models.stock.selfcheck import check, parts, small_copy, value_of
 
 # By what they read; a class of several maps is of the last
 MAPS = {
@@ -131,6 +133,7 @@ class Verdict:
     form: str | None = None  # that it runs in
     reason: str | None = None
     seconds: float = 0.0
+    native: str | None = None  # "equal", or why the native decoder refuses it
 
 
 def classes() -> dict[str, str]:
@@ -239,7 +242,17 @@ def _judged(verdict: Verdict) -> Verdict:
     except Exception as error:
         return replace(verdict, outcome="failed", reason=f"{kind_of(error)}: {one_line(error)}")
     outcome = "differs" if unequal else "equal"
-    return replace(verdict, outcome=outcome, form=form, reason=unequal)
+    native = natively(model) if verdict.kind == "text" else None
+    return replace(verdict, outcome=outcome, form=form, reason=unequal, native=native)
+
+
+def natively(model: PreTrainedModel) -> str:
+    """Return "equal" where the native decoder passes the self-check, or why it refuses a class."""
+    try:
+        check(model, conversion.form())
+    except RefusedError as error:
+        return str(error)
+    return "equal"
 
 
 def _asked(model: PreTrainedModel, verdict: Verdict) -> list[Inputs]:

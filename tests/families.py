@@ -41,6 +41,9 @@ TITLES = {
     "no text": "Those that write no text",
     "no inputs": "Without known inputs",
 }
+NAME = re.compile(r"^[\w.-]+ \(\w+\) |; use transformers' own .*$")  # and the remedy
+NATIVE = """Of those that read text and run, dense decoders whose parts it knows: each passed the
+self-check, which compares logits. The table says what others have."""
 HEAD = """# Which families run
 Every class of transformers {transformers} that generates text, as a tiny random model of its
 default configuration, on torch {torch}: greedy texts of a ragged batch of three at gamma 0, 1 and
@@ -49,8 +52,9 @@ other lengths at which a family changes are 8 tokens in these models, and the te
 class that reads pictures or sounds is given two prompts with one each, beside one of text where
 `generate` takes that: small encoders, and inputs in the shapes that its processor makes
 ([pictures and speech](pictures-and-speech.md)); its text has to depend on them.
-`foretoken doctor MODEL` says how a model of yours runs, on OpenVINO too. This page is made by
-`make families`, which compares all classes on the versions that are installed.
+On a CPU the native decoder comes first where it serves a class, then OpenVINO, then torch:
+`foretoken doctor MODEL` says how a model of yours runs. This page is made by `make families`, which
+compares all classes on the versions that are installed.
 
 - "Batches share passes": rows of different lengths in one forward pass, over a cache of ours.
 - "One row in a pass": over transformers' own cache of each row; exact, but a batch gains nothing.
@@ -115,6 +119,7 @@ def page(document: dict[str, Any]) -> str:
         names = [each["name"] for each in runs if each["form"] == form]
         if names:
             lines += ["", f"### {words[0].upper()}{words[1:]}", _listed(names)]
+    lines += ["", "## On the native decoder", NATIVE, *_natively(families)]
     for outcome, title in TITLES.items():
         lines += ["", f"## {title}", "| class | reason |", "|---|---|"]
         lines += [_reason(each) for each in families if each["outcome"] == outcome]
@@ -123,21 +128,28 @@ def page(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _natively(families: list[dict[str, Any]]) -> list[str]:
+    """The classes that the native decoder serves, and a table of why it refuses others."""
+    asked = [each for each in families if each["native"]]
+    served = [each["name"] for each in asked if each["native"] == "equal"]
+    reasons: dict[str, list[str]] = {}
+    for each in asked:
+        if each["native"] != "equal":
+            inner = re.search(r"expects \((.*)\)", each["native"])
+            reason = inner[1] if inner else NAME.sub("", each["native"])
+            reasons.setdefault(reason, []).append(each["name"])
+    table = ["", "| refused for | classes |", "|---|---|"]
+    table += [f"| {reason} | {', '.join(names)} |" for reason, names in reasons.items()]
+    return ["", _listed(served), *table]
+
+
 def _listed(names: list[str]) -> str:
     return fill(", ".join(names), 120)
 
 
 def _counts(families: list[dict[str, Any]]) -> list[str]:
     """A table of the outcomes by what the classes read, and the share of those that run."""
-    head = [
-        "read",
-        *FORMS.values(),
-        "refused",
-        "no text",
-        "no inputs",
-        "not built",
-        "run of those possible",
-    ]
+    head = ["read", *FORMS.values(), *TITLES, "not built", "native", "run of those possible"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for kind in MAPS:
         own = [each for each in families if each["kind"] == kind]
@@ -146,15 +158,14 @@ def _counts(families: list[dict[str, Any]]) -> list[str]:
         possible = len(own) - outcomes["no text"] - outcomes["not built"]
         cells = [*(forms[form] for form in FORMS)]
         cells += [outcomes[name] for name in (*TITLES, "not built")]
+        cells.append(sum(each["native"] == "equal" for each in own))
         share = f"{outcomes['equal'] / possible:.0%}" if possible else ""
         lines.append(f"| {' | '.join([kind, *map(str, cells), share])} |")
     return lines
 
 
 def _reason(each: dict[str, Any]) -> str:
-    name_and_remedy = r"^[\w.-]+ \(\w+\) |; use transformers' own .*$"
-    said = re.sub(name_and_remedy, "", each["reason"] or "")
-    return f"| {each['name']} | {said} |"
+    return f"| {each['name']} | {NAME.sub('', each['reason'] or '')} |"
 
 
 def _rank(each: dict[str, Any]) -> tuple[int, str]:

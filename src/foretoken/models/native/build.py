@@ -30,6 +30,7 @@ AVX512 = [*AVX2, *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni")
 SETS = {
     "portable": [],
     "avx2": ["-DFORETOKEN_AVX2", *AVX2],
+    "avxvnni": ["-DFORETOKEN_AVX2", "-DFORETOKEN_AVXVNNI", *AVX2, "-mavxvnni"],
     "avx512": ["-DFORETOKEN_AVX512", *AVX512],
 }
 REMEDY = "install g++ or clang, or pip install ziglang"

@@ -26,7 +26,7 @@ from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts: kept ones are made again
-FORMAT = 1
+FORMAT = 2
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ over the mapped file.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from foretoken.errors import RefusedError
 from foretoken.models.blocks import Blocks, Floats, found
 from foretoken.models.native import library
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack_floats, pack_integers
 from foretoken.models.native.reading import (
+    ACTIVATIONS,
+    XIELU,
+    Attention,
     Decoder,
     DecoderLayer,
-    Gated,
     Linear,
     NetworkReader,
     Norm,
@@ -31,7 +33,9 @@ from foretoken.models.rounding import rounded
 FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
 BITS = {"int8": 8, "int4": 4}
-ACTIVATIONS = {"silu": 0, "none": 1, "tanh": 2, "relu": 3}  # gelu is "none" or "tanh"
+NORMS = "before_attention", "after_attention", "before_mlp", "after_mlp"
+NORMS += "of_queries", "of_keys", "of_values"
+EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
 
 
 class WeightFile:
@@ -56,7 +60,9 @@ class WeightFile:
     def norm(self, norm: Norm | None) -> dict[str, Any] | None:
         if norm is None:
             return None
-        weight, bias = self.floats(norm.weight), self.floats(norm.bias)
+        rows = norm.weight.reshape(-1, norm.weight.shape[-1])  # each in full vectors
+        rows = np.concatenate([rows, np.zeros((len(rows), -rows.shape[1] % LANES), np.float32)], 1)
+        weight, bias = self.floats(rows.ravel()), self.floats(norm.bias)
         return {
             "weight": weight,
             "bias": bias,
@@ -115,30 +121,24 @@ def describe(network: PreTrainedModel, folder: Path, dtype: str) -> dict[str, An
     that is built in another way than the kernels know."""
     reader = NetworkReader(network)
     decoder = reader.decoder()
-    if decoder.pairs is not None:
-        raise RefusedError("a decoder of pairs is not on the native decoder yet")
     with (folder / FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
         bits = BITS.get(dtype)
         head = writer.weight([decoder.head], bits and 8)
         embeddings, factor = _embeddings(reader, decoder, writer, head)
         facts = {
+            "halved": int(bits is not None),
             "width": decoder.width,
             "vocabulary": len(decoder.head.weight),
             "embedding_factor": factor,
             "logit_factor": decoder.scale,
             "logit_cap": decoder.cap,
             "embeddings": embeddings,
+            "positions": decoder.positions and writer.weight([decoder.positions], None),
+            "embedding_norm": writer.norm(decoder.embedded),
             "head": head,
             "last": writer.norm(decoder.norm),
-            "ropes": [
-                {
-                    "frequencies": rope.frequencies,
-                    "scale": rope.scale,
-                    "interleaved": rope.interleaved,
-                }
-                for rope in decoder.ropes
-            ],
+            "ropes": [asdict(rope) for rope in decoder.ropes],
             "layers": [_layer(layer, decoder, writer, bits) for layer in decoder.layers],
         }
         writer.put(np.zeros(SLACK, np.uint8))
@@ -166,40 +166,48 @@ def _layer(
     layer: DecoderLayer, decoder: Decoder, writer: WeightFile, bits: int | None
 ) -> dict[str, Any]:
     part, gated = layer.attention, layer.gated
-    if not isinstance(gated, Gated):
-        raise RefusedError("its experts are not on the native decoder yet")
     rope = None if part.rope is None else decoder.ropes[part.rope]
-    norms = part.norms or (None, None)
+    norms = dict(zip(NORMS, (*layer.norms, *part.norms), strict=True))
     return {
-        "before_attention": writer.norm(layer.before_attention),
-        "after_attention": writer.norm(layer.behind_attention),
-        "before_mlp": writer.norm(layer.before_gated),
-        "after_mlp": writer.norm(layer.behind_gated),
-        "of_queries": writer.norm(norms[0]),
-        "of_keys": writer.norm(norms[1]),
+        **{name: writer.norm(norm) for name, norm in norms.items()},
         "qkv": writer.weight(part.reads, bits),
         "out": writer.weight([part.out], bits),
-        "gate": None if gated.up is None else writer.weight([gated.gate], bits),
-        "up": writer.weight([gated.gate if gated.up is None else gated.up], bits),
+        "gate": None if gated.gate is None else writer.weight([gated.gate], bits),
+        "up": writer.weight([gated.up], bits),
         "down": writer.weight([gated.down], bits),
         "heads": part.heads,
         "kv_heads": part.key_heads,
         "width": part.width,
         "rotary": -1 if part.rope is None else part.rope,
+        "query_rotary": -1 if part.query_rope is None else part.query_rope,
         "rotated": 0 if rope is None else 2 * len(rope.frequencies),
         "interleaved": int(rope is not None and rope.interleaved),
         "window": part.window,
-        "activation": ACTIVATIONS[gated.activation],
+        "activation": [*ACTIVATIONS, XIELU].index(gated.activation),
+        "curve": gated.curve,
         "parallel": int(layer.parallel),
         "scale": part.scale,
         "softcap": part.softcap,
         "residual": layer.residual,
+        "clip": part.clip,
+        "factor": layer.factor,
+        "norms": _norms(part),
         "sinks": writer.floats(part.sinks),
+        "slopes": writer.floats(part.slopes),
     }
 
 
-def page_floats(facts: dict[str, Any]) -> list[int]:
-    """Return the offset of each layer's keys in a page, then the size of a page, in floats."""
+def _norms(part: Attention) -> int:
+    """Return flags for how queries and keys are normed."""
+    if part.norms[0] is None:
+        return 0
+    weight = part.norms[0].weight
+    kind = EACH if weight.ndim > 1 else TOGETHER if len(weight) != part.width else 0
+    return kind | part.norms_last * LAST
+
+
+def page_numbers(facts: dict[str, Any]) -> list[int]:
+    """Return the offset of each layer's keys in a page, then the size of a page, in numbers."""
     at = [0]
     for layer in facts["layers"]:
         full = -(-layer["width"] // LANES) * LANES
@@ -244,9 +252,11 @@ def records(
             made = {library.NormRecord: norm, library.WeightRecord: weight}.get(kind)
             if made is not None:
                 setattr(record, name, made(part[name]))
-            elif name in part and name != "sinks":
-                setattr(record, name, part[name])
-        record.sinks, record.keys, record.writes = pointer(part["sinks"]), keys, 1
+            elif name in ("sinks", "slopes"):
+                setattr(record, name, pointer(part[name]))
+            elif name in part:
+                setattr(record, name, tuple(x) if isinstance(x := part[name], list) else x)
+        record.keys, record.halved = keys, facts["halved"]
     network = library.NetworkRecord(
         width=facts["width"],
         layers=len(layers),
@@ -259,7 +269,9 @@ def records(
         logit_factor=facts["logit_factor"],
         logit_cap=facts["logit_cap"],
         embeddings=weight(facts["embeddings"]),
+        positions=weight(facts["positions"]),
         head=weight(facts["head"]),
+        embedding_norm=norm(facts["embedding_norm"]),
         last=norm(facts["last"]),
         layer=layers,
     )

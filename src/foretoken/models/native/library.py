@@ -15,7 +15,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.models.native import build
 
 FILE = Path(__file__).parent / "kernels.so"
-SETS = ("avx512", "avx2", "portable")  # the fastest first
+SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
 CHOICE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of SETS
 
 
@@ -48,16 +48,20 @@ class LayerRecord(Structure):
 
     _fields_ = [
         *((name, NormRecord) for name in ("before_attention", "after_attention", "before_mlp")),
-        *((name, NormRecord) for name in ("after_mlp", "of_queries", "of_keys")),
+        *((name, NormRecord) for name in ("after_mlp", "of_queries", "of_keys", "of_values")),
         *((name, WeightRecord) for name in ("qkv", "out", "gate", "up", "down")),
-        *((name, c_int32) for name in ("heads", "kv_heads", "width", "rotary", "rotated")),
-        *((name, c_int32) for name in ("interleaved", "window", "activation", "parallel")),
-        *((name, c_float) for name in ("scale", "softcap", "residual")),
+        *((name, c_int32) for name in ("heads", "kv_heads", "width", "rotary", "query_rotary")),
+        *(
+            (name, c_int32)
+            for name in ("rotated", "interleaved", "window", "activation", "parallel")
+        ),
+        *((name, c_float) for name in ("scale", "softcap", "residual", "clip", "factor")),
+        ("curve", c_float * 3),
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         ("keys", c_int64),
-        ("writes", c_int32),
-        ("unused", c_int32),
+        ("norms", c_int32),
+        ("halved", c_int32),
     ]
 
 
@@ -66,9 +70,8 @@ class NetworkRecord(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("width", "layers", "vocabulary", "threads")),
-        *((name, c_int32) for name in ("inner", "attention", "most_tokens", "learned_offset")),
+        *((name, c_int32) for name in ("inner", "attention", "most_tokens")),
         *((name, c_float) for name in ("embedding_factor", "logit_factor", "logit_cap")),
-        ("unused", c_int32),
         *((name, WeightRecord) for name in ("embeddings", "positions", "head")),
         *((name, NormRecord) for name in ("embedding_norm", "last")),
         ("layer", POINTER(LayerRecord)),

@@ -20,21 +20,21 @@ class Page:
 
     __slots__ = ("address", "numbers", "users")
 
-    def __init__(self, numbers: NDArray[np.float32]) -> None:
+    def __init__(self, numbers: NDArray[Any]) -> None:
         self.numbers, self.address, self.users = numbers, numbers.ctypes.data, 1
 
 
 class PagePool:
     """Makes pages, and takes unused ones back."""
 
-    def __init__(self, floats: int) -> None:
-        self.floats = floats  # of a page
+    def __init__(self, numbers: int, dtype: str = "float32") -> None:
+        self.numbers, self.dtype = numbers, np.dtype(dtype)  # of a page
         self.spare: list[Page] = []
 
     @property
     def bytes(self) -> int:
         """Return the bytes of a page."""
-        return 4 * self.floats
+        return self.numbers * self.dtype.itemsize
 
     def page(self) -> Page:
         """Return a page of one user, whose content means nothing."""
@@ -42,7 +42,7 @@ class PagePool:
             page = self.spare.pop()
             page.users = 1
             return page
-        return Page(np.empty(self.floats, np.float32))
+        return Page(np.empty(self.numbers, self.dtype))
 
     def copy(self, page: Page) -> Page:
         """Return a page with the same content, in place of a shared one."""

@@ -46,7 +46,7 @@ class NativePasses:
         self.memory = np.memmap(folder / description.FILE, np.uint8, "r")
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocabulary"])
         self.columns = int(facts["head"]["outputs"])  # of the logits, in full panels
-        self.starts = description.page_floats(facts)
+        self.starts = description.page_numbers(facts)
         self.turns = [Turns(rope) for rope in facts["ropes"]]
         self.threads = _threads()
         self._open: OpenNetwork | None = None
@@ -60,7 +60,11 @@ class NativePasses:
 
     def over(self, target: NativePasses, layers: list[int]) -> None:
         """Run these layers alone, on the pages of `target`, whose keys and values they read."""
-        self.facts = {**self.facts, "layers": [self.facts["layers"][i] for i in layers]}
+        self.facts = {
+            **self.facts,
+            "layers": [self.facts["layers"][i] for i in layers],
+            "halved": target.facts["halved"],
+        }
         self.layers, self.starts = layers, [target.starts[i] for i in layers]
         self._open = None
 

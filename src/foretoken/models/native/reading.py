@@ -1,15 +1,17 @@
 """A transformers decoder read from its modules: what each layer multiplies, normalises and attends
-to, for families that are built like Llama: with norms before their parts, behind them, or both,
-with parts side by side, and with experts.
+to.
 
-Modules are tried where their names do not tell. Every parameter must be read: one that is not
+Modules are tried where their names do not tell. Every weight must be read: one that is not
 belongs to something that is not understood here. The self-check decides if the reading is right.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,20 +19,61 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
-from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
+from foretoken.models.stock.pairs import PairsNetwork
+from foretoken.models.stock.sizes import context_limit
 from foretoken.models.stock.taps import layers_of
 
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "none", "gelu_new": "tanh", "relu": "relu"}
-ACTIVATIONS |= {"gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
-FIRST, SECOND = "input_layernorm", "post_attention_layernorm"
-THIRD, FOURTH = "pre_feedforward_layernorm", "post_feedforward_layernorm"
-LAST = ("norm", "final_layernorm", "final_layer_norm")
-PLAIN = ("fc1", "fc2"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")  # no gate
-HEADS = 16  # a multiple of which a head has
+# Names of a layer's norms: before attention, behind it, before the MLP, behind it
+BEFORE, AFTER = "input_layernorm", "post_attention_layernorm"
+PLACES: tuple[tuple[str | None, ...], ...] = (
+    (BEFORE, None, AFTER, None),
+    (BEFORE, AFTER, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    (BEFORE, "post_self_attn_layernorm", AFTER, "post_mlp_layernorm"),
+    (None, AFTER, None, "post_feedforward_layernorm"),
+    ("attention_layernorm", None, "feedforward_layernorm", None),
+    ("self_attn_layer_norm", None, "final_layer_norm", None),
+    ("ln_1", None, "ln_2", None),
+    ("norm_1", None, "norm_2", None),
+    ("ln_attn", None, "ln_mlp", None),
+    (BEFORE, None, "pre_feedforward_layernorm", None),
+    (BEFORE, "post_norm1", AFTER, "post_norm2"),
+    (BEFORE, None, None, None),
+    ("ln_1", None, None, None),
+)
+# Parts of one kind by their names in families
+LAST = "norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f", "layer_norm"
+POSITIONS = "wpe", "embed_positions"
+ATTENTIONS = "self_attn", "self_attention", "attention", "attn"
+MLPS = "mlp", "feed_forward", "ffn"
+ROTARY = "rotary_emb", "rotary"
+NORMS = (
+    ("q_norm", "q_layernorm", "query_layernorm"),
+    ("k_norm", "k_layernorm", "key_layernorm"),
+    ("v_norm",),
+)
+FUSED = "qkv_proj", "query_key_value", "c_attn", "Wqkv"
+OUTS = "o_proj", "out_proj", "dense", "c_proj"
+GATES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
+PLAIN = ("fc1", "fc2"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")
+PLAIN += ("fc_in", "fc_out"), ("up_proj", "down_proj")
+SCALES = "scaling", "softmax_scale", "inv_norm_factor"
+ACTIVATED = "act_fn", "act", "activation_fn", "gelu_impl"
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu_squared": lambda x: functional.relu(x).square(),
+}
+XIELU = "xielu"  # the last of the kernels' activations
+PARALLEL = 4  # parts in which CodeGen's queries, values and keys were trained
+WIDEST, GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
 SAME = 1e-5  # relative: a norm does what was read
+FAR = 4096  # positions at which ALiBi is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +86,8 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x / rms(x) * weight + bias, of x less its mean where that is centred."""
+    """x / rms(x) * weight + bias, of x less its mean where that is centred. A weight `[heads,
+    width]` has a row for each head."""
 
     weight: Floats
     epsilon: float
@@ -58,6 +102,8 @@ class Rope:
     frequencies: tuple[float, ...]
     scale: float  # of cosine and sine
     interleaved: bool  # whether the numbers of a pair are neighbours
+    # (a, n): it all grows by 1 + a * log(1 + position // n)
+    growth: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,62 +118,36 @@ class Attention:
     scale: float
     window: int  # tokens that are seen; 0: all
     softcap: float
-    norms: tuple[Norm, Norm] | None  # of queries and of keys: of each, or of a token's together
+    clip: float  # of queries, keys and values; 0: none
+    norms: tuple[Norm | None, ...]  # of queries, keys and values: of each, or a token's together
+    norms_last: bool  # whether they read what is turned
     sinks: Floats | None
+    slopes: Floats | None  # of ALiBi
     rope: int | None  # number of its rotary positions; None: it has none
+    query_rope: int | None  # the same of queries
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """down(act(gate) * up), or down(act(gate)) without an up."""
+    """down(act(gate) * up), or down(act(up)) without a gate."""
 
-    gate: Linear
-    up: Linear | None
+    gate: Linear | None
+    up: Linear
     down: Linear
     activation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """Several gated parts, of which a token meets some: the sum of their down(act(gate) * (up +
-    shift)) by the shares that a router gives them, act(x) = x * sigmoid(slope * x)."""
-
-    router: Linear
-    met: int  # experts of a token
-    of_all: bool  # shares are those of a softmax over all experts, else over the ones that are met
-    gate_up: Floats  # [E, I, 2, H]: those of an inner number side by side
-    down: Floats  # [E, H, I]
-    biases: tuple[Floats, Floats] | None  # [E, I, 2], [E, H]
-    slope: float
-    shift: float
-    limit: float  # of gate (from above) and up (from both sides); 0: none
-    shared: Gated | None  # which every token meets
-    opening: Linear | None  # how much of the shared part: the sigmoid of this
+    curve: tuple[float, ...]  # of xIELU: of squares above zero, of exponentials below, and of x
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """The norms are absent (None) where a part reads, or gives, states as they are."""
 
-    before_attention: Norm | None
+    norms: tuple[Norm | None, ...]  # before attention, behind it, before the MLP, behind it
     attention: Attention
-    behind_attention: Norm | None
-    before_gated: Norm | None
-    gated: Gated | Experts
-    behind_gated: Norm | None
+    gated: Gated
     residual: float  # what a part gives is multiplied by this
-    parallel: bool = False  # whether both parts read what the layer reads, or else its first norm
-
-
-@dataclass(frozen=True, slots=True)
-class PairReads:
-    """The beginning of a decoder that reads embeddings with states behind them
-    (`models.stock.pairs`), whose first layer attends to both."""
-
-    width: int  # of embeddings
-    embedded: Norm
-    state: Norm
-    normed: bool  # whether what the layers make is added to the state behind its norm
+    factor: float  # of all that the layer makes
+    parallel: bool  # whether both parts read what the layer reads
 
 
 @dataclass(slots=True)
@@ -136,10 +156,10 @@ class Decoder:
 
     width: int
     layers: list[DecoderLayer]
-    norm: Norm | None  # of what is shown as hidden
+    positions: Linear | None  # learned ones, `[positions, width]`
+    embedded: Norm | None  # of what the first layer reads
+    norm: Norm | None  # of what the head reads
     head: Linear
-    head_norm: Norm | None  # of what the output layer reads alone
-    pairs: PairReads | None
     cap: float  # of logits; 0: none
     scale: float  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
@@ -150,47 +170,38 @@ class NetworkReader:
 
     def __init__(self, network: PreTrainedModel) -> None:
         self.network = network
+        self._require(not isinstance(network, PairsNetwork), "embeddings read with states")
         self.config: Any = network.config.get_text_config(decoder=True)
-        self.base: Any = network if isinstance(network, PairsNetwork) else network.get_decoder()
-        self.rotary: Any = getattr(self.base, "rotary_emb", getattr(self.base, "rotary", None))
+        self.base: Any = network.get_decoder()
         self.read: set[int] = set()
         self.ropes: list[Rope] = []
 
     def decoder(self) -> Decoder:
         """Raises RefusedError for a network that is built in another way."""
-        network, pairs, head_norm = self.network, None, None
+        network, config = self.network, self.config
         stock = DynamicCache(config=network.config).layers
         head: Any = network.get_output_embeddings()
-        if isinstance(network, PairsNetwork):
-            layers: Any = [network.first, *network.more]
-            pairs = self._pairs(network.first, network.width)
-            if isinstance(head, NormedHead):
-                head, head_norm = head.linear, self.norm(head.norm)
-            self.read |= {
-                id(weight) for part in [network.join] if part for weight in part.parameters()
-            }
-        else:
-            layers = list(layers_of(network))
-            self.read.add(id(network.get_input_embeddings().weight))
+        layers: Any = list(layers_of(network))
+        self.read.add(id(network.get_input_embeddings().weight))
         self._require(head is not None and len(stock) == len(layers), "its layers or its head")
-        ends = [getattr(self.base, name) for name in LAST if hasattr(self.base, name)]
-        self._require(bool(ends), "no last norm of a known name")
-        last = ends[0]
+        last = self._one(self.base, LAST, "last norm")
+        embedded = getattr(self.base, "word_embeddings_layernorm", None)
+        self.positions = self._positions()
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
         made = Decoder(
-            self.config.hidden_size,
+            config.hidden_size,
             [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
-            None if last is None else self.norm(last),
+            self.positions,
+            embedded and self.norm(embedded),
+            last and self.norm(last),
             self.linear(head),
-            head_norm,
-            pairs,
-            float(getattr(self.config, "final_logit_softcapping", None) or 0),
+            float(getattr(config, "final_logit_softcapping", None) or 0),
             1
-            / float(getattr(self.config, "logits_scaling", None) or 1)
-            * float(getattr(self.config, "logit_scale", None) or 1),
+            / float(getattr(config, "logits_scaling", None) or 1)
+            * float(getattr(config, "logit_scale", None) or 1),
             self.ropes,
         )
-        for name, weight in network.named_parameters():
+        for name, weight in network.state_dict(keep_vars=True).items():  # buffers, too
             self._require(id(weight) in self.read, name)
         return made
 
@@ -201,233 +212,278 @@ class NetworkReader:
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
-    def _pairs(self, layer: Any, width: int) -> PairReads:
-        self._require(isinstance(layer, EagleLayer), f"a {type(layer).__name__}")
-        norms = self.norm(layer.input_layernorm), self.norm(layer.hidden_norm)
-        return PairReads(width, *norms, layer.before)
+    def _positions(self) -> Linear | None:
+        """Learned positions, from the first on."""
+        part = next((p for name in POSITIONS if (p := getattr(self.base, name, None))), None)
+        if part is None:
+            return None
+        table = getattr(part, "weight", getattr(part, "weights", None))
+        offset, limit = getattr(part, "offset", 0), context_limit(self.config)
+        known = isinstance(table, Tensor) and table.ndim == 2 and limit is not None
+        self._require(known, f"positions by a {type(part).__name__}")
+        assert table is not None
+        assert limit is not None
+        self._require(table.shape[0] >= limit + offset, "fewer positions than its context")
+        self.read.add(id(table))
+        return Linear(array(table[offset : limit + offset]))
 
     def _layer(self, layer: Any, window: int) -> DecoderLayer:
-        norms = {name for name, part in layer.named_children() if "norm" in name}
-        if isinstance(layer, EagleLayer):  # its attention reads what `PairReads` says
-            after = self.norm(layer.post_attention_layernorm)
-            attention, gated = self._attention(layer.self_attn, window), self._gated(layer.mlp)
-            return DecoderLayer(None, attention, None, after, gated, None, 1.0)
-        first, second, third, fourth = (
-            self.norm(getattr(layer, name)) if name in norms else None
-            for name in (FIRST, SECOND, THIRD, FOURTH)
-        )
-        if norms == {FIRST, SECOND}:
-            places = first, None, second, None
-        elif norms == {FIRST, SECOND, THIRD, FOURTH}:
-            places = first, second, third, fourth
-        elif norms == {SECOND, FOURTH}:
-            places = None, second, None, fourth
-        elif norms == {FIRST}:
-            places = first, None, None, None
-        else:
-            raise self._refused(f"norms {', '.join(sorted(norms)) or 'of no known name'}")
-        parts = {name for name, _ in layer.named_children()} - norms
-        inner = "mlp" if "mlp" in parts else "block_sparse_moe"
-        outer = "self_attn" if "self_attn" in parts else "attention"
-        self._require(
-            {outer, inner}
-            == {
-                name for name in parts if any(True for _ in layer.get_submodule(name).parameters())
-            },
-            f"layers of {', '.join(sorted(parts))}",
-        )
-        part = getattr(layer, inner)
-        gated = self._experts(part) if hasattr(part, "experts") else self._gated(part)
-        attention = self._attention(getattr(layer, outer), window)
-        parallel = norms == {FIRST} or getattr(layer, "use_parallel_residual", False)
-        residual = float(getattr(layer, "residual_multiplier", 1.0))
+        names = {
+            name for name, _ in layer.named_children() if "norm" in name or name.startswith("ln_")
+        }
+        places = next((p for p in PLACES if {*p} - {None} == names), None)
+        if places is None:
+            raise self._refused(f"norms {', '.join(sorted(names)) or 'of no known name'}")
+        parts: list[Any] = [name and getattr(layer, name) for name in places]
+        norms = [None if isinstance(p, nn.Identity) else p and self.norm(p) for p in parts]
+        part = self._one(layer, ATTENTIONS, "attention")
+        attention = self._attention(getattr(part, "attention", part), window)
+        inner = next((p for name in MLPS if (p := getattr(layer, name, None))), layer)
+        scalar = getattr(layer, "layer_scalar", None)
+        self.read.add(id(scalar))
+        one = places[1:] == (None, None, None) or places[0] == "ln_attn"
         return DecoderLayer(
-            places[0], attention, places[1], places[2], gated, places[3], residual, parallel
+            tuple(norms),
+            attention,
+            self._gated(inner),
+            float(getattr(layer, "residual_multiplier", 1.0)),
+            1.0 if scalar is None else float(scalar),
+            one or bool(getattr(layer, "use_parallel_residual", False)),
         )
 
     def _attention(self, part: Any, window: int) -> Attention:
-        width = int(part.head_dim if hasattr(part, "head_dim") else part.head_size)
-        self._require(width % HEADS == 0, f"heads of {width} numbers, not a multiple of {HEADS}")
-        out = self.linear(getattr(part, "o_proj", getattr(part, "dense", None)))
+        width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
+        self._require(isinstance(width, int), "heads of no known width")
+        self._require(width <= WIDEST, f"heads of {width} numbers")
+        out = self.linear(self._one(part, OUTS, "attention's output"))
         heads = out.weight.shape[1] // width
-        if hasattr(part, "qkv_proj"):
-            one = self.linear(part.qkv_proj)
-            key_heads = (len(one.weight) // width - heads) // 2
-            reads = _split(one, [heads * width, key_heads * width, key_heads * width])
-        elif hasattr(part, "query_key_value"):  # head by head
-            one, key_heads = self.linear(part.query_key_value), heads
-            self._require(len(one.weight) == 3 * heads * width, "queries that share keys")
-            turned = np.arange(3 * heads * width).reshape(heads, 3, width).swapaxes(0, 1).ravel()
-            bias = None if one.bias is None else one.bias[turned]
-            reads = _split(Linear(one.weight[turned], bias), [heads * width] * 3)
+        fused = next((p for name in FUSED if (p := getattr(part, name, None))), None)
+        if fused is None:
+            own = [getattr(part, f"{name}_proj", None) for name in "qkv"]
+            reads = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
         else:
-            names = ("q_proj", "k_proj", "v_proj")
-            reads = [self.linear(getattr(part, name, None)) for name in names]
-            key_heads = len(reads[1].weight) // width
-        norms = None
-        if getattr(part, "q_norm", None) is not None:
-            norms = self.norm(part.q_norm), self.norm(part.k_norm)
-        rope = None
-        if getattr(part, "use_rope", True):
-            rope, turned = self._rope(part, width)
-            if turned < width // 2 and not self.ropes[rope].interleaved:
-                self._require(norms is None, "norms of heads that are turned in part")
-                reads[:2] = (_apart(linear, width, turned) for linear in reads[:2])
+            reads = self._divided(part, self.linear(fused), heads, width)
+        key_heads = len(reads[1].weight) // width
+        fits = key_heads and heads % key_heads == 0 and heads // key_heads <= GROUP
+        same = len(reads[0].weight) == heads * width and len(reads[1].weight) == len(
+            reads[2].weight
+        )
+        self._require(bool(fits and same), f"{heads} heads on {key_heads}")
+        named = [next((p for n in names if (p := getattr(part, n, None))), None) for names in NORMS]
+        slopes = self._slopes(heads)
+        rope, query_rope, last = None, None, False
+        if slopes is None and self.positions is None:
+            turned, last = self._turned(part, reads[0].weight.shape[1], named[1])
+            rope, query_rope = self._ropes(part, width) if turned else (None, None)
         sinks = getattr(part, "sinks", None)
         if sinks is not None:
             self.read.add(id(sinks))
+        if getattr(part, "attention_type", None) == "local":
+            window = int(self.config.window_size)
+        scale = next((s for name in SCALES if (s := getattr(part, name, None)) is not None), None)
         return Attention(
             reads,
             out,
             heads,
             key_heads,
             width,
-            float(part.scaling),
+            float(1 / getattr(part, "scale_attn", 1.0) if scale is None else scale),
             window,
             float(getattr(part, "attn_logit_softcapping", None) or 0),
-            norms,
+            float(getattr(part, "clip_qkv", getattr(self.config, "clip_qkv", None)) or 0),
+            tuple(one and self.norm(one, width) for one in named),
+            last,
             None if sinks is None else array(sinks),
+            slopes,
             rope,
+            query_rope,
         )
+
+    def _divided(self, part: Any, one: Linear, heads: int, width: int) -> list[Linear]:
+        """Queries, keys and values of one product, in the orders that there are."""
+        rows = np.arange(len(one.weight))
+        key_heads = (len(rows) // width - heads) // 2
+        fits = len(rows) == (heads + 2 * key_heads) * width and key_heads
+        self._require(bool(fits) and heads % key_heads == 0, "queries, keys and values in one")
+        if hasattr(part, "query_key_value") or getattr(part, "multi_query", None) is False:
+            each = rows.reshape(key_heads, -1, width)  # each key head, behind its queries
+            orders = [each[:, :-2], each[:, -2], each[:, -1]]
+        elif hasattr(part, "embed_positions"):
+            each = rows.reshape(PARALLEL, 3, -1)
+            orders = [each[:, 0], each[:, 2], each[:, 1]]
+        else:
+            orders = np.split(rows, [heads * width, (heads + key_heads) * width])
+        return [_rows(one, order.ravel()) for order in orders]
 
     def _gated(self, part: Any) -> Gated:
-        plain = next((names for names in PLAIN if hasattr(part, names[0])), None)
-        if plain:
-            gate, down = (self.linear(getattr(part, name, None)) for name in plain)
-            return Gated(gate, None, down, self._activation())
+        self._require(not hasattr(part, "experts"), "experts")
         if hasattr(part, "gate_up_proj"):
             both = self.linear(part.gate_up_proj)
-            gate, up = _split(both, [len(both.weight) // 2] * 2)
-        else:
-            gate = self.linear(getattr(part, "gate_proj", None))
-            up = self.linear(getattr(part, "up_proj", None))
-        down = self.linear(getattr(part, "down_proj", None))
-        return Gated(gate, up, down, self._activation())
+            gate, up = (_rows(both, rows) for rows in np.split(np.arange(len(both.weight)), 2))
+            return Gated(gate, up, self.linear(part.down_proj), *self._activation(part))
+        for names in GATES + PLAIN:
+            if all(hasattr(part, name) for name in names):
+                *gate, up, down = (self.linear(getattr(part, name)) for name in names)
+                return Gated(gate[0] if gate else None, up, down, *self._activation(part))
+        raise self._refused("no MLP of a known name")
 
-    def _activation(self) -> str:
-        names = ("hidden_activation", "hidden_act")
-        said = next((v for name in names if (v := getattr(self.config, name, None))), None)
-        self._require(said in ACTIVATIONS, f"activation {said}")
-        return ACTIVATIONS[str(said)]
-
-    def _experts(self, part: Any) -> Experts:
-        experts = part.experts
-        router, met, of_all = self._router(getattr(part, "gate", getattr(part, "router", None)))
-        weights, biases = ("gate_up_proj", "down_proj"), ("gate_up_proj_bias", "down_proj_bias")
-        named, biased = dict(experts.named_parameters()), getattr(experts, "has_bias", False)
-        self._require(set(named) == {*weights, *(biases if biased else ())}, "experts of this kind")
-        self.read |= {id(weight) for weight in named.values()}
-        both, down = (array(named[name]) for name in weights)
-        if experts.is_transposed:
-            both, down = both.swapaxes(1, 2), down.swapaxes(1, 2)
-        added = None
-        if biased:
-            first, second = (array(named[name]) for name in biases)
-            added = _side_by_side(first, experts.is_concatenated), second
-        clamped = hasattr(experts, "alpha")  # as in gpt-oss
-        act = (float(experts.alpha), 1.0, float(experts.limit)) if clamped else (1.0, 0.0, 0.0)
-        self._require_gates(experts, down.shape[2], *act)
-        both = _side_by_side(both, experts.is_concatenated)
-        shared, opening = (getattr(part, n, None) for n in ("shared_expert", "shared_expert_gate"))
-        shared, opening = shared and self._gated(shared), opening and self.linear(opening)
-        return Experts(router, met, of_all, both, down, added, *act, shared, opening)
-
-    def _require_gates(
-        self, experts: Any, inner: int, slope: float, shift: float, limit: float
-    ) -> None:
-        """RefusedError where experts' gates do not act as was read, tried on numbers large and
-        small."""
-        states = 8 * torch.randn(2, 2 * inner, generator=torch.Generator().manual_seed(0))
-        pairs = torch.from_numpy(_side_by_side(states.numpy(), experts.is_concatenated))
-        gate, up = pairs.unbind(-1)
-        if limit:
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        with torch.no_grad():
-            made = experts._apply_gate(states)
-        read = gate * torch.sigmoid(slope * gate) * (up + shift)
-        same = torch.allclose(made, read, rtol=SAME, atol=SAME)
-        self._require(same, f"gates of {type(experts).__name__}")
-
-    def _router(self, part: Any) -> tuple[Linear, int, bool]:
-        """The product of a router, how many experts it takes, and whether the shares are those of a
-        softmax over all, tried."""
-        what = f"experts chosen by a {type(part).__name__}"
-        own = dict(part.named_parameters()) if isinstance(part, nn.Module) else {}
-        self._require("weight" in own and {"weight", "bias"} >= set(own), what)
-        weight, bias = own["weight"], own.get("bias")
-        states = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            _, shares, index = part(states)
-            logits = functional.linear(states, weight, bias)
-            best = logits.softmax(-1).topk(index.shape[-1])
-            among = logits.gather(1, best.indices).softmax(-1)
-        of_all, of_met = (
-            torch.allclose(read, shares, rtol=SAME, atol=SAME) for read in (best.values, among)
-        )
-        self._require(torch.equal(best.indices, index) and (of_all or of_met), what)
-        self.read |= {id(each) for each in own.values()}
-        linear = Linear(array(weight), None if bias is None else array(bias))
-        return linear, index.shape[-1], not of_met
+    def _activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
+        """The name of an activation, tried, and its numbers."""
+        one = self._one(part, ACTIVATED, "activation")
+        states = torch.linspace(-8, 8, 65)
+        with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
+            made = one(states)
+            for name, act in ACTIVATIONS.items():
+                if torch.allclose(made, act(states), rtol=0, atol=SAME):
+                    return name, (0.0, 0.0, 0.0)
+            x, below = made.double()[-1], made.double()[0]
+            last = float(one.beta)
+            curve = (float((x - 8 * last) / 64), float((below + 8 * last) / (np.exp(-8) + 7)), last)
+            squares = curve[0] * states.clamp(0).square() + last * states
+            low = states.clamp(max=0)
+            if torch.allclose(made, squares + curve[1] * (low.expm1() - low), rtol=SAME, atol=SAME):
+                self.read |= {id(weight) for weight in one.state_dict(keep_vars=True).values()}
+                return XIELU, curve
+        raise self._refused(f"activation {type(one).__name__}")
 
     def linear(self, part: Any) -> Linear:
-        if type(part) is not nn.Linear:
-            raise self._refused(f"a {type(part).__name__} in place of a linear layer")
+        weight: Any = getattr(part, "weight", None)
+        known = isinstance(part, nn.Linear | Conv1D)
+        self._require(known, f"a {type(part).__name__} in place of a linear layer")
+        weight, bias = weight.T if isinstance(part, Conv1D) else weight, part.bias
+        if type(part) not in (nn.Linear, Conv1D):
+            states = _random(2, weight.shape[1])
+            with torch.no_grad():
+                same = torch.allclose(
+                    part(states), functional.linear(states, weight, bias), rtol=SAME, atol=SAME
+                )
+            self._require(same, f"a {type(part).__name__} in place of a linear layer")
         self.read |= {id(weight) for weight in part.parameters()}
-        return Linear(array(part.weight), None if part.bias is None else array(part.bias))
+        return Linear(array(weight), None if bias is None else array(bias))
 
-    def norm(self, part: Any) -> Norm:
-        """The factors of a norm, tried: some add one to their weight."""
-        epsilon = getattr(part, "variance_epsilon", None) or getattr(part, "eps", None)
-        if not epsilon:
-            raise self._refused(f"a {type(part).__name__}")
-        width = next(part.parameters()).shape[-1]
-        states = torch.randn(2, width, generator=torch.Generator().manual_seed(0)) + 0.5
+    def norm(self, part: Any, width: int = 0) -> Norm:
+        """The factors of a norm, tried: some add one to their weight, some have none."""
+        self.read |= {id(weight) for weight in part.parameters()}
+        own, bias = getattr(part, "weight", None), getattr(part, "bias", None)
+        if own is None and (each := [*getattr(part, "norms", [])]):  # one of each head
+            norms = [self.norm(one) for one in each]
+            weight = np.stack([norm.weight for norm in norms])
+            alike = all(norm.bias is None for norm in norms)
+            self._require(alike, "norms of heads that add something")
+            return Norm(weight, norms[0].epsilon, None, norms[0].centred)
+        ones = torch.ones(width or self.config.hidden_size)
+        weights = [ones] if own is None else [own, own + 1]
+        named = ("variance_epsilon", "eps", "epsilon")
+        epsilon = next((e for n in named if (e := getattr(part, n, None)) is not None), 1e-5)
+        large = _random(*weights[0].shape) + 0.5
+        states = torch.stack([large, large.flip(-1) / 100])  # small ones show epsilon
         with torch.no_grad():
             made = part(states)
-        plain = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + epsilon)
-        self.read |= {id(weight) for weight in part.parameters()}
-        weight = made[0] / plain[0]
-        if torch.allclose(made[1], plain[1] * weight, rtol=SAME, atol=SAME):
-            return Norm(array(weight), float(epsilon))
-        own, bias = getattr(part, "weight", None), getattr(part, "bias", None)
-        self._require(own is not None and own.shape == (width,), f"a {type(part).__name__}")
-        with torch.no_grad():
-            centred = functional.layer_norm(states, (width,), own, bias, epsilon)
-        same = torch.allclose(made, centred, rtol=SAME, atol=SAME)
-        self._require(same, f"a {type(part).__name__}")
-        return Norm(array(own), float(epsilon), None if bias is None else array(bias), True)
+            for centred in (False, True):
+                x = states - states.mean(-1, keepdim=True) if centred else states
+                unit = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+                for weight in weights:
+                    read = unit * weight if bias is None else unit * weight + bias
+                    if torch.allclose(made, read, rtol=SAME, atol=SAME):
+                        added = None if bias is None else array(bias)
+                        return Norm(array(weight), float(epsilon), added, centred)
+        raise self._refused(f"a {type(part).__name__}")
 
-    def _rope(self, part: Any, width: int) -> tuple[int, int]:
-        """The number of a layer's rotary positions, tried on a few, and how many pairs of a head
-        they turn; the others are turned by nothing."""
-        turn = self.rotary
-        self._require(turn is not None, "positions that are not rotary")
+    def _slopes(self, heads: int) -> Floats | None:
+        """Slopes of ALiBi, tried at many positions."""
+        if hasattr(self.base, "build_mpt_alibi_tensor"):
+            table = self.base.build_mpt_alibi_tensor(heads, FAR)
+        elif hasattr(self.base, "build_alibi_tensor"):
+            table = self.base.build_alibi_tensor(torch.ones(1, FAR), heads, torch.float32)
+        else:
+            self._require(not getattr(self.base, "use_alibi", False), "ALiBi of rounded positions")
+            return None
+        table = table.reshape(heads, FAR).double()
+        slopes = (table[:, -1] - table[:, 0]) / (FAR - 1)
+        line = slopes[:, None] * torch.arange(FAR) + table[:, :1]
+        self._require(torch.allclose(table, line, rtol=SAME, atol=1e-3), "ALiBi of another kind")
+        return array(slopes)
+
+    def _ropes(self, part: Any, width: int) -> tuple[int, int]:
+        """The numbers of a layer's rotary positions: of keys, and of queries."""
+        rope = self._rope(part, width)
+        settings: Any = getattr(self.config, "rope_parameters", None) or {}
+        growth = None
+        if beta := settings.get("llama_4_scaling_beta"):
+            growth = float(beta), int(settings["original_max_position_embeddings"])
+            self._require(2 * len(rope.frequencies) == width, "queries that grow, turned in part")
+        both = rope, replace(rope, growth=growth)
+        self.ropes += [one for one in dict.fromkeys(both) if one not in self.ropes]
+        return self.ropes.index(both[0]), self.ropes.index(both[1])
+
+    def _rope(self, part: Any, width: int) -> Rope:
+        """A layer's rotary positions, tried on a few."""
+        places = torch.tensor([[0, 1, 2, 3, 50, 100]])
+        cosine, sine, frequencies = self._cosines(part, places)
+        states, scale = _random(1, 1, places.shape[1], 2 * len(frequencies)), float(cosine[0, 0, 0])
+        made = self._applied(part, states, cosine, sine)
+        angles = (places[0, :, None] * frequencies.float()).double()
+        for interleaved in (False, True):
+            pair = states.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+            at = -1 if interleaved else -2
+            a, b = pair.unbind(at)
+            for sign in (1, -1):  # some turn backwards
+                c, s = scale * angles.cos(), sign * scale * angles.sin()
+                read = torch.stack([a * c - b * s, b * c + a * s], at).flatten(-2)
+                if made.shape == read.shape and torch.allclose(made.double(), read, atol=SAME):
+                    self._require(states.shape[-1] <= width, "rotary positions of several heads")
+                    turns = (sign * frequencies.double()).tolist()
+                    return Rope(tuple(turns), scale, interleaved)
+        raise self._refused("rotary positions of another kind")
+
+    def _cosines(self, part: Any, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cosines and sines at places `[1, n]`, as a family has them, and its frequencies."""
+        table = getattr(part, "embed_positions", None)
+        if isinstance(table, Tensor):  # sines, then cosines
+            pairs = table.shape[1] // 2
+            sine, cosine = table[places].split(pairs, -1)
+            return cosine, sine, 1.0 / 10000 ** (torch.arange(0, 2 * pairs, 2) / (2 * pairs))
+        owner = self.base if any(hasattr(self.base, name) for name in ROTARY) else part
+        turn = self._one(owner, ROTARY, "rotary positions")
         kinds: list[str] = getattr(self.config, "layer_types", None) or []
         by_kind = "layer_type" in inspect.signature(turn.forward).parameters
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
-        places = torch.tensor([[0, 1, 2, 3, 50, 100]])
-        cosine, sine = (x[0].double() for x in turn(torch.zeros(1), places, **more))
         prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
-        frequencies: Tensor = getattr(turn, f"{prefix}inv_freq")
-        if len(frequencies) == cosine.shape[1]:  # one for both numbers of a pair
-            cosine, sine = (torch.cat([x, x], -1) for x in (cosine, sine))
-        half = cosine.shape[1] // 2
-        interleaved = not torch.equal(cosine[:, :half], cosine[:, half:])
-        cosine, sine = (x[:, ::2] if interleaved else x[:, :half] for x in (cosine, sine))
-        scale = float(cosine[0, 0])
-        angles = places[0, :, None].double() * frequencies.double()
-        pair = torch.stack([angles.cos(), angles.sin()]) * scale
-        same = pair.shape[1:] == cosine.shape and torch.allclose(
-            pair, torch.stack([cosine, sine]), atol=SAME, rtol=0
-        )
-        self._require(same, "rotary positions of another kind")
-        turned = len(frequencies)
-        still = [0.0] * (width // 2 - turned)
-        self._require(not still or scale == 1, "rotary positions of a part, scaled")
-        rope = Rope((*frequencies.double().tolist(), *still), scale, interleaved)
-        if rope not in self.ropes:
-            self.ropes.append(rope)
-        return self.ropes.index(rope), turned
+        return *turn(torch.zeros(1), places, **more), getattr(turn, f"{prefix}inv_freq")
+
+    def _applied(self, part: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Turn states `[1, 1, n, width]` by the family's own function."""
+        apply: Any = getattr(sys.modules[type(part).__module__], "apply_rotary_pos_emb", None)
+        self._require(apply is not None, "rotary positions by no known function")
+        first, second, *_ = inspect.signature(apply).parameters
+        if first == "tensor":  # heads stand behind positions
+            return apply(states.transpose(1, 2), sin=sine, cos=cosine).transpose(1, 2)
+        if second == "k":
+            return apply(states, states, cosine, sine)[0]
+        return apply(states, cosine, sine)
+
+    def _turned(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
+        """Try if positions change what attention makes, and what its norm of keys reads."""
+        cosine, sine, _ = self._cosines(part, torch.arange(4)[None])
+        states, read = _random(1, 4, inputs), list[Tensor]()
+        hook = norm and norm.register_forward_pre_hook(lambda _, args: read.append(args[0].clone()))
+        try:
+            made = [
+                part(states, position_embeddings=pair, attention_mask=None)[0]
+                for pair in ((torch.ones_like(cosine), torch.zeros_like(sine)), (cosine, sine))
+            ]
+        except Exception:  # a family's own code raises anything, where it is called otherwise
+            return True, False
+        finally:
+            if hook:
+                hook.remove()
+        return not torch.equal(*made), bool(read) and not torch.equal(*read)
+
+    def _one(self, part: Any, names: tuple[str, ...], what: str) -> Any:
+        name = next((name for name in names if hasattr(part, name)), None)
+        if name is None:
+            raise self._refused(f"no {what} of a known name")
+        return getattr(part, name)
 
     def _require(self, known: bool, what: str) -> None:
         if not known:
@@ -444,27 +500,9 @@ def array(values: Any) -> Floats:
     return values.detach().float().numpy()
 
 
-def _side_by_side(both: Floats, behind: bool) -> Floats:
-    """Gates and ups `[E, 2 I, ...]`, the ones behind the others or in turns: `[E, I, 2, ...]`."""
-    count, inner, *rest = both.shape
-    if behind:
-        return both.reshape(count, 2, inner // 2, *rest).swapaxes(1, 2)
-    return both.reshape(count, inner // 2, 2, *rest)
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _apart(linear: Linear, width: int, turned: int) -> Linear:
-    """Queries or keys of heads whose first numbers are turned, in an order in which the two of a
-    pair stand half a head apart: attention is the same in any."""
-    first, second, rest = np.split(np.arange(width), [turned, 2 * turned])
-    one, other = np.split(rest, 2)
-    order = np.concatenate([first, one, second, other])
-    rows = np.arange(len(linear.weight)).reshape(-1, width)[:, order].ravel()
+def _rows(linear: Linear, rows: Any) -> Linear:
     return Linear(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
-
-
-def _split(linear: Linear, sizes: list[int]) -> list[Linear]:
-    weights = torch.from_numpy(linear.weight).split(sizes)
-    biases: Any = [None] * len(sizes)
-    if linear.bias is not None:
-        biases = [x.numpy() for x in torch.from_numpy(linear.bias).split(sizes)]
-    return [Linear(w.numpy(), b) for w, b in zip(weights, biases, strict=True)]

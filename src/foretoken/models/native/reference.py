@@ -131,8 +131,8 @@ def error_function(x: Floats) -> Floats:
     return np.copysign(np.where(rest > 0, rest, np.where(np.isnan(rest), rest, 0)), x)
 
 
-def activated(name: str, x: Floats) -> Floats:
-    """Return an activation of x, by its name."""
+def activated(name: str, x: Floats, curve: Floats) -> Floats:
+    """Return an activation of x, by its name; `curve`: of xIELU's squares, exponentials and x."""
     one, half = np.float32(1), np.float32(0.5)
     with np.errstate(all="ignore"):
         match name:
@@ -149,7 +149,9 @@ def activated(name: str, x: Floats) -> Floats:
                 positive = np.where(x < 0, np.float32(0), x)
                 return positive * positive
             case _:
-                return x * sigmoid(np.float32(1.702) * x)
+                above, below = np.where(x < 0, np.float32(0), x), np.where(x > 0, np.float32(0), x)
+                squares = fma(curve[0] * above, above, curve[2] * x)
+                return fma(curve[1], (exponential(below) - one) - below, squares)
 
 
 def normalize(x: Floats, weight: Floats, bias: Floats | None, epsilon: float, centred: bool) -> Any:
@@ -167,3 +169,51 @@ def normalize(x: Floats, weight: Floats, bias: Floats | None, epsilon: float, ce
         root = np.sqrt(lane_sum(squares) / n + np.float32(epsilon)).astype(np.float32)
         y = (x * (np.float32(1) / root)[:, None]) * weight
         return y if bias is None else y + bias
+
+
+def attention(
+    x: Floats,
+    keys: Floats,
+    values: Floats,
+    at: int,
+    window: int = 0,
+    cap: float = 0,
+    slopes: Floats | None = None,
+    sinks: Floats | None = None,
+) -> Floats:
+    """Return what the query heads `[G, D]` of one key head, scaled, at position `at`, make of keys
+    and values `[positions, D]`: block after block of 128 positions, each with its own maximum."""
+    begin = max(0, at - window + 1) if window else 0
+    most = total = result = None
+    for start in range(begin // BLOCK * BLOCK, at + 1, BLOCK):
+        first, last = max(begin, start), min(at + 1, start + BLOCK)
+        scores = np.zeros((len(x), last - first), np.float32)
+        for d in range(x.shape[1]):
+            scores = fma(x[:, d, None], keys[first:last, d], scores)
+        if cap:
+            scores = np.float32(cap) * tangent(scores / np.float32(cap))
+        if slopes is not None:
+            distance = np.arange(first - at, last - at, dtype=np.float32)
+            scores = fma(slopes[:, None], distance, scores)
+        highest = scores.max(-1)
+        weights = exponential(scores - highest[:, None])
+        before = np.zeros((len(x), first % LANES), np.float32)
+        added = np.zeros((len(x), LANES), np.float32)
+        for part in np.moveaxis(vectors(np.concatenate([before, weights], 1)), 1, 0):
+            added = added + part
+        sums, summed = lane_sum(added), np.zeros_like(x)
+        for j in range(last - first):
+            summed = fma(weights[:, j, None], values[first + j], summed)
+        if most is None:
+            most, total, result = highest, sums, summed
+            continue
+        joined = np.maximum(most, highest)
+        old, new = exponential(most - joined), exponential(highest - joined)
+        most, total = joined, fma(sums, new, total * old)
+        result = fma(summed, new[:, None], result * old[:, None])
+    factor = np.ones_like(most)
+    if sinks is not None:
+        joined = np.maximum(most, sinks)
+        factor = exponential(most - joined)
+        total = fma(total, factor, exponential(sinks - joined))
+    return result * (factor / total)[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Turns:
 
     def __init__(self, rope: dict[str, Any]) -> None:
         self.frequencies = np.array(rope["frequencies"], np.float32)
-        self.scale = np.float32(rope["scale"])
+        self.scale, self.growth = np.float32(rope["scale"]), rope["growth"]
         self.table: Floats = np.zeros((0, 2 * len(self.frequencies)), np.float32)
 
     def at(self, positions: NDArray[np.int32], last: int) -> Floats:
@@ -45,5 +46,11 @@ class Turns:
             # in float32, as transformers multiplies
             angles = (places[:, None] * self.frequencies).astype(np.float64)
             cosines, sines = cosine_and_sine(angles)
-            self.table = np.concatenate([cosines * self.scale, sines * self.scale], 1)
+            scale: Any = self.scale
+            if self.growth is not None:
+                slope, length = self.growth
+                logs = [math.log(1 + i) for i in range(len(places) // length + 1)]
+                grown = 1 + slope * np.array(logs)[places.astype(int) // length, None]
+                scale = scale * grown.astype(np.float32)
+            self.table = np.concatenate([cosines * scale, sines * scale], 1)
         return self.table[positions]

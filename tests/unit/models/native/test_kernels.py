@@ -22,10 +22,10 @@ from foretoken.models.native.packing import (
     pack_floats,
     pack_integers,
 )
+from foretoken.models.native.reading import ACTIVATIONS, XIELU
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]  # compiling takes half a minute
 EXTREMES = (0, 1e-40, -1e-42, np.inf, -np.inf, np.nan, 3e38, 1e-30)
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared", "quick_gelu")
 SLACK = np.zeros(8192, np.uint8)  # prefetches read behind the last panel
 each_set = pytest.mark.parametrize("instructions", library.SETS)
 
@@ -140,7 +140,7 @@ def test_products_are_as_defined(instructions: str, kind: str, form: int, extrem
 
 
 @each_set
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", [*ACTIVATIONS, XIELU])
 def test_activations_are_as_defined(instructions: str, name: str) -> None:
     random = np.random.default_rng(0)
     x = random.standard_normal(4000) * random.choice([1e-3, 1, 10, 100], 4000)
@@ -148,8 +148,10 @@ def test_activations_are_as_defined(instructions: str, name: str) -> None:
     x = np.concatenate([x, special, np.zeros(4)]).astype(np.float32)
     y = np.zeros_like(x)
     call = library.library().foretoken_activate
-    call(instructions.encode(), ACTIVATIONS.index(name), pointer(x), len(x), pointer(y))
-    assert same(y, reference.activated(name, x))
+    curve = np.array([0.8, 1.3, 0.5], np.float32)
+    number = [*ACTIVATIONS, XIELU].index(name)
+    call(instructions.encode(), number, pointer(curve), pointer(x), len(x), pointer(y))
+    assert same(y, reference.activated(name, x, curve))
 
 
 @each_set

@@ -17,3 +17,6 @@
 #include <stdint.h>
 
 enum { LANES = 16, BLOCK_OF_WEIGHTS = 32, PAGE = 16, BLOCK = 128 };
+
+// Left to itself, a compiler calls the inner loops' parts, whose sums then go through memory
+#define INLINE static inline __attribute__((always_inline))

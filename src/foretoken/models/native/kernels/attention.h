@@ -3,16 +3,22 @@
 //
 // Positions are read in blocks of BLOCK, counted from 0, whatever the pass. A block's part of a query is its
 // maximum, the sum of its weights and the weighted sum of its values; parts are joined in order.
+//
+// Both are stored as float32, or as float16 where a model's weights are rounded.
 #pragma once
 
+// Queries that share a key or value; pages of keys scored, and vectors of values summed, at a time
 #if defined(FORETOKEN_AVX512)
-enum { QUERIES = 4, COLUMNS = 4 };  // queries that share a key or value; vectors of values summed at a time
+enum { QUERIES = 6, PAGES = 2, COLUMNS = 2 };
 #else
-enum { QUERIES = 2, COLUMNS = 2 };
+enum { QUERIES = 4, PAGES = 1, COLUMNS = 1 };
 #endif
 
+INLINE F stored(const float* p) { return load(p); }
+INLINE F stored(const uint16_t* p) { return from_half(p); }
+
 static inline int whole_vectors(int n) { return (n + LANES - 1) / LANES * LANES; }
-static inline size_t page_of_head(int width) {  // floats of one head's keys and values
+static inline size_t page_of_head(int width) {  // numbers of one head's keys and values
   return size_t(PAGE) * (width + whole_vectors(width));
 }
 
@@ -64,28 +70,50 @@ struct Query {
   float* part;
 };
 
-// The scores of up to QUERIES queries in a block that begins at position `start`: [QUERIES, BLOCK]
-template <int n>
-static void scores_of(const Layer& layer, float* const* pages, size_t keys, int start,
-                      const Query* queries, int first, int last, float* scores) {
-  for (int page = first / PAGE; page * PAGE < last; page++) {
-    const float* k = pages[page] + keys;
-    F y[n];
-    for (int i = 0; i < n; i++) y[i] = all(0.0f);
-    for (int d = 0; d < layer.width; d++) {
-      const F each = load(k + size_t(d) * PAGE);
-      for (int i = 0; i < n; i++) y[i] = fma(all(queries[i].x[d]), each, y[i]);
+// The scores of n queries with `count` pages of keys from page `page` on, of those up to page `end`
+template <class T, int n, int count>
+INLINE void scores_of_pages(const Layer& layer, T* const* pages, size_t keys, int start,
+                            const Query* queries, int page, int end, float* scores) {
+  F y[count][n];
+  const T *k[count], *next[count];
+  const int width = layer.width;
+  for (int p = 0; p < count; p++) {
+    k[p] = pages[page + p] + keys;
+    next[p] = pages[page + count + p < end ? page + count + p : page + p] + keys;
+    for (int i = 0; i < n; i++) y[p][i] = all(0.0f);
+  }
+  for (int d = 0; d < width; d++)
+    for (int p = 0; p < count; p++) {
+      if (sizeof(T) == sizeof(float) || d % 2 == 0) {  // pages lie anywhere: no processor foresees the next
+        prefetch(next[p] + size_t(d) * PAGE);
+        prefetch(k[p] + size_t(width + d) * PAGE);  // values
+      }
+      const F each = stored(k[p] + size_t(d) * PAGE);
+      for (int i = 0; i < n; i++) y[p][i] = fma(all(queries[i].x[d]), each, y[p][i]);
     }
+  for (int p = 0; p < count; p++)
     for (int i = 0; i < n; i++) {
-      if (layer.softcap != 0.0f) y[i] = capped(y[i], layer.softcap);
+      F each = y[p][i];
+      if (layer.softcap != 0.0f) each = capped(each, layer.softcap);
       if (layer.slopes) {
         float distance[LANES];
-        for (int j = 0; j < LANES; j++) distance[j] = float(page * PAGE + j - queries[i].at);
-        y[i] = fma(all(queries[i].slope), load(distance), y[i]);
+        for (int j = 0; j < LANES; j++) distance[j] = float((page + p) * PAGE + j - queries[i].at);
+        each = fma(all(queries[i].slope), load(distance), each);
       }
-      store(scores + i * BLOCK + (page * PAGE - start), y[i]);
+      store(scores + i * BLOCK + ((page + p) * PAGE - start), each);
     }
-  }
+}
+
+// The scores of n queries in a block that begins at position `start`: [n, BLOCK]
+template <class T, int n>
+INLINE void scores_of(const Layer& layer, T* const* pages, size_t keys, int start,
+                      const Query* queries, int first, int last, float* scores) {
+  int page = first / PAGE;
+  const int end = (last + PAGE - 1) / PAGE;
+  for (; page + PAGES <= end; page += PAGES)
+    scores_of_pages<T, n, PAGES>(layer, pages, keys, start, queries, page, end, scores);
+  for (; page < end; page++)
+    scores_of_pages<T, n, 1>(layer, pages, keys, start, queries, page, end, scores);
 }
 
 // Weights in place of the scores, and the part's maximum and sum
@@ -108,19 +136,22 @@ static void weigh(const Query& query, int start, float* scores) {
 }
 
 // Add the weighted values of positions `first` up to `last`: `columns` vectors from number `column` on
-template <int n, int columns>
-static void values_of(int stride, float* const* pages, size_t values, int start,
-                      const Query* queries, int first, int last, const float* scores, int column) {
+template <class T, int n, int columns>
+INLINE void values_of(int stride, T* const* pages, size_t values, int start, const Query* queries,
+                      int first, int last, const float* scores, int column) {
   F y[n][columns];
   for (int i = 0; i < n; i++)
     for (int c = 0; c < columns; c++) y[i][c] = load(queries[i].part + LANES + column + c * LANES);
-  for (int j = first; j < last; j++) {
-    const float* v = pages[j / PAGE] + values + size_t(j % PAGE) * stride + column;
-    F each[columns];
-    for (int c = 0; c < columns; c++) each[c] = load(v + c * LANES);
-    for (int i = 0; i < n; i++) {
-      const F weight = all(scores[i * BLOCK + j - start]);
-      for (int c = 0; c < columns; c++) y[i][c] = fma(weight, each[c], y[i][c]);
+  for (int j = first; j < last;) {
+    const T* v = pages[j / PAGE] + values + size_t(j % PAGE) * stride + column;
+    const int end = (j / PAGE + 1) * PAGE < last ? (j / PAGE + 1) * PAGE : last;
+    for (; j < end; j++, v += stride) {
+      F each[columns];
+      for (int c = 0; c < columns; c++) each[c] = stored(v + c * LANES);
+      for (int i = 0; i < n; i++) {
+        const F weight = all(scores[i * BLOCK + j - start]);
+        for (int c = 0; c < columns; c++) y[i][c] = fma(weight, each[c], y[i][c]);
+      }
     }
   }
   for (int i = 0; i < n; i++)
@@ -128,20 +159,27 @@ static void values_of(int stride, float* const* pages, size_t values, int start,
       store(queries[i].part + LANES + column + c * LANES, y[i][c]);
 }
 
-template <int n>
-static void all_values(int stride, float* const* pages, size_t values, int start,
-                       const Query* queries, int first, int last, const float* scores) {
+template <class T, int n>
+INLINE void all_values(int stride, T* const* pages, size_t values, int start, const Query* queries,
+                       int first, int last, const float* scores) {
   if (first >= last) return;
   int column = 0;
   for (; column + COLUMNS * LANES <= stride; column += COLUMNS * LANES)
-    values_of<n, COLUMNS>(stride, pages, values, start, queries, first, last, scores, column);
+    values_of<T, n, COLUMNS>(stride, pages, values, start, queries, first, last, scores, column);
   for (; column < stride; column += LANES)
-    values_of<n, 1>(stride, pages, values, start, queries, first, last, scores, column);
+    values_of<T, n, 1>(stride, pages, values, start, queries, first, last, scores, column);
 }
 
-template <int n>
-static void attend_some(const Layer& layer, float* const* pages, size_t keys, int start,
-                        const Query* queries) {
+template <class T>
+static __attribute__((noinline)) void values_of_one(int stride, T* const* pages, size_t values, int start,
+                                                    const Query& query, int first, int last,
+                                                    const float* scores) {
+  all_values<T, 1>(stride, pages, values, start, &query, first, last, scores);
+}
+
+template <class T, int n>
+static __attribute__((noinline)) void attend_some(const Layer& layer, T* const* pages, size_t keys, int start,
+                                                  const Query* queries) {
   float scores[n * BLOCK];
   const int stride = whole_vectors(layer.width);
   const size_t values = keys + size_t(PAGE) * layer.width;
@@ -154,27 +192,42 @@ static void attend_some(const Layer& layer, float* const* pages, size_t keys, in
     to = queries[i].last < to ? queries[i].last : to;
   }
   from = from < to ? from : to;
-  scores_of<n>(layer, pages, keys, start, queries, first, last, scores);
+  scores_of<T, n>(layer, pages, keys, start, queries, first, last, scores);
   for (int i = 0; i < n; i++) {
     const Query& q = queries[i];
     weigh(q, start, scores + i * BLOCK);
     for (int c = 0; c < stride; c += LANES) store(q.part + LANES + c, all(0.0f));
     const int before = from < q.first ? q.first : from;
-    all_values<1>(stride, pages, values, start, &q, q.first, before, scores + i * BLOCK);
+    values_of_one<T>(stride, pages, values, start, q, q.first, before, scores + i * BLOCK);
   }
   // A position that not all attend to is left out, not given the weight 0: its values may be infinite
-  all_values<n>(stride, pages, values, start, queries, from, to, scores);
+  all_values<T, n>(stride, pages, values, start, queries, from, to, scores);
   for (int i = 0; i < n; i++) {
     const Query& q = queries[i];
     const int after = to > q.first ? to : q.first;
-    all_values<1>(stride, pages, values, start, &q, after, q.last, scores + i * BLOCK);
+    values_of_one<T>(stride, pages, values, start, q, after, q.last, scores + i * BLOCK);
   }
 }
 
+template <class T, int n>
+static void attend_up_to(const Layer& layer, T* const* pages, size_t keys, int start,
+                         const Query* queries, int count) {
+  if constexpr (n > 1)
+    if (count < n) return attend_up_to<T, n - 1>(layer, pages, keys, start, queries, count);
+  attend_some<T, n>(layer, pages, keys, start, queries);
+}
+
 // The parts of `count` queries, of one block that all of them reach
-static void attend(const Layer& layer, float* const* pages, size_t keys, int start,
+static void attend(const Layer& layer, void* const* pages, size_t keys, int start,
                    const Query* queries, int count) {
-  for (; count >= QUERIES; count -= QUERIES, queries += QUERIES)
-    attend_some<QUERIES>(layer, pages, keys, start, queries);
-  for (; count; count--, queries++) attend_some<1>(layer, pages, keys, start, queries);
+  // as evenly as it goes: one query alone reads all keys for itself
+  for (int left = (count + QUERIES - 1) / QUERIES; left; left--) {
+    const int n = (count + left - 1) / left;
+    if (layer.halved)
+      attend_up_to<uint16_t, QUERIES>(layer, (uint16_t* const*)pages, keys, start, queries, n);
+    else
+      attend_up_to<float, QUERIES>(layer, (float* const*)pages, keys, start, queries, n);
+    count -= n;
+    queries += n;
+  }
 }

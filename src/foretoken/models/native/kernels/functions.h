@@ -33,7 +33,7 @@ static inline F error_function(F x) {
   const F tail = mul(mul(p, t), exponential(sub(all(0.0f), mul(x, x))));
   return signed_as(most(all(0.0f), sub(all(1.0f), tail)), x);
 }
-static inline F activated(int activation, F x) {
+static inline F activated(int activation, const float* curve, F x) {
   switch (activation) {
     case GELU:
       return mul(mul(all(0.5f), x), add(all(1.0f), error_function(mul(x, all(0.707106781f)))));
@@ -48,8 +48,11 @@ static inline F activated(int activation, F x) {
       const F positive = most(all(0.0f), x);
       return mul(positive, positive);
     }
-    case QUICK_GELU:
-      return mul(x, sigmoid(mul(all(1.702f), x)));
+    case XIELU: {
+      const F above = most(all(0.0f), x), below = least(all(0.0f), x);
+      const F squares = fma(mul(all(curve[0]), above), above, mul(all(curve[2]), x));
+      return fma(all(curve[1]), sub(sub(exponential(below), all(1.0f)), below), squares);
+    }
     default:
       return mul(x, sigmoid(x));
   }

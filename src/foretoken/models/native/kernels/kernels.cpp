@@ -56,7 +56,9 @@ size_t scratch_of(const Network& net) {
   size_t most = size_t(net.most_tokens) * 2 * LANES + whole_vectors(net.width);
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
-    const size_t projected = size_t(net.most_tokens) * layer.width * LANES;
+    size_t projected = size_t(net.most_tokens) * layer.width * LANES;
+    const size_t together = size_t(layer.heads) * layer.width;
+    projected = together > projected ? together : projected;
     const size_t parts =
         2 * size_t(TOKENS) * (layer.heads / layer.kv_heads) * part_floats(layer.width);
     most = projected > most ? projected : most;
@@ -183,9 +185,9 @@ void try_normalize(const Norm& norm, const float* x, int n, float* y) {
   normalize(norm, x, y, n);
 }
 
-void try_activate(int activation, const float* x, int n, float* y) {
+void try_activate(int activation, const float* curve, const float* x, int n, float* y) {
   const Exact exact;
-  for (int i = 0; i < n; i += LANES) store(y + i, activated(activation, load(x + i)));
+  for (int i = 0; i < n; i += LANES) store(y + i, activated(activation, curve, load(x + i)));
 }
 
 }  // namespace

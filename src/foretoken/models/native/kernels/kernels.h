@@ -13,10 +13,10 @@ struct Kernels {
   void (*round)(const float* x, int tokens, int n, int8_t* q, float* d, float* s, int32_t* z);
   void (*product)(const Weight& w, const float* x, int tokens, float* y);
   void (*normalize)(const Norm& norm, const float* x, int n, float* y);
-  void (*activate)(int activation, const float* x, int n, float* y);
+  void (*activate)(int activation, const float* curve, const float* x, int n, float* y);
 };
 
 extern const Kernels portable_kernels;
 #if defined(__x86_64__)
-extern const Kernels avx2_kernels, avx512_kernels;
+extern const Kernels avx2_kernels, avxvnni_kernels, avx512_kernels;
 #endif

@@ -31,7 +31,10 @@ const Kernels* kernels_named(const char* name) {
   const unsigned wide = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
   const bool avx2 = supports(basic, bit_AVX2, 0, 0x06);
   const bool avx512 = avx2 && supports(basic, wide, bit_AVX512VNNI, 0xe6);
+  unsigned a, b, c, d;
+  const bool vnni = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVXVNNI);
   if (avx512 && !strcmp(name, "avx512")) return &avx512_kernels;
+  if (avx2 && vnni && !strcmp(name, "avxvnni")) return &avxvnni_kernels;
   if (avx2 && !strcmp(name, "avx2")) return &avx2_kernels;
 #endif
   return strcmp(name, "portable") ? nullptr : &portable_kernels;
@@ -86,7 +89,8 @@ EXPORTED void foretoken_product(const char* name, const Weight* w, const float* 
 EXPORTED void foretoken_normalize(const char* name, const Norm* norm, const float* x, int n, float* y) {
   kernels_named(name)->normalize(*norm, x, n, y);
 }
-EXPORTED void foretoken_activate(const char* name, int activation, const float* x, int n, float* y) {
-  kernels_named(name)->activate(activation, x, n, y);
+EXPORTED void foretoken_activate(const char* name, int activation, const float* curve, const float* x, int n,
+                                 float* y) {
+  kernels_named(name)->activate(activation, curve, x, n, y);
 }
 }

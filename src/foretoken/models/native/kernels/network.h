@@ -33,31 +33,40 @@ struct Norm {
   int32_t centred;  // 1: a layer norm, 0: a root-mean-square norm
 };
 
-enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, QUICK_GELU = 5 };
+// How queries and keys are normed: flags; without them each head by the same weights, before it is turned
+enum HeadNorms {
+  EACH = 1,      // each head has weights of its own
+  TOGETHER = 2,  // all heads of a token are one
+  LAST = 4       // behind the turn
+};
+
+enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, XIELU = 5 };
 
 struct Layer {
-  Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys;
+  Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys, of_values;
   Weight qkv, out, gate, up, down;  // gate.panels null: a plain MLP of up and down
   int32_t heads, kv_heads, width;   // width: of a head
-  int32_t rotary;                   // which table of the pass, or -1
+  int32_t rotary, query_rotary;     // which table of the pass turns keys and queries, or -1
   int32_t rotated;                  // numbers of a head that are turned
   int32_t interleaved;              // 1: pairs are neighbours, 0: half a head apart
   int32_t window;                   // positions that a token attends to, itself included; 0: all
   int32_t activation;
   int32_t parallel;                 // 1: attention and MLP read the same state
   float scale, softcap, residual;
+  float clip;           // queries, keys and values lie between it and its negative; 0: none
+  float factor;         // of all states behind the layer
+  float curve[3];       // of XIELU: of squares above zero, of exponentials below, and of x
   const float* sinks;   // `heads` floats, or null
   const float* slopes;  // of ALiBi, `heads` floats, or null
-  int64_t keys;         // where this layer's keys begin in a page, in floats; values lie behind them
-  int32_t writes;       // 0: keys and values are another layer's
-  int32_t unused;
+  int64_t keys;         // where this layer's keys begin in a page, in numbers; values lie behind them
+  int32_t norms;        // of queries and keys: flags
+  int32_t halved;       // 1: keys and values are stored in float16, 0: in float32
 };
 
 struct Network {
   int32_t width, layers, vocabulary, threads;  // vocabulary: rows of the head, a multiple of 16
-  int32_t inner, attention, most_tokens, learned_offset;  // widest MLP and attention; tokens of a pass at most
+  int32_t inner, attention, most_tokens;  // widest MLP and attention; tokens of a pass at most
   float embedding_factor, logit_factor, logit_cap;
-  int32_t unused;
   Weight embeddings, positions, head;  // positions: learned ones, or panels null
   Norm embedding_norm, last;
   const Layer* layer;
@@ -69,7 +78,7 @@ struct Pass {
   const int32_t* ids;         // [tokens]
   const int32_t* at;          // [tokens], positions
   const int32_t* row;         // [rows + 1], where each row's tokens begin
-  float* const* const* pages; // [rows], each a list of pages of PAGE positions
+  void* const* const* pages;  // [rows], each a list of pages of PAGE positions
   const float* const* rotary; // [tables], each [tokens, rotated]: cosines, then sines
   const int32_t* need;        // [needed], tokens whose logits are asked for, ascending
   const int32_t* place;       // [needed], the row of `logits` and of `hidden` for each

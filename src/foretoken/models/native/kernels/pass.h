@@ -78,7 +78,7 @@ static void embed(Running& r, Team& team, int me) {
       if (net.positions.panels) {
         float* learned = r.work.scratch[me];
         memset(learned, 0, size_t(stride) * sizeof(float));
-        unpack_row(net.positions, r.pass.at[t] + net.learned_offset, learned);
+        unpack_row(net.positions, r.pass.at[t], learned);
         for (int i = 0; i < net.width; i += LANES) store(x + i, add(load(x + i), load(learned + i)));
       }
       if (net.embedding_norm.weight) normalize(net.embedding_norm, x, x, net.width);
@@ -86,14 +86,28 @@ static void embed(Running& r, Team& team, int me) {
   team.meet();
 }
 
-static void write_keys(const Layer& layer, float* page, size_t keys, int place, const float* head) {
-  for (int d = 0; d < layer.width; d++) page[keys + size_t(d) * PAGE + place] = head[d];
+// Write a head's keys, with numbers `step` apart, or its values; in float16 as it rounds, held within its range
+static void write_head(const Layer& layer, void* page, size_t at, int step, const float* head) {
+  if (!layer.halved) {
+    for (int d = 0; d < layer.width; d++) ((float*)page)[at + size_t(d) * step] = head[d];
+    return;
+  }
+  uint16_t* to = (uint16_t*)page + at;
+  for (int d = 0; d < layer.width; d += LANES) {
+    float whole[LANES] = {};
+    uint16_t halves[LANES];
+    const int n = layer.width - d < LANES ? layer.width - d : LANES;
+    memcpy(whole, head + d, size_t(n) * sizeof(float));
+    to_half(most(all(-65504.0f), least(all(65504.0f), load(whole))), halves);
+    for (int i = 0; i < n; i++) to[size_t(d + i) * step] = halves[i];
+  }
 }
-static void write_values(const Layer& layer, float* page, size_t keys, int place,
-                         const float* head) {
+static void write_keys(const Layer& layer, void* page, size_t keys, int place, const float* head) {
+  write_head(layer, page, keys + place, PAGE, head);
+}
+static void write_values(const Layer& layer, void* page, size_t keys, int place, const float* head) {
   const size_t values = keys + size_t(PAGE) * layer.width;
-  memcpy(page + values + size_t(place) * whole_vectors(layer.width), head,
-         size_t(layer.width) * sizeof(float));
+  write_head(layer, page, values + size_t(place) * whole_vectors(layer.width), 1, head);
 }
 
 static int row_of(const Pass& pass, int token) {
@@ -102,10 +116,55 @@ static int row_of(const Pass& pass, int token) {
   return r;
 }
 
+// Norm and turn a head of queries, keys or values, and write it where attention reads it
+static void place_head(Running& r, const Layer& layer, int row, int t, int h, float* x, bool norm) {
+  const int D = layer.width, kv = h - layer.heads;
+  const bool query = kv < 0, key = !query && kv < layer.kv_heads;
+  Norm own = query ? layer.of_queries : key ? layer.of_keys : layer.of_values;
+  const int rotary = query ? layer.query_rotary : key ? layer.rotary : -1;
+  norm = norm && own.weight;
+  if (norm && layer.norms & EACH) own.weight += size_t(query ? h : kv) * whole_vectors(D);
+  if (norm && !(layer.norms & LAST)) normalize_head(own, x, D);
+  if (rotary >= 0)
+    rotate(x, r.pass.rotary[rotary] + size_t(t) * layer.rotated, layer.rotated, layer.interleaved);
+  if (norm && layer.norms & LAST) normalize_head(own, x, D);
+  if (query) {
+    float* to = r.work.queries + size_t(t) * r.net.attention + h * D;
+    for (int d = 0; d < D; d++) to[d] = x[d] * layer.scale;
+    return;
+  }
+  const size_t keys = layer.keys + (key ? kv : kv - layer.kv_heads) * page_of_head(D);
+  void* page = r.pass.pages[row][r.pass.at[t] / PAGE];
+  if (key)
+    write_keys(layer, page, keys, r.pass.at[t] % PAGE, x);
+  else
+    write_values(layer, page, keys, r.pass.at[t] % PAGE, x);
+}
+
+// Norm the queries and keys of each token together, which `project` has left in the order of tokens
+static void norm_together(Running& r, Team& team, int me, const Layer& layer) {
+  const int D = layer.width, stride = r.net.attention;
+  float* x = r.work.scratch[me];
+  for (int first, last; team.take(me, r.pass.tokens, 1, &first, &last);)
+    for (int t = first, row = row_of(r.pass, t); t < last; t++) {
+      while (r.pass.row[row + 1] <= t) row++;
+      for (const bool query : {true, false}) {
+        const int heads = query ? layer.heads : layer.kv_heads, n = heads * D;
+        memcpy(x, (query ? r.work.queries : r.work.attended.x) + size_t(t) * stride,
+               size_t(n) * sizeof(float));
+        memset(x + n, 0, size_t(whole_vectors(n) - n) * sizeof(float));
+        normalize(query ? layer.of_queries : layer.of_keys, x, x, n);
+        for (int h = 0; h < heads; h++)
+          place_head(r, layer, row, t, query ? h : layer.heads + h, x + h * D, false);
+      }
+    }
+  team.meet();
+}
+
 // Queries, keys and values, head by head: normed, turned, and written where attention reads them
 static void project(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Pass& pass = r.pass;
-  const int heads = layer.heads + (layer.writes ? 2 * layer.kv_heads : 0);
+  const int heads = layer.heads + 2 * layer.kv_heads;
   const int D = layer.width, stride = r.net.attention;
   float* out = r.work.scratch[me];
   // Panels are of 16 outputs: heads that share one are computed together
@@ -115,33 +174,27 @@ static void project(Running& r, Team& team, int me, const Layer& layer, const St
     for (int piece = first; piece < last; piece++) {
       const int from = piece * panels, all_panels = layer.qkv.outputs / LANES;
       product(layer.qkv, a, pass.tokens, from, from + panels < all_panels ? from + panels : all_panels,
-              [&](int g, int t, F y) { store(out + size_t(t) * width + (g - from) * LANES, y); });
+              [&](int g, int t, F y) {
+                if (layer.clip != 0.0f) y = least(all(layer.clip), most(all(-layer.clip), y));
+                store(out + size_t(t) * width + (g - from) * LANES, y);
+              });
       for (int t = 0, row = row_of(pass, 0); t < pass.tokens; t++) {
         while (pass.row[row + 1] <= t) row++;
         for (int i = 0; i < group && piece * group + i < heads; i++) {
           float* x = out + size_t(t) * width + i * D;
           const int h = piece * group + i, kv = h - layer.heads;
-          const bool query = kv < 0, key = !query && kv < layer.kv_heads;
-          const Norm& norm = query ? layer.of_queries : layer.of_keys;
-          if ((query || key) && norm.weight) normalize_head(norm, x, D);
-          if ((query || key) && layer.rotary >= 0)
-            rotate(x, pass.rotary[layer.rotary] + size_t(t) * layer.rotated, layer.rotated,
-                   layer.interleaved);
-          if (query) {
-            float* to = r.work.queries + size_t(t) * stride + h * D;
-            for (int d = 0; d < D; d++) to[d] = x[d] * layer.scale;
-            continue;
+          if (layer.norms & TOGETHER && kv < layer.kv_heads) {
+            float* to = kv < 0 ? r.work.queries + size_t(t) * stride + h * D
+                               : r.work.attended.x + size_t(t) * stride + kv * D;
+            memcpy(to, x, size_t(D) * sizeof(float));
+          } else {
+            place_head(r, layer, row, t, h, x, true);
           }
-          const size_t keys = layer.keys + (key ? kv : kv - layer.kv_heads) * page_of_head(D);
-          float* page = pass.pages[row][pass.at[t] / PAGE];
-          if (key)
-            write_keys(layer, page, keys, pass.at[t] % PAGE, x);
-          else
-            write_values(layer, page, keys, pass.at[t] % PAGE, x);
         }
       }
     }
   team.meet();
+  if (layer.norms & TOGETHER) norm_together(r, team, me, layer);
 }
 
 static int blocks_of(int position) { return position / BLOCK + 1; }
@@ -300,13 +353,13 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
       const int to = from + 2 < panels ? from + 2 : panels;
       if (layer.gate.panels)
         product(layer.gate, a, tokens, from, to, [&](int g, int t, F y) {
-          store(gates + (size_t(t) * 2 + g - from) * LANES, activated(layer.activation, y));
+          store(gates + (size_t(t) * 2 + g - from) * LANES, activated(layer.activation, layer.curve, y));
         });
       product(layer.up, a, tokens, from, to, [&](int g, int t, F y) {
         if (layer.gate.panels)
           y = mul(load(gates + (size_t(t) * 2 + g - from) * LANES), y);
         else
-          y = activated(layer.activation, y);
+          y = activated(layer.activation, layer.curve, y);
         store(inner.x + size_t(t) * inner.stride + g * LANES, y);
       });
       for (int t = 0; t < tokens; t++) {
@@ -354,6 +407,12 @@ static void layer_of(Running& r, Team& team, int me, int number) {
                  w.shared);
   gate(r, team, me, layer, mlp);
   added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs));
+  if (layer.factor == 1.0f) return;
+  const int stride = whole_vectors(r.net.width);
+  for (int first, last; team.take(me, tokens, TOKENS, &first, &last);)
+    for (int i = first * stride; i < last * stride; i += LANES)
+      store(w.x + i, mul(load(w.x + i), all(layer.factor)));
+  team.meet();
 }
 
 static void tap(Running& r, Team& team, int me, int number) {

@@ -2,23 +2,23 @@
 #pragma once
 
 // Bytes of 16 factors, scales or offsets
-static inline size_t factor_bytes(int form) { return form & WIDE ? 64 : 32; }
-static inline size_t block_bytes(int kind, int form) {
+INLINE size_t factor_bytes(int form) { return form & WIDE ? 64 : 32; }
+INLINE size_t block_bytes(int kind, int form) {
   const int factors = (form & OFFSETS ? 2 : 1) * (form & HALVES ? 2 : 1);
   return factors * factor_bytes(form) + (kind == INT8 ? 512 : 256);
 }
-static inline size_t panel_bytes(const Weight& w) {
+INLINE size_t panel_bytes(const Weight& w) {
   if (w.kind == FLOAT32) return size_t(w.inputs) * LANES * 4;
   if (w.kind == BFLOAT16) return size_t(w.inputs) * LANES * 2;
   return size_t(w.inputs + BLOCK_OF_WEIGHTS - 1) / BLOCK_OF_WEIGHTS * block_bytes(w.kind, w.form);
 }
-static inline bool rounded(const Weight& w) { return w.kind >= INT8; }
+INLINE bool rounded(const Weight& w) { return w.kind >= INT8; }
 
 // What was added to a weight where it is stored
-static inline int zero_of(int kind, int form) {
+INLINE int zero_of(int kind, int form) {
   return form & OFFSETS ? 0 : kind == INT8 ? 128 : 8;
 }
-static inline F factors(const uint8_t* p, int form) {
+INLINE F factors(const uint8_t* p, int form) {
   return form & WIDE ? load((const float*)p) : from_half((const uint16_t*)p);
 }
 
@@ -32,7 +32,7 @@ static inline F factors(const uint8_t* p, int form) {
 
 // Weights that are numbers: `panels` side by side, so that chains of sums do not wait for each other
 template <int kind, int n, int panels>
-static inline void float_panels(const uint8_t* p, size_t bytes, int K, const States& a, int token,
+static __attribute__((noinline)) void float_panels(const uint8_t* p, size_t bytes, int K, const States& a, int token,
                                 F* out) {
   F y[panels][n];
   for (int g = 0; g < panels; g++)
@@ -62,7 +62,7 @@ static inline void float_panels(const uint8_t* p, size_t bytes, int K, const Sta
 
 // The integer sums of a block become numbers: in halves or as one
 template <int halves, int n>
-static inline void add_block(const uint8_t* p, int form, int zero, const States& a, size_t at,
+INLINE void add_block(const uint8_t* p, int form, int zero, const States& a, size_t at,
                              int blocks, const Sums (*sums)[n], F* y) {
   const size_t size = factor_bytes(form);
   for (int h = 0; h < halves; h++) {
@@ -86,7 +86,7 @@ static inline void add_block(const uint8_t* p, int form, int zero, const States&
 
 // A panel times n tokens
 template <int kind, int halves, int n>
-static inline void integer_panel(const uint8_t* p, const Weight& w, const States& a, int token,
+static __attribute__((noinline)) void integer_panel(const uint8_t* p, const Weight& w, const States& a, int token,
                                  F* out) {
   F y[n];
   for (int t = 0; t < n; t++) y[t] = all(0.0f);
@@ -104,7 +104,7 @@ static inline void integer_panel(const uint8_t* p, const Weight& w, const States
 }
 
 template <int kind, int n>
-static inline void tile(const uint8_t* p, const Weight& w, const States& a, int token, F* out) {
+INLINE void tile(const uint8_t* p, const Weight& w, const States& a, int token, F* out) {
   if constexpr (kind < INT8)
     float_panels<kind, n, 1>(p, 0, w.inputs, a, token, out);
   else if (w.form & HALVES)
@@ -114,7 +114,7 @@ static inline void tile(const uint8_t* p, const Weight& w, const States& a, int 
 }
 
 template <int kind, int n>
-static inline void tile_of(int count, const uint8_t* p, const Weight& w, const States& a, int token,
+INLINE void tile_of(int count, const uint8_t* p, const Weight& w, const States& a, int token,
                            F* out) {
   if constexpr (n > 1)
     if (count < n) return tile_of<kind, n - 1>(count, p, w, a, token, out);

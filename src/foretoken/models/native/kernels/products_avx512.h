@@ -5,11 +5,11 @@ enum { TILE = 8 };  // tokens whose sums the registers hold
 
 typedef __m512i Sums;  // of 16 outputs
 
-static inline Sums less(Sums x, int32_t y) { return _mm512_sub_epi32(x, _mm512_set1_epi32(y)); }
-static inline F numbers(Sums x) { return _mm512_cvtepi32_ps(x); }
+INLINE Sums less(Sums x, int32_t y) { return _mm512_sub_epi32(x, _mm512_set1_epi32(y)); }
+INLINE F numbers(Sums x) { return _mm512_cvtepi32_ps(x); }
 
 template <int kind, int halves, int n>
-static inline void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
+INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
   const __m512i low = _mm512_set1_epi8(15);
   for (int h = 0; h < halves; h++)
     for (int t = 0; t < n; t++) sums[h][t] = _mm512_setzero_si512();

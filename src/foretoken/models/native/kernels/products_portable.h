@@ -7,18 +7,18 @@ struct Sums {  // of 16 outputs
   int32_t lane[LANES];
 };
 
-static inline Sums less(Sums x, int32_t y) {
+INLINE Sums less(Sums x, int32_t y) {
   for (int i = 0; i < LANES; i++) x.lane[i] -= y;
   return x;
 }
-static inline F numbers(Sums x) {
+INLINE F numbers(Sums x) {
   F y;
   for (int i = 0; i < LANES; i++) y.lane[i] = float(x.lane[i]);
   return y;
 }
 
 template <int kind, int halves, int n>
-static inline void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
+INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
   for (int t = 0; t < n; t++) {
     const int8_t* x = q + size_t(t) * stride;
     for (int h = 0; h < halves; h++) sums[h][t] = Sums();

@@ -91,6 +91,16 @@ static inline F from_half(const uint16_t* p) {
   FORETOKEN_EACH x.lane[i] = from_half(p[i]);
   return x;
 }
+static inline uint16_t to_half(float x) {  // to the nearest, ties to even; held below 65,520
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  const uint16_t sign = bits >> 16 & 0x8000;
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return sign | 0x7e00;  // NaN
+  if (bits < 0x38800000) return sign | uint16_t(rintf(fabsf(x) * 0x1p24f));  // subnormal
+  return sign | uint16_t((bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13);
+}
+static inline void to_half(F x, uint16_t* p) { FORETOKEN_EACH p[i] = to_half(x.lane[i]); }
 static inline F from_bfloat16(const uint16_t* p) {
   F x;
   FORETOKEN_EACH {

@@ -1,0 +1,178 @@
+"""Each thing that the native decoder knows of families, by the logits of one that has it: they are
+transformers', and equal to the bit on every instruction set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+import tiny_families
+from foretoken.errors import RefusedError
+from foretoken.models.native import library
+from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.model import NativeModel
+from foretoken.models.stock.selfcheck import TOLERANCE, deviation, stir
+from tiny_families import LEARNED, MIXED, ROPE, WINDOWED
+
+pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
+
+Rope = dict[str, dict[str, Any]]
+
+
+def rope(kind: str = "default", **more: Any) -> Rope:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **more}}
+
+
+HALF, PLAIN = rope(partial_rotary_factor=0.5), LEARNED | {"intermediate_size": 48}
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3["rope_parameters"] |= {"original_max_position_embeddings": 32}
+GROWING = rope("yarn", factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.5)
+GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}
+GRANITE |= {"attention_multiplier": 0.2, "sliding_window": 8}
+GEMMA4 = MIXED | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+GEMMA4 |= {"vocab_size_per_layer_input": 64, "attention_k_eq_v": True}
+GEMMA4 |= {"num_global_key_value_heads": 1, "global_head_dim": 16}
+FALCON = LEARNED | {"alibi": False}
+GROUPS = FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
+NEO = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8}
+NEO |= {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 128}
+MPT = {"vocab_size": 64, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}
+XGLM = {"vocab_size": 64, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}
+XGLM |= {"max_position_embeddings": 128, "pad_token_id": 1, "eos_token_id": 2}
+
+# What is proved, by a family: the name of its classes, and the settings of a tiny model
+FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "norms of all heads together": ("Olmo2", ROPE),
+    "norms of each head, parallel parts": ("Cohere", ROPE | {"use_qk_norm": True}),
+    "norms behind the turn": ("HunYuanDenseV1", ROPE | {"head_dim": 8}),
+    "norms without weights, clipped": ("Olmo", ROPE | {"clip_qkv": 0.5}),
+    "learned positions": ("OPT", tiny_families.OPT),
+    "ALiBi, embeddings normed": ("Bloom", LEARNED | {"n_head": 4, "n_layer": 2}),
+    "groups of queries in one product": ("Falcon", GROUPS),
+    "xIELU": ("Apertus", ROPE | {"hidden_act": "xielu"}),
+    "sinks, multipliers": ("GraniteSWA", ROPE | GRANITE),
+    "queries that grow": ("Ministral3", ROPE | GROWING | {"head_dim": 8}),
+    "caps, windows": ("Gemma2", MIXED),
+    "values normed, factors of layers": ("Gemma4", GEMMA4),
+    "layers without positions": ("SmolLM3", ROPE | {"no_rope_layers": [1, 0]}),
+    "squares, half turned": ("Nemotron", ROPE | HALF),
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "BigCode": ("GPTBigCode", LEARNED),
+    "BigCode, many keys": ("GPTBigCode", LEARNED | {"multi_query": False}),
+    "BioGPT": ("BioGpt", PLAIN),
+    "CodeGen": ("CodeGen", LEARNED | {"rotary_dim": 4, "n_inner": 48}),
+    "Cohere 2": ("Cohere2", MIXED | {"logit_scale": 0.5}),
+    "ERNIE 4.5": ("Ernie4_5", ROPE | {"head_dim": 8}),
+    "EXAONE 4": ("Exaone4", MIXED),
+    "Falcon 7b": ("Falcon", FALCON),
+    "Falcon 11b": ("Falcon", GROUPS | {"num_ln_in_parallel_attn": 1}),
+    "Falcon in turn": ("Falcon", FALCON | {"multi_query": False, "parallel_attn": False}),
+    "GLM": ("Glm", ROPE | HALF | {"head_dim": 8}),
+    "GLM 4": ("Glm4", ROPE | HALF | {"head_dim": 8}),
+    "GPT-J": ("GPTJ", LEARNED | {"rotary_dim": 4, "n_inner": 48}),
+    "GPT-Neo": ("GPTNeo", NEO),
+    "GPT-NeoX in turn": ("GPTNeoX", PLAIN | HALF | {"use_parallel_residual": False}),
+    "Gemma": ("Gemma", ROPE | {"head_dim": 8}),
+    "Gemma 3": ("Gemma3", MIXED),
+    "Helium": ("Helium", ROPE | {"head_dim": 8}),
+    "Llama 3": ("Llama", ROPE | LLAMA3),
+    "Llama of narrow heads": ("Llama", ROPE | {"hidden_size": 40, "num_attention_heads": 2}),
+    "Llama with biases": ("Llama", ROPE | {"attention_bias": True, "mlp_bias": True}),
+    "Llama by YaRN": ("Llama", ROPE | YARN),
+    "MPT": ("Mpt", MPT | {"attn_config": {"clip_qkv": 0.5}}),
+    "MPT of six heads": ("Mpt", MPT | {"d_model": 48, "n_heads": 6}),
+    "OLMo 3": ("Olmo3", MIXED),
+    "Persimmon": ("Persimmon", PLAIN | HALF),
+    "Phi": ("Phi", ROPE | HALF | {"qk_layernorm": True}),
+    "Phi-4": ("Phi3", ROPE | HALF),
+    "Seed-OSS": ("SeedOss", ROPE | {"head_dim": 8}),
+    "StableLM": ("StableLm", ROPE | HALF | {"qk_layernorm": True}),
+    "StableLM at once": ("StableLm", ROPE | HALF | {"use_parallel_residual": True}),
+    "Starcoder 2": ("Starcoder2", WINDOWED),
+    "XGLM": ("XGLM", XGLM),
+}
+NAMED = ("Llama", "Qwen2", "Qwen3", "Mistral", "Phi-3", "GPT-2", "GPT-NeoX")  # in tiny_families
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+
+
+def tiny(family: str, settings: dict[str, Any]) -> PreTrainedModel:
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**settings)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def built(name: str) -> PreTrainedModel:
+    """A tiny model, none of whose norms, biases and factors are what they are in a new one."""
+    torch.manual_seed(0)
+    made = tiny_families.build(name) if name in NAMED else tiny(*(FEATURES | FAMILIES)[name])
+    stir(made)
+    with torch.no_grad():
+        for weight in made.state_dict(keep_vars=True).values():
+            if weight.ndim == 1:
+                weight.add_(0.3 * torch.randn(weight.shape))
+    return made
+
+
+def native(network: PreTrainedModel) -> NativeModel:
+    return NativeConversion(None, "float32", lambda: network).model()
+
+
+def check(name: str) -> None:
+    model = built(name)
+    with torch.inference_mode():
+        assert deviation(model, native(model)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_computed_as_transformers_does(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", [*NAMED, *FAMILIES])
+def test_families_are_computed_as_transformers_does(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_the_same_bits_on_every_instruction_set(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in a prompt as token by token, by one thread or more."""
+    model, tokens = built(name), [3 + i * 7 % 61 for i in range(40)]
+    made = []
+    for instructions in library.instruction_sets():
+        monkeypatch.setenv(library.CHOICE, instructions)
+        for size, threads in ((len(tokens), 1), (len(tokens), 2), (1, 2)):
+            monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+            runner = native(model)
+            runner.start([[]])
+            blocks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+            made.append(torch.cat([runner.score([b], [len(b)])[0] for b in blocks]))
+    assert all(torch.equal(made[0], each) for each in made)
+
+
+REFUSED = {
+    "experts": ("Mixtral", tiny_families.EXPERTS),
+    "ALiBi of rounded positions": ("Falcon", LEARNED | {"alibi": True}),
+    "norms input_layernorm": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 8}),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_built_otherwise_is_refused(reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        native(tiny(*REFUSED[reason]))
+
+
+def test_a_stored_factor_that_is_not_known_is_refused() -> None:
+    """In a new model it changes nothing, so that the self-check could not see it."""
+    model = tiny_families.build("Llama")
+    model.register_buffer("factor", torch.ones(1))
+    with pytest.raises(RefusedError, match="factor"):
+        native(model)
