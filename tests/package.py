@@ -1,5 +1,6 @@
 """The package as users get it: an sdist and a wheel are built, the wheel is installed in a clean
 environment of each Python, and a text is generated there. Run by `make package` and `make lowest`.
+On Linux the wheel is for systems as old as 2019's.
 
     python tests/package.py python3.11 python3.12 python3.13
     python tests/package.py --lowest python3.11    # with the oldest dependencies that are allowed
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -20,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "package"
 MOST = 20e6  # bytes of the wheel
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+GLIBC = "2.28"
 TEXT = "The captain looked"
 # Written in the package's own words, so that a failure to compute is one
 SMOKE = f"""
@@ -27,6 +30,7 @@ import foretoken
 spec = foretoken.load()
 plain, drafted = (spec.generate({TEXT!r}, max_new_tokens=24, gamma=g)[0] for g in (0, 4))
 assert plain.tokens == drafted.tokens and len(plain.tokens) == 24
+assert spec.target.runtime == "native"
 print(spec.target.runtime, repr(drafted.text))
 """
 
@@ -58,19 +62,42 @@ def build(python: str) -> Path:
     """Build the sdist, and the wheel from it; returns the wheel."""
     tools, out = WORK / "tools", WORK / "dist"
     run(python, "-m", "venv", "--clear", tools)
-    run(tools / "bin" / "python", "-m", "pip", "install", "--quiet", "build")
+    run(tools / "bin" / "python", "-m", "pip", "install", "--quiet", "build", "ziglang==0.17.*")
     for old in out.glob("*"):
         old.unlink()
-    run(tools / "bin" / "python", "-m", "build", "--outdir", out, ROOT)
+    old_linux = {}
+    if sys.platform == "linux":
+        target = f"{platform.machine()}-linux-gnu.{GLIBC}"
+        tag = f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
+        compiler = f"{tools / 'bin' / 'python'} -m ziglang c++ -target {target}"
+        old_linux = {"CXX": compiler, "_PYTHON_HOST_PLATFORM": tag}
+    run(tools / "bin" / "python", "-m", "build", "--outdir", out, ROOT, **old_linux)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     for file in (wheel, sdist):
         print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB", flush=True)
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     if not all(top.startswith("foretoken") for top in tops):  # it, and foretoken-VERSION.dist-info
         sys.exit(f"{wheel.name} holds more than the package: {', '.join(sorted(tops))}")
+    if old_linux:
+        require_old(wheel)
     if wheel.stat().st_size > MOST:
         sys.exit(f"{wheel.name} has more than {MOST / 1e6:.0f} MB")
     return wheel
+
+
+def require_old(wheel: Path) -> None:
+    """End where the library in a wheel needs a newer system than its name says, or C++'s own."""
+    (name,) = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("/kernels.so"))
+    data = zipfile.ZipFile(wheel).read(name)
+    needed = {each.decode() for each in re.findall(rb"GLIBC_([0-9.]+)\0", data)}
+    newer = [n for n in needed if numbers(n) > numbers(GLIBC)]
+    if newer or b"GLIBCXX" in data or b"libc++" in data:
+        sys.exit(f"{wheel.name} needs glibc {', '.join(newer)} or C++'s library")
+    print(f"{name}: {len(data) / 1e6:.1f} MB, glibc {max(needed, key=numbers)}", flush=True)
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def lowest(at: Path) -> Path:
@@ -84,8 +111,8 @@ def lowest(at: Path) -> Path:
     return file
 
 
-def run(*command: object) -> None:
-    environment = os.environ | {"XDG_CACHE_HOME": str(WORK / "cache")}
+def run(*command: object, **more: str) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(WORK / "cache")} | more
     environment.pop("PYTHONPATH", None)
     if subprocess.run([*map(str, command)], env=environment, cwd=WORK.parent).returncode:
         sys.exit(f"failed: {' '.join(map(str, command))}")

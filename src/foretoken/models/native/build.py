@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES, LIBRARY = HERE / "kernels", HERE / "kernels.so"
-# No -ffast-math, no contraction: the arithmetic is exactly what is written. GCC 12 takes undefined
-# vectors of its own headers for mistakes.
+# No -ffast-math, no contraction: the arithmetic is exactly what is written. Nothing of C++'s own
+# library is needed where it runs. GCC 12 takes undefined vectors of its own headers for mistakes.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
-FLAGS += ["-fno-math-errno", "-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+FLAGS += ["-fno-math-errno", "-fno-exceptions", "-Wall", "-Wextra", "-Wno-unknown-warning-option"]
+FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni"))]
 SETS = {
@@ -31,26 +33,32 @@ SETS = {
     "avxvnni": ["-DFORETOKEN_AVX2", "-DFORETOKEN_AVXVNNI", *AVX2, "-mavxvnni"],
     "avx512": ["-DFORETOKEN_AVX512", *AVX512],
 }
+REMEDY = "install g++ or clang, or pip install ziglang"
 
 
 class BuildError(Exception):
     """There is no compiler, or it fails."""
 
 
+def own_compiler() -> list[str]:
+    """Return the words that begin a compiler's command: $CXX or the machine's; none without one."""
+    if given := os.environ.get("CXX"):
+        return shlex.split(given)
+    found = filter(None, map(shutil.which, ("c++", "g++", "clang++")))
+    return list(found)[:1]
+
+
 def compiler() -> list[str]:
-    """Return the words that begin a compiler's command: $CXX, the machine's, or ziglang's.
+    """Return the same, or those of the package ziglang.
 
     Raises:
-        BuildError: There is none.
+        BuildError: There is no compiler.
     """
-    if given := os.environ.get("CXX"):
-        return given.split()
-    for name in ("c++", "g++", "clang++"):
-        if found := shutil.which(name):
-            return [found]
+    if own := own_compiler():
+        return own
     if find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "c++"]
-    raise BuildError("there is no C++ compiler; install g++ or clang, or pip install ziglang")
+    raise BuildError(f"there is no C++ compiler; {REMEDY}")
 
 
 def digest() -> str:
@@ -59,6 +67,11 @@ def digest() -> str:
     for file in sorted(SOURCES.iterdir()):
         total.update(file.name.encode() + b"\0" + file.read_bytes())
     return total.hexdigest()[:16]
+
+
+def is_current() -> bool:
+    """Return whether the library was compiled from these sources."""
+    return LIBRARY.exists() and digest().encode() in LIBRARY.read_bytes()
 
 
 def build(library: Path = LIBRARY, flags: tuple[str, ...] = ()) -> None:
@@ -86,14 +99,20 @@ def build(library: Path = LIBRARY, flags: tuple[str, ...] = ()) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         made = Path(folder) / library.name
-        _run([*command, "-shared", *map(str, objects), "-o", str(made)])
+        # Zig would compile C++'s library for it, which takes minutes; GCC 12 lacks the option
+        zig = {"zig", "ziglang"} & {Path(word).name for word in command}
+        without = ["-nostdlib++", "-s"] if zig else []
+        _run([*command, "-shared", *without, *map(str, objects), "-lm", "-o", str(made)])
         partial = library.with_name(f"{library.name}.{os.getpid()}")
         shutil.copy(made, partial)
         os.replace(partial, library)
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:  # no such program
+        raise BuildError(f"{command[0]}: {error.strerror}") from None
     if done.returncode:
         raise BuildError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, RefusedError
+from foretoken.models.native import build
 
 FILE = Path(__file__).parent / "kernels.so"
 SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
@@ -89,15 +91,19 @@ class PassRecord(Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """Load the library. Raises RefusedError where it was not compiled or cannot be loaded."""
+    """Load the library. Raises RefusedError where it was not compiled, or of other sources, or
+    cannot be loaded."""
+    checkout = build.SOURCES.is_dir()  # wheels have the library alone
+    anew = f"{sys.executable} {build.__file__}" if checkout else "install foretoken again"
     if not FILE.exists():
-        raise RefusedError(
-            "the native decoder was not compiled: install a C++ compiler, then foretoken again"
-        )
+        raise RefusedError(f"the native decoder was not compiled: {build.REMEDY}; then {anew}")
     try:
         kernels = ctypes.CDLL(str(FILE))
     except OSError as error:
         raise RefusedError(f"the native decoder cannot be loaded: {error}") from None
+    kernels.foretoken_digest.restype = ctypes.c_char_p
+    if checkout and kernels.foretoken_digest().decode() != build.digest():
+        raise RefusedError(f"the native decoder was compiled of other sources: {anew}")
     kernels.foretoken_open.restype = c_void_p
     kernels.foretoken_open.argtypes = [ctypes.c_char_p, POINTER(NetworkRecord)]
     kernels.foretoken_close.argtypes = [c_void_p]
@@ -137,7 +143,7 @@ class OpenNetwork:
     def run(self, one: PassRecord) -> None:
         """Run a pass. Raises MemoryError."""
         if not self._run(self._handle, one):
-            raise MemoryError("no memory for the attention of a pass")
+            raise MemoryError("no memory, or no threads, for a pass")
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -158,7 +158,7 @@ class NativePasses:
 def _threads() -> int:
     """Return as many threads as torch has, of the processors that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(torch.get_num_threads(), allowed or 1))
+    return max(1, min(torch.get_num_threads(), allowed or 1, 256))  # MOST_THREADS of team.h
 
 
 def _divided(parts: list[RowPart]) -> list[list[RowPart]]:

@@ -4,7 +4,9 @@ ordinary numbers and on the worst."""
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,14 @@ each_set = pytest.mark.parametrize("instructions", library.SETS)
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The library as it is in the sources, wherever the installed one is."""
+    """The library as it is in the sources, wherever the installed one is; or as
+    `test_sanitizers.py` has compiled it."""
     with pytest.MonkeyPatch.context() as patch:
-        file = tmp_path_factory.mktemp("native") / "kernels.so"
+        given = os.environ.get("FORETOKEN_KERNELS")
+        file = Path(given or tmp_path_factory.mktemp("native") / "kernels.so")
         try:
-            build.build(file)
+            if not given:
+                build.build(file)
         except build.BuildError as error:
             pytest.skip(str(error))
         patch.setattr(library, "FILE", file)

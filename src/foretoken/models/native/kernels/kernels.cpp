@@ -127,6 +127,16 @@ struct Exact {
   unsigned before = _mm_getcsr();
   Exact() { _mm_setcsr(0x1f80); }
   ~Exact() { _mm_setcsr(before); }
+#elif defined(__aarch64__)
+  uint64_t before;
+  Exact() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    set(0);
+  }
+  ~Exact() { set(before); }
+  static void set(uint64_t to) { __asm__ volatile("msr fpcr, %0" : : "r"(to) : "memory"); }
+#else
+  Exact() {}
 #endif
 };
 
@@ -139,8 +149,7 @@ bool run_pass(const Network& net, const Pass& pass, void* memory) {
   Workspace* w = (Workspace*)memory;
   if (!room_for_parts(net, pass, w)) return false;
   Running r = {net, pass, *w};
-  run_in_team(net.threads, run_exactly, &r);
-  return true;
+  return run_in_team(net.threads, run_exactly, &r);
 }
 
 States states_of(const float* x, int tokens, int n) {

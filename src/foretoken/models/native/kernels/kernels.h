@@ -8,7 +8,7 @@
 struct Kernels {
   void* (*workspace)(const Network& net);  // null: no memory
   void (*release)(void* workspace);
-  bool (*run)(const Network& net, const Pass& pass, void* workspace);  // false: no memory
+  bool (*run)(const Network& net, const Pass& pass, void* workspace);  // false: no memory, or no threads
   // pieces, for tests: rounding of `tokens` states, a product, a row of a weight, a norm, an activation
   void (*round)(const float* x, int tokens, int n, int8_t* q, float* d, float* s, int32_t* z);
   void (*product)(const Weight& w, const float* x, int tokens, float* y);

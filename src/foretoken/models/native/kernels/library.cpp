@@ -1,5 +1,10 @@
 // The C interface, called by ../library.py, which has checked every number before.
+#include <stdlib.h>
 #include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "kernels.h"
 
@@ -7,16 +12,29 @@
 
 namespace {
 
+#if defined(__x86_64__)
+// Whether the processor has these features, and the system keeps the registers `kept` of a thread. Not by
+// __builtin_cpu_supports: in a library that Zig links it finds none.
+bool supports(unsigned of_leaf_1, unsigned ebx_of_leaf_7, unsigned ecx_of_leaf_7, unsigned kept) {
+  unsigned a, b, c, d, low, high;
+  of_leaf_1 |= bit_OSXSAVE;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & of_leaf_1) != of_leaf_1) return false;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & kept) == kept && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+         (b & ebx_of_leaf_7) == ebx_of_leaf_7 && (c & ecx_of_leaf_7) == ecx_of_leaf_7;
+}
+#endif
+
 const Kernels* kernels_named(const char* name) {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  const unsigned basic = bit_AVX | bit_FMA | bit_F16C;
+  const unsigned wide = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+  const bool avx2 = supports(basic, bit_AVX2, 0, 0x06);
+  const bool avx512 = avx2 && supports(basic, wide, bit_AVX512VNNI, 0xe6);
+  unsigned a, b, c, d;
+  const bool vnni = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVXVNNI);
   if (avx512 && !strcmp(name, "avx512")) return &avx512_kernels;
-  if (avx2 && __builtin_cpu_supports("avxvnni") && !strcmp(name, "avxvnni")) return &avxvnni_kernels;
+  if (avx2 && vnni && !strcmp(name, "avxvnni")) return &avxvnni_kernels;
   if (avx2 && !strcmp(name, "avx2")) return &avx2_kernels;
 #endif
   return strcmp(name, "portable") ? nullptr : &portable_kernels;
@@ -41,17 +59,21 @@ EXPORTED int foretoken_has(const char* name) { return kernels_named(name) != nul
 // A network on an instruction set; null where memory does not suffice
 EXPORTED void* foretoken_open(const char* name, const Network* net) {
   const Kernels* kernels = kernels_named(name);
-  void* workspace = kernels->workspace(*net);
-  return workspace ? new Running{kernels, *net, workspace} : nullptr;
+  Running* r = (Running*)malloc(sizeof(Running));
+  if (!r) return nullptr;
+  *r = {kernels, *net, kernels->workspace(*net)};
+  if (r->workspace) return r;
+  free(r);
+  return nullptr;
 }
 
 EXPORTED void foretoken_close(void* network) {
   Running* r = (Running*)network;
   r->kernels->release(r->workspace);
-  delete r;
+  free(r);
 }
 
-// 0 where memory does not suffice
+// 0 where memory or threads do not suffice
 EXPORTED int foretoken_run(void* network, const Pass* pass) {
   Running* r = (Running*)network;
   return r->kernels->run(r->net, *pass, r->workspace);

@@ -2,12 +2,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <time.h>
 
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <new>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -21,56 +19,76 @@ namespace {
 // A processor that another process holds is waited for in the kernel: spinning on would take the time that the
 // thread there needs.
 const int SPINS = 4000;
-const auto AWAKE = std::chrono::microseconds(100);  // between passes
+const int64_t AWAKE = 100000;  // nanoseconds between passes
 
 struct Threads {
-  std::mutex turn;  // held for a run
+  pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;  // held for a run
+  pthread_mutex_t sleep = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
   Team team;
-  std::vector<std::thread> helpers;
+  int helpers = 0;
   std::atomic<uint64_t> job{0};  // its number, then 16 bits of how many threads it has
   std::atomic<int> busy{0};
-  std::mutex sleep;
-  std::condition_variable wake;
   Work work = nullptr;
   void* what = nullptr;
 };
 
-Threads* threads = nullptr;  // never freed: its threads end with the process
-std::mutex making;
+Threads all;
 
-void help(Threads* all, int me, uint64_t seen) {
-  for (;;) {
-    const auto until = std::chrono::steady_clock::now() + AWAKE;
-    int spins = 0;
-    while (all->job.load(std::memory_order_acquire) == seen) {
-      if (++spins % 64) {
-        PAUSE();
-      } else if (std::chrono::steady_clock::now() > until) {
-        std::unique_lock<std::mutex> lock(all->sleep);
-        all->wake.wait(lock, [&] { return all->job.load() != seen; });
-      }
+// A child has no threads but the one that forked, whatever the others held
+const int forked = pthread_atfork(nullptr, nullptr, [] { new (&all) Threads; });
+
+int64_t now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+// Wait, in the kernel after a while, until there is another job than `seen`
+uint64_t job_after(uint64_t seen) {
+  const int64_t until = now() + AWAKE;
+  for (unsigned spins = 1; all.job.load(std::memory_order_acquire) == seen; spins++) {
+    if (spins % 64) {
+      PAUSE();
+    } else if (now() > until) {
+      pthread_mutex_lock(&all.sleep);
+      while (all.job.load() == seen) pthread_cond_wait(&all.wake, &all.sleep);
+      pthread_mutex_unlock(&all.sleep);
     }
-    seen = all->job.load(std::memory_order_acquire);
-    if (me < int(seen & 0xffff)) {
-      all->work(all->what, all->team, me);
-      all->busy.fetch_sub(1, std::memory_order_release);
-    }
+  }
+  return all.job.load(std::memory_order_acquire);
+}
+
+void* help(void* number) {
+  const int me = int(intptr_t(number));
+  for (uint64_t seen = 0;;) {
+    seen = job_after(seen);
+    if (me >= int(seen & 0xffff)) continue;
+    all.work(all.what, all.team, me);
+    all.busy.fetch_sub(1, std::memory_order_release);
   }
 }
 
-void after_fork() {  // a child has no threads but the one that forked
-  threads = nullptr;
-  new (&making) std::mutex;
+// Add a thread, which leaves all signals to the others; false where there can be no more
+bool add_helper() {
+  sigset_t every, before;
+  sigfillset(&every);
+  pthread_sigmask(SIG_SETMASK, &every, &before);
+  pthread_t thread;
+  const bool made = !pthread_create(&thread, nullptr, help, (void*)intptr_t(all.helpers + 1));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (made) pthread_detach(thread);
+  all.helpers += made;
+  return made;
 }
 
-Threads* ready() {
-  std::lock_guard<std::mutex> lock(making);
-  if (!threads) {
-    static const int once = pthread_atfork(nullptr, nullptr, after_fork);
-    (void)once;
-    threads = new Threads;
-  }
-  return threads;
+template <class Done>
+void wait_until(const Done& done) {
+  for (int spins = 0; !done();)
+    if (spins++ < SPINS)
+      PAUSE();
+    else
+      sched_yield();
 }
 
 }  // namespace
@@ -92,44 +110,35 @@ bool Team::take(int me, int count, int grain, int* first, int* last) {
 }
 
 void Team::meet() {
-  const int now = phase.load(std::memory_order_relaxed);
+  const unsigned here = phase.load(std::memory_order_relaxed);
   if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
     // everybody has left this phase's counters; the next phase's were reset one phase ago
-    for (int i = 0; i < size; i++) counters[now & 1][i].taken.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < size; i++) counters[here & 1][i].taken.store(0, std::memory_order_relaxed);
     arrived.store(0, std::memory_order_relaxed);
-    phase.store(now + 1, std::memory_order_release);
+    phase.store(here + 1, std::memory_order_release);
     return;
   }
-  for (int spins = 0; phase.load(std::memory_order_acquire) == now; spins++)
-    if (spins < SPINS)
-      PAUSE();
-    else
-      sched_yield();
+  wait_until([&] { return phase.load(std::memory_order_acquire) != here; });
 }
 
-void run_in_team(int size, Work work, void* what) {
-  Threads* all = ready();
-  std::lock_guard<std::mutex> lock(all->turn);
-  while (int(all->helpers.size()) < size - 1) {
-    const int me = int(all->helpers.size()) + 1;
-    all->helpers.emplace_back(help, all, me, all->job.load());
-    all->helpers.back().detach();
+bool run_in_team(int size, Work work, void* what) {
+  pthread_mutex_lock(&all.turn);
+  bool enough = true;
+  while (enough && all.helpers < size - 1) enough = add_helper();
+  if (enough) {
+    all.team.size = size;
+    for (auto& set : all.team.counters)
+      for (int i = 0; i < size; i++) set[i].taken.store(0, std::memory_order_relaxed);
+    all.work = work;
+    all.what = what;
+    all.busy.store(size - 1, std::memory_order_relaxed);
+    pthread_mutex_lock(&all.sleep);
+    all.job.store(((all.job.load() >> 16) + 1) << 16 | uint64_t(size), std::memory_order_release);
+    pthread_mutex_unlock(&all.sleep);
+    if (size > 1) pthread_cond_broadcast(&all.wake);
+    work(what, all.team, 0);
+    wait_until([] { return !all.busy.load(std::memory_order_acquire); });
   }
-  all->team.size = size;
-  for (auto& set : all->team.counters)
-    for (int i = 0; i < size; i++) set[i].taken.store(0, std::memory_order_relaxed);
-  all->work = work;
-  all->what = what;
-  all->busy.store(size - 1, std::memory_order_relaxed);
-  {
-    std::lock_guard<std::mutex> awake(all->sleep);
-    all->job.store(((all->job.load() >> 16) + 1) << 16 | uint64_t(size), std::memory_order_release);
-  }
-  if (size > 1) all->wake.notify_all();
-  work(what, all->team, 0);
-  for (int spins = 0; all->busy.load(std::memory_order_acquire); spins++)
-    if (spins < SPINS)
-      PAUSE();
-    else
-      sched_yield();
+  pthread_mutex_unlock(&all.turn);
+  return enough;
 }

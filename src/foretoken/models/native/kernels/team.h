@@ -13,7 +13,8 @@ struct alignas(64) Counter {
 // What the threads of a running pass share. A phase ends where all have met.
 struct Team {
   int size;
-  std::atomic<int> arrived{0}, phase{0};
+  std::atomic<int> arrived{0};
+  std::atomic<unsigned> phase{0};
   Counter counters[2][MOST_THREADS];
 
   void meet();
@@ -26,5 +27,5 @@ struct Team {
 typedef void (*Work)(void* what, Team& team, int me);
 
 // Run work(what, team, me) in `size` threads, this one included, and wait for all. One run at a time per process:
-// others wait for their turn.
-void run_in_team(int size, Work work, void* what);
+// others wait for their turn. False where the system gives no more threads.
+bool run_in_team(int size, Work work, void* what);

@@ -1,0 +1,65 @@
+"""How the library is found, and what a machine without it, or with another, is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foretoken.errors import RefusedError
+from foretoken.loading import runtimes
+from foretoken.models.native import build, library
+
+pytestmark = pytest.mark.cpu_only
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    """The library is loaded by each test, and by those after it."""
+    library.library.cache_clear()
+    yield
+    library.library.cache_clear()
+
+
+def test_without_a_library_doctor_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "FILE", tmp_path / "kernels.so")
+    said = runtimes.native()
+    assert said.startswith("the native decoder was not compiled: install g++ or clang")
+    assert said.endswith("build.py") and "\n" not in said
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "kernels")  # as in a wheel
+    assert runtimes.native().endswith("then install foretoken again")
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library.FILE.exists():
+        pytest.skip("the native decoder was not compiled")
+    monkeypatch.setattr(build, "digest", lambda: "0" * 16)
+    with pytest.raises(RefusedError, match=r"compiled of other sources: .*build\.py"):
+        library.library()
+
+
+def test_a_file_that_is_no_library_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "FILE", tmp_path / "kernels.so")
+    library.FILE.write_bytes(b"no library")
+    with pytest.raises(RefusedError, match="cannot be loaded"):
+        library.library()
+
+
+@pytest.mark.parametrize(("given", "said"), [("", "no C[+][+] compiler"), ("/no/c++ -x", "/no/c")])
+def test_a_build_without_a_compiler_leaves_the_library_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, said: str
+) -> None:
+    for name, value in {"CXX": given, "PATH": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(build, "find_spec", lambda _name: None)
+    file = tmp_path / "kernels.so"
+    file.write_bytes(b"as it was")
+    with pytest.raises(build.BuildError, match=said):
+        build.build(file)
+    assert file.read_bytes() == b"as it was"
+    assert [each.name for each in tmp_path.iterdir()] == ["kernels.so"]
