@@ -349,7 +349,12 @@ def test_a_child_process_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_table_of_rotary_positions_grows_without_a_trace() -> None:
-    rope = {"frequencies": [1.0, 0.3], "scale": 1.5, "long": {"frequencies": [0.5, 0], "scale": 2}}
+    rope = {
+        "frequencies": [1.0, 0.3],
+        "scale": 1.5,
+        "growth": None,
+        "long": {"frequencies": [0.5, 0], "scale": 2},
+    }
     grown, whole = Turns(rope), Turns(rope)
     assert [grown.reserve(n) for n in (1, 1024, 1025, 3000, 9000)] == [
         True,
