@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -37,7 +38,7 @@ from foretoken.sampling.checks import (
 )
 from foretoken.sampling.options import DeclaredOption, Panel
 from foretoken.sampling.params import OPTIONS, SamplingParams
-from foretoken.storage.files import parse_json, read_text
+from foretoken.storage.files import naming, parse_json, read_text
 
 if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
@@ -391,10 +392,16 @@ def require_folder(out: Path, flag: str = "--out") -> None:
 
 
 def require_file(out: Path, flag: str = "--out") -> None:
-    """Raise InputError for a file in a missing folder, and for a folder in its place."""
+    """Raise InputError for a file in a missing folder, and for a folder in its place; OSError where
+    none can be written."""
     require_folder(out, flag)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another {flag}, for a file")
+    if not out.exists() or out.is_file():
+        beside = out.with_name(f".{token_hex(8)}.part")  # as `files.write` does
+        with naming(out):
+            beside.touch(exist_ok=False)
+            beside.unlink()
 
 
 # Replicas, and packages that only some commands need

@@ -80,6 +80,16 @@ def is_model(name: str) -> bool:
     return path.suffix == ".gguf" and path.is_file()
 
 
+def stamps(name: str | Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of each file of a folder or GGUF file; [] for other names."""
+    place = Path(pair.target if (pair := named.pair(name)) else name)
+    if not is_folder(place) and not is_model(str(place)):
+        return []
+    held = sorted(place.iterdir()) if place.is_dir() else [place]
+    found = [(each.name, each.stat()) for each in held if each.is_file()]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in found]
+
+
 def gguf(name: str | Path, revision: str | None = None) -> Path | None:
     """Return the GGUF file that a name stands for: "smollm2", a file, the one of a folder without a
     config, or ID:FILE on the hub, fetched where its cache lacks it; None for other names. Raises
