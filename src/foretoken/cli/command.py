@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from foretoken.cli.removed import removed
 from foretoken.errors import InputError, one_line
 from foretoken.sampling.params import meant
 from foretoken.slow_log import log_if_slow
@@ -130,6 +131,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     options = {str(name).replace("-", "_"): value for name, value in content.items()}
     known = {str(parameter.name) for parameter in context.command.params} - {"config"}
     if unknown := sorted(options.keys() - known):
+        if told := removed(f"--{unknown[0].replace('_', '-')}", context.info_name):
+            raise InputError(f"{path}: {told}")
         near = meant(unknown[0], known)
         remedy = f"did you mean {near}?" if near else "see --help"
         raise InputError(f"{path} holds the unknown option {unknown[0]!r}; {remedy}")
