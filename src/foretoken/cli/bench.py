@@ -119,7 +119,10 @@ def bench(
     ] = "2,4,8",
     prompts: Annotated[
         Path | None,
-        Option(help=f"File of prompts like yours. {option.PROMPTS} Default: four short texts."),
+        Option(
+            help=f'File of prompts like yours. {option.PROMPTS} "messages" may stand in place of '
+            '"prompt". Default: four short texts.'
+        ),
     ] = None,
     max_new_tokens: Annotated[
         int, Option(help="New tokens per text, exactly: no text ends earlier.")
@@ -150,7 +153,7 @@ def bench(
     """
     target = option.chosen(option.target(place, target))
     lines = (
-        prompt_files.read(None, prompts)
+        prompt_files.read(None, prompts, prompt_files.TALKING)
         if prompts
         else list(map(prompt_files.Line, DEFAULT_PROMPTS))
     )
@@ -160,7 +163,9 @@ def bench(
         sorted({0, *numbers("gamma", gamma)}),
         numbers("batch", batch),
         len(lines),
-        hashlib.sha256(json.dumps([line.prompt for line in lines]).encode()).hexdigest(),
+        hashlib.sha256(
+            json.dumps([line.messages or line.prompt for line in lines]).encode()
+        ).hexdigest(),
         max_new_tokens,
         repeats,
         temperature,
@@ -266,7 +271,7 @@ class Benchmark:
         spec = self.loading.load(
             asked.target,
             draft,
-            lambda target: prompts.extend(prompt_files.for_model(x, target) for x in self.lines),
+            lambda target: prompts.extend(prompt_files.Template().ready(self.lines, target)),
         ).prepared()
         spec, tasks = prepare(spec, prompts, asked.params, asked.seed)
         self.document["runtime"] = spec.target.runtime

@@ -85,7 +85,8 @@ def generate(
         return
     if cluster.used:
         raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
-    read = [messages.wrapped(line) for line in prompts.read(prompt, prompt_file, sampling=True)]
+    lines = prompts.read(prompt, prompt_file, prompts.SAMPLING)
+    read = [messages.wrapped(line) for line in lines]
     messages.require_used(read)
     tasks = prompts.tasks(read, options)
     _require_printable(tasks, compare=compare, as_json=as_json)

@@ -209,6 +209,19 @@ def test_text_prompts_and_an_encoder_decoder(call: Run, tmp_path: Path):
     assert code == 0 and json.loads(out)["asked"]["prompts"] == 4
 
 
+def test_messages(call: Run, tmp_path: Path):
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    model = folder(tmp_path / "m", llama(320), tokenizer)
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "Where?"}]}\n{"prompt": "It"}\n')
+    args = (model, "--draft", "lookup", "--prompts", file, *QUICK, "--repeats", 1, "--json")
+    result = call(*args)
+    assert result.code == 0 and json.loads(result.out)["asked"]["prompts"] == 2
+    file.write_text('{"messages": [{"role": "user", "content": "Where?"}], "top_k": 3}\n')
+    mistake(call(*args), "p.jsonl, line 1: top_k is unknown here; give some of prompt, id, mess")
+
+
 def test_the_plan_loads_and_serves(call: Run, pair: tuple[object, ...], tmp_path: Path):
     out = tmp_path / "new.json"
     assert call(*pair, *QUICK, "--out", out).code == 0
