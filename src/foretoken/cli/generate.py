@@ -141,7 +141,8 @@ def _answer(
     try:
         answers = list(answer.begin(spec, made, speculation) if as_json else made)
         if not as_json:
-            answer.show(spec, answers, steps=show_tokens, printed=streamed)
+            automatic = speculation["gamma"] is None and not compare
+            answer.show(spec, answers, steps=show_tokens, printed=streamed, automatic=automatic)
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Argument, Option
 
-from foretoken.cli.command import importing
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import adapters, hub, named
 from foretoken.loading.options import OPTIONS as LOADING
@@ -272,8 +271,7 @@ class Loading(_loading("target"), TargetReading, Placing):
     ) -> Speculator:
         """Call `foretoken.load` with these options. check: what the target's
         files alone must decide, before anything is converted."""
-        with importing():  # late: it takes seconds
-            from foretoken.loading.load import load_checked
+        from foretoken.loading.load import load_checked  # late: torch takes seconds to import
 
         return load_checked(check, target, draft, **self.arguments)
 

@@ -166,6 +166,18 @@ def test_show_tokens(run, base):
     assert lines[-1] == "9 tokens in 4 target runs (2.25 a run), alpha 1.00"
 
 
+def test_show_tokens_says_that_automatic_gamma_decoded_plainly(run, base, monkeypatch):
+    """As --compare does; not where a gamma is given, nor without a draft."""
+    args = ("generate", "It", "--target", base / "target", "--max-new-tokens", 9, "--show-tokens")
+    draft = ("--draft", base / "target")
+    assert "is automatic" not in run(*args, "--draft", "lookup").out  # two steps of eight
+    monkeypatch.setattr("foretoken.cli.answer.RARELY", 0.7)
+    says = "gamma is automatic: it made draft tokens in 25% of the steps, as elsewhere there were"
+    assert says in " ".join(run(*args, "--draft", "lookup").out.split())
+    assert "is automatic" not in run(*args, *draft, "--gamma", 2).out
+    assert "is automatic" not in run(*args, "--draft", "none").out
+
+
 def test_a_model_without_a_tokenizer_takes_and_prints_ids(run, base):
     args = ("--target", base / "bare", "--max-new-tokens", 6, "--gamma", 0)
     expected = foretoken.load(base / "bare", "none").generate([1, 2, 3], max_new_tokens=6)[0]
