@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, DrafterBase, pack
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model, OpenModel
 from foretoken.models.rows import staying
@@ -109,6 +109,8 @@ def drafter(argument: str, target: LoadedTarget) -> HeadsDrafter:
         InputError: The file cannot be read.
         RefusedError: The heads are of another target, or this one exposes no hidden states.
     """
+    if not argument:
+        raise InputError("no file is given; give --draft reproduction.heads:FILE")
     heads = Heads.load(argument)
     heads.require_shape(argument, target.structure)
     if not hasattr(type(target.model), "hidden"):

@@ -285,6 +285,8 @@ def drafter(argument: str, target: LoadedTarget) -> NGramDrafter:
     Raises:
         InputError: The file cannot be read, or belongs to another tokenizer or vocabulary.
     """
+    if not argument:
+        raise InputError("no file is given; give --draft reproduction.ngram:FILE")
     mark = fingerprint(target.tokenizer.get_vocab()) if target.tokenizer else None
     return NGramDrafter(NGram.load(argument, vocab_size=target.vocab_size, fingerprint=mark))
 

@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +29,7 @@ import typer
 from typer import Argument, Option
 
 from foretoken.cli import option
+from foretoken.cli.command import paragraphs
 from foretoken.cli.script import run
 from foretoken.errors import InputError
 from foretoken.storage import files
@@ -59,14 +60,19 @@ SPACED = ((r" ([.,;:!?%)\]])", r"\1"), (r"([(\[]) ", r"\1"), (r" ('s|n't)\b", r"
 Out = Annotated[Path, Option(help="Folder for data and models.")]
 Keys = Annotated[tuple[str, str], Option(help="Source and target, in JSON or as names' endings.")]
 Steps = Annotated[int, Option(min=1, help="At most: a run ends when its loss stops falling.")]
-Taught = Annotated[int, Option("--distill-steps", min=1)]
+Taught = Annotated[int, Option("--distill-steps", min=1, help="Steps in which a draft is taught.")]
 Bfloat16 = Annotated[
     bool, Option("--bfloat16", help="Multiply in it: see python -m reproduction train.")
 ]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the stand-ins.")
 
 
-@app.command()
+def registered(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function, which remains one to call."""
+    return app.command(help=paragraphs(function))(function)
+
+
+@registered
 def translation(
     pairs: Annotated[
         list[str], Argument(help="A .jsonl file, or the common head of NAME.en and NAME.de (.gz).")
@@ -96,7 +102,7 @@ def translation(
     tables(out, data)
 
 
-@app.command()
+@registered
 def news(
     texts: Annotated[list[Path], Argument(help="Text, packed (.gz) or not.")],
     out: Out,
@@ -120,7 +126,7 @@ def news(
     tables(out, data)
 
 
-@app.command()
+@registered
 def digits(
     out: Out,
     steps: Steps = 600,
@@ -158,7 +164,7 @@ def _show_step(step: int, loss: float, held_out: float | None) -> None:
         print(f"step {step}: loss {loss:.3f}, held out {held_out:.3f} nats a pixel", flush=True)
 
 
-@app.command()
+@registered
 def look_up(
     known: Annotated[str, Argument(help="Pairs to look up in, such as OUT/pairs.jsonl.")],
     test: Annotated[list[str], Argument(help="Pairs to translate.")],
@@ -177,7 +183,7 @@ def look_up(
         _show(name, quality.translation(quality.looked_up(pairs, sources), references))
 
 
-@app.command()
+@registered
 def lead(
     articles: Annotated[list[str], Argument(help="A .jsonl file of articles and summaries.")],
     keys: Keys = ("article", "highlights"),

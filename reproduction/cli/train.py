@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from foretoken.cli import option, train
-from foretoken.cli.command import quiet
+from foretoken.cli.command import command, quiet
 from foretoken.errors import InputError
 
 Patience = Annotated[
@@ -23,9 +23,15 @@ Bfloat16 = Annotated[
     bool, Option("--bfloat16", help="Multiply in bfloat16: faster on processors that can.")
 ]
 Out = Annotated[Path, Option(help="Folder for checkpoint, log and model; resumed if there.")]
-Size = Annotated[int, Option(min=1)]
+Layers = Annotated[int, Option(help="Layers.", min=1)]
+Heads = Annotated[int, Option(help="Attention heads of a layer.", min=1)]
+FeedForward = Annotated[int, Option(help="Width within a layer's feed-forward network.", min=1)]
+Steps = Annotated[int, Option(help="Steps of the optimizer, at most.")]
+Rate = Annotated[
+    float, Option(help="Highest learning rate; it rises at first, and falls at the end.")
+]
 Hidden = Annotated[int, Option(help="Width of the residual stream.", min=1)]
-Vocabulary = Annotated[int, Option(help="Of a new tokenizer.", min=1)]
+Vocabulary = Annotated[int, Option(help="Entries of a new tokenizer.", min=1)]
 Tokenizer = Annotated[
     Path | None, Option(help="Folder whose tokenizer to use; left out: train one.")
 ]
@@ -34,19 +40,22 @@ app = typer.Typer(no_args_is_help=True, help="Train small targets, and drafts fo
 
 
 @app.command()
+@command
 def lm(
     data: Annotated[Path, Option(help="Text file, .txt or .txt.gz, or a folder of such.")],
     out: Out,
-    layers: Size = 16,
+    layers: Layers = 16,
     hidden: Hidden = 192,
-    feed_forward: Size = 512,
-    heads: Size = 6,
-    kv_heads: Size = 2,
+    feed_forward: FeedForward = 512,
+    heads: Heads = 6,
+    kv_heads: Annotated[
+        int, Option(help="Heads of keys and values, which attention heads share.", min=1)
+    ] = 2,
     vocab_size: Vocabulary = 4096,
-    steps: int = 2000,
+    steps: Steps = 2000,
     batch: Annotated[int, Option(help="Windows a step.")] = 8,
     context: Annotated[int, Option(help="Tokens a window.", min=1)] = 512,
-    learning_rate: float = 3e-3,
+    learning_rate: Rate = 3e-3,
     patience: Patience = 0,
     bfloat16: Bfloat16 = False,
     seed: option.Seed = 0,
@@ -80,24 +89,27 @@ def lm(
 
 
 @app.command()
+@command
 def seq2seq(
     data: Annotated[
         Path,
         Option(help='Pairs: .tsv, source, tab, target; or .jsonl {"source": ..., "target": ...}.'),
     ],
     out: Out,
-    encoder_layers: Size = 3,
-    decoder_layers: Size = 4,
+    encoder_layers: Annotated[int, Option(help="Layers of the encoder.", min=1)] = 3,
+    decoder_layers: Annotated[int, Option(help="Layers of the decoder.", min=1)] = 4,
     hidden: Hidden = 192,
-    feed_forward: Size = 480,
-    heads: Size = 4,
+    feed_forward: FeedForward = 480,
+    heads: Heads = 4,
     vocab_size: Vocabulary = 4096,
     length: Annotated[int, Option(help="Tokens of a target at most; the rest is cut.")] = 128,
-    dropout: Annotated[float, Option(min=0, max=1)] = 0.0,
+    dropout: Annotated[
+        float, Option(help="Share of activations that training drops.", min=0, max=1)
+    ] = 0.0,
     bfloat16: Bfloat16 = False,
-    steps: int = 2000,
+    steps: Steps = 2000,
     batch: Annotated[int, Option(help="Tokens a step, of sources, targets and padding.")] = 4096,
-    learning_rate: float = 3e-3,
+    learning_rate: Rate = 3e-3,
     warmup: Annotated[int, Option(help="Steps in which the rate rises.")] = 100,
     patience: Patience = 0,
     save_every: Annotated[int, Option(help="Steps between checkpoints and their loss.")] = 100,
@@ -158,15 +170,15 @@ def _run(
         print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
         raise typer.Exit(130) from None
     model = out / "model"
-    command: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
+    words: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
     if tokenizer is not None:
-        command = train.use(train.target_of(tokenizer), model, option.TargetReading())
+        words = train.use(train.target_of(tokenizer), model, option.TargetReading())
     lines = [
         train.size(model, summary),
         f"held out: {summary['held_out_nats_per_token']:.4f} nats a token at step "
         f"{summary['best_step']}",
     ]
-    train.show(summary, lines, command, as_json=as_json)
+    train.show(summary, lines, words, as_json=as_json)
 
 
 def _require_multiple(name: str, value: int, parts: str, divisor: int) -> None:

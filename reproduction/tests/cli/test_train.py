@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 
 from console import mistake
+from reproduction.cli import app
 from tiny import TEXT, byte_level, folder, llama
 
 TINY = ("--layers", 1, "--hidden", 16, "--feed-forward", 24, "--heads", 2, "--kv-heads", 1)
@@ -23,6 +25,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / "text").mkdir()
     (base / "text" / "book.txt").write_text(TEXT * 40, encoding="utf-8")
     return base
+
+
+@pytest.mark.parametrize("name", [*typer.main.get_command(app).commands["train"].commands])
+def test_every_option_has_words(name):
+    """And a paragraph of the help is one line, which the terminal breaks."""
+    command = typer.main.get_command(app).commands["train"].commands[name]
+    assert [each.name for each in command.params if not each.help] == []
+    assert all("\n" not in part for part in command.help.strip().split("\n\n"))
 
 
 def test_a_model_is_trained_and_used(console, product, base, tmp_path):

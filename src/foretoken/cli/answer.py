@@ -86,11 +86,17 @@ def answers(
 
 
 def show(
-    spec: Speculator, answers: list[TaskAnswer], *, steps: bool, printed: bool = False
+    spec: Speculator,
+    answers: list[TaskAnswer],
+    *,
+    steps: bool,
+    printed: bool = False,
+    automatic: bool = False,
 ) -> None:
     """Print each text, as ids without a tokenizer; several have headings, as files have in `head`.
 
-    steps: print its steps too. printed: the text stands there already.
+    steps: print its steps too, and why these have few draft tokens where gamma is automatic.
+    printed: the text stands there already.
     """
     for i, answer in enumerate(answers):
         completion = answer.completion
@@ -98,6 +104,8 @@ def show(
             print("\n" * (i > 0) + answer.heading)
         if steps:
             _steps(spec, answer)
+            if automatic and (remark := _silence(spec, completion)):
+                prose(page(), remark)
         elif not printed:
             print(_ids(completion.tokens) if completion.text is None else completion.text)
 
@@ -163,6 +171,21 @@ def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
 
 
 RARELY = 0.9  # share of the steps without draft tokens, above which there is nothing to compare
+SELDOM = (
+    "it made draft tokens in {:.0%} of the steps, as elsewhere there were none or they do not pay "
+    "here"
+)
+OTHERWISE = "--gamma 2 makes all that there are, --draft names another draft"
+
+
+def _silence(spec: Speculator, completion: Completion) -> str | None:
+    """Say that automatic gamma decoded plainly; None where it did not, or there is no draft."""
+    from foretoken.drafters.none import NoDrafter  # late: torch
+
+    made = [step.drafted > 0 for step in completion.steps]
+    if isinstance(spec.drafter, NoDrafter) or not made or sum(made) >= (1 - RARELY) * len(made):
+        return None
+    return f"gamma is automatic: {SELDOM.format(sum(made) / len(made))}; {OTHERWISE}"
 
 
 def speedup(comparison: Any) -> None:
@@ -173,10 +196,9 @@ def speedup(comparison: Any) -> None:
     if comparison.gamma is None and comparison.silent > RARELY:
         prose(
             console,
-            f"{times}, automatic gamma {seconds * 1e3:.2f}: it made draft tokens in "
-            f"{1 - comparison.silent:.0%} of the steps, as elsewhere there were none or they do "
-            "not pay here, so this is no speed-up, nor a loss; --gamma 2 makes all that there are, "
-            "--draft names another draft",
+            f"{times}, automatic gamma {seconds * 1e3:.2f}: "
+            f"{SELDOM.format(1 - comparison.silent)}, so this is no speed-up, nor a loss; "
+            f"{OTHERWISE}",
         )
     else:
         _ratio(console, times, comparison)

@@ -24,11 +24,11 @@ from foretoken.cli.command import command, quiet
 from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, base_name
+from foretoken.loading import hub
 from foretoken.storage import files
 
 if TYPE_CHECKING:
     from foretoken.measurement.bench import Key, Race, RaceTask, Turn
-    from foretoken.measurement.plan import Plan
     from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
@@ -38,6 +38,7 @@ DEFAULT_PROMPTS = (
     "The three most important things to know about the weather are",
     "def average(numbers):\n    ",
 )
+PLAINLY = {"rule": "block", "temperature": 0.0, "top_k": 0, "top_p": 1.0}  # left out of commands
 LEGEND = {
     "first ms": "until the first tokens",
     "tokens/s": "after these, or of texts at once with their prompts: the median over rounds, and "
@@ -118,7 +119,10 @@ def bench(
     ] = "2,4,8",
     prompts: Annotated[
         Path | None,
-        Option(help=f"File of prompts like yours. {option.PROMPTS} Default: four short texts."),
+        Option(
+            help=f'File of prompts like yours. {option.PROMPTS} "messages" may stand in place of '
+            '"prompt". Default: four short texts.'
+        ),
     ] = None,
     max_new_tokens: Annotated[
         int, Option(help="New tokens per text, exactly: no text ends earlier.")
@@ -149,7 +153,7 @@ def bench(
     """
     target = option.chosen(option.target(place, target))
     lines = (
-        prompt_files.read(None, prompts)
+        prompt_files.read(None, prompts, prompt_files.TALKING)
         if prompts
         else list(map(prompt_files.Line, DEFAULT_PROMPTS))
     )
@@ -159,7 +163,9 @@ def bench(
         sorted({0, *numbers("gamma", gamma)}),
         numbers("batch", batch),
         len(lines),
-        hashlib.sha256(json.dumps([line.prompt for line in lines]).encode()).hexdigest(),
+        hashlib.sha256(
+            json.dumps([line.messages or line.prompt for line in lines]).encode()
+        ).hexdigest(),
         max_new_tokens,
         repeats,
         temperature,
@@ -177,13 +183,15 @@ def bench(
     running = Benchmark(asked, loading, lines, out)
     running.run()
     document = running.document
-    if not document["figures"]:
+    if document["best"] is None:
         Console(stderr=True).print("interrupted before the first round was done")
         raise typer.Exit(130)
     if as_json:
         print(json.dumps(document, allow_nan=False))
     else:
         _show(document, page())
+    if running.unsaved:
+        raise running.unsaved
     if document["interrupted"]:
         raise typer.Exit(130)
 
@@ -205,6 +213,7 @@ class Benchmark:
     lines: list[prompt_files.Line]
     out: Path | None
     document: dict[str, Any] = field(init=False)
+    unsaved: OSError | None = None  # why the last figures are not in the file
 
     def __post_init__(self) -> None:
         """Begin with what the same command has saved. InputError for another file at `out`."""
@@ -215,24 +224,36 @@ class Benchmark:
 
         machine = describe(torch.device(self.asked.loading.get("device", "cpu")))
         same = {"format": FORMAT, "machine": asdict(machine), "asked": asdict(self.asked)}
+        same["files_sha256"] = self._files()
         self.document = {"date": date.today().isoformat(), "figures": [], **same}
         self.document |= dict.fromkeys(("runtime", "memory", "others", "best"))
         if self.out is None or not self.out.exists():
             return
-        found: Any = None
-        with suppress(ValueError):
+        with suppress(ValueError, KeyError, TypeError):  # of a file that something else wrote
             found = files.parse_json(files.read_text(self.out, "JSON"))
-        if not isinstance(found, dict) or {key: found.get(key) for key in same} != same:
-            raise InputError(f"{self.out} is not of the same command; remove it or give another")
-        self.document = found
-        print(f"{self.out}: {len(found['figures'])} lines are done already", file=sys.stderr)
+            if {key: found[key] for key in same} == same:
+                whole = [row for row in found["figures"] if self._whole(row)]
+                self.document = found | {"figures": whole}
+                self._conclude()
+                print(f"{self.out}: {len(whole)} lines are done already", file=sys.stderr)
+                return
+        raise InputError(
+            f"{self.out} is not of the same command and models; remove it or give another"
+        )
+
+    def _files(self) -> str:
+        """Return a digest of the sizes and times of the files of all models that are here."""
+        names = [self.asked.target, *self.asked.drafts, self.asked.loading.get("adapter")]
+        stamps = [hub.stamps(name) for name in names if name]
+        return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
+
+    def _whole(self, row: dict[str, Any]) -> bool:
+        return row["tokens_per_second"]["n"] == self.asked.repeats
 
     def run(self) -> None:
         """Measure what is missing, until Ctrl-C."""
-        repeats, done = self.asked.repeats, list[dict[str, Any]]()
-        for row in self.document["figures"]:
-            done += [row] if row["tokens_per_second"]["n"] == repeats else []
-        self.document |= {"figures": done, "interrupted": True}
+        done = [*self.document["figures"]]
+        self.document["interrupted"] = True
         with suppress(KeyboardInterrupt):
             for draft in self.asked.drafts:
                 known = {row["batch"] for row in done if row["asked"] == draft}
@@ -250,7 +271,7 @@ class Benchmark:
         spec = self.loading.load(
             asked.target,
             draft,
-            lambda target: prompts.extend(prompt_files.for_model(x, target) for x in self.lines),
+            lambda target: prompts.extend(prompt_files.Template().ready(self.lines, target)),
         ).prepared()
         spec, tasks = prepare(spec, prompts, asked.params, asked.seed)
         self.document["runtime"] = spec.target.runtime
@@ -261,11 +282,13 @@ class Benchmark:
             reading = contention.read()
             raced = self._race(turns, given, spec.draft_name, together=texts > 1)
             if raced.rounds:
-                about = {"asked": draft, "draft": spec.draft_name, "batch": texts}
+                others = contention.share([contention.taken(reading)])
+                about = {"asked": draft, "draft": spec.draft_name, "batch": texts, "others": others}
                 self.document["figures"] += [
                     about | asdict(raced.figures(key)) for key in raced.rounds[0]
                 ]
-                self._conclude(contention.share([contention.taken(reading)]))
+                self._conclude()
+                self._save()
             if len(raced.rounds) < asked.repeats:
                 return False
         return True
@@ -287,21 +310,26 @@ class Benchmark:
 
             return race(turns, tasks, repeats, together=together, report=report)
 
-    def _conclude(self, share: float | None) -> None:
+    def _conclude(self) -> None:
         """Note the fastest draft and gamma, and the share of the processors that others took."""
-        from foretoken.measurement.plan import choose
+        from foretoken.measurement.plan import PlanOptions, choose
 
-        asked = self.asked
+        asked, rows = self.asked, self.document["figures"]
+        measured = PlanOptions(None, asked.rule, asked.temperature, asked.top_k, asked.top_p)
         load = {"target": asked.target, **asked.loading}
-        self.document["best"] = asdict(choose(self.document["figures"], asked.temperature, load))
-        shares = [each for each in (share, self.document["others"]) if each is not None]
+        self.document["best"] = asdict(choose(rows, measured, load)) if rows else None
+        shares = [row["others"] for row in rows if row["others"] is not None]
         self.document["others"] = max(shares, default=None)
-        self._save()
 
     def _save(self) -> None:
+        """Write the file; where that fails, the figures are printed at the end all the same."""
         if self.out is not None:
             text = json.dumps(self.document, indent=2, allow_nan=False) + "\n"
-            files.write(self.out, text.encode())
+            try:
+                files.write(self.out, text.encode())
+                self.unsaved = None
+            except OSError as error:
+                self.unsaved = error
 
 
 def measure_memory(spec: Speculator, loading: option.PairLoading) -> dict[str, Any]:
@@ -324,7 +352,7 @@ def measure_memory(spec: Speculator, loading: option.PairLoading) -> dict[str, A
 
 def _show(document: dict[str, Any], console: Console) -> None:
     """Print the figures, what memory allows, and the advice."""
-    from foretoken.measurement.plan import Plan
+    from foretoken.measurement.plan import FEWEST
 
     asked = document["asked"]
     how = f"temperature {asked['temperature']:g}" if asked["temperature"] else "greedy"
@@ -343,7 +371,9 @@ def _show(document: dict[str, Any], console: Console) -> None:
         prose(console, line)
     if warning := contention.remark(document["others"]):
         prose(console, warning, bold=warning)
-    _advise(Plan(**document["best"]), asked, console)
+    if asked["repeats"] < FEWEST:
+        prose(console, f"of fewer than {FEWEST} rounds the quartiles are unknown")
+    _advise(document["best"], console)
 
 
 def _table(figures: list[dict[str, Any]]) -> Table:
@@ -393,20 +423,26 @@ def _floor(document: dict[str, Any]) -> str:
     )
 
 
-def _advise(plan: Plan, asked: dict[str, Any], console: Console) -> None:
+def _advise(best: dict[str, Any], console: Console) -> None:
     """Print the draft and gamma to use, and the command that does."""
-    gamma = "automatic gamma" if plan.automatic else f"gamma {plan.gamma}"
-    gain = f"{plan.speedup:.2f}x plain decoding"
-    if plan.speculate:
-        advice = f"speculate with {plan.draft}, {gamma}"
-        prose(console, f"{advice}: {gain}", bold=advice)
-    else:
-        none = plan.tried == "none"
-        reason = "there is no draft" if none else f"{plan.tried} gives {gain} at best"
-        prose(console, f"do not speculate: {reason}", bold="do not speculate")
-    if not plan.certain and plan.tried != "none":
-        prose(console, "the quartiles include 1: give more prompts or --repeats to be sure")
-    words = ["foretoken", "generate", "--target", asked["target"], "--draft", plan.draft]
-    words += ["--gamma", str(plan.gamma)] if plan.speculate and not plan.automatic else []
-    words += option.flags(asked["loading"])
+    tried, made, load = best["tried"], dict(best["generate"]), dict(best["load"])
+    speculate, gamma = best["draft"] != "none", made.pop("gamma")
+    advice, reason = "do not speculate", "there is no draft"
+    if speculate:
+        name = "automatic gamma" if gamma is None else f"gamma {gamma}"
+        advice, reason = f"speculate with {tried}, {name}", f"{best['speedup']:.2f}x plain decoding"
+    elif tried != "none":
+        reason = f"{tried} gives {best['speedup']:.2f}x plain decoding at best"
+        if not best["certain"]:
+            reason = (
+                f"no draft was certainly faster than plain decoding ({reason}); to be sure, "
+                "measure again with more prompts or --repeats, on an idle machine"
+            )
+    prose(console, f"{advice}: {reason}", bold=advice)
+    words = ["foretoken", "generate", "--target", load.pop("target"), "--draft", load.pop("draft")]
+    words += ["--gamma", str(gamma)] if speculate and gamma is not None else []
+    words += option.flags(load)
+    for name, value in made.items():
+        if value != PLAINLY[name]:
+            words += [option.flag(name), f"{value:g}" if isinstance(value, float) else str(value)]
     console.print(shlex.join(words), "PROMPT", soft_wrap=True, markup=False)

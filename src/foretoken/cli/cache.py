@@ -64,7 +64,10 @@ def list_(
         size = f"{row['bytes'] / 1e6:6.0f} MB"
         print(f"{_date(row['made'])}  {size}  {row['dtype']:8}  {row['name']}")
     total = sum(row["bytes"] for row in document["conversions"]) / 1e6
-    print(f"{total:.0f} MB of conversions in {document['folder']}")
+    if problem := document["problem"]:
+        prose(console, f"No conversions and costs can be stored: {problem}")
+    else:
+        print(f"{total:.0f} MB of conversions in {document['folder']}")
     for row in document["costs"]:
         print(f"{_date(row['when'])}  costs of {row['label']}: {row['trust']}")
 
@@ -80,8 +83,10 @@ def clear(
 ) -> None:
     """Remove conversions and measured costs, which are made again when needed."""
     from foretoken.models import store  # late: `--help` does without it
-    from foretoken.storage.cache import forget
+    from foretoken.storage.cache import cache_problem, forget
 
+    if problem := cache_problem():
+        raise InputError(f"nothing is stored, so nothing can be removed: {problem}")
     if model is None:
         removed = store.clear()
         forget()
@@ -90,7 +95,7 @@ def clear(
         if not names:
             raise InputError(f"no conversion of {model!r:.200} is kept; see foretoken cache list")
         removed = sum(map(store.clear, names))
-    document = {"folder": _folder(), "removed": removed, "of": model}
+    document = {"folder": str(store.folder()), "removed": removed, "of": model}
     of = ", and measured costs" if model is None else f" of {model}"
     said = f"removed {removed} conversions from {document['folder']}{of}"
     print(json.dumps(document, allow_nan=False) if as_json else said)
@@ -112,16 +117,13 @@ def _kept() -> dict[str, Any]:
     """Return the conversions and measured costs in the cache folder."""
     from foretoken.costing import stored  # late: torch takes seconds to import
     from foretoken.models import store
+    from foretoken.storage.cache import cache_problem
 
+    if problem := cache_problem():
+        return {"folder": None, "problem": problem, "conversions": [], "costs": []}
     entries = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.entries()]
     costs = [{**asdict(each), "trust": _trust(each)} for each in stored.entries()]
-    return {"folder": _folder(), "conversions": entries, "costs": costs}
-
-
-def _folder() -> str:
-    from foretoken.models import store
-
-    return str(store.folder() or "no folder: nothing can be kept safely")
+    return {"folder": str(store.folder()), "problem": None, "conversions": entries, "costs": costs}
 
 
 def _trust(kept: Kept) -> str:

@@ -11,7 +11,6 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
@@ -20,6 +19,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from foretoken.cli.removed import removed
 from foretoken.errors import InputError, one_line
 from foretoken.sampling.params import meant
 from foretoken.slow_log import log_if_slow
@@ -65,9 +65,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         ]
     wrapper.__signature__ = Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    # Every paragraph on one line
-    wrapper.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
+    wrapper.__doc__ = paragraphs(function)
     return wrapper
+
+
+def paragraphs(function: Callable[..., None]) -> str:
+    """Return a docstring with every paragraph on one line."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
 
 
 class StderrLines(logging.Handler):
@@ -103,16 +107,13 @@ def quiet() -> None:
         ours.addHandler(StderrLines())
     for module in TELLING:
         logging.getLogger(f"foretoken.{module}").setLevel(logging.INFO)
-    with importing():
+    with log_if_slow(log, "importing PyTorch and transformers", after=IMPORTING):
         from transformers.utils import logging as transformers  # late: it takes seconds
+
+        import foretoken.loading.load  # noqa: F401 - that is told once
 
     transformers.set_verbosity_error()
     transformers.disable_progress_bar()
-
-
-def importing() -> AbstractContextManager[None]:
-    """Tell that PyTorch and transformers are imported, if that is slow."""
-    return log_if_slow(log, "importing PyTorch and transformers", after=IMPORTING)
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -130,6 +131,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     options = {str(name).replace("-", "_"): value for name, value in content.items()}
     known = {str(parameter.name) for parameter in context.command.params} - {"config"}
     if unknown := sorted(options.keys() - known):
+        if told := removed(f"--{unknown[0].replace('_', '-')}", context.info_name):
+            raise InputError(f"{path}: {told}")
         near = meant(unknown[0], known)
         remedy = f"did you mean {near}?" if near else "see --help"
         raise InputError(f"{path} holds the unknown option {unknown[0]!r}; {remedy}")

@@ -16,8 +16,11 @@ from foretoken.cli.command import command
 from foretoken.cli.render import page, prose
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import hub, named
+from foretoken.loading.options import ROUNDED
 
 OURS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
+# Options of a measurement that the command has, or that it does not depend on
+CARRIED = ("target", "draft", "revision", "draft_revision", "draft_dtype", "device", "runtime")
 METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")  # vLLM's, by a draft's kind
 MAX_MATCH_TOKENS = 8  # that vLLM is told of look-up: it wants a number, ours matches any
 DIFFERENCES = (
@@ -85,13 +88,24 @@ def _measured(file: Path) -> ExportSetting:
 
     plan = read_plan(file)
     target = plan.load["target"]
+    if adapter := plan.load.get("adapter"):
+        raise RefusedError(
+            f"{file} is of {target} with the adapter {adapter}, which the command would leave out; "
+            "merge it into a folder of its own, and measure that"
+        )
+    options = {n: each for n, each in plan.load.items() if n not in CARRIED}
+    if options.get("dtype") not in ROUNDED:
+        options.pop("dtype", None)
+    if options:
+        left_out = shlex.join(option.flags(options))
+        print(f"vLLM's command leaves out {left_out}, of the measurement", file=sys.stderr)
     if _encodes(Path(target)):
         raise _encoder_decoder(target)
     revisions = plan.load.get("revision"), plan.load.get("draft_revision")
     if pair := named.pair(target):  # vLLM does not know it by name
         target = str(pair.target)
     draft = str(named.draft(plan.draft) or plan.draft)
-    return ExportSetting(target, draft, plan.gamma, plan.temperature, *revisions)
+    return ExportSetting(target, draft, plan.gamma, plan.generate.temperature, *revisions)
 
 
 def _given(
@@ -114,7 +128,7 @@ def _given(
             "gamma is chosen before every step here, vLLM takes one number; give --gamma, as "
             "foretoken bench picks it"
         )
-    if (gamma or 0) < 0 or (draft == "none" and gamma):
+    if gamma if draft == "none" else gamma is not None and gamma < 1:
         raise InputError(
             f"gamma is {gamma} with --draft {draft}; give 1 or more with a draft, or leave it out "
             "with --draft none"

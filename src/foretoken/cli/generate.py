@@ -85,7 +85,8 @@ def generate(
         return
     if cluster.used:
         raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
-    read = [messages.wrapped(line) for line in prompts.read(prompt, prompt_file, sampling=True)]
+    lines = prompts.read(prompt, prompt_file, prompts.SAMPLING)
+    read = [messages.wrapped(line) for line in lines]
     messages.require_used(read)
     tasks = prompts.tasks(read, options)
     _require_printable(tasks, compare=compare, as_json=as_json)
@@ -140,7 +141,8 @@ def _answer(
     try:
         answers = list(answer.begin(spec, made, speculation) if as_json else made)
         if not as_json:
-            answer.show(spec, answers, steps=show_tokens, printed=streamed)
+            automatic = speculation["gamma"] is None and not compare
+            answer.show(spec, answers, steps=show_tokens, printed=streamed, automatic=automatic)
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:

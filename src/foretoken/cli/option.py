@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Argument, Option
 
-from foretoken.cli.command import importing
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import adapters, hub, named
 from foretoken.loading.options import OPTIONS as LOADING
@@ -37,7 +37,7 @@ from foretoken.sampling.checks import (
 )
 from foretoken.sampling.options import DeclaredOption, Panel
 from foretoken.sampling.params import OPTIONS, SamplingParams
-from foretoken.storage.files import parse_json, read_text
+from foretoken.storage.files import naming, parse_json, read_text
 
 if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
@@ -271,8 +271,7 @@ class Loading(_loading("target"), TargetReading, Placing):
     ) -> Speculator:
         """Call `foretoken.load` with these options. check: what the target's
         files alone must decide, before anything is converted."""
-        with importing():  # late: it takes seconds
-            from foretoken.loading.load import load_checked
+        from foretoken.loading.load import load_checked  # late: torch takes seconds to import
 
         return load_checked(check, target, draft, **self.arguments)
 
@@ -391,10 +390,16 @@ def require_folder(out: Path, flag: str = "--out") -> None:
 
 
 def require_file(out: Path, flag: str = "--out") -> None:
-    """Raise InputError for a file in a missing folder, and for a folder in its place."""
+    """Raise InputError for a file in a missing folder, and for a folder in its place; OSError where
+    none can be written."""
     require_folder(out, flag)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another {flag}, for a file")
+    if not out.exists() or out.is_file():
+        beside = out.with_name(f".{token_hex(8)}.part")  # as `files.write` does
+        with naming(out):
+            beside.touch(exist_ok=False)
+            beside.unlink()
 
 
 # Replicas, and packages that only some commands need

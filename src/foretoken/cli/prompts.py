@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 COPY = 2**40  # rows from one text of a line to the next: no file has as many lines
+# What a line of a file may hold, by what a command follows
 PLAIN = ("prompt", "id")
+TALKING = (*PLAIN, "messages")
+SAMPLING = (*TALKING, "seed", *WRITABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,12 @@ class Line:
             raise type(error)(f"{self.place}: {error}") from None
 
 
-def read(argument: str | None, file: Path | None, *, sampling: bool = False) -> list[Line]:
-    """Read the argument, the lines of a file, or standard input as one prompt.
-
-    sampling: lines may hold messages and options of their own.
-    """
+def read(argument: str | None, file: Path | None, holding: tuple[str, ...] = PLAIN) -> list[Line]:
+    """Read the argument, the lines of a file, or standard input as one prompt."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
-        return [parsed() for _, parsed in numbered(file, sampling)]
+        return [parsed() for _, parsed in numbered(file, holding)]
     if argument is not None:
         return [Line(prompt=argument)]
     try:
@@ -80,7 +80,7 @@ def first(file: Path, limit: int | None) -> list[Line]:
     return read(None, file)[:limit]
 
 
-def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]:
+def numbered(file: Path, holding: tuple[str, ...]) -> list[tuple[int, Callable[[], Line]]]:
     """Return the lines of a file that are not empty, with their numbers from 1.
 
     Each is a function that parses the line; it raises InputError for a bad one.
@@ -91,8 +91,7 @@ def numbered(file: Path, sampling: bool) -> list[tuple[int, Callable[[], Line]]]
         raise InputError(f"{file} holds no prompt; give one on each line")
     if file.suffix not in (".jsonl", ".json", ".parquet"):
         return [(number, partial(Line, prompt=row)) for number, row in filled]
-    keys = (*PLAIN, "messages", "seed", *WRITABLE) if sampling else PLAIN
-    return [(n, partial(_parse, f"{file}, line {n}", row, keys)) for n, row in filled]
+    return [(n, partial(_parse, f"{file}, line {n}", row, holding)) for n, row in filled]
 
 
 def _rows(file: Path) -> list[str]:
@@ -167,10 +166,16 @@ class Template(NamedTuple):
         self, tasks: Iterable[ModelTask], target: Speculator | KnownTarget
     ) -> list[str | list[int]]:
         """Return the prompts of all tasks. Raises InputError for the first that cannot be made."""
+        return self.ready([task.line for task in tasks], target)
+
+    def ready(
+        self, lines: Iterable[Line], target: Speculator | KnownTarget
+    ) -> list[str | list[int]]:
+        """Return the prompts of lines, as `prompts` does of tasks."""
         ready: list[str | list[int]] = []
-        for each in tasks:
-            with each.line.named():
-                ready.append(self.prompt(each.line, target))
+        for line in lines:
+            with line.named():
+                ready.append(self.prompt(line, target))
         return ready
 
 
@@ -265,7 +270,7 @@ def tasks_of_file(
 ) -> tuple[dict[int, ModelTask], int]:
     """Read the tasks of a file, by their lines' numbers; tell and count the bad lines."""
     good, bad = dict[int, ModelTask](), 0
-    for number, parsed in numbered(file, sampling=True):
+    for number, parsed in numbered(file, SAMPLING):
         try:
             good[number] = task(number, messages.wrapped(parsed()), options)
         except ForetokenError as error:

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,34 +30,10 @@ from foretoken.cli import (
     train,
     transcribe,
 )
+from foretoken.cli.removed import removed
 from foretoken.errors import ForetokenError, mismatch, shown
 from foretoken.sampling.params import meant
 
-IN_CHECKOUT = "run {} in a checkout of the repository"
-# Commands and options that were removed, by the group or command that had them; and what to use now
-GONE = {
-    "trace": "run foretoken generate --show-tokens",
-    "measure": "run foretoken bench",
-    "models": "run foretoken cache list",
-    **dict.fromkeys(
-        ("export sglang", "export llama.cpp", "export openvino-genai"),
-        "see that system's documentation; foretoken export vllm is left",
-    ),
-    **{
-        f"train {kind}": IN_CHECKOUT.format(f"python -m reproduction train {kind}")
-        for kind in ("heads", "ngram", "samples")
-    },
-    "doctor --cache": "run foretoken cache list",
-    "doctor --clear-cache": "run foretoken cache clear",
-    "doctor --speed": "run foretoken bench, with the --dtype in question",
-    "doctor --families": IN_CHECKOUT.format("make families"),
-    "doctor --rows": "leave it out; runtimes have a fixed order",
-    "doctor --held-out": IN_CHECKOUT.format("python benchmarks/rounding.py"),
-    "bench --svg": "give --json, which has all that it drew",
-    "bench --vs": IN_CHECKOUT.format("python benchmarks/race.py"),
-    "certify --thorough": "leave it out; there is one certificate",
-    "--exact-shapes": "leave it out; foretoken doctor MODEL says what is exact to the bit",
-}
 # Options of vLLM's commands, by the name of ours, and what is said where there is none
 VLLM = {
     "enable_prefix_caching": "prefix_cache",
@@ -115,8 +92,13 @@ for group, name in ((train.app, "train"), (export.app, "export"), (cache.app, "c
 def main() -> None:
     """Run the command in sys.argv.
 
+    A command of two words that was removed is told here, as the second may pass for an argument.
     Ctrl-C and SIGTERM exit with 130, after printing finished texts; a closed pipe exits with 1.
     """
+    words = sys.argv[1:3]
+    if (told := removed(" ".join(words))) and not Path(words[-1]).exists():
+        print(f"error: {told}", file=sys.stderr)
+        sys.exit(2)
     run(app)
 
 
@@ -163,11 +145,7 @@ def _gone(error: typer.TyperException) -> str | None:
     context: Any = getattr(error, "ctx", None)
     if found is None or context is None:
         return None
-    for name in (f"{context.info_name} {found[1]}", found[1]):
-        if name in GONE:
-            start = "" if name.startswith("-") else "foretoken "
-            return f"{start}{name} is gone: {GONE[name]}"
-    return None
+    return removed(found[1], context.info_name)
 
 
 def _said(error: typer.TyperException) -> str:
@@ -186,6 +164,10 @@ def _unknown(option: str, context: Any) -> str:
     """Return the message about an unknown option, with the one that is meant."""
     parameters = context.command.params if context else ()
     flags = [name for each in parameters for name in each.opts if name.startswith("--")]
+    for name, command in getattr(context and context.command, "commands", {}).items():
+        if any(option in each.opts for each in command.params):
+            path = f"{context.command_path} {name}"
+            return f"No such option: {option}; options go after the command: {path} {option}"
     name, ours = _plain(option), {_plain(each): each for each in flags}
     near = VLLM[name] if VLLM.get(name) in ours else meant(name, ours)
     hint = WITHOUT.get(name) or (f"did you mean {ours[near]}?" if near else "")

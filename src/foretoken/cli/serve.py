@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os.path import exists, samefile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +15,10 @@ from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli.command import Config, command
-from foretoken.cli.speculative import Speculative, speculative
-from foretoken.errors import InputError
+from foretoken.cli.speculative import Speculative, plan_of, speculative
+from foretoken.errors import InputError, shown
 from foretoken.loading import adapters, hub
+from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.sampling.options import DeclaredOption
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
@@ -23,6 +27,7 @@ from foretoken.serving.options import EngineOptions
 from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
+    from foretoken.measurement.plan import Plan
     from foretoken.server.process.worker import Setup
 
 
@@ -75,6 +80,22 @@ class ServedLoading(option.PairLoading):
         for place in self.adapters.values():
             adapters.folder(place)
 
+    def as_measured(self, plan: Plan) -> ServedLoading:
+        """Return the options that a benchmark was made with, where none are given, and print these.
+        InputError for others."""
+        given, defaults, new = self.arguments, ServedLoading().arguments, dict[str, Any]()
+        for name, default in defaults.items():
+            value = plan.load.get(name, default)
+            if given[name] not in (default, value):
+                raise unlike(LOADING[name].flag or option.flag(name), given[name], value)
+            new |= {name: value} if given[name] != value else {}
+        if new:
+            print(f"as it was measured: {shlex.join(option.flags(new))}", file=sys.stderr)
+        fields: dict[str, Any] = {n: [v] if n == "adapter" else v for n, v in new.items()}
+        if fields.pop("generation_config", None):
+            fields["ignore_generation_config"] = True
+        return replace(self, **fields)
+
     def setups(self, setup: Setup, name: str, cluster: option.Cluster) -> dict[str, Setup]:
         """Return what each engine is made from, by the name of its model, that of the target first.
         InputError for an adapter of the target's name, and for names on a cluster."""
@@ -94,6 +115,23 @@ class ServedLoading(option.PairLoading):
             for each, place in places.items()
         }
         return {name: replace(setup, adapters=(*places.values(),)), **with_each}
+
+
+def unlike(flag: str, given: object, measured: object) -> InputError:
+    return InputError(
+        f"{flag} is {shown(given)}, but the file of --speculative-config was measured with "
+        f"{shown(measured)}; leave {flag} out, or run foretoken bench with it"
+    )
+
+
+def measured_target(plan: Plan, target: str | None) -> str:
+    """Return a benchmark's target. InputError where another one is given."""
+    measured = plan.load["target"]
+    if target is not None and target != measured:
+        folders = exists(target) and exists(measured)
+        if not folders or not samefile(target, measured):
+            raise unlike("--target", target, measured)
+    return measured
 
 
 def named(given: str) -> tuple[str, str]:
@@ -143,7 +181,10 @@ def serve(
     draft, gamma, rule = speculative(speculative_config, draft, gamma, rule)
     require(gamma, rule, 1.0)
     cluster.require()
-    target = option.chosen(option.target(place, target))
+    target = option.target(place, target)
+    if plan := plan_of(speculative_config):
+        target, loading = measured_target(plan, target), loading.as_measured(plan)
+    target = option.chosen(target)
     loading.require(target)
     if server.chat_template is not None:
         given["chat_template"] = read_text(server.chat_template, "a Jinja template")

@@ -9,9 +9,10 @@ text alone. Knows nothing of terminals.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretoken.cli import answer
@@ -20,6 +21,7 @@ from foretoken.cli.option import ANSWER_TOKENS, needing
 from foretoken.cli.prompts import Line, Template
 from foretoken.errors import ForetokenError, InputError, base_name, one_line, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
+from foretoken.slow_log import log_if_slow
 from foretoken.text.decoding import Stream
 
 if TYPE_CHECKING:
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     from foretoken.serving.engine import Engine
     from foretoken.speculator import Speculator
 
+log = logging.getLogger(__name__)
 CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
 RETRIES = 12  # where a server is busy, loading or broken; it may say when to come again
+PAUSE = 5.0  # seconds between questions to a server that loads, at most
 WIDEST = 300  # characters of a server's message
 # OpenAI's names and, for what these lack, vLLM's
 NAMES = {name: each.api.name for name, each in OPTIONS.items() if each.api}
@@ -253,9 +257,9 @@ class RemoteModel:
         common["stream_options"] = {"include_usage": True}
         common["extra_body"] = self._options(prompt, options, number)
         if isinstance(prompt, str):
-            return client.completions.create(prompt=prompt, **common)
+            return _loaded(lambda: client.completions.create(prompt=prompt, **common))
         messages: Any = prompt  # `openai` has a type for every role
-        return client.chat.completions.create(messages=messages, **common)
+        return _loaded(lambda: client.chat.completions.create(messages=messages, **common))
 
     def _options(self, prompt: Prompt, options: Mapping[str, Any], number: int) -> dict[str, Any]:
         messages = not isinstance(prompt, str)
@@ -315,9 +319,9 @@ def connected(url: str, key: str | None) -> OpenAI:
         from openai import DefaultHttpxClient, OpenAI  # late: it takes a second
     import httpx2
 
-    log = logging.getLogger("openai._base_client")  # it says when it asks again
-    log.setLevel(logging.INFO)
-    log.handlers = [StderrLines()]
+    its = logging.getLogger("openai._base_client")  # it says when it asks again
+    its.setLevel(logging.INFO)
+    its.handlers = [StderrLines()]
     # A redirect would send the key to another server
     http = DefaultHttpxClient(
         timeout=httpx2.Timeout(SILENCE, connect=CONNECT), follow_redirects=False
@@ -348,12 +352,37 @@ def get(client: OpenAI, path: str) -> dict[str, Any]:
     try:
         with told(client):
             try:
-                read = client.get(path, cast_to=object)
+                read = _loaded(lambda: client.get(path, cast_to=object))
             except InternalServerError:  # where nothing answers, that is told at once
                 read = client.with_options(max_retries=RETRIES).get(path, cast_to=object)
     except RejectedError:
         return {}
     return read if isinstance(read, dict) else {}
+
+
+def _loaded(ask: Callable[[], Any]) -> Any:
+    """Return what a server answers, asking again as long as it says that its model is loading."""
+    from openai import InternalServerError
+
+    def answers() -> list[Any]:
+        nonlocal pause
+        try:
+            return [ask()]
+        except InternalServerError as error:
+            if error.status_code != 503 or "loading" not in str(error.body).lower():
+                raise
+            after = error.response.headers.get("retry-after", "")
+            pause = min(PAUSE, int(after)) if after.isdecimal() else PAUSE
+            return []
+
+    pause = PAUSE
+    if read := answers():
+        return read[0]
+    with log_if_slow(log, "waiting for the server, which is loading its model"):
+        while not read:
+            sleep(pause)
+            read = answers()
+    return read[0]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
@@ -11,11 +11,15 @@ from foretoken.cli.option import as_json
 from foretoken.errors import InputError, shown, whole
 from foretoken.sampling.params import meant
 
+if TYPE_CHECKING:
+    from foretoken.measurement.plan import Plan
+
 Speculative = Annotated[
     str | None,
     Option(
         help='Draft, gamma and rule as vLLM takes them: {"method": "draft_model", "model": "...", '
-        '"num_speculative_tokens": 4}; or a file of foretoken bench --out, for its fastest.'
+        '"num_speculative_tokens": 4}; or a file of foretoken bench --out, for its fastest, '
+        "loaded as it was measured."
     ),
 ]
 OVER_STATES = ("eagle3", "dflash", "dspark")  # of which the folder says the kind
@@ -33,6 +37,15 @@ class SpeculativeSettings(NamedTuple):
     rule: str = "block"
 
 
+def plan_of(text: str | None) -> Plan | None:
+    """Return the benchmark's plan in the file that the option names; None for vLLM's JSON."""
+    if not text or text.lstrip().startswith(("{", "[")):
+        return None
+    from foretoken.measurement.plan import read_plan  # late: pydantic
+
+    return read_plan(Path(text))
+
+
 def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
     """Read the option's JSON, or a benchmark's plan, which stands in place of `flags`. InputError
     for both, and for values that vLLM knows and foretoken does not."""
@@ -41,11 +54,8 @@ def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
         return given
     if given != SpeculativeSettings():
         raise InputError("--speculative-config sets --draft, --gamma and --rule; give it or these")
-    if not text.lstrip().startswith("{") and Path(text).is_file():
-        from foretoken.measurement.plan import read_plan  # late: as below
-
-        plan = read_plan(Path(text))
-        return SpeculativeSettings(plan.draft, None if plan.automatic else plan.gamma)
+    if plan := plan_of(text):
+        return SpeculativeSettings(plan.draft, plan.generate.gamma, plan.generate.rule)
     config = as_json("--speculative-config", text)
     if not isinstance(config, dict):
         raise InputError(f"--speculative-config is {shown(text)}; give a JSON object")

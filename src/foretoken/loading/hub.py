@@ -20,6 +20,7 @@ PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # one of one is whole
 WAIT = 5.0  # seconds for the hub to answer
 IN_HUB = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
 REMEDY = "give a model's folder, a GGUF file or a hub id"
+OFFLINE = "give a folder or GGUF file, or a model in the hub's cache (foretoken cache list)"
 EXPECTED = "a model's folder holds config.json, a tokenizer and weights (*.safetensors)"
 
 
@@ -78,6 +79,16 @@ def is_model(name: str) -> bool:
     if is_folder(name):
         return (path / "config.json").exists() or any(path.glob("*.gguf"))
     return path.suffix == ".gguf" and path.is_file()
+
+
+def stamps(name: str | Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of each file of a folder or GGUF file; [] for other names."""
+    place = Path(pair.target if (pair := named.pair(name)) else name)
+    if not is_folder(place) and not is_model(str(place)):
+        return []
+    held = sorted(place.iterdir()) if place.is_dir() else [place]
+    found = [(each.name, each.stat()) for each in held if each.is_file()]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in found]
 
 
 def gguf(name: str | Path, revision: str | None = None) -> Path | None:
@@ -169,14 +180,14 @@ def _hub_options(name: str, revision: str | None) -> dict[str, Any]:
     except hub.HFValidationError:
         raise InputError(f"{name!r} is no folder; {REMEDY}") from None
     except hub.RepositoryNotFoundError:
-        why = "the hub has no such model"
+        why, remedy = "the hub has no such model", REMEDY
     except hub.OfflineModeIsEnabled:
-        why = "HF_HUB_OFFLINE keeps the hub from being asked"
+        why, remedy = "HF_HUB_OFFLINE keeps the hub from being asked", OFFLINE
     except Exception as error:  # network errors are of many types
         if getattr(getattr(error, "response", None), "status_code", None) == 404:
-            why = "the hub has no such model"
+            why, remedy = "the hub has no such model", REMEDY
         else:
-            why = f"the hub cannot be reached ({one_line(error)})"
+            why, remedy = f"the hub cannot be reached ({one_line(error)})", OFFLINE
     if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
         return {"local_files_only": True}
-    raise InputError(f"there is no folder {name!r}, and {why}; {REMEDY}")
+    raise InputError(f"there is no folder {name!r}, and {why}; {remedy}")

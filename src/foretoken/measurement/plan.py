@@ -3,75 +3,126 @@ its file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from foretoken.costing import contention
 from foretoken.errors import InputError, mismatch
+from foretoken.loading.options import ROUNDED, LoadOptions, require_known
 from foretoken.storage import files
 
 FORMAT = "foretoken.bench"
+FEWEST = 3  # rounds: of fewer no quartiles are known
+ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """Keywords of `Speculator.generate`, as measured."""
+
+    gamma: int | None
+    rule: str
+    temperature: float
+    top_k: int
+    top_p: float
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The fastest of the drafts and gammas that were measured."""
+    """The fastest draft and gamma among those that were certainly faster than plain decoding."""
 
-    draft: str  # "none" where none is faster than plain decoding
+    draft: str  # "none" where there is none
     gamma: int  # the fastest fixed one of that draft; 0: plain decoding
-    automatic: bool  # whether gamma is best chosen before every step
-    speedup: float  # over plain decoding; the mean over the numbers of texts at once
-    certain: bool  # whether the quartiles are on one side of 1
-    tried: str  # the fastest draft, also where it does not pay
-    temperature: float
+    speedup: float  # of `tried`; the mean over the numbers of texts at once
+    certain: bool  # whether speculating, or not, is certainly right
+    tried: str  # the draft, also where it does not pay: then the fastest
     load: dict[str, Any]  # keywords of `foretoken.load`
+    generate: PlanOptions
 
     @property
     def speculate(self) -> bool:
         return self.draft != "none"
 
 
-def choose(rows: list[dict[str, Any]], temperature: float, load: dict[str, Any]) -> Plan:
+def choose(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[str, Any]) -> Plan:
     """Return the plan of a document's `figures`, of which one at least is there.
 
     Args:
-        rows: For every draft, number of texts at once and gamma, its `speedup`.
-        temperature: The temperature of the texts.
+        rows: For every draft, number of texts at once and gamma, its `speedup`, and the share of
+            the processors that `others` took.
+        measured: The options of all texts; the plan's gamma takes the place of this one.
         load: Keywords of `foretoken.load` besides the draft.
     """
-    speedups: dict[tuple[str, int | None], list[dict[str, float]]] = {}
+    contestants: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for row in rows:
-        speedups.setdefault((row["draft"], row["gamma"]), []).append(row["speedup"])
-    gains = {each: geometric_mean(x["median"] for x in all) for each, all in speedups.items()}
-    best = max([each for each in gains if each[1] != 0] or gains, key=lambda each: gains[each])
-    fixed = [each for each in gains if each[0] == best[0] and each[1] is not None]
-    tried, gamma = max(fixed, key=lambda each: gains[each])
-    pays = gains[best] > 1 and best[1] != 0
-    draft = tried if pays else "none"
+        contestants.setdefault((row["draft"], row["gamma"]), []).append(row)
+    gains = {
+        key: geometric_mean(row["speedup"]["median"] for row in all)
+        for key, all in contestants.items()
+    }
+    sound = {key for key, all in contestants.items() if all_trusted(all)}
+    drafted = [key for key in gains if key[1] != 0]
+    certain = [k for k in drafted if k in sound and _beyond(contestants[k], "q1", above=True)]
+    best = max(certain or drafted or gains, key=lambda key: gains[key])
+    tried, gamma = best
+    if not certain:
+        draft, fastest, gamma = "none", 0, 0
+    else:
+        fixed = [key for key in drafted if key[0] == tried and key[1] is not None] or [best]
+        draft, fastest = tried, int(max(fixed, key=lambda key: gains[key])[1] or 0)
     return Plan(
         draft=draft,
-        gamma=int(gamma or 0) if pays else 0,
-        automatic=pays and best[1] is None,
+        gamma=fastest,
         speedup=gains[best],
-        certain=all(x["q1"] > 1 if pays else x["q3"] < 1 for x in speedups[best]),
+        certain=bool(certain)
+        or not drafted
+        or (best in sound and _beyond(contestants[best], "q3", above=False)),
         tried=tried,
-        temperature=temperature,
-        load=load | {"draft": draft},
+        load={n: v for n, v in load.items() if not _superfluous(n, draft)} | {"draft": draft},
+        generate=replace(measured, gamma=gamma),
     )
+
+
+def all_trusted(rows: list[dict[str, Any]]) -> bool:
+    """Tell whether quartiles mean something: of enough rounds, on processors that others left."""
+    enough = all(row["speedup"]["n"] >= FEWEST for row in rows)
+    return enough and not any(contention.remark(row["others"]) for row in rows)
+
+
+def _beyond(rows: list[dict[str, Any]], quartile: str, *, above: bool) -> bool:
+    values = [row["speedup"][quartile] for row in rows]
+    return min(values) > 1 if above else max(values) < 1
+
+
+def _superfluous(name: str, draft: str) -> bool:
+    """Tell whether an option is of a draft that there is not, or that its name says already."""
+    return name.startswith("draft_") if draft == "none" else (name, draft) in ROUNDED_COPIES
 
 
 def read_plan(path: Path) -> Plan:
     """Read the plan in a file of `foretoken bench --out`. InputError for any other file."""
+    text = files.read_text(path, "the JSON of foretoken bench --out")
     try:
-        document = files.parse_json(files.read_text(path, "JSON"))
+        document = files.parse_json(text)
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"{path} is not a benchmark; make one with foretoken bench --out")
+    if document.get("best") is None:
+        raise InputError(f"{path} has no results yet; let foretoken bench finish a round")
     try:
-        return TypeAdapter(Plan).validate_python(document.get("best"))
+        plan = TypeAdapter(Plan).validate_python(document["best"])
+        options = {n: value for n, value in plan.load.items() if n not in ("target", "draft")}
+        if not isinstance(plan.load.get("target"), str):
+            raise InputError("load names no target")
+        require_known(options, "load")
+        LoadOptions(**options)
     except ValidationError as error:
         raise InputError(f"{path}: best: {mismatch(dict(error.errors()[0]))}") from None
+    except InputError as error:
+        raise InputError(f"{path}: best: {error}") from None
+    return plan

@@ -47,23 +47,36 @@ def cache_folder() -> Path | None:
     None where it cannot be made, or where other users could have written to it: converted models
     and measured costs are then not kept.
     """
+    folder = _folder()
+    if problem := _problem(folder):
+        _warn_once(problem)
+    return None if problem else folder
+
+
+def cache_problem() -> str | None:
+    """Return why there is no cache folder, and the remedy; None where there is one."""
+    return _problem(_folder())
+
+
+def _folder() -> Path:
     try:
-        folder = Path(user_cache_dir("foretoken", appauthor=False))
+        return Path(user_cache_dir("foretoken", appauthor=False))
     except RuntimeError:  # there is no home
-        folder = Path(tempfile.gettempdir()) / f"foretoken-{_user()}"
+        return Path(tempfile.gettempdir()) / f"foretoken-{_user()}"
+
+
+def _problem(folder: Path) -> str | None:
+    """Make the folder, and return why it cannot be used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        problem = _distrust(folder)
+        others = _distrust(folder)
     except OSError as error:
         reason = error.strerror or "no reason given"
-        _warn_once(f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another")
-        return None
-    if problem:
-        _warn_once(
-            f"{folder} is not used as a cache, for {problem}; remove it, and it is made anew for "
-            "yourself alone, or set XDG_CACHE_HOME to another folder"
-        )
-    return None if problem else folder
+        return f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another"
+    return others and (
+        f"{folder} is not used as a cache, for {others}; remove it, and it is made anew for "
+        "yourself alone, or set XDG_CACHE_HOME to another folder"
+    )
 
 
 def _distrust(folder: Path) -> str | None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from foretoken.drafters.base import Drafter
-from foretoken.errors import ForeignError, InputError, one_line, shown
+from foretoken.errors import ForeignError, InputError, RefusedError, one_line, shown
 from foretoken.generation_config import find_unfollowed
 from foretoken.loading.load import load
 from foretoken.loading.options import require_known
 from foretoken.loading.sources import unwrapped
+from foretoken.models.stock.rowwise import SINGLE_TOKENS
 from foretoken.speculator import Speculator
 from foretoken.transformers_integration.generate_call import ending_strings
 
@@ -39,7 +40,7 @@ def attach(
     *,
     strict: bool = False,
     **options: Any,
-) -> Speculator:
+) -> Speculator | None:
     """Make `model.generate` speculative.
 
     From now on `model.generate(...)` is `model.generate(..., custom_generate=spec)`, unless the
@@ -50,17 +51,19 @@ def attach(
         model: A model of transformers in memory.
         draft: As `load` takes it.
         strict: The treatment of a call that a Speculator cannot decode (`Speculator.__call__` says
-            which), such as one with num_beams=3. False hands it to the `generate` that was there
-            before, and the logger "foretoken" says why at INFO; True raises ForeignError.
+            which), such as one with num_beams=3, and of a model whose passes score single tokens,
+            so that drafts save nothing. False leaves them to the `generate` that was there before,
+            and the logger "foretoken" says why at INFO; True raises ForeignError for the call, and
+            RefusedError for the model.
         **options: Options of `load`.
 
     Returns:
-        The Speculator that `model.generate` uses.
+        The Speculator that `model.generate` uses; None where the model is left as it was.
 
     Raises:
         InputError: An option is unknown or invalid, or `model` has no `generate`.
-        RefusedError: A model or a pair that cannot be decoded exactly, or whose passes score single
-            tokens, so that drafts save nothing; the model keeps its own `generate`.
+        RefusedError: A model or a pair that cannot be decoded exactly; the model keeps its own
+            `generate`.
 
     Examples:
         >>> import foretoken, torch
@@ -84,7 +87,13 @@ def attach(
     detach(model)
     if not strict and options.get("generation_config") is None:
         options |= _passed_over(model)
-    spec = load(model, draft, **options)
+    try:
+        spec = load(model, draft, **options)
+    except RefusedError as error:
+        if strict or SINGLE_TOKENS not in str(error):
+            raise
+        log.info("the model keeps its own generate: %s", error)
+        return None
     open_: Any = model  # nn.Module declares no method of its own as an attribute
     replaced = vars(model).get("generate")  # somebody else's, if any
 

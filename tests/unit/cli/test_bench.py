@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,15 @@ import pytest
 
 import foretoken
 from console import Run, mistake
+from foretoken.cli.bench import _advise
+from foretoken.cli.render import page
 from foretoken.cli.speculative import speculative
 from foretoken.measurement import bench, machine
+from foretoken.measurement.plan import Plan, PlanOptions
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
 
+OTHER = "is not of the same command and models; remove it"
 QUICK = ("--max-new-tokens", 8, "--repeats", 2, "--gamma", "2")
 
 
@@ -83,9 +89,64 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     document = json.loads(shown)
     assert code == 0 and "3 lines are done already" in err and not document["interrupted"]
     assert document["figures"][:3] == first["figures"] and len(document["figures"]) == 6
-    mistake(call(*pair, *QUICK, "--out", out), "is not of the same command; remove it")
-    out.write_text("{")
-    mistake(call(*pair, *QUICK, "--out", out), "is not of the same command; remove it")
+    mistake(call(*pair, *QUICK, "--out", out), OTHER)
+    for text in ("{", "[1]", json.dumps(document | {"figures": [{}]})):
+        out.write_text(text)
+        mistake(call(*pair[:1], *drafts, *pair[3:], *QUICK, "--out", out), OTHER)
+
+
+def test_rows_of_a_draft_that_was_cut_short_are_done_again(
+    call: Run, pair: tuple[object, ...], tmp_path: Path, interrupted: Callable[[int], None]
+):
+    """Neither counted nor advised: two prompts and three gammas are six runs a round."""
+    out, args = (
+        tmp_path / "new.json",
+        (*pair, "--draft", "copy", *QUICK, "--out", tmp_path / "new.json"),
+    )
+    interrupted(12 + 3)
+    assert call(*args).code == 130
+    first = json.loads(out.read_text())
+    assert {row["speedup"]["n"] for row in first["figures"]} == {1} and first["best"]
+    interrupted(1)
+    code, shown, err = call(*args)
+    assert code == 130 and not shown and "0 lines are done already" in err
+    interrupted(18 + 15)
+    assert call(*args).code == 130
+    document = json.loads(out.read_text())
+    document["best"]["tried"] = "copy"  # as the rows that are done again had it
+    out.write_text(json.dumps(document))
+    interrupted(1)
+    code, shown, err = call(*args, "--json")
+    again = json.loads(shown)
+    assert code == 130 and "3 lines are done already" in err and len(again["figures"]) == 3
+    assert again["best"]["tried"] == str(pair[2])
+
+
+def test_a_model_that_changed_is_another(call: Run, pair: tuple[object, ...], tmp_path: Path):
+    draft, out = tmp_path / "draft", tmp_path / "new.json"
+    shutil.copytree(str(pair[2]), draft)
+    args = (pair[0], "--draft", draft, *pair[3:], *QUICK, "--repeats", 1, "--out", out)
+    assert call(*args).code == 0 and call(*args).code == 0
+    folder(draft, llama(64, seed=5))
+    mistake(call(*args), OTHER)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+def test_a_file_that_cannot_be_written(
+    call: Run, pair: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is found before anything is loaded; the figures are printed where it fails later."""
+    with monkeypatch.context() as patch:
+        patch.setattr("foretoken.cli.bench.Benchmark", None)
+        mistake(call(*pair, *QUICK, "--out", "/proc/x.json"), "/proc/x.json cannot be written")
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(f"{path} cannot be written: No space left on device")
+
+    monkeypatch.setattr("foretoken.storage.files.write", full)
+    code, shown, err = call(*pair, *QUICK, "--out", tmp_path / "x.json")
+    assert code == 2 and "speculate" in shown
+    assert err.endswith("x.json cannot be written: No space left on device\n")
 
 
 @pytest.fixture
@@ -148,14 +209,55 @@ def test_text_prompts_and_an_encoder_decoder(call: Run, tmp_path: Path):
     assert code == 0 and json.loads(out)["asked"]["prompts"] == 4
 
 
+def test_messages(call: Run, tmp_path: Path):
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    model = folder(tmp_path / "m", llama(320), tokenizer)
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "Where?"}]}\n{"prompt": "It"}\n')
+    args = (model, "--draft", "lookup", "--prompts", file, *QUICK, "--repeats", 1, "--json")
+    result = call(*args)
+    assert result.code == 0 and json.loads(result.out)["asked"]["prompts"] == 2
+    file.write_text('{"messages": [{"role": "user", "content": "Where?"}], "top_k": 3}\n')
+    mistake(call(*args), "p.jsonl, line 1: top_k is unknown here; give some of prompt, id, mess")
+
+
 def test_the_plan_loads_and_serves(call: Run, pair: tuple[object, ...], tmp_path: Path):
     out = tmp_path / "new.json"
     assert call(*pair, *QUICK, "--out", out).code == 0
     best = json.loads(out.read_text())["best"]
     assert best["load"] == {"target": str(pair[0]), "draft": best["draft"]}
-    assert foretoken.load(**best["load"]).target_name == str(pair[0])
-    gamma = None if best["automatic"] else best["gamma"]
-    assert speculative(str(out)) == (best["draft"], gamma, "block")
+    spec = foretoken.load(**best["load"])
+    assert spec.target_name == str(pair[0])
+    assert spec.generate([[5, 17]], max_new_tokens=3, **best["generate"])
+    assert speculative(str(out)) == (best["draft"], best["generate"]["gamma"], "block")
+
+
+def test_the_command_repeats_what_was_measured(call: Run, pair: tuple[object, ...]):
+    sampling = ("--temperature", 0.7, "--top-k", 5, "--top-p", 0.95, "--rule", "coupled")
+    code, out, _ = call(*pair, *QUICK, *sampling)
+    (command,) = [line for line in out.splitlines() if line.startswith("foretoken generate")]
+    assert code == 0 and command.endswith(
+        " --rule coupled --temperature 0.7 --top-k 5 --top-p 0.95 PROMPT"
+    )
+
+
+@pytest.mark.parametrize(
+    ("draft", "certain", "says"),
+    [
+        ("a/d", True, "speculate with a/d, gamma 2: 1.30x plain decoding"),
+        ("none", True, "do not speculate: a/d gives 1.30x plain decoding at best"),
+        ("none", False, "do not speculate: no draft was certainly faster than plain decoding (a/d"),
+    ],
+)
+def test_the_verdict(draft: str, certain: bool, says: str, capsys: pytest.CaptureFixture[str]):
+    gamma = 2 if draft != "none" else 0
+    measured = PlanOptions(gamma, "block", 0.0, 0, 1.0)
+    plan = Plan(draft, gamma, 1.3, certain, "a/d", {"target": "a/t", "draft": draft}, measured)
+    _advise(asdict(plan), page())
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(says) and f"foretoken generate --target a/t --draft {draft} " in said
+    assert ("measure again with more prompts" in said) is not certain
 
 
 @pytest.mark.parametrize(

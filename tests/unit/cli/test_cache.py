@@ -72,6 +72,21 @@ def test_conversions_are_listed_and_removed_by_model(console: Run) -> None:
     assert json.loads(console("cache", "clear", "--json").out)["removed"] == 1
 
 
+def test_a_folder_that_cannot_be_used(
+    console: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither listed as empty nor said to be cleared."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    why = f"{tmp_path}/file/foretoken cannot be used as a cache (Not a directory); set XDG_CACHE"
+    mistake(console("cache", "clear"), f"nothing is stored, so nothing can be removed: {why}")
+    mistake(console("cache", "clear", "a/one"), why)
+    told = " ".join(console("cache", "list").out.split())
+    assert f"No conversions and costs can be stored: {why}" in told and "0 MB" not in told
+    document = json.loads(console("cache", "list", "--json").out)
+    assert document["folder"] is None and document["problem"].startswith(why)
+
+
 def test_costs_are_listed_with_how_far_they_are_trusted(console: Run) -> None:
     stored.keep("a", stored.Kept(COSTS, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
     stored.keep("b", stored.Kept(COSTS, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))

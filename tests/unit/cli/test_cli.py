@@ -20,7 +20,7 @@ import pytest
 import foretoken
 from console import Result, Run, mistake
 from foretoken import slow_log
-from foretoken.cli.script import GONE
+from foretoken.cli.removed import GONE
 from foretoken.speculator import BATCH, Speculator
 from tiny import TEXT, byte_level, folder, llama, t5
 
@@ -164,6 +164,18 @@ def test_show_tokens(run, base):
         "accepted draft token  ~rejected draft token~  [target's own]" in result.out
     )  # there is no colour
     assert lines[-1] == "9 tokens in 4 target runs (2.25 a run), alpha 1.00"
+
+
+def test_show_tokens_says_that_automatic_gamma_decoded_plainly(run, base, monkeypatch):
+    """As --compare does; not where a gamma is given, nor without a draft."""
+    args = ("generate", "It", "--target", base / "target", "--max-new-tokens", 9, "--show-tokens")
+    draft = ("--draft", base / "target")
+    assert "is automatic" not in run(*args, "--draft", "lookup").out  # two steps of eight
+    monkeypatch.setattr("foretoken.cli.answer.RARELY", 0.7)
+    says = "gamma is automatic: it made draft tokens in 25% of the steps, as elsewhere there were"
+    assert says in " ".join(run(*args, "--draft", "lookup").out.split())
+    assert "is automatic" not in run(*args, *draft, "--gamma", 2).out
+    assert "is automatic" not in run(*args, "--draft", "none").out
 
 
 def test_a_model_without_a_tokenizer_takes_and_prints_ids(run, base):
@@ -343,6 +355,19 @@ def test_what_was_removed_says_what_to_use_now(run, name):
     words = name.split() if " " in name or not name.startswith("-") else ["generate", name]
     remedy = f"{name} is gone: {GONE[name]}"
     mistake(run(*words, "x"), remedy)
+
+
+def test_options_of_a_group_go_after_its_command(run):
+    said = "No such option: --target; options go after the command: foretoken export vllm --target"
+    mistake(run("export", "--target", "x", "vllm"), said)
+    assert "foretoken generate --gamma" in run("--gamma", 2, "generate", "x").err
+
+
+def test_a_folder_goes_before_a_command_that_was_removed(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve").mkdir()
+    mistake(run("bench", "serve"), "serve is an empty folder")
+    mistake(run("bench", "plan"), "there is no folder 'plan'")  # no name of two words
 
 
 def test_an_unknown_option_is_a_usage_error(run):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from console import Run, mistake
-from foretoken.measurement.plan import FORMAT, choose
+from foretoken.measurement.plan import FORMAT, PlanOptions, choose
 
 GIVEN = ("--target", "a/t", "--draft", "b/d", "--gamma", 4)
 PLAIN = ("--target", "a/t", "--draft", "none")
@@ -50,10 +50,21 @@ def test_look_up_the_targets_own_layer_and_none(console: Run):
 
 def test_a_plan_is_exported_with_its_revisions(console: Run, tmp_path: Path):
     spread = {"median": 1.5, "q1": 1.4, "q3": 1.6, "n": 5}
-    rows = [{"draft": "b/d", "gamma": 3, "batch": 1, "speedup": spread}]
+    rows = [{"draft": "b/d", "gamma": 3, "batch": 1, "speedup": spread, "others": None}]
     load = {"target": "target", "revision": "v1", "draft_revision": "v2"}
-    path, best = tmp_path / "b.json", asdict(choose(rows, 1.0, load))
-    path.write_text(json.dumps({"format": FORMAT, "best": best}))
+    path, measured = tmp_path / "b.json", PlanOptions(None, "block", 1.0, 0, 1.0)
+
+    def write(**more: Any) -> None:
+        best = asdict(choose(rows, measured, load | more))
+        path.write_text(json.dumps({"format": FORMAT, "best": best}))
+
+    write(dtype="int8", kv_dtype="int8")
+    said = "vLLM's command leaves out --dtype int8 --kv-dtype int8, of the measurement\n"
+    assert said in console("export", "vllm", path).err
+    write(adapter="a/lora")
+    mistake(console("export", "vllm", path), "is of target with the adapter a/lora, which")
+    write(dtype="bfloat16")
+    assert "leaves out" not in console("export", "vllm", path).err
     words, config = exported(console, path)
     assert words == ["vllm", "serve", "target", "--revision", "v1"]
     assert config == {
@@ -91,10 +102,13 @@ def test_mistakes_are_one_line(console: Run, tmp_path: Path):
         (("--target", tmp_path, "--draft", "b/d", "--gamma", 1), "an encoder-decoder"),
         (("--target", "a/t", "--draft", "none", "--gamma", 3), "gamma is 3 with --draft"),
         ((*GIVEN, "--gamma", -1), "gamma is -1 with --draft b/d; give 1 or more"),
+        ((*GIVEN, "--gamma", 0), "gamma is 0 with --draft b/d; give 1 or more"),
         ((*GIVEN, "--temperature", "nan"), "temperature is nan"),
         ((*GIVEN, "--draft", ""), "draft is empty; give a folder or a hub id"),
         ((*GIVEN, "--draft", assistant), "is of kind assistant, which vLLM does not have"),
         (("m.json", *GIVEN), "not both"),
-        ((tmp_path / "m.json",), "there is no"),
+        ((tmp_path / "m.json",), "m.json cannot be read: there is no such file; give one with"),
+        ((tmp_path,), "cannot be read"),
+        ((tmp_path / "config.json",), "is not a benchmark; make one with foretoken bench --out"),
     ):
         mistake(console("export", "vllm", *arguments), message)

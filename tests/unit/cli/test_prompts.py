@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.cli.prompts import Line, for_model, read
+from foretoken.cli.prompts import PLAIN, SAMPLING, Line, for_model, read
 from foretoken.errors import InputError, RefusedError
 
 
@@ -34,10 +34,10 @@ def test_ids_for_a_model_without_a_tokenizer():
 USER = {"role": "user", "content": "Where?"}
 
 
-def parse(tmp_path: Path, *rows: object, sampling: bool = True) -> list[Line]:
+def parse(tmp_path: Path, *rows: object, holding: tuple[str, ...] = SAMPLING) -> list[Line]:
     file = tmp_path / "p.jsonl"
     file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return read(None, file, sampling=sampling)
+    return read(None, file, holding)
 
 
 def test_a_line_with_messages_and_options(tmp_path):
@@ -80,9 +80,9 @@ def test_invalid_lines_are_told_by_place(tmp_path, row, says):
 def test_a_command_that_follows_no_options_refuses_them(tmp_path):
     for row in ({"prompt": "a", "top_k": 1}, {"messages": [USER]}):
         with pytest.raises(InputError, match="is unknown here; give some of prompt, id$"):
-            parse(tmp_path, row, sampling=False)
+            parse(tmp_path, row, holding=PLAIN)
     with pytest.raises(InputError, match="line 1: give a prompt or messages"):
-        parse(tmp_path, {"id": 1}, sampling=False)
+        parse(tmp_path, {"id": 1}, holding=PLAIN)
 
 
 def test_an_error_says_where_a_line_stands():

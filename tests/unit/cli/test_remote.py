@@ -187,7 +187,7 @@ def test_the_key_is_sent_and_asked_for():
         (Answer([b"<html>"], 502), TextError, "^the server answers 502 Bad Gateway$"),
         (Answer([b""], 301, {"location": "/x"}), InputError, "^the server answers 301 Moved"),
         (refusal(500, "it broke\x1b[2J"), TextError, r"^it broke \[2J$"),
-        (refusal(503, "loading"), TextError, "^loading$"),
+        (refusal(503, "no engine"), TextError, "^no engine$"),
         (refusal(429, "full", Retry_After="3600"), TextError, "^full$"),
         (body({"choices": []}), TextError, "broke off before the text's end"),
         (streamed(chat("a"), {"error": {"message": "out of rows"}}), TextError, "^out of rows$"),
@@ -265,7 +265,7 @@ def test_requests_are_json_in_utf8():
 
 def test_a_busy_server_is_asked_again(capsys):
     """When it says so; meanwhile a line tells."""
-    with replaying(chat=[refusal(503, "loading", Retry_After="1"), said("a")]) as server:
+    with replaying(chat=[refusal(503, "busy", Retry_After="1"), said("a")]) as server:
         with opened(server.url) as source:
             assert answered(source)[0] == "a"
     assert "Retrying" in capsys.readouterr().err
@@ -273,11 +273,28 @@ def test_a_busy_server_is_asked_again(capsys):
 
 def test_a_server_that_loads_is_asked_again():
     """When it says so; one that nothing answers for is told at once."""
-    loading = refusal(503, "loading", Retry_After="0")
-    with replaying(models=[loading, loading, MODELS], speculation=[loading, body(FACTS)]) as server:
+    loading = refusal(503, "the model is loading", Retry_After="0")
+    often = [loading] * (2 * module.RETRIES)  # as long as it says so
+    with replaying(models=[*often, MODELS], speculation=[loading, body(FACTS)]) as server:
         with opened(server.url) as source:
             assert source.name == f"other at {server.url}, d"
-    assert [place for place, *_ in server.requests].count("/v1/models") == 3
+    assert [place for place, *_ in server.requests].count("/v1/models") == len(often) + 1
+    with replaying(models=[loading, refusal(500, "it broke")]) as server:
+        with pytest.raises(TextError, match="^it broke$"), opened(server.url):
+            pass
+
+
+def test_ctrl_c_ends_waiting_for_a_server_that_loads(monkeypatch):
+    """Which says when to ask again."""
+
+    def pressed(seconds: float) -> None:
+        assert seconds == 3
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "sleep", pressed)
+    with replaying(models=[refusal(503, "Loading model", Retry_After="3")]) as server:
+        with pytest.raises(KeyboardInterrupt), opened(server.url):
+            pass
 
 
 def test_silence_ends(monkeypatch):

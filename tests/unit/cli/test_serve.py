@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 from console import Run, mistake
+from foretoken.measurement.plan import FORMAT
 from served import pair, until
 
 
@@ -37,6 +38,8 @@ from served import pair, until
         (["--rule", "eagle"], "rule is 'eagle'"),
         (["--draft", "none", "--speculative-config", "{}"], "sets --draft, --gamma and --rule"),
         (["--speculative-config", '{"modle": "a"}'], "holds 'modle'; did you mean model?"),
+        (["--speculative-config", "no.json"], "no.json cannot be read: there is no such file"),
+        (["--speculative-config", "/"], "/ cannot be read"),
         (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
     ],
 )
@@ -60,6 +63,46 @@ def test_names_and_speculation_reach_the_server(
     assert setup.loading["rows"] == setup.engine["max_rows"]
     assert options.name == "target" and options.gamma == 3
     assert setup.draft == "lookup" and setup.engine["rule"] == "block"
+
+
+def test_a_benchmark_is_served_as_it_was_measured(
+    console: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where nothing else is given; what is must be the same."""
+    target, _ = pair(tmp_path)
+    adapter, file = tmp_path / "lora", tmp_path / "b.json"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (adapter / "adapter_model.safetensors").touch()
+    load = {"target": str(target), "draft": "lookup", "dtype": "int8", "kv_dtype": "int8"}
+    load |= {"adapter": str(adapter), "generation_config": "ignore"}
+    how = {"gamma": None, "rule": "coupled", "temperature": 1, "top_k": 0, "top_p": 1}
+    best = {"draft": "lookup", "gamma": 4, "speedup": 2, "certain": True, "tried": "lookup"}
+    best |= {"load": load, "generate": how}
+    file.write_text(json.dumps({"format": FORMAT, "best": best}))
+    served: list[Any] = []
+    monkeypatch.setattr("foretoken.server.run.run", lambda *made: served.append(made))
+    for given in ((), (target,), (f"{target}/", "--dtype", "int8")):
+        result = console("serve", *given, "--speculative-config", file)
+        assert result.code == 0
+        flags = f"--kv-dtype int8 --adapter {adapter} --ignore-generation-config"
+        assert all(word in result.err for word in ("as it was measured: ", *flags.split()))
+        ((setups, options),) = served
+        setup = served.clear() or setups["target"]
+        assert {n: setup.loading[n] for n in load if n not in ("target", "draft")}.items() <= (
+            load.items()
+        )
+        assert options.gamma is None and setup.draft == "lookup"
+        assert setup.engine["rule"] == "coupled" and str(setup.target).rstrip("/") == str(target)
+    for given, said in (
+        (("--dtype", "int4"), "--dtype is 'int4', but the file of --speculative-config was"),
+        (("--runtime", "openvino"), "--runtime is 'openvino', but .* was measured with 'auto'"),
+        (("elsewhere",), "--target is 'elsewhere', but .* was measured with '/"),
+        (("--rule", "block", "--gamma", 2), "sets --draft, --gamma and --rule; give it or these"),
+    ):
+        result = console("serve", *given, "--speculative-config", file)
+        mistake(result, "error: ")
+        assert re.search(said, result.err)
 
 
 @pytest.fixture
@@ -163,6 +206,7 @@ def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
     mistake(console("serve", "--config", file), "nowhere")
     for text, message in (
         ("prot: 1", "holds the unknown option 'prot'; did you mean port?"),
+        ("exact-shapes: true", "serve.yaml: --exact-shapes is gone: leave it out"),
         ("- a", "no mapping"),
         ("a: [", "YAML"),
     ):

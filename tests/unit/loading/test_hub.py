@@ -59,7 +59,10 @@ def refused(name: str, says: str, revision: str | None = None) -> None:
 
 
 def test_the_hub_is_not_asked():
-    refused("no-such-folder", "^there is no folder 'no-such-folder', and HF_HUB_OFFLINE keeps .*;")
+    refused(
+        "no-such-folder",
+        "^there is no folder 'no-such-folder', and HF_HUB_OFFLINE keeps .*; give a folder",
+    )
     assert sources.tokenizer("no/such", None, False) is None
 
 
@@ -67,7 +70,7 @@ def test_the_hub_cannot_be_reached(monkeypatch, online):
     template = f"{UNREACHABLE}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it tries again"))
-    refused("no-such-folder", "and the hub cannot be reached (.*); give a model's folder")
+    refused("no-such-folder", "and the hub cannot be reached (.*); give a folder or GGUF file, or")
 
 
 @pytest.mark.parametrize("headers", [{"X-Error-Code": "RepoNotFound"}, {}])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foretoken.cli.option import SamplingOptions, Structure
-from foretoken.cli.prompts import numbered
+from foretoken.cli.prompts import SAMPLING, numbered
 from foretoken.cli.serve import serve
 from foretoken.cli.sources import NAMES
 from foretoken.errors import InputError
@@ -43,7 +43,7 @@ def test_an_option_is_wherever_text_can_hold_it(name: str, tmp_path: Path) -> No
     assert (name in options) == (name in WRITABLE) == (option.panel is not None)
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"prompt": "a", "{name}": null}}')
-    ((_, parse),) = numbered(file, sampling=True)
+    ((_, parse),) = numbered(file, SAMPLING)
     if option.panel:
         assert parse().sampling == {name: None}
     else:

@@ -337,10 +337,11 @@ def admit(model: PreTrainedModel) -> None:
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
 
 
+SINGLE_TOKENS = "at most it scores single tokens a pass, so that drafts save nothing"
 BY_ROW = Form(
     "a cache of each row",
     RowwiseModel,
-    instead=f"at most it scores single tokens a pass, so that drafts save nothing; {INSTEAD}",
+    instead=f"{SINGLE_TOKENS}; {INSTEAD}",
     admit=admit,
     whole=read_whole,
     costs="each sequence of a batch takes a pass of its own",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -94,13 +95,19 @@ def test_a_crop_to_the_wrong_length_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("draft", ["lookup", "none"])
-def test_a_family_that_scores_single_tokens_is_left_to_transformers(draft: str) -> None:
+def test_a_family_that_scores_single_tokens_is_left_to_transformers(
+    draft: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """XLNet attends to a prompt both ways: a block of its text has other logits."""
     model: Any = build("XLNetLMHeadModel")
     reason = "single tokens a pass, so that drafts save nothing; use transformers' own generate"
-    for prepare in (foretoken.load, foretoken.attach):
+    for prepare in (foretoken.load, partial(foretoken.attach, strict=True)):
         with pytest.raises(RefusedError, match=reason):
             prepare(model, draft, runtime="transformers")
+    with caplog.at_level("INFO", "foretoken"):
+        assert foretoken.attach(model, draft, runtime="transformers") is None
+    told = caplog.records[-1].getMessage()
+    assert told.startswith("the model keeps its own generate: xlnet") and reason in told
     assert "generate" not in vars(model)
     assert model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=2).shape == (1, 10)
 
