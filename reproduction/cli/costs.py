@@ -41,7 +41,7 @@ def costs(
 
     quiet()
     params = SamplingParams(temperature, max_new_tokens=max_new_tokens)
-    spec = loading.load(target, draft, rows).prepared()
+    spec = loading.load(target, draft).prepared()
     require(spec)
     texts = [prompts.for_model(line, spec) for line in lines]
     reading = contention.read()

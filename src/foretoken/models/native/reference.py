@@ -191,7 +191,9 @@ def attention(
     """Return what the query heads `[G, D]` of one key head, scaled, at position `at`, make of keys
     and values `[positions, D]`: block after block of 128 positions, each with its own maximum."""
     begin = max(0, at - window + 1) if window else 0
-    most = total = result = None
+    most: Any = None
+    total: Any = None
+    result: Any = None
     for start in range(begin // BLOCK * BLOCK, at + 1, BLOCK):
         first, last = max(begin, start), min(at + 1, start + BLOCK)
         scores = np.zeros((len(x), last - first), np.float32)
