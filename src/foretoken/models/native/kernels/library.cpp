@@ -25,17 +25,27 @@ bool supports(unsigned of_leaf_1, unsigned ebx_of_leaf_7, unsigned ecx_of_leaf_7
 }
 #endif
 
+// What the processor has, asked once: a virtual machine takes microseconds to answer
+struct Processor {
+  bool avx2 = false, avxvnni = false, avx512 = false;
+  Processor() {
+#if defined(__x86_64__)
+    const unsigned basic = bit_AVX | bit_FMA | bit_F16C;
+    const unsigned wide = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    unsigned a, b, c, d;
+    avx2 = supports(basic, bit_AVX2, 0, 0x06);
+    avxvnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVXVNNI);
+    avx512 = avx2 && supports(basic, wide, bit_AVX512VNNI, 0xe6);
+#endif
+  }
+};
+const Processor processor;
+
 const Kernels* kernels_named(const char* name) {
 #if defined(__x86_64__)
-  const unsigned basic = bit_AVX | bit_FMA | bit_F16C;
-  const unsigned wide = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-  const bool avx2 = supports(basic, bit_AVX2, 0, 0x06);
-  const bool avx512 = avx2 && supports(basic, wide, bit_AVX512VNNI, 0xe6);
-  unsigned a, b, c, d;
-  const bool vnni = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVXVNNI);
-  if (avx512 && !strcmp(name, "avx512")) return &avx512_kernels;
-  if (avx2 && vnni && !strcmp(name, "avxvnni")) return &avxvnni_kernels;
-  if (avx2 && !strcmp(name, "avx2")) return &avx2_kernels;
+  if (processor.avx512 && !strcmp(name, "avx512")) return &avx512_kernels;
+  if (processor.avxvnni && !strcmp(name, "avxvnni")) return &avxvnni_kernels;
+  if (processor.avx2 && !strcmp(name, "avx2")) return &avx2_kernels;
 #endif
   return strcmp(name, "portable") ? nullptr : &portable_kernels;
 }
