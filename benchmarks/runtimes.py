@@ -1,16 +1,20 @@
 """Milliseconds of a model's passes on each CPU runtime and precision: by the tokens of one row, the
-text before them, the rows of a batch, and for a prompt. Runtimes take turns; medians.
+text before them, the rows of a batch, and for a prompt. Runtimes take turns; medians. The native
+decoder may be held to an instruction set; beside it stands its floor, the bytes that a pass over one
+token reads, at the pace at which this machine reads memory.
 
-Expected (two cores, 0.14B): the native decoder ahead for texts, and no dearer where the size of a
-pass changes, which costs OpenVINO 11 ms; OpenVINO ahead for prompts where there are matrix units.
+Expected (two cores, 0.14B): natively one token within 1.3 of its floor with AVX-512 and 1.4 with
+AVX2, eight tokens 1.8 and 2.6 passes; 2,048 tokens before them 1.7 times 64; 16 rows 3.5 times one.
 
-    python benchmarks/runtimes.py FILE.gguf native:int8 openvino:int8 openvino:bfloat16
+    python benchmarks/runtimes.py FILE.gguf native:int4 native:int4:avx2 openvino:int4
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import Any
@@ -19,6 +23,8 @@ import torch
 
 import foretoken
 import machine
+from foretoken.measurement.machine import bandwidth
+from foretoken.models.native.library import CHOICE
 from foretoken.timing import measure_seconds, take_turns
 
 TOKENS, PASTS, BATCHES = (1, 2, 3, 4, 6, 8, 16), (64, 512, 2048), (1, 2, 4, 8, 16, 32)
@@ -28,12 +34,17 @@ ROUNDS = 7
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
-    parser.add_argument("ways", nargs="+", help="RUNTIME:DTYPE")
+    parser.add_argument("ways", nargs="+", help="RUNTIME:DTYPE, or native:DTYPE:INSTRUCTIONS")
     asked = parser.parse_args()
     models: dict[str, Any] = {}
     for way in asked.ways:
-        runtime, dtype = way.split(":")
-        models[way] = foretoken.load(asked.target, "none", dtype=dtype, runtime=runtime).target
+        runtime, dtype, *held = way.split(":")
+        with instructions(*held):
+            models[way] = foretoken.load(asked.target, "none", dtype=dtype, runtime=runtime).target
+            models[way].start([text(8)])
+            models[way].leave([0])
+    floors = {way: floor(model) for way, model in models.items() if model.runtime == "native"}
+    print({"floors": floors}, flush=True)
     torch.set_num_threads(1)  # as in a run
     rows: list[dict[str, Any]] = []
 
@@ -56,7 +67,29 @@ def main() -> None:
     started(models, [])
     for n in (32, 200, 1000):
         note("prompt", 0, n, lambda model, n=n: prompt(model, n))
-    print(machine.save("runtimes", {"target": asked.target, "milliseconds": rows}))
+    print(
+        machine.save("runtimes", {"target": asked.target, "floors": floors, "milliseconds": rows})
+    )
+
+
+@contextmanager
+def instructions(name: str | None = None) -> Generator[None]:
+    """Hold the native decoder to an instruction set meanwhile."""
+    before = os.environ.pop(CHOICE, None)
+    try:
+        if name:
+            os.environ[CHOICE] = name
+        yield
+    finally:
+        os.environ.pop(CHOICE, None)
+        if before:
+            os.environ[CHOICE] = before
+
+
+def floor(model: Any) -> float:
+    """Milliseconds in which this machine reads what a pass over one token reads."""
+    seconds, size = bandwidth(torch.device("cpu"))
+    return round(1e3 * seconds.median * model.passes.bytes[1] / size, 2)
 
 
 def text(length: int) -> list[int]:
