@@ -100,8 +100,12 @@ INLINE void add_block(const uint8_t* p, int form, const Super& super, int zero,
     const F d = factors(p + h * size, form, super.scale);
     for (int t = 0; t < n; t++) {
       const size_t block = at + size_t(t) * blocks;
-      const int32_t z = halves == 2 ? a.z[2 * block + h] : a.z[2 * block] + a.z[2 * block + 1];
-      y[t] = fma(numbers(less(sums[h][t], zero * z)), mul(d, all(a.d[block])), y[t]);
+      Sums sum = sums[h][t];
+      if (zero) {
+        const int32_t z = halves == 2 ? a.z[2 * block + h] : a.z[2 * block] + a.z[2 * block + 1];
+        sum = less(sum, zero * z);
+      }
+      y[t] = fma(numbers(sum), mul(d, all(a.d[block])), y[t]);
     }
     if (form & OFFSETS) {
       const F m = factors(p + (halves + h) * size, form, super.offset);
