@@ -16,6 +16,7 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^make ": "it makes .venv, and its recipes are these commands, the tests and the site",
     r"^python -m reproduction report": "half an hour: test_report.py has a recipe of a tiny pair",
     r"^python -m reproduction.standins": "hours, and texts that are no part of the repository",
+    r"NOVELS": "the text is no part of the repository",
     r"-2026-": "minutes: of thousands of requests",
     r"\$PROMPTS|fleet_check": "a machine for itself",
 }

@@ -19,6 +19,7 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^foretoken transcribe ": "a model that hears: tests/e2e/test_transcribe.py",
     r"--ray ": "several processes: tests/e2e",
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
+    r"^foretoken export vllm bench": "the best draft may be ours alone: unit/cli/test_export.py",
     r"NOVELS": "the text is no part of the repository",
     r"standins digits": "minutes, and scikit-learn is an extra: test_digits.py trains small ones",
     r"^python -m reproduction report": "half an hour: test_report.py has a recipe of a tiny pair",
