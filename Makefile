@@ -104,7 +104,7 @@ prove: .venv/ready
 
 # The native decoder anew, where its sources have changed
 .venv/kernels: .venv/run $(NATIVE)/build.py $(wildcard $(NATIVE)/kernels/*)
-	$(PIP) --quiet --no-deps --editable .
+	$(PIP) --no-deps --editable .
 	touch $@
 
 .venv/ready: .venv/run | .venv/kernels

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -68,7 +69,9 @@ def main() -> None:
     for n in (32, 200, 1000):
         note("prompt", 0, n, lambda model, n=n: prompt(model, n))
     print(
-        machine.save("runtimes", {"target": asked.target, "floors": floors, "milliseconds": rows})
+        machine.save(
+            "runtimes", {"target": Path(asked.target).name, "floors": floors, "milliseconds": rows}
+        )
     )
 
 

@@ -1,5 +1,5 @@
-"""What models computed of sequences that have left, for others that begin with the same tokens:
-which belongs to which tokens, the longest prefix in common, and what gives way.
+"""A cache of what models computed of sequences that have left, for others that begin with the same
+tokens: the longest prefix in common, and what gives way.
 
 It does not know what that is: a model puts it in and copies it out.
 """
@@ -22,7 +22,7 @@ class PrefixCache:
 
     limit: None where the caller drops them. divisible: a prefix also serves sequences that begin
     with a part of its tokens, as keys and values do and states do not. release: is called with the
-    arrays of each prefix that goes. What is not bounded need not be arrays.
+    arrays of each prefix that goes. Entries need to be arrays only if there is a limit.
     """
 
     def __init__(

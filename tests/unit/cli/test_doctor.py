@@ -13,7 +13,7 @@ from torch import nn
 from console import Run, mistake
 from foretoken.measurement import machine
 from foretoken.models.native import library
-from foretoken.models.rounding import rounded
+from foretoken.models.native.packing import round_blocks
 from tiny import byte_level, folder, llama
 
 
@@ -62,7 +62,7 @@ def test_kernels_that_were_not_compiled(
     monkeypatch.setattr(machine, "READ_BYTES", 2**20)
     monkeypatch.setattr(library, "FILE", base / "kernels.so")
     library.library.cache_clear()
-    said = "the native decoder was not compiled: install a C++ compiler"
+    said = "the native decoder was not compiled: install g++"
     assert f"\nnative decoder: {said}" in console("doctor").out
     assert f"m runs on transformers: {said}" in console("doctor", base / "m").out
     asked = console("doctor", base / "m", "--runtime", "native")
@@ -88,7 +88,7 @@ def test_weights_of_four_bits_stay_so(console: Run, base: Path) -> None:
     network = llama(320, hidden_size=128, intermediate_size=128, num_hidden_layers=1)
     for part in network.model.layers.modules():
         if isinstance(part, nn.Linear):
-            blocks = rounded(part.weight.detach().numpy(), 4)
+            blocks = round_blocks(part.weight.detach().numpy(), 4)
             part.weight.data = torch.tensor(blocks.integers * blocks.scales).view_as(part.weight)
     folder(base / "blocks", network, byte_level())
     said = "its weights have four bits already, which int8 keeps: the same as in int4\n"

@@ -60,7 +60,6 @@ def test_names_and_speculation_reach_the_server(
     ((setups, options),) = served
     ((name, setup),) = setups.items()
     assert name == "target" and not setup.adapters and setup.loading["adapter"] is None
-    assert setup.loading["rows"] == setup.engine["max_rows"]
     assert options.name == "target" and options.gamma == 3
     assert setup.draft == "lookup" and setup.engine["rule"] == "block"
 

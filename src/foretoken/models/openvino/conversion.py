@@ -34,7 +34,7 @@ from foretoken.models.openvino.weights import (
 from foretoken.models.store import Convertible
 
 # Raised where the same weights become another graph: conversions kept before are made again
-CACHE_FORMAT = 6
+CACHE_FORMAT = 7
 ROUNDED = {"int8": eight_bits, "int4": four_bits}
 DTYPES = ("float32", "bfloat16", *ROUNDED)
 CACHED = {"int8": "u8"}  # dtypes of keys and values beside that of the arithmetic
