@@ -139,6 +139,7 @@ def test_families_are_computed_as_transformers_does(name: str) -> None:
     check(name)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", FEATURES)
 def test_features_are_the_same_bits_on_every_instruction_set(
     name: str, monkeypatch: pytest.MonkeyPatch

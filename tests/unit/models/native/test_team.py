@@ -134,12 +134,18 @@ def compiled() -> None:
         pytest.skip("the native decoder was not compiled")
 
 
-@pytest.mark.parametrize("script", [FORKED, TWO, CLOSED, INTERRUPTED, ENDS])
+MORE = [
+    pytest.param(script, marks=pytest.mark.prove) for script in (TWO, CLOSED, INTERRUPTED, ENDS)
+]
+
+
+@pytest.mark.parametrize("script", [FORKED, *MORE])
 def test_each_engine_has_its_bits_whatever_runs_beside_it(script: str) -> None:
     ended = run(script)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="limits bind others")
 def test_a_system_without_threads_refuses_a_pass() -> None:
     ended = run(FEW)
