@@ -346,7 +346,7 @@ def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) 
     except Unfinished:
         raise
     except RefusedError as error:
-        if folder and error.__cause__ is None:
+        if folder and not placement.taps and error.__cause__ is None:  # else a draft may be why
             remember(REFUSALS, _refusal_key(folder, dtype), str(error))
         raise
 

@@ -4,15 +4,12 @@ ordinary numbers and on the worst."""
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from foretoken.models.native import build, library, reference
+from foretoken.models.native import library, reference
 from foretoken.models.native.packing import (
     HALVES,
     KINDS,
@@ -30,24 +27,6 @@ pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]  # compiling takes half a
 EXTREMES = (0, 1e-40, -1e-42, np.inf, -np.inf, np.nan, 3e38, 1e-30)
 SLACK = np.zeros(8192, np.uint8)  # prefetches read behind the last panel
 each_set = pytest.mark.parametrize("instructions", library.SETS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The library as it is in the sources, wherever the installed one is; or as
-    `test_sanitizers.py` has compiled it."""
-    with pytest.MonkeyPatch.context() as patch:
-        given = os.environ.get("FORETOKEN_KERNELS")
-        file = Path(given or tmp_path_factory.mktemp("native") / "kernels.so")
-        try:
-            if not given:
-                build.build(file)
-        except build.BuildError as error:
-            pytest.skip(str(error))
-        patch.setattr(library, "FILE", file)
-        library.library.cache_clear()
-        yield
-    library.library.cache_clear()
 
 
 @pytest.fixture(autouse=True)

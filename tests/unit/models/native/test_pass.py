@@ -3,7 +3,7 @@ threads, however a sequence is cut into passes and whatever other rows are in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,30 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from foretoken.models.native import build, description, library, passes, reference
+from foretoken.models.native import description, library, passes, reference
 from foretoken.models.native.packing import round_blocks
 from foretoken.models.native.pages import PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
 from foretoken.models.native.reading import Linear, Norm
 from foretoken.models.native.turns import Turns
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]  # the reference takes seconds
+# the reference takes seconds
+pytestmark = [pytest.mark.cpu_only, pytest.mark.prove, pytest.mark.usefixtures("compiled")]
 WIDTH, INNER, V, HEADS, KV, D = 64, 96, 48, 4, 2, 32
 ACTIVATIONS = ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        file = tmp_path_factory.mktemp("native") / "kernels.so"
-        try:
-            build.build(file)
-        except build.BuildError as error:
-            pytest.skip(str(error))
-        patch.setattr(library, "FILE", file)
-        library.library.cache_clear()
-        yield
-    library.library.cache_clear()
 
 
 @dataclass
