@@ -8,7 +8,7 @@ over the mapped file.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from foretoken.models.blocks import Floats
 from foretoken.models.native import library
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack
+from foretoken.models.native.pages import LayerPlace
 
 if TYPE_CHECKING:  # what reads networks takes seconds to import, and kept ones do without
     from transformers import PreTrainedModel
@@ -89,7 +90,8 @@ class WeightFile:
         if any(len(x.weight) % LANES for x in linears[:-1]):  # not of full panels
             biases = [_bias(x) for x in linears] if biased else []
             whole = np.concatenate([x.weight for x in linears])
-            linears = [Linear(whole, np.concatenate(biases) if biased else None)]
+            bias = np.concatenate(biases) if biased else None
+            linears = [replace(linears[0], weight=whole, bias=bias)]
         packed = [(pack(x.weight, most, rounding=rounding), x) for x in linears]
         made: dict[str, Any] | None = None
         for _, group in reversed([(k, list(g)) for k, g in groupby(packed, _stored)]):
@@ -228,21 +230,20 @@ def _norms(part: Attention) -> int:
     return kind | part.norms_last * LAST
 
 
-def page_numbers(facts: dict[str, Any]) -> list[int]:
-    """Return the offset of each layer's keys in a page, then the size of a page, in numbers."""
-    at = [0]
-    for layer in facts["layers"]:
-        full = -(-layer["width"] // LANES) * LANES
-        at.append(at[-1] + layer["kv_heads"] * 16 * (layer["width"] + full))
-    return at
+def cached_heads(layer: dict[str, Any]) -> tuple[int, int]:
+    """Return how many heads of keys a layer has, and of which width, in full vectors."""
+    return int(layer["kv_heads"]), -(-int(layer["width"]) // LANES) * LANES
 
 
 def records(
-    facts: dict[str, Any], starts: list[int], memory: NDArray[np.uint8], threads: int, tokens: int
+    facts: dict[str, Any],
+    places: list[LayerPlace],
+    memory: NDArray[np.uint8],
+    threads: int,
+    tokens: int,
 ) -> Any:
     """Return the record of a network for the kernels, over its weights in memory and with each
-    layer's keys where `starts` says, and what must be
-    kept for as long as it is used."""
+    layer's keys and values where `places` says, and what must be kept for as long as it is used."""
     base = memory.ctypes.data
 
     def pointer(at: int | None) -> int | None:
@@ -273,7 +274,7 @@ def records(
         )
 
     layers = (library.LayerRecord * len(facts["layers"]))()
-    for record, part, keys in zip(layers, facts["layers"], starts, strict=False):
+    for record, part, place in zip(layers, facts["layers"], places, strict=True):
         fields: Any = library.LayerRecord._fields_
         for name, kind in fields:
             made = {library.NormRecord: norm, library.WeightRecord: weight}.get(kind)
@@ -283,7 +284,8 @@ def records(
                 setattr(record, name, pointer(part[name]))
             elif name in part:
                 setattr(record, name, tuple(x) if isinstance(x := part[name], list) else x)
-        record.keys, record.halved = keys, facts["halved"]
+        record.keys, record.values, record.step = place
+        record.halved = facts["halved"]
     network = library.NetworkRecord(
         width=facts["width"],
         layers=len(layers),

@@ -60,7 +60,7 @@ class LayerRecord(Structure):
         ("curve", c_float * 3),
         ("sinks", c_void_p),
         ("slopes", c_void_p),
-        ("keys", c_int64),
+        *((name, c_int64) for name in ("keys", "values", "step")),
         ("norms", c_int32),
         ("halved", c_int32),
     ]

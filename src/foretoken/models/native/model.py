@@ -40,7 +40,7 @@ class NativeModel:
         self.longest: int | None = facts.get("longest") or self.context
         self.identity: str | None = facts.get("identity")  # what its speed follows from
         self.computed: str = facts.get("computed", "float32")
-        self.pool = PagePool(passes.starts[-1], "float16" if passes.facts["halved"] else "float32")
+        self.pool = PagePool(passes.layout, "float16" if passes.facts["halved"] else "float32")
         self.rows: list[PagedRow] = []
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []

@@ -5,8 +5,9 @@ A page is written by its only user: who shares one has it copied before it is wr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +15,77 @@ from numpy.typing import NDArray
 from foretoken.models.prefixes import PrefixCache
 
 PAGE = 16  # positions
+SLAB = 32  # pages that are allocated together
+LINE = 64  # bytes that the processor loads together
 SPARE = 64  # pages that are kept for the next rows
 MOST_KEPT = 2**29  # bytes of all pages up to which cached prefixes stay, unless `reserve` says
+
+
+class LayerPlace(NamedTuple):
+    """Where a layer's keys and values lie from a page's address, in numbers."""
+
+    keys: int  # of the first head
+    values: int  # how far behind its keys
+    step: int  # how far behind them the next head's keys
+
+
+class PageLayout(NamedTuple):
+    """Where keys and values lie in a slab. A head's keys, and its values, of all pages are one
+    stretch of memory, in which the processor runs ahead; where heads differ in width a page is."""
+
+    layers: list[LayerPlace]
+    stretches: int
+    numbers: int  # of a page in a stretch
+
+
+def page_layout(heads: Sequence[tuple[int, int]]) -> PageLayout:
+    """Return where layers have the keys and values of so many heads of such a width."""
+    full = [PAGE * width for _, width in heads]
+    alike = len(set(full)) == 1
+    places, end = [], 0
+    for (count, _), numbers in zip(heads, full, strict=True):
+        apart = numbers * (SLAB if alike else 1)
+        places.append(LayerPlace(end, apart, 2 * apart))
+        end += count * 2 * apart
+    return (
+        PageLayout(places, end // (SLAB * full[0]), full[0])
+        if alike
+        else PageLayout(places, 1, end)
+    )
+
+
+class Slab:
+    """Memory of several pages, freed when none is used."""
+
+    __slots__ = ("pages", "used")
+
+    def __init__(self, layout: PageLayout, dtype: np.dtype[Any]) -> None:
+        shape = layout.stretches, SLAB, layout.numbers
+        some = np.empty(math.prod(shape) + LINE // dtype.itemsize, dtype)
+        start = -some.ctypes.data % LINE // dtype.itemsize  # no vector lies across two lines
+        memory = some[start : start + math.prod(shape)].reshape(shape)
+        self.used, self.pages = 0, [Page(self, memory[:, i]) for i in range(SLAB)]
 
 
 class Page:
     """Keys and values of 16 positions, in all layers."""
 
-    __slots__ = ("address", "numbers", "users")
+    __slots__ = ("address", "numbers", "slab", "users")
 
-    def __init__(self, numbers: NDArray[Any]) -> None:
-        self.numbers, self.address, self.users = numbers, numbers.ctypes.data, 1
+    def __init__(self, slab: Slab, numbers: NDArray[Any]) -> None:
+        self.slab, self.numbers, self.users = slab, numbers, 0
+        self.address = numbers.ctypes.data
 
 
 class PagePool:
     """Makes pages, and takes unused ones back. Cached prefixes give way where there are more than
     `capacity`: rows that run come first."""
 
-    def __init__(self, numbers: int, dtype: str = "float32") -> None:
-        self.numbers, self.dtype = numbers, np.dtype(dtype)  # of a page
-        self.bytes = numbers * self.dtype.itemsize
+    def __init__(self, layout: PageLayout, dtype: str = "float32") -> None:
+        self.layout, self.dtype = layout, np.dtype(dtype)
+        self.bytes = layout.stretches * layout.numbers * self.dtype.itemsize  # of a page
         self.capacity = MOST_KEPT // self.bytes
+        self.slabs: list[Slab] = []
         self.spare: list[Page] = []
         self.used = 0
         self.cached: PrefixCache | None = None  # rows that have left
@@ -43,8 +94,12 @@ class PagePool:
         """Return a page of one user, whose content means nothing."""
         while self.used >= self.capacity and self.cached:
             self.cached.drop_oldest()
-        page = self.spare.pop() if self.spare else Page(np.empty(self.numbers, self.dtype))
+        if not self.spare:
+            self.slabs.append(Slab(self.layout, self.dtype))
+            self.spare = self.slabs[-1].pages[::-1]
+        page = self.spare.pop()
         page.users, self.used = 1, self.used + 1
+        page.slab.used += 1
         return page
 
     def copy(self, page: Page) -> Page:
@@ -59,18 +114,24 @@ class PagePool:
             page.users -= 1
             if page.users == 0:
                 self.used -= 1
-                if len(self.spare) < SPARE:
-                    self.spare.append(page)
+                self.spare.append(page)
+                page.slab.used -= 1
+                if page.slab.used == 0 and len(self.spare) >= SPARE + SLAB:
+                    self.slabs.remove(page.slab)
+                    self.spare = [other for other in self.spare if other.slab is not page.slab]
 
     def recount(self) -> None:
-        """Count users where no row runs: what a Ctrl-C has left behind is forgotten."""
-        pages = [page for row in self.cached or () for page in row.pages]
+        """Count users where no row runs: what a Ctrl-C has left behind is spare again."""
+        pages = [page for slab in self.slabs for page in slab.pages]
         for page in pages:
             page.users = 0
-        self.used = 0
-        for page in pages:
-            self.used += page.users == 0
-            page.users += 1
+        for row in self.cached or ():
+            for page in row.pages:
+                page.users += 1
+        self.spare = [page for page in reversed(pages) if page.users == 0]
+        self.used = len(pages) - len(self.spare)
+        for slab in self.slabs:
+            slab.used = sum(page.users > 0 for page in slab.pages)
 
 
 class PagedRow:

@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.errors import RefusedError
 from foretoken.models.native import description
 from foretoken.models.native.library import OpenNetwork, PassRecord
-from foretoken.models.native.pages import PagedRow
+from foretoken.models.native.pages import PagedRow, page_layout
 from foretoken.models.native.turns import Turns
 
 MOST = 256  # tokens of a pass: bounds the memory of its states
@@ -54,7 +54,7 @@ class NativePasses:
         self.memory = np.memmap(folder / description.FILE, np.uint8, "r")
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocabulary"])
         self.columns = int(facts["head"]["outputs"])  # of the logits, in full panels
-        self.starts = description.page_numbers(facts)
+        self.layout = page_layout([description.cached_heads(layer) for layer in facts["layers"]])
         self.turns = [Turns(rope) for rope in facts["ropes"]]
         self.threads = _threads()
         self._open: OpenNetwork | None = None
@@ -83,7 +83,7 @@ class NativePasses:
             "layers": [self.facts["layers"][i] for i in layers],
             "halved": target.facts["halved"],
         }
-        self.layers, self.starts = layers, [target.starts[i] for i in layers]
+        self.layers, self.layout = layers, target.layout
         self._open = None
 
     def run(self, parts: list[RowPart], rows: int, most: int, *, shows: bool) -> PassResult:
@@ -148,9 +148,8 @@ class NativePasses:
 
     def _network(self) -> OpenNetwork:
         if self._open is None:
-            record, kept = description.records(
-                self.facts, self.starts, self.memory, self.threads, MOST
-            )
+            places = [self.layout.layers[i] for i in self.layers]
+            record, kept = description.records(self.facts, places, self.memory, self.threads, MOST)
             self._open = OpenNetwork(record, kept)
         return self._open
 

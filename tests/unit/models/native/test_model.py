@@ -216,6 +216,39 @@ def test_shared_pages_count_once(model: NativeModel) -> None:
     assert model.pool.used == 0
 
 
+def test_memory_of_unused_pages_is_freed(model: NativeModel) -> None:
+    """All but some spare pages, slab by slab; what no row has any more is spare again."""
+    pool = pages.PagePool(model.pool.layout)
+    rows = [pages.PagedRow(pool) for _ in range(8)]
+    for row in rows:
+        row.reserve(0, pages.PAGE * pages.SLAB)
+    assert len(pool.slabs) == 8 and not pool.spare
+    for row in rows[1:]:
+        row.release()
+    assert pages.SPARE <= len(pool.spare) < pages.SPARE + pages.SLAB
+    assert len(pool.slabs) * pages.SLAB == len(pool.spare) + pool.used
+    pool.recount()  # as if rows[0] had been lost
+    assert pool.used == 0 and len(pool.spare) == len(pool.slabs) * pages.SLAB
+    addresses = [page.address for slab in pool.slabs for page in slab.pages]
+    assert len(set(addresses)) == len(addresses) and not any(a % pages.LINE for a in addresses)
+
+
+def test_layers_of_any_shape_have_places_of_their_own() -> None:
+    """No two numbers of a slab lie at one place, whether heads are alike or not."""
+    for heads in ([(2, 16), (1, 16)], [(2, 16), (1, 32)]):
+        layout = pages.page_layout(heads)
+        slab = pages.Slab(layout, np.dtype("float32"))
+        first, seen = slab.pages[0].address, set[int]()
+        for page in slab.pages:
+            for (count, width), place in zip(heads, layout.layers, strict=True):
+                for head in range(count):
+                    for start in (place.keys, place.keys + place.values):
+                        at = (page.address - first) // 4 + start + head * place.step
+                        seen.update(range(at, at + pages.PAGE * width))
+        numbers = sum(2 * pages.PAGE * count * width for count, width in heads)
+        assert seen == set(range(pages.SLAB * numbers))
+
+
 def test_a_pass_without_memory_leaves_rows_as_they_were(
     model: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

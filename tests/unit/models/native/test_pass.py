@@ -299,7 +299,7 @@ def test_passes_are_as_defined(name: str, tmp_path: Path, monkeypatch: pytest.Mo
             monkeypatch.setattr(passes, "_threads", lambda count=threads: count)
             model = NativePasses(tmp_path, network.facts)
             halved = "float16" if network.facts["halved"] else "float32"
-            pool = PagePool(model.starts[-1], halved)
+            pool = PagePool(model.layout, halved)
             for cuts in ([], [1, 2, 5, 13, 100, 101, 140, 179], [128, 170, 178]):
                 logits = run(model, pool, cuts, sequence)
                 same = logits.view(np.int32) == expected.view(np.int32)

@@ -18,9 +18,6 @@ INLINE F stored(const float* p) { return load(p); }
 INLINE F stored(const uint16_t* p) { return from_half(p); }
 
 static inline int whole_vectors(int n) { return (n + LANES - 1) / LANES * LANES; }
-static inline size_t page_of_head(int width) {  // numbers of one head's keys and values
-  return size_t(PAGE) * (width + whole_vectors(width));
-}
 
 // A part in memory: its maximum, its sum, then from number LANES on the weighted sums of values
 static inline size_t part_floats(int width) { return LANES + whole_vectors(width); }
@@ -70,24 +67,22 @@ struct Query {
   float* part;
 };
 
-// The scores of n queries with `count` pages of keys from page `page` on, of those up to page `end`
+// The scores of n queries with `count` pages of keys from page `page` on. Pages lie anywhere,
+// no processor foresees the next one: with each key the value at its place is fetched, and with each value the key
+// of the next block
 template <class T, int n, int count>
 INLINE void scores_of_pages(const Layer& layer, T* const* pages, size_t keys, int start,
-                            const Query* queries, int page, int end, float* scores) {
+                            const Query* queries, int page, float* scores) {
   F y[count][n];
-  const T *k[count], *next[count];
+  const T* k[count];
   const int width = layer.width;
   for (int p = 0; p < count; p++) {
     k[p] = pages[page + p] + keys;
-    next[p] = pages[page + count + p < end ? page + count + p : page + p] + keys;
     for (int i = 0; i < n; i++) y[p][i] = all(0.0f);
   }
   for (int d = 0; d < width; d++)
     for (int p = 0; p < count; p++) {
-      if (sizeof(T) == sizeof(float) || d % 2 == 0) {  // pages lie anywhere: no processor foresees the next
-        prefetch(next[p] + size_t(d) * PAGE);
-        prefetch(k[p] + size_t(width + d) * PAGE);  // values
-      }
+      if (sizeof(T) == sizeof(float) || d % 2 == 0) prefetch(k[p] + layer.values + size_t(d) * PAGE);
       const F each = stored(k[p] + size_t(d) * PAGE);
       for (int i = 0; i < n; i++) y[p][i] = fma(all(queries[i].x[d]), each, y[p][i]);
     }
@@ -111,9 +106,9 @@ INLINE void scores_of(const Layer& layer, T* const* pages, size_t keys, int star
   int page = first / PAGE;
   const int end = (last + PAGE - 1) / PAGE;
   for (; page + PAGES <= end; page += PAGES)
-    scores_of_pages<T, n, PAGES>(layer, pages, keys, start, queries, page, end, scores);
+    scores_of_pages<T, n, PAGES>(layer, pages, keys, start, queries, page, scores);
   for (; page < end; page++)
-    scores_of_pages<T, n, 1>(layer, pages, keys, start, queries, page, end, scores);
+    scores_of_pages<T, n, 1>(layer, pages, keys, start, queries, page, scores);
 }
 
 // Weights in place of the scores, and the part's maximum and sum
@@ -137,15 +132,19 @@ static void weigh(const Query& query, int start, float* scores) {
 
 // Add the weighted values of positions `first` up to `last`: `columns` vectors from number `column` on
 template <class T, int n, int columns>
-INLINE void values_of(int stride, T* const* pages, size_t values, int start, const Query* queries,
-                      int first, int last, const float* scores, int column) {
+INLINE void values_of(int stride, T* const* pages, int there, size_t keys, size_t values, int start,
+                      const Query* queries, int first, int last, const float* scores, int column) {
   F y[n][columns];
   for (int i = 0; i < n; i++)
     for (int c = 0; c < columns; c++) y[i][c] = load(queries[i].part + LANES + column + c * LANES);
   for (int j = first; j < last;) {
-    const T* v = pages[j / PAGE] + values + size_t(j % PAGE) * stride + column;
+    const size_t from = size_t(j % PAGE) * stride + column;
+    const int later = j / PAGE + BLOCK / PAGE;
+    const T* v = pages[j / PAGE] + values + from;
+    const T* next = pages[later < there ? later : j / PAGE] + keys + from;
     const int end = (j / PAGE + 1) * PAGE < last ? (j / PAGE + 1) * PAGE : last;
-    for (; j < end; j++, v += stride) {
+    for (; j < end; j++, v += stride, next += stride) {
+      for (int c = 0; c < columns * LANES; c += 64 / int(sizeof(T))) prefetch(next + c);
       F each[columns];
       for (int c = 0; c < columns; c++) each[c] = stored(v + c * LANES);
       for (int i = 0; i < n; i++) {
@@ -160,29 +159,29 @@ INLINE void values_of(int stride, T* const* pages, size_t values, int start, con
 }
 
 template <class T, int n>
-INLINE void all_values(int stride, T* const* pages, size_t values, int start, const Query* queries,
-                       int first, int last, const float* scores) {
+INLINE void all_values(int stride, T* const* pages, int there, size_t keys, size_t values, int start,
+                       const Query* queries, int first, int last, const float* scores) {
   if (first >= last) return;
   int column = 0;
   for (; column + COLUMNS * LANES <= stride; column += COLUMNS * LANES)
-    values_of<T, n, COLUMNS>(stride, pages, values, start, queries, first, last, scores, column);
+    values_of<T, n, COLUMNS>(stride, pages, there, keys, values, start, queries, first, last, scores, column);
   for (; column < stride; column += LANES)
-    values_of<T, n, 1>(stride, pages, values, start, queries, first, last, scores, column);
+    values_of<T, n, 1>(stride, pages, there, keys, values, start, queries, first, last, scores, column);
 }
 
 template <class T>
-static __attribute__((noinline)) void values_of_one(int stride, T* const* pages, size_t values, int start,
-                                                    const Query& query, int first, int last,
-                                                    const float* scores) {
-  all_values<T, 1>(stride, pages, values, start, &query, first, last, scores);
+static __attribute__((noinline)) void values_of_one(int stride, T* const* pages, int there, size_t keys,
+                                                    size_t values, int start, const Query& query, int first,
+                                                    int last, const float* scores) {
+  all_values<T, 1>(stride, pages, there, keys, values, start, &query, first, last, scores);
 }
 
 template <class T, int n>
-static __attribute__((noinline)) void attend_some(const Layer& layer, T* const* pages, size_t keys, int start,
-                                                  const Query* queries) {
+static __attribute__((noinline)) void attend_some(const Layer& layer, T* const* pages, int there, size_t keys,
+                                                  int start, const Query* queries) {
   float scores[n * BLOCK];
   const int stride = whole_vectors(layer.width);
-  const size_t values = keys + size_t(PAGE) * layer.width;
+  const size_t values = keys + layer.values;
   // from `first` to `last` any of them attends, from `from` to `to` all do
   int first = queries[0].first, last = queries[0].last, from = first, to = last;
   for (int i = 1; i < n; i++) {
@@ -198,35 +197,35 @@ static __attribute__((noinline)) void attend_some(const Layer& layer, T* const* 
     weigh(q, start, scores + i * BLOCK);
     for (int c = 0; c < stride; c += LANES) store(q.part + LANES + c, all(0.0f));
     const int before = from < q.first ? q.first : from;
-    values_of_one<T>(stride, pages, values, start, q, q.first, before, scores + i * BLOCK);
+    values_of_one<T>(stride, pages, there, keys, values, start, q, q.first, before, scores + i * BLOCK);
   }
   // A position that not all attend to is left out, not given the weight 0: its values may be infinite
-  all_values<T, n>(stride, pages, values, start, queries, from, to, scores);
+  all_values<T, n>(stride, pages, there, keys, values, start, queries, from, to, scores);
   for (int i = 0; i < n; i++) {
     const Query& q = queries[i];
     const int after = to > q.first ? to : q.first;
-    values_of_one<T>(stride, pages, values, start, q, after, q.last, scores + i * BLOCK);
+    values_of_one<T>(stride, pages, there, keys, values, start, q, after, q.last, scores + i * BLOCK);
   }
 }
 
 template <class T, int n>
-static void attend_up_to(const Layer& layer, T* const* pages, size_t keys, int start,
+static void attend_up_to(const Layer& layer, T* const* pages, int there, size_t keys, int start,
                          const Query* queries, int count) {
   if constexpr (n > 1)
-    if (count < n) return attend_up_to<T, n - 1>(layer, pages, keys, start, queries, count);
-  attend_some<T, n>(layer, pages, keys, start, queries);
+    if (count < n) return attend_up_to<T, n - 1>(layer, pages, there, keys, start, queries, count);
+  attend_some<T, n>(layer, pages, there, keys, start, queries);
 }
 
-// The parts of `count` queries, of one block that all of them reach
-static void attend(const Layer& layer, void* const* pages, size_t keys, int start,
+// The parts of `count` queries, of one block that all of them reach; `there`: pages of the row
+static void attend(const Layer& layer, void* const* pages, int there, size_t keys, int start,
                    const Query* queries, int count) {
   // as evenly as it goes: one query alone reads all keys for itself
   for (int left = (count + QUERIES - 1) / QUERIES; left; left--) {
     const int n = (count + left - 1) / left;
     if (layer.halved)
-      attend_up_to<uint16_t, QUERIES>(layer, (uint16_t* const*)pages, keys, start, queries, n);
+      attend_up_to<uint16_t, QUERIES>(layer, (uint16_t* const*)pages, there, keys, start, queries, n);
     else
-      attend_up_to<float, QUERIES>(layer, (float* const*)pages, keys, start, queries, n);
+      attend_up_to<float, QUERIES>(layer, (float* const*)pages, there, keys, start, queries, n);
     count -= n;
     queries += n;
   }

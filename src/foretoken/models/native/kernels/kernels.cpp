@@ -43,14 +43,13 @@ bool allot(T** to, size_t count) {
 bool allot_states(States* a, size_t tokens, int n) {
   *a = States();
   a->stride = n;
-  *a = view(*a, n);
-  const size_t numbers = tokens * a->stride, blocks = numbers / BLOCK_OF_WEIGHTS;
-  return allot(&a->x, numbers + LANES) && allot(&a->q, numbers) && allot(&a->d, blocks) &&
-         allot(&a->s, blocks) && allot(&a->z, 2 * blocks);
+  *a = view(*a, n, int(tokens));
+  const size_t numbers = tokens * a->stride;
+  return allot(&a->x, numbers + LANES) && allot(&a->rounded, numbers / BLOCK_OF_WEIGHTS);
 }
 
 void free_states(States* a) {
-  for (void* each : {(void*)a->x, (void*)a->q, (void*)a->d, (void*)a->s, (void*)a->z}) free(each);
+  for (void* each : {(void*)a->x, (void*)a->rounded}) free(each);
 }
 
 size_t scratch_of(const Network& net) {
@@ -164,11 +163,18 @@ void try_round(const float* x, int tokens, int n, int8_t* q, float* d, float* s,
   const Exact exact;
   States a = states_of(x, tokens, n);
   for (int t = 0; t < tokens; t++) round_states(a, t, 0, a.stride);
-  const size_t numbers = size_t(tokens) * a.stride, blocks = numbers / BLOCK_OF_WEIGHTS;
-  memcpy(q, a.q, numbers);
-  memcpy(d, a.d, blocks * sizeof(float));
-  memcpy(s, a.s, blocks * sizeof(float));
-  memcpy(z, a.z, 2 * blocks * sizeof(int32_t));
+  const int blocks = a.stride / BLOCK_OF_WEIGHTS;
+  for (int t = 0; t < tokens; t++) {
+    const int begin = t / TILE * TILE, size = tokens - begin < TILE ? tokens - begin : TILE;
+    for (int b = 0; b < blocks; b++, q += BLOCK_OF_WEIGHTS, z += 2) {
+      const Rounded& block = tile_of(a, begin)[b * size + t - begin];
+      memcpy(q, block.q, BLOCK_OF_WEIGHTS);
+      *d++ = block.d;
+      *s++ = block.s;
+      z[0] = (block.all - block.second) / -8;
+      z[1] = block.second / -8;
+    }
+  }
   free_states(&a);
 }
 
@@ -176,7 +182,7 @@ void try_product(const Weight& w, const float* x, int tokens, float* y) {
   const Exact exact;
   States a = states_of(x, tokens, w.inputs);
   for (int t = 0; t < tokens && rounded(w); t++) round_states(a, t, 0, a.stride);
-  product(w, a, tokens, 0, w.outputs / LANES,
+  product(w, a, 0, w.outputs / LANES,
           [&](int g, int t, F v) { store(y + size_t(t) * w.outputs + g * LANES, v); });
   free_states(&a);
 }

@@ -64,7 +64,9 @@ struct Layer {
   float curve[3];       // of XIELU: of squares above zero, of exponentials below, and of x
   const float* sinks;   // `heads` floats, or null
   const float* slopes;  // of ALiBi, `heads` floats, or null
-  int64_t keys;         // where this layer's keys begin in a page, in numbers; values lie behind them
+  // where the first head's keys lie from a page's address, how far behind them its values, and how far the next
+  // head's keys: in numbers
+  int64_t keys, values, step;
   int32_t norms;        // of queries and keys: flags
   int32_t halved;       // 1: keys and values are stored in float16, 0: in float32
 };

@@ -27,8 +27,9 @@ struct Running {
 
 static inline bool any_rounded(const Weight& a, const Weight& b) { return rounded(a) || rounded(b); }
 
-static inline States view(const States& a, int n) {  // of rows of n numbers
+static inline States view(const States& a, int n, int tokens) {  // of rows of n numbers
   States b = a;
+  b.tokens = tokens;
   b.stride = (n + BLOCK_OF_WEIGHTS - 1) / BLOCK_OF_WEIGHTS * BLOCK_OF_WEIGHTS;
   return b;
 }
@@ -55,7 +56,7 @@ static void clear_behind(const States& a, int token, int n) {
 static States normed(Running& r, Team& team, int me, const Norm& norm, const float* x, int tokens,
                      bool round, const States& own, const States& shared) {
   const int n = r.net.width, stride = whole_vectors(n);
-  return prepared(team, me, tokens, view(own, n), view(shared, n), [&](const States& a, int t) {
+  return prepared(team, me, tokens, view(own, n, tokens), view(shared, n, tokens), [&](const States& a, int t) {
     float* y = a.x + size_t(t) * a.stride;
     if (norm.weight)
       normalize(norm, x + size_t(t) * stride, y, n);
@@ -106,8 +107,7 @@ static void write_keys(const Layer& layer, void* page, size_t keys, int place, c
   write_head(layer, page, keys + place, PAGE, head);
 }
 static void write_values(const Layer& layer, void* page, size_t keys, int place, const float* head) {
-  const size_t values = keys + size_t(PAGE) * layer.width;
-  write_head(layer, page, values + size_t(place) * whole_vectors(layer.width), 1, head);
+  write_head(layer, page, keys + layer.values + size_t(place) * whole_vectors(layer.width), 1, head);
 }
 
 static int row_of(const Pass& pass, int token) {
@@ -133,7 +133,7 @@ static void place_head(Running& r, const Layer& layer, int row, int t, int h, fl
     for (int d = 0; d < D; d++) to[d] = x[d] * layer.scale;
     return;
   }
-  const size_t keys = layer.keys + (key ? kv : kv - layer.kv_heads) * page_of_head(D);
+  const size_t keys = layer.keys + (key ? kv : kv - layer.kv_heads) * layer.step;
   void* page = r.pass.pages[row][r.pass.at[t] / PAGE];
   if (key)
     write_keys(layer, page, keys, r.pass.at[t] % PAGE, x);
@@ -173,7 +173,7 @@ static void project(Running& r, Team& team, int me, const Layer& layer, const St
   for (int first, last; team.take(me, (heads + group - 1) / group, 1, &first, &last);)
     for (int piece = first; piece < last; piece++) {
       const int from = piece * panels, all_panels = layer.qkv.outputs / LANES;
-      product(layer.qkv, a, pass.tokens, from, from + panels < all_panels ? from + panels : all_panels,
+      product(layer.qkv, a, from, from + panels < all_panels ? from + panels : all_panels,
               [&](int g, int t, F y) {
                 if (layer.clip != 0.0f) y = least(all(layer.clip), most(all(-layer.clip), y));
                 store(out + size_t(t) * width + (g - from) * LANES, y);
@@ -225,7 +225,7 @@ static int queries_in(const Running& r, const Layer& layer, int kv, int t0, int 
 
 static float* result_of(const Running& r, const Layer& layer, int token, int head) {
   const States& to = r.work.attended;
-  return to.x + size_t(token) * view(to, layer.heads * layer.width).stride + head * layer.width;
+  return to.x + size_t(token) * view(to, layer.heads * layer.width, r.pass.tokens).stride + head * layer.width;
 }
 
 // Attention of a few tokens of one key head, block after block
@@ -235,11 +235,11 @@ static void attend_along(Running& r, int me, const Layer& layer, int row, int kv
   float *joined = r.work.scratch[me], *parts = joined + size_t(n) * part;
   Query queries[TOKENS * 128];
   bool begun[TOKENS * 128] = {};
-  const int blocks = blocks_of(r.pass.at[t1 - 1]);
+  const int blocks = blocks_of(r.pass.at[t1 - 1]), there = r.pass.at[t1 - 1] / PAGE + 1;
   for (int block = first_of(layer, r.pass.at[t0]) / BLOCK; block < blocks; block++) {
     const int count = queries_in(r, layer, kv, t0, t1, block, parts, part, queries);
-    const size_t keys = layer.keys + kv * page_of_head(layer.width);
-    attend(layer, r.pass.pages[row], keys, block * BLOCK, queries, count);
+    const size_t keys = layer.keys + kv * layer.step;
+    attend(layer, r.pass.pages[row], there, keys, block * BLOCK, queries, count);
     for (int i = 0; i < count; i++) {
       const size_t which = size_t(queries[i].part - parts) / part;
       float* to = joined + which * part;
@@ -268,7 +268,7 @@ static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
   if (divided(r, layer, team.size)) {
     const int group = layer.heads / layer.kv_heads, n = pass.tokens * group;
     const int skipped = first_of(layer, pass.at[0]) / BLOCK;
-    const int blocks = blocks_of(pass.at[pass.tokens - 1]) - skipped;
+    const int last = pass.at[pass.tokens - 1], blocks = blocks_of(last) - skipped, there = last / PAGE + 1;
     const size_t part = part_floats(layer.width);
     Query queries[TOKENS * 128];
     for (int first, last; team.take(me, layer.kv_heads * blocks, 1, &first, &last);) {
@@ -276,7 +276,7 @@ static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
       float* parts = r.work.parts + size_t(first) * n * part;
       const int count =
           queries_in(r, layer, kv, 0, pass.tokens, skipped + block, parts, part, queries);
-      attend(layer, pass.pages[0], layer.keys + kv * page_of_head(layer.width),
+      attend(layer, pass.pages[0], there, layer.keys + kv * layer.step,
              (skipped + block) * BLOCK, queries, count);
     }
     team.meet();
@@ -322,7 +322,7 @@ static void added(Running& r, Team& team, int me, const Layer& layer, const Norm
   const int stride = whole_vectors(r.net.width), tokens = r.pass.tokens;
   const F factor = all(layer.residual);
   for (int first, last; team.take(me, w.outputs / LANES, PANELS, &first, &last);)
-    product(w, a, tokens, first, last, [&](int g, int t, F y) {
+    product(w, a, first, last, [&](int g, int t, F y) {
       float* x = r.work.x + size_t(t) * stride + g * LANES;
       if (norm.weight)
         store(r.work.after + size_t(t) * stride + g * LANES, y);
@@ -342,7 +342,7 @@ static void added(Running& r, Team& team, int me, const Layer& layer, const Norm
 }
 
 static void gate(Running& r, Team& team, int me, const Layer& layer, const States& a) {
-  const States inner = view(r.work.inner, layer.up.outputs);
+  const States inner = view(r.work.inner, layer.up.outputs, r.pass.tokens);
   const int tokens = r.pass.tokens;
   const bool round = rounded(layer.down);
   float* gates = r.work.scratch[me];
@@ -352,10 +352,10 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
       const int from = 2 * pair, panels = layer.up.outputs / LANES;
       const int to = from + 2 < panels ? from + 2 : panels;
       if (layer.gate.panels)
-        product(layer.gate, a, tokens, from, to, [&](int g, int t, F y) {
+        product(layer.gate, a, from, to, [&](int g, int t, F y) {
           store(gates + (size_t(t) * 2 + g - from) * LANES, activated(layer.activation, layer.curve, y));
         });
-      product(layer.up, a, tokens, from, to, [&](int g, int t, F y) {
+      product(layer.up, a, from, to, [&](int g, int t, F y) {
         if (layer.gate.panels)
           y = mul(load(gates + (size_t(t) * 2 + g - from) * LANES), y);
         else
@@ -390,8 +390,8 @@ static void layer_of(Running& r, Team& team, int me, int number) {
   const int n = layer.heads * layer.width;
   const States attended =
       !apart && !round
-          ? view(w.attended, n)
-          : prepared(team, me, tokens, view(w.own_attended[me], n), view(w.attended, n),
+          ? view(w.attended, n, tokens)
+          : prepared(team, me, tokens, view(w.own_attended[me], n, tokens), view(w.attended, n, tokens),
                      [&](const States& to, int t) {
                        if (apart)
                          join_blocks(r, layer, t, to);
@@ -406,7 +406,7 @@ static void layer_of(Running& r, Team& team, int me, int number) {
     mlp = normed(r, team, me, layer.before_mlp, w.x, tokens, any_rounded(first, layer.up), w.own[me],
                  w.shared);
   gate(r, team, me, layer, mlp);
-  added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs));
+  added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs, tokens));
   if (layer.factor == 1.0f) return;
   const int stride = whole_vectors(r.net.width);
   for (int first, last; team.take(me, tokens, TOKENS, &first, &last);)
@@ -455,7 +455,7 @@ static void read_out(Running& r, Team& team, int me) {
              size_t(net.width) * sizeof(float));
   if (pass.logits)
     for (int first, last; team.take(me, net.vocabulary / LANES, 2 * PANELS, &first, &last);)
-      product(net.head, a, pass.needed, first, last, [&](int g, int t, F y) {
+      product(net.head, a, first, last, [&](int g, int t, F y) {
         if (net.logit_factor != 1.0f) y = mul(y, all(net.logit_factor));
         if (net.logit_cap != 0.0f) y = capped(y, net.logit_cap);
         store(pass.logits + size_t(pass.place[t]) * net.vocabulary + g * LANES, y);

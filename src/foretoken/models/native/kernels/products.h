@@ -91,55 +91,57 @@ struct Super {  // what the factors of a super-block are multiples of
   F scale, offset;
 };
 
+// Where integer sums begin: weights are stored with their zero added, or as they are where they have offsets
+template <int kind, bool offsets, int halves, int n>
+INLINE void begin_sums(const Rounded* x, Sums (*sums)[n]) {
+  constexpr int eighths = zero_of(kind, 0) / 8;
+  for (int h = 0; h < halves; h++)
+    for (int t = 0; t < n; t++)
+      if (offsets)
+        sums[h][t] = integers(0, 1);
+      else
+        sums[h][t] = integers(halves == 1 ? x[t].all : h ? x[t].second : x[t].all - x[t].second, eighths);
+}
+
 // The integer sums of a block become numbers: in halves or as one
-template <int halves, int n>
-INLINE void add_block(const uint8_t* p, int form, const Super& super, int zero,
-                             const States& a, size_t at, int blocks, const Sums (*sums)[n], F* y) {
+template <bool offsets, int halves, int n>
+INLINE void add_block(const uint8_t* p, int form, const Super& super, const Rounded* x,
+                      const Sums (*sums)[n], F* y) {
   const int size = factor_bytes(form);
   for (int h = 0; h < halves; h++) {
     const F d = factors(p + h * size, form, super.scale);
-    for (int t = 0; t < n; t++) {
-      const size_t block = at + size_t(t) * blocks;
-      Sums sum = sums[h][t];
-      if (zero) {
-        const int32_t z = halves == 2 ? a.z[2 * block + h] : a.z[2 * block] + a.z[2 * block + 1];
-        sum = less(sum, zero * z);
-      }
-      y[t] = fma(numbers(sum), mul(d, all(a.d[block])), y[t]);
-    }
-    if (form & OFFSETS) {
+    for (int t = 0; t < n; t++) y[t] = fma(numbers(sums[h][t]), mul(d, all(x[t].d)), y[t]);
+    if (offsets) {
       const F m = factors(p + (halves + h) * size, form, super.offset);
       for (int t = 0; t < n; t++) {
-        const size_t block = at + size_t(t) * blocks;
-        const float s =
-            halves == 2 ? a.d[block] * float(a.z[2 * block + h]) : a.s[block];
-        y[t] = fma(m, all(s), y[t]);
+        const int32_t sum = h ? x[t].second : x[t].all - x[t].second;
+        y[t] = fma(m, all(halves == 2 ? x[t].d * (float(sum) * -0.125f) : x[t].s), y[t]);
       }
     }
   }
 }
 
 // A panel times n tokens
-template <int kind, int halves, int n>
+template <int kind, bool offsets, int halves, int n>
 INLINE void integer_panel(const uint8_t* p, const Weight& w, const States& a, int token,
                                  F* out) {
   F y[n];
   for (int t = 0; t < n; t++) y[t] = all(0.0f);
   const int blocks = (w.inputs + BLOCK_OF_WEIGHTS - 1) / BLOCK_OF_WEIGHTS, form = w.form;
-  const int zero = zero_of(kind, form), bytes = block_bytes(kind, form);
-  const int8_t* q = a.q + size_t(token) * a.stride;
+  const int bytes = block_bytes(kind, form);
+  const Rounded* x = tile_of(a, token);
   Super super = {all(0.0f), all(0.0f)};
-  for (int b = 0; b < blocks; b++, p += bytes) {
+  for (int b = 0; b < blocks; b++, p += bytes, x += n) {
     if (form & SUPER && b % BLOCKS_OF_SUPER == 0) {
       super.scale = from_half((const uint16_t*)p);
-      if (form & OFFSETS) super.offset = from_half((const uint16_t*)p + LANES);
+      if (offsets) super.offset = from_half((const uint16_t*)p + LANES);
       p += super_bytes(form);
     }
     for (int ahead = 0; ahead < bytes; ahead += 64) prefetch(p + 1344 + ahead);
     Sums sums[halves][n];
-    block_sums<kind, halves, n>(p + bytes - integer_bytes(kind), q + b * BLOCK_OF_WEIGHTS, a.stride,
-                                sums);
-    add_block<halves, n>(p, form, super, zero, a, size_t(token) * blocks + b, blocks, sums, y);
+    begin_sums<kind, offsets, halves, n>(x, sums);
+    add_products<kind, halves, n>(p + bytes - integer_bytes(kind), x, sums);
+    add_block<offsets, halves, n>(p, form, super, x, sums, y);
   }
   for (int t = 0; t < n; t++) out[t] = y[t];
 }
@@ -149,23 +151,27 @@ template <int kind, int n>
 static __attribute__((noinline)) void tile(const uint8_t* p, const Weight& w, const States& a, int token, F* out) {
   if constexpr (kind < INT8)
     float_panels<kind, n, 1>(p, 0, w.inputs, a, token, out);
+  else if (w.form & HALVES && w.form & OFFSETS)
+    integer_panel<kind, true, 2, n>(p, w, a, token, out);
   else if (w.form & HALVES)
-    integer_panel<kind, 2, n>(p, w, a, token, out);
+    integer_panel<kind, false, 2, n>(p, w, a, token, out);
+  else if (w.form & OFFSETS)
+    integer_panel<kind, true, 1, n>(p, w, a, token, out);
   else
-    integer_panel<kind, 1, n>(p, w, a, token, out);
+    integer_panel<kind, false, 1, n>(p, w, a, token, out);
 }
 
 template <int kind, int n>
-INLINE void tile_of(int count, const uint8_t* p, const Weight& w, const States& a, int token,
+INLINE void tile_up_to(int count, const uint8_t* p, const Weight& w, const States& a, int token,
                            F* out) {
   if constexpr (n > 1)
-    if (count < n) return tile_of<kind, n - 1>(count, p, w, a, token, out);
+    if (count < n) return tile_up_to<kind, n - 1>(count, p, w, a, token, out);
   tile<kind, n>(p, w, a, token, out);
 }
 
 template <int kind, class Done>
-static void panels_of(const Weight& w, const States& a, int tokens, int first, int last,
-                      const Done& done) {
+static void panels_of(const Weight& w, const States& a, int first, int last, const Done& done) {
+  const int tokens = a.tokens;
   const size_t bytes = panel_bytes(w);
   F y[2 * TILE];
   int g = first;
@@ -177,15 +183,14 @@ static void panels_of(const Weight& w, const States& a, int tokens, int first, i
   for (; g < last; g++)
     for (int t = 0; t < tokens; t += TILE) {
       const int n = tokens - t < TILE ? tokens - t : TILE;
-      tile_of<kind, TILE>(n, w.panels + g * bytes, w, a, t, y);
+      tile_up_to<kind, TILE>(n, w.panels + g * bytes, w, a, t, y);
       for (int i = 0; i < n; i++) done(g, t + i, y[i]);
     }
 }
 
 // Panels `first` up to `last` of w times all tokens of `a`: done(panel, token, 16 outputs, bias included)
 template <class Done>
-static void product(const Weight& w, const States& a, int tokens, int first, int last,
-                    const Done& done) {
+static void product(const Weight& w, const States& a, int first, int last, const Done& done) {
   int begin = 0;  // of a part
   for (const Weight* part = &w; part && begin < last; part = part->rest) {
     const int panels = (part->outputs - (part->rest ? part->rest->outputs : 0)) / LANES;
@@ -195,14 +200,14 @@ static void product(const Weight& w, const States& a, int tokens, int first, int
       done(begin + g, t, part->bias ? add(y, load(part->bias + g * LANES)) : y);
     };
     switch (part->kind) {
-      case FLOAT32: panels_of<FLOAT32>(*part, a, tokens, from, to, biased); break;
-      case BFLOAT16: panels_of<BFLOAT16>(*part, a, tokens, from, to, biased); break;
-      case FLOAT16: panels_of<FLOAT16>(*part, a, tokens, from, to, biased); break;
-      case INT8: panels_of<INT8>(*part, a, tokens, from, to, biased); break;
-      case INT6: panels_of<INT6>(*part, a, tokens, from, to, biased); break;
-      case INT5: panels_of<INT5>(*part, a, tokens, from, to, biased); break;
-      case CODE4: panels_of<CODE4>(*part, a, tokens, from, to, biased); break;
-      default: panels_of<INT4>(*part, a, tokens, from, to, biased);
+      case FLOAT32: panels_of<FLOAT32>(*part, a, from, to, biased); break;
+      case BFLOAT16: panels_of<BFLOAT16>(*part, a, from, to, biased); break;
+      case FLOAT16: panels_of<FLOAT16>(*part, a, from, to, biased); break;
+      case INT8: panels_of<INT8>(*part, a, from, to, biased); break;
+      case INT6: panels_of<INT6>(*part, a, from, to, biased); break;
+      case INT5: panels_of<INT5>(*part, a, from, to, biased); break;
+      case CODE4: panels_of<CODE4>(*part, a, from, to, biased); break;
+      default: panels_of<INT4>(*part, a, from, to, biased);
     }
     begin += panels;
   }

@@ -3,15 +3,13 @@
 // bytes and adds in 32 bits.
 #pragma once
 
-enum { TILE = 4 };  // more tokens spill registers
-
 struct Sums {  // of 16 outputs
   __m256i a, b;
 };
 
-INLINE Sums less(Sums x, int32_t y) {
-  const __m256i all = _mm256_set1_epi32(y);
-  return {_mm256_sub_epi32(x.a, all), _mm256_sub_epi32(x.b, all)};
+INLINE Sums integers(int32_t x, int times) {
+  const __m256i y = _mm256_mullo_epi32(_mm256_set1_epi32(x), _mm256_set1_epi32(times));
+  return {y, y};
 }
 INLINE F numbers(Sums x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
@@ -43,14 +41,26 @@ INLINE __m256i four_bytes(const int8_t* q) { return _mm256_set1_epi32(*(const in
 #if defined(FORETOKEN_AVXVNNI)
 
 template <int kind, int halves, int n, int k>
-INLINE void add_products(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
+INLINE void add_four(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
   const __m256i u = weights_of<kind, ALL, k>(p), v = weights_of<kind, ALL, k>(p + 32);
   Sums* to = sums[k / 4 % halves];
   for (int t = 0; t < n; t++) {
-    const __m256i x = four_bytes(q + size_t(t) * stride + k * 4);
-    to[t].a = _mm256_dpbusd_avx_epi32(to[t].a, u, x);
-    to[t].b = _mm256_dpbusd_avx_epi32(to[t].b, v, x);
+    const __m256i four = four_bytes(x[t].q + k * 4);
+    to[t].a = _mm256_dpbusd_avx_epi32(to[t].a, u, four);
+    to[t].b = _mm256_dpbusd_avx_epi32(to[t].b, v, four);
   }
+}
+
+template <int kind, int halves, int n>
+INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
+  add_four<kind, halves, n, 0>(p, x, sums);
+  add_four<kind, halves, n, 1>(p, x, sums);
+  add_four<kind, halves, n, 2>(p, x, sums);
+  add_four<kind, halves, n, 3>(p, x, sums);
+  add_four<kind, halves, n, 4>(p, x, sums);
+  add_four<kind, halves, n, 5>(p, x, sums);
+  add_four<kind, halves, n, 6>(p, x, sums);
+  add_four<kind, halves, n, 7>(p, x, sums);
 }
 
 #else
@@ -61,65 +71,47 @@ INLINE __m256i in_order(__m256i x) {
   return x;
 }
 
-template <int n>
-struct ShortSums {  // in 16 bits
-  __m256i a[n], b[n];
-};
-
+// Sums of weights 4 k up to 4 k + 4 in 16 bits, then in 32
 template <int kind, int part, int halves, int n, int k>
-INLINE void add_short(const uint8_t* p, const int8_t* q, int stride, ShortSums<n>& some,
-                      Sums (*sums)[n]) {
+INLINE void add_four(const uint8_t* p, const Rounded* x, Sums* some, Sums (*sums)[n]) {
   constexpr int fit = kind == INT6 ? 2 : kind == INT5 || halves == 2 ? 4 : 8;
   const __m256i u = weights_of<kind, part, k>(p), v = weights_of<kind, part, k>(p + 32);
   for (int t = 0; t < n; t++) {
-    const __m256i x = four_bytes(q + size_t(t) * stride + k * 4);
-    const __m256i a = _mm256_maddubs_epi16(u, x), b = _mm256_maddubs_epi16(v, x);
-    some.a[t] = k % fit ? in_order(_mm256_add_epi16(some.a[t], a)) : a;
-    some.b[t] = k % fit ? in_order(_mm256_add_epi16(some.b[t], b)) : b;
+    const __m256i four = four_bytes(x[t].q + k * 4);
+    const __m256i a = _mm256_maddubs_epi16(u, four), b = _mm256_maddubs_epi16(v, four);
+    some[t].a = k % fit ? in_order(_mm256_add_epi16(some[t].a, a)) : a;
+    some[t].b = k % fit ? in_order(_mm256_add_epi16(some[t].b, b)) : b;
   }
   if (k % fit != fit - 1) return;
   const __m256i factor = _mm256_set1_epi16(part == UPPER ? 16 : 1);
   for (int t = 0; t < n; t++) {
     Sums& to = sums[k / 4 % halves][t];
-    to.a = _mm256_add_epi32(to.a, _mm256_madd_epi16(some.a[t], factor));
-    to.b = _mm256_add_epi32(to.b, _mm256_madd_epi16(some.b[t], factor));
+    to.a = _mm256_add_epi32(to.a, _mm256_madd_epi16(some[t].a, factor));
+    to.b = _mm256_add_epi32(to.b, _mm256_madd_epi16(some[t].b, factor));
   }
 }
 
 template <int kind, int part, int halves, int n>
-INLINE void add_part(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
-  ShortSums<n> some;
-  add_short<kind, part, halves, n, 0>(p, q, stride, some, sums);
-  add_short<kind, part, halves, n, 1>(p, q, stride, some, sums);
-  add_short<kind, part, halves, n, 2>(p, q, stride, some, sums);
-  add_short<kind, part, halves, n, 3>(p, q, stride, some, sums);
-  add_short<kind, part, halves, n, 4>(p, q, stride, some, sums);
-  add_short<kind, part, halves, n, 5>(p, q, stride, some, sums);
-  add_short<kind, part, halves, n, 6>(p, q, stride, some, sums);
-  add_short<kind, part, halves, n, 7>(p, q, stride, some, sums);
+INLINE void add_part(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
+  Sums some[n];  // of 16 bits
+  add_four<kind, part, halves, n, 0>(p, x, some, sums);
+  add_four<kind, part, halves, n, 1>(p, x, some, sums);
+  add_four<kind, part, halves, n, 2>(p, x, some, sums);
+  add_four<kind, part, halves, n, 3>(p, x, some, sums);
+  add_four<kind, part, halves, n, 4>(p, x, some, sums);
+  add_four<kind, part, halves, n, 5>(p, x, some, sums);
+  add_four<kind, part, halves, n, 6>(p, x, some, sums);
+  add_four<kind, part, halves, n, 7>(p, x, some, sums);
 }
-
-#endif
 
 template <int kind, int halves, int n>
-INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
-  for (int h = 0; h < halves; h++)
-    for (int t = 0; t < n; t++) sums[h][t] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-#if defined(FORETOKEN_AVXVNNI)
-  add_products<kind, halves, n, 0>(p, q, stride, sums);
-  add_products<kind, halves, n, 1>(p, q, stride, sums);
-  add_products<kind, halves, n, 2>(p, q, stride, sums);
-  add_products<kind, halves, n, 3>(p, q, stride, sums);
-  add_products<kind, halves, n, 4>(p, q, stride, sums);
-  add_products<kind, halves, n, 5>(p, q, stride, sums);
-  add_products<kind, halves, n, 6>(p, q, stride, sums);
-  add_products<kind, halves, n, 7>(p, q, stride, sums);
-#else
+INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
   if (kind == INT8 || kind == CODE4) {
-    add_part<kind, LOWER, halves, n>(p, q, stride, sums);
-    add_part<kind, UPPER, halves, n>(p, q, stride, sums);
+    add_part<kind, LOWER, halves, n>(p, x, sums);
+    add_part<kind, UPPER, halves, n>(p, x, sums);
   } else {
-    add_part<kind, ALL, halves, n>(p, q, stride, sums);
+    add_part<kind, ALL, halves, n>(p, x, sums);
   }
-#endif
 }
+
+#endif

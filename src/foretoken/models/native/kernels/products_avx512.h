@@ -1,16 +1,16 @@
 // Integer sums by AVX-512 VNNI: four bytes a lane, sixteen outputs an instruction.
 #pragma once
 
-enum { TILE = 8 };  // tokens whose sums the registers hold
-
 typedef __m512i Sums;  // of 16 outputs
 
-INLINE Sums less(Sums x, int32_t y) { return _mm512_sub_epi32(x, _mm512_set1_epi32(y)); }
+INLINE Sums integers(int32_t x, int times) {
+  return _mm512_mullo_epi32(_mm512_set1_epi32(x), _mm512_set1_epi32(times));
+}
 INLINE F numbers(Sums x) { return _mm512_cvtepi32_ps(x); }
 
 // Add the products of weights 4 j up to 4 j + 4 of both halves of a block
 template <int kind, int halves, int n, int j>
-INLINE void add_products(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
+INLINE void add_four(const uint8_t* p, const Rounded* all, Sums (*sums)[n]) {
   const __m512i low = _mm512_set1_epi8(15);
   const __m512i bytes = _mm512_loadu_si512(p + j * 64);
   __m512i first = _mm512_and_si512(bytes, low);
@@ -30,7 +30,7 @@ INLINE void add_products(const uint8_t* p, const int8_t* q, int stride, Sums (*s
     second = _mm512_or_si512(second, _mm512_and_si512(_mm512_srli_epi16(high, shift), upper));
   }
   for (int t = 0; t < n; t++) {
-    const int32_t* x = (const int32_t*)(q + size_t(t) * stride) + j;
+    const int32_t* x = (const int32_t*)all[t].q + j;
     sums[0][t] = _mm512_dpbusd_epi32(sums[0][t], first, _mm512_set1_epi32(x[0]));
     Sums& other = sums[halves - 1][t];
     other = _mm512_dpbusd_epi32(other, second, _mm512_set1_epi32(x[4]));
@@ -38,11 +38,9 @@ INLINE void add_products(const uint8_t* p, const int8_t* q, int stride, Sums (*s
 }
 
 template <int kind, int halves, int n>
-INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
-  for (int h = 0; h < halves; h++)
-    for (int t = 0; t < n; t++) sums[h][t] = _mm512_setzero_si512();
-  add_products<kind, halves, n, 0>(p, q, stride, sums);
-  add_products<kind, halves, n, 1>(p, q, stride, sums);
-  add_products<kind, halves, n, 2>(p, q, stride, sums);
-  add_products<kind, halves, n, 3>(p, q, stride, sums);
+INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
+  add_four<kind, halves, n, 0>(p, x, sums);
+  add_four<kind, halves, n, 1>(p, x, sums);
+  add_four<kind, halves, n, 2>(p, x, sums);
+  add_four<kind, halves, n, 3>(p, x, sums);
 }

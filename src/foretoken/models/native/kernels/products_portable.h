@@ -1,15 +1,14 @@
 // Integer sums by plain loops.
 #pragma once
 
-enum { TILE = 4 };
-
 struct Sums {  // of 16 outputs
   int32_t lane[LANES];
 };
 
-INLINE Sums less(Sums x, int32_t y) {
-  for (int i = 0; i < LANES; i++) x.lane[i] -= y;
-  return x;
+INLINE Sums integers(int32_t x, int times) {
+  Sums y;
+  for (int i = 0; i < LANES; i++) y.lane[i] = x * times;
+  return y;
 }
 INLINE F numbers(Sums x) {
   F y;
@@ -18,12 +17,9 @@ INLINE F numbers(Sums x) {
 }
 
 template <int kind, int halves, int n>
-INLINE void block_sums(const uint8_t* p, const int8_t* q, int stride, Sums (*sums)[n]) {
-  for (int t = 0; t < n; t++) {
-    const int8_t* x = q + size_t(t) * stride;
-    for (int h = 0; h < halves; h++) sums[h][t] = Sums();
+INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
+  for (int t = 0; t < n; t++)
     for (int k = 0; k < BLOCK_OF_WEIGHTS; k++)
       for (int i = 0; i < LANES; i++)
-        sums[halves == 2 ? k / 16 : 0][t].lane[i] += stored(kind, p, i, k) * x[k];
-  }
+        sums[halves == 2 ? k / 16 : 0][t].lane[i] += stored(kind, p, i, k) * x[t].q[k];
 }

@@ -1,20 +1,31 @@
 // States of a pass: rows of numbers, as they are and rounded for the products.
 #pragma once
 
-struct States {
-  float* x;      // [tokens, stride], or null
-  int8_t* q;     // [tokens, stride]
-  float *d, *s;  // [tokens, stride / 32]: scales, and scales times the sums of q
-  int32_t* z;    // [tokens, stride / 16]: sums of 16 q
-  int stride;    // a multiple of 32; what lies behind a row's numbers is zero
+struct Rounded {  // 32 numbers
+  int8_t q[BLOCK_OF_WEIGHTS];
+  float d, s;          // the scale, and the scale times the sum of q
+  int32_t all, second; // -8 times the sum of q, and of the last 16 q
 };
+
+struct States {
+  float* x;          // [tokens, stride], or null
+  Rounded* rounded;  // tile by tile of up to TILE tokens, each [stride / 32, tokens of the tile]
+  int stride;        // a multiple of 32; what lies behind a row's numbers is zero
+  int tokens;
+};
+
+// The blocks of the tile that begins at a token
+INLINE Rounded* tile_of(const States& a, int token) {
+  return a.rounded + size_t(token) * (a.stride / BLOCK_OF_WEIGHTS);
+}
 
 // Round numbers k0 up to k1, multiples of 32, of a token
 static inline void round_states(const States& a, int token, int k0, int k1) {
   const size_t row = size_t(token) * a.stride;
-  const int blocks = a.stride / BLOCK_OF_WEIGHTS;
+  const int begin = token / TILE * TILE, left = a.tokens - begin, n = left < TILE ? left : TILE;
+  Rounded* to = tile_of(a, begin) + token - begin;
   for (int k = k0; k < k1; k += BLOCK_OF_WEIGHTS) {
-    const size_t block = size_t(token) * blocks + k / BLOCK_OF_WEIGHTS;
+    Rounded& block = to[size_t(k) / BLOCK_OF_WEIGHTS * n];
     const F u = load(a.x + row + k), v = load(a.x + row + k + LANES);
     const uint32_t bits = largest_bits(u, v);
     float most, inverse;
@@ -22,16 +33,16 @@ static inline void round_states(const States& a, int token, int k0, int k1) {
     inverse = 127.0f / most;
     if (bits >= 0x7f800000 || !(inverse <= 3.40282347e38f)) {
       // not finite: the product is NaN; too small to be divided by: zero
-      const float d = bits >= 0x7f800000 ? NAN : 0.0f;
-      memset(a.q + row + k, 0, BLOCK_OF_WEIGHTS);
-      a.d[block] = a.s[block] = d;
-      a.z[2 * block] = a.z[2 * block + 1] = 0;
+      block = Rounded();
+      block.d = block.s = bits >= 0x7f800000 ? NAN : 0.0f;
       continue;
     }
-    int32_t* z = a.z + 2 * block;
-    to_bytes(mul(u, all(inverse)), mul(v, all(inverse)), a.q + row + k, z);
-    a.d[block] = most / 127.0f;
-    a.s[block] = a.d[block] * float(z[0] + z[1]);
+    int32_t sums[2];
+    to_bytes(mul(u, all(inverse)), mul(v, all(inverse)), block.q, sums);
+    block.d = most / 127.0f;
+    block.s = block.d * float(sums[0] + sums[1]);
+    block.all = -8 * (sums[0] + sums[1]);
+    block.second = -8 * sums[1];
   }
 }
 

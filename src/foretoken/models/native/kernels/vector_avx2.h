@@ -104,3 +104,5 @@ INLINE void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   sums[1] = sum_of(_mm256_add_epi32(c, d));
 }
 INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+enum { TILE = 4 };  // tokens whose sums the registers hold

@@ -136,3 +136,5 @@ static inline void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   }
 }
 static inline void prefetch(const void*) {}
+
+enum { TILE = 4 };  // tokens whose sums the registers hold
