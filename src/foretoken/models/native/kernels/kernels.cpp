@@ -70,7 +70,7 @@ size_t scratch_of(const Network& net) {
 void release(void* memory) {
   Workspace* w = (Workspace*)memory;
   if (!w) return;
-  for (void* each : {(void*)w->x, (void*)w->after, (void*)w->queries, (void*)w->parts}) free(each);
+  for (void* each : {(void*)w->x, (void*)w->after, (void*)w->queries, (void*)w->parts, (void*)w->pieces}) free(each);
   for (States* each : {&w->attended, &w->inner, &w->shared, &w->shared_mlp}) free_states(each);
   for (int i = 0; i < MOST_THREADS; i++) {
     for (States* each : {&w->own[i], &w->own_mlp[i], &w->own_attended[i]}) free_states(each);
@@ -83,7 +83,7 @@ void* workspace(const Network& net) {
   Workspace* w = (Workspace*)calloc(1, sizeof(Workspace));
   if (!w) return nullptr;
   const size_t tokens = w->tokens = net.most_tokens, width = whole_vectors(net.width);
-  bool done = allot(&w->x, tokens * width + LANES) && allot(&w->after, tokens * width + LANES) &&
+  bool done = allot(&w->pieces, tokens) && allot(&w->x, tokens * width + LANES) && allot(&w->after, tokens * width + LANES) &&
               allot(&w->queries, tokens * net.attention + LANES) &&
               allot_states(&w->attended, tokens, net.attention) &&
               allot_states(&w->inner, tokens, net.inner) &&
@@ -147,6 +147,7 @@ void run_exactly(void* what, Team& team, int me) {
 bool run_pass(const Network& net, const Pass& pass, void* memory) {
   Workspace* w = (Workspace*)memory;
   if (!room_for_parts(net, pass, w)) return false;
+  cut_into_pieces(pass, w);
   Running r = {net, pass, *w};
   return run_in_team(net.threads, run_exactly, &r);
 }

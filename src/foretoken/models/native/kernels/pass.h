@@ -6,8 +6,13 @@ enum { ALONE = 4 };
 // Pieces of work that a thread takes at a time
 enum { PANELS = 4, TOKENS = 8 };
 
+struct Piece {  // tokens of a row that read its keys together
+  int row, first, last;
+};
+
 struct Workspace {  // for `tokens` tokens; made once per network
-  int tokens;
+  int tokens, count;
+  Piece* pieces;         // [count], those of a pass
   float *x, *after;      // [tokens, width]: states; what attention or MLP gave, before a norm of it
   float *queries;        // [tokens, attention]
   States attended, inner;
@@ -228,8 +233,16 @@ static float* result_of(const Running& r, const Layer& layer, int token, int hea
   return to.x + size_t(token) * view(to, layer.heads * layer.width, r.pass.tokens).stride + head * layer.width;
 }
 
+static void cut_into_pieces(const Pass& pass, Workspace* w) {
+  w->count = 0;
+  for (int row = 0; row < pass.rows; row++)
+    for (int t = pass.row[row], end = pass.row[row + 1]; t < end; t += TOKENS)
+      w->pieces[w->count++] = {row, t, t + TOKENS < end ? t + TOKENS : end};
+}
+
 // Attention of a few tokens of one key head, block after block
-static void attend_along(Running& r, int me, const Layer& layer, int row, int kv, int t0, int t1) {
+static void attend_along(Running& r, int me, const Layer& layer, const Piece& piece, int kv) {
+  const int row = piece.row, t0 = piece.first, t1 = piece.last;
   const int group = layer.heads / layer.kv_heads, n = (t1 - t0) * group;
   const size_t part = part_floats(layer.width);
   float *joined = r.work.scratch[me], *parts = joined + size_t(n) * part;
@@ -282,16 +295,8 @@ static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
     team.meet();
     return;
   }
-  const int groups = (pass.tokens + TOKENS - 1) / TOKENS;
-  for (int first, last; team.take(me, groups * layer.kv_heads, 1, &first, &last);) {
-    const int from = first / layer.kv_heads * TOKENS, kv = first % layer.kv_heads;
-    const int to = from + TOKENS < pass.tokens ? from + TOKENS : pass.tokens;
-    for (int t = from, row = row_of(pass, from); t < to; row++) {
-      const int end = pass.row[row + 1] < to ? pass.row[row + 1] : to;
-      if (end > t) attend_along(r, me, layer, row, kv, t, end);
-      t = end > t ? end : t;
-    }
-  }
+  for (int first, last; team.take(me, r.work.count * layer.kv_heads, 1, &first, &last);)
+    attend_along(r, me, layer, r.work.pieces[first / layer.kv_heads], first % layer.kv_heads);
   team.meet();
 }
 
