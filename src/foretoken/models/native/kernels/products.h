@@ -1,7 +1,8 @@
 // Products of states with weights in panels of 16 outputs.
 #pragma once
 
-enum { BLOCKS_OF_SUPER = 8 };
+// AHEAD: bytes of weights that are on their way, as many as a core gets while it waits for the first
+enum { BLOCKS_OF_SUPER = 8, AHEAD = 4096 };
 
 // Bytes of 16 factors, scales or offsets; of the integers of a block; of a block; of what a super-block begins with
 INLINE int factor_bytes(int form) { return form & SUPER ? 16 : form & WIDE ? 64 : 32; }
@@ -137,7 +138,7 @@ INLINE void integer_panel(const uint8_t* p, const Weight& w, const States& a, in
       if (offsets) super.offset = from_half((const uint16_t*)p + LANES);
       p += super_bytes(form);
     }
-    for (int ahead = 0; ahead < bytes; ahead += 64) prefetch(p + 1344 + ahead);
+    for (int ahead = 0; ahead < bytes; ahead += 64) prefetch(p + AHEAD + ahead);
     Sums sums[halves][n];
     begin_sums<kind, offsets, halves, n>(x, sums);
     add_products<kind, halves, n>(p + bytes - integer_bytes(kind), x, sums);
