@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def describe() -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    described = asdict(machine.describe(device))
+    described = asdict(machine.describe(device)) | {"abilities": machine.processor().abilities}
     return {"date": date.today().isoformat(), "system": platform.platform(), **described}
 
 

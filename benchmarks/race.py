@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,6 +26,7 @@ import typer
 from rich.console import Console
 from typer import Option
 
+import machine
 from foretoken.cli import option, script
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.bench import numbers
@@ -52,7 +52,9 @@ from foretoken.measurement.bench import (
     race,
     repeat_tasks,
 )
-from foretoken.measurement.machine import cores, describe
+from foretoken.measurement.machine import cores
+from foretoken.models.native.library import chosen_set
+from foretoken.models.native.model import NativeModel
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import BATCH, Speculator
@@ -404,11 +406,11 @@ def main(
         raise typer.Exit(130)
     named_in_race = {row["name"] for part in parts for row in part["figures"]}
     document = {
-        "date": date.today().isoformat(),
-        "machine": asdict(describe(spec.target.device)),
-        "target": spec.target_name,
+        "machine": machine.describe(),
+        "target": Path(spec.target_name).name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
+        **({"instructions": chosen_set()} if spec.target.runtime == "native" else {}),
         "draft_runtime": spec.drafter.runtime,
         "asked": {
             "prompts": len(lines),
@@ -517,6 +519,8 @@ def precision(spec: Speculator, loading: option.PairLoading) -> dict[str, Any]:
     """Return in which precisions this package computes."""
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
+    if isinstance(spec.target, NativeModel):
+        cache = str(spec.target.pool.dtype)
     return {
         "weights": loading.dtype,
         "cache": loading.kv_dtype or cache,
