@@ -74,8 +74,7 @@ families: .venv/ready
 check: docs/cli
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
-	$(BIN)/pytest -q -m "not prove" tests/unit/test_layers.py tests/unit/docs --deselect tests/unit/docs/test_commands.py
+	$(BIN)/pyright --threads $(CPUS)
 	$(BIN)/mkdocs build --strict
 
 # A page for each command, made of its help

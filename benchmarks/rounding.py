@@ -1,14 +1,14 @@
 """What rounding does to a model: bits per byte of held-out text before and after, and the agreement
 of the two distributions on it.
 
-Both read the same ids, in windows, and predict every one but the first. --q4-0 adds llama.cpp's
-four bits: only weights are rounded there; foretoken's run as a user's do, with activations in eight
-bits where the processor's products round them. Expected: alike, as groups of 64 with a fitted scale
-lose about what groups of 32 with the largest weight's do.
+Both read the same ids, in windows, and predict every one but the first. --gguf adds files of
+llama.cpp's kinds: their values as they are, in float32 on torch, and as the native decoder
+computes with their blocks, its activations rounded to eight bits. Expected: between these two no
+difference in bits that the intervals show, and an overlap of 0.97 or more.
 
-    python benchmarks/peers/make.py llama.cpp    # for --q4-0 alone
+    python benchmarks/peers/make.py llama.cpp    # for --gguf alone
     python benchmarks/rounding.py --held-out FILE
-    python benchmarks/rounding.py --held-out FILE --target DIR --dtypes int4
+    python benchmarks/rounding.py --held-out FILE --target DIR --dtypes int4 --gguf Q4_K_M Q6_K
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import foretoken
 import machine
@@ -168,7 +167,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=Path, required=True)
     parser.add_argument("--target", default="novels")
     parser.add_argument("--dtypes", nargs="*", default=["int4", "int8"])
-    parser.add_argument("--q4-0", action="store_true")
+    parser.add_argument("--gguf", nargs="*", default=[])
     arguments = parser.parse_args()
     # the distribution as it is, without bans and penalties
     how: Any = {"draft": "none", "generation_config": "ignore"}
@@ -176,35 +175,34 @@ def main() -> None:
     assert exact.tokenizer is not None
     text = arguments.held_out.read_text(encoding="utf-8", errors="replace")
     held_out = pieces(text, exact.tokenizer)
-    others = {
-        dtype: foretoken.load(arguments.target, dtype=dtype, **how) for dtype in arguments.dtypes
-    }
-    if arguments.q4_0:
-        folder = asset("target") if arguments.target == "novels" else Path(arguments.target)
-        others["q4_0"] = foretoken.load(theirs(folder), **how)
     table = Table("", "bits a byte", "more", "same most probable token", "sum min(p, q)")
     rows = {}
-    for name, other in others.items():
-        loss = rounding(exact.target, other.target, held_out)
+
+    def compare(name: str, model: Model, rounded: Model) -> None:
+        loss = rounding(model, rounded, held_out)
         rows[name] = asdict(loss)
         cells = (loss.rounded_bits_per_byte, loss.more_bits_per_byte, loss.same, loss.overlap)
-        table.add_row(name, *(f"{each.value:.4f} ± {each.error:.4f}" for each in cells))
+        words = [f"{each.value:.4f} ± {each.error:.4f}" for each in cells]
+        print(name, *words, flush=True)
+        table.add_row(name, *words)
+
+    for dtype in arguments.dtypes:
+        rounded = foretoken.load(arguments.target, dtype=dtype, **how)
+        compare(dtype, exact.target, rounded.target)
+    folder = asset("target") if arguments.target == "novels" else Path(arguments.target)
+    for kind in arguments.gguf:
+        with tempfile.TemporaryDirectory() as place:
+            file = Path(place) / f"{kind}.gguf"
+            subprocess.run(
+                [PYTHON, HERE / "peers" / "quantized.py", folder, file, kind], check=True
+            )
+            how["tokenizer"] = exact.tokenizer
+            values = foretoken.load(file, dtype="float32", runtime="transformers", **how)
+            native = foretoken.load(file, dtype="int8", runtime="native", **how)
+            compare(kind, exact.target, values.target)
+            compare(f"{kind}, natively, over its own values", values.target, native.target)
     Console().print(table)
-    print(machine.save("rounding", {"target": arguments.target, "rows": rows}))
-
-
-def theirs(folder: Path) -> PreTrainedModel:
-    """The model with the weights that llama.cpp would read."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, trust_remote_code=False
-    )
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "weights.npz"
-        subprocess.run([PYTHON, HERE / "peers" / "q4_0.py", folder, file], check=True)
-        weights = {name: torch.from_numpy(values) for name, values in np.load(file).items()}
-    missing = model.load_state_dict(weights, strict=False).missing_keys
-    assert missing in ([], ["lm_head.weight"]), missing  # tied to the embeddings
-    return model
+    print(machine.save("rounding", {"target": folder.name, "rows": rows}))
 
 
 if __name__ == "__main__":

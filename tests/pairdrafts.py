@@ -333,6 +333,16 @@ def on_openvino(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
     return PairsDrafter(target, decoder, embedding(network, draft), draft.ids)
 
 
+def on_native(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
+    from foretoken.models.native.conversion import NativeConversion
+
+    def model(of: PreTrainedModel, taps: tuple[int, ...] = ()) -> Any:
+        return NativeConversion(None, "float32", lambda: copy.deepcopy(of), taps=taps).model()
+
+    target, decoder = model(network, draft.taps), model(draft.network)
+    return PairsDrafter(target, decoder, embedding(network, draft), draft.ids)
+
+
 def embedding(network: PreTrainedModel, draft: PairsDraft) -> Any:
     own = draft.embedding
     return (

@@ -416,6 +416,12 @@ def decoder_of_pairs(
     """Return a decoder of pairs where its target runs, on OpenVINO by itself in eight bits. Raises
     RefusedError for a precision that is not to be had there."""
     kind = _draft_kind(target, dtype)
+    if target.runtime == "native":
+        try:
+            own = _native_library()
+            return own.NativeConversion(source, kind, partial(copy.deepcopy, network)).model()
+        except RefusedError as refusal:
+            log.info("%s", refusal)
     if target.runtime in TITLES:
         library = _library()
         conversion = library.Conversion(source, kind, partial(copy.deepcopy, network))

@@ -20,13 +20,13 @@ from foretoken.models import store
 from foretoken.models.companion import Companion, require_alike
 from foretoken.models.native import description
 from foretoken.models.native.library import chosen_set
-from foretoken.models.native.model import NativeModel
+from foretoken.models.native.model import NativeModel, NativePairs
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts, or other models are refused:
 # what is kept is found anew
-FORMAT = 3
+FORMAT = 4
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 
@@ -59,7 +59,8 @@ class NativeConversion:
         """Return the model. It is loaded only if no conversion of the same files, code and versions
         is kept on disk."""
         passes, facts = self._passes()
-        return NativeModel(passes, facts)
+        kind = NativePairs if passes.facts["beside"] else NativeModel
+        return kind(passes, facts)
 
     def kept(self) -> NativeModel | None:
         """Return the model from its kept conversion; None where none is kept."""

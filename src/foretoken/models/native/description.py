@@ -130,8 +130,10 @@ def describe(
     decoder = reader.decoder()
     with (folder / FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
-        head = writer.weight([decoder.head], 8)
-        embeddings, factor = _embeddings(reader, decoder, writer, head)
+        head, pairs = writer.weight([decoder.head], 8), decoder.pairs
+        embeddings, factor = None, 1.0
+        if pairs is None:
+            embeddings, factor = _embeddings(reader, decoder, writer, head)
         facts = {
             "halved": int(dtype in BITS),
             "width": decoder.width,
@@ -146,6 +148,10 @@ def describe(
             "last": writer.norm(decoder.norm),
             "ropes": [_rope(rope, reader.base, switch) for rope in decoder.ropes],
             "layers": [_layer(layer, decoder, writer) for layer in decoder.layers],
+            "beside": 0 if pairs is None else pairs.width,
+            "before_last": int(pairs is not None and pairs.before_last),
+            "beside_norm": pairs and writer.norm(pairs.norm),
+            "join": pairs and writer.weight([pairs.join]),
         }
         writer.put(np.zeros(SLACK, np.uint8))
     return facts
@@ -235,6 +241,26 @@ def cached_heads(layer: dict[str, Any]) -> tuple[int, int]:
     return int(layer["kv_heads"]), -(-int(layer["width"]) // LANES) * LANES
 
 
+def weight_record(
+    part: dict[str, Any] | None, memory: NDArray[np.uint8], rests: list[library.WeightRecord]
+) -> library.WeightRecord:
+    """Return the record of a weight in memory; `rests` gets those that it points to."""
+    if part is None:
+        return library.WeightRecord()
+    if part["rest"] is not None:
+        rests.append(weight_record(part["rest"], memory, rests))
+    base, bias = memory.ctypes.data, part["bias"]
+    return library.WeightRecord(
+        KINDS[part["kind"]],
+        part["outputs"],
+        part["inputs"],
+        part["form"],
+        base + part["panels"],
+        None if bias is None else base + bias,
+        None if part["rest"] is None else ctypes.addressof(rests[-1]),
+    )
+
+
 def records(
     facts: dict[str, Any],
     places: list[LayerPlace],
@@ -259,19 +285,7 @@ def records(
     rests: list[library.WeightRecord] = []
 
     def weight(part: dict[str, Any] | None) -> library.WeightRecord:
-        if part is None:
-            return library.WeightRecord()
-        if part["rest"] is not None:
-            rests.append(weight(part["rest"]))
-        return library.WeightRecord(
-            KINDS[part["kind"]],
-            part["outputs"],
-            part["inputs"],
-            part["form"],
-            pointer(part["panels"]),
-            pointer(part["bias"]),
-            None if part["rest"] is None else ctypes.addressof(rests[-1]),
-        )
+        return weight_record(part, memory, rests)
 
     layers = (library.LayerRecord * len(facts["layers"]))()
     for record, part, place in zip(layers, facts["layers"], places, strict=True):
@@ -303,5 +317,8 @@ def records(
         embedding_norm=norm(facts["embedding_norm"]),
         last=norm(facts["last"]),
         layer=layers,
+        beside=facts["beside"],
+        before_last=facts["before_last"],
+        beside_norm=norm(facts["beside_norm"]),
     )
     return network, (layers, memory, rests)

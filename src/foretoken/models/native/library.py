@@ -76,6 +76,9 @@ class NetworkRecord(Structure):
         *((name, WeightRecord) for name in ("embeddings", "positions", "head")),
         *((name, NormRecord) for name in ("embedding_norm", "last")),
         ("layer", POINTER(LayerRecord)),
+        ("beside", c_int32),
+        ("before_last", c_int32),
+        ("beside_norm", NormRecord),
     ]
 
 
@@ -84,7 +87,8 @@ class PassRecord(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("tokens", "needed", "rows", "tables")),
-        *((name, c_void_p) for name in ("ids", "at", "turn", "row", "pages", "rotary", "need")),
+        *((name, c_void_p) for name in ("ids", "given", "at", "turn", "row", "pages")),
+        *((name, c_void_p) for name in ("rotary", "need")),
         *((name, c_void_p) for name in ("place", "logits", "hidden", "taps")),
     ]
 
@@ -111,6 +115,9 @@ def library() -> ctypes.CDLL:
     kernels.foretoken_run.argtypes = [c_void_p, POINTER(PassRecord)]
     kernels.foretoken_round_weights.argtypes = [ctypes.c_char_p, c_void_p, c_int64, *[c_void_p] * 2]
     kernels.foretoken_round_weights.restype = None
+    product = kernels.foretoken_product
+    product.argtypes = [ctypes.c_char_p, POINTER(WeightRecord), c_void_p, c_int32, c_void_p]
+    product.restype = None
     return kernels
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from foretoken.models.base import Blocks
+from foretoken.models.native.description import weight_record
+from foretoken.models.native.library import WeightRecord, chosen_set, library
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
 from foretoken.models.prefixes import PrefixCache, shared
@@ -209,3 +211,36 @@ class NativeModel:
                 if length >= LEAST:
                     self.pool.cached.add(self.salts[b], text[:length], row.fork(length))
         self.permute(staying(len(self.rows), rows))
+
+
+class NativePairs(NativeModel):
+    """A decoder of pairs, whose blocks are the tokens of pairs: `give` first what it reads of
+    them."""
+
+    def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
+        super().__init__(passes, facts)
+        self._rests: list[WeightRecord] = []
+        self._join = weight_record(passes.facts["join"], passes.memory, self._rests)
+        self._instructions = chosen_set().encode()
+
+    def joined(self, states: Tensor) -> Tensor:
+        """Return a target's states, `[N, W]`, as the decoder reads them, `[N, H]`."""
+        states = states.float().contiguous()
+        made = torch.empty(len(states), self._join.outputs)
+        pointers = states.data_ptr(), len(states), made.data_ptr()
+        library().foretoken_product(self._instructions, self._join, *pointers)
+        return made[:, : self.passes.width]
+
+    def give(self, pairs: Tensor, counts: list[int]) -> None:
+        """Let the next `score` read these, `[sum(counts), E + H]`: embeddings, then states."""
+        self.passes.given = pairs.float().contiguous()
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        tokens, given = sum(map(len, blocks)), self.passes.given
+        if given is None or len(given) != tokens:  # rows that are measured, or found no more
+            width = self.passes.facts["beside"] + self.passes.width
+            self.passes.given = torch.zeros(tokens, width)
+        try:
+            return super().score(blocks, need)
+        finally:
+            self.passes.given = None

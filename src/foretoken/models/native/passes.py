@@ -68,12 +68,16 @@ class NativePasses:
             setattr(self._record, name, array.ctypes.data)
         self._logits = self._hidden = torch.empty(0)
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        # what a decoder of pairs reads of the next tokens, `[tokens, beside + width]`
+        self.given: Tensor | None = None
 
     @property
     def bytes(self) -> tuple[int, int]:
         """Return the bytes of all weights, and of those that a pass over one token reads."""
         table, head = self.facts["embeddings"], self.facts["head"]
-        apart = 0 if table["panels"] == head["panels"] else int(table["bytes"])
+        apart = 0
+        if table is not None and table["panels"] != head["panels"]:
+            apart = int(table["bytes"])
         return len(self.memory), len(self.memory) - apart
 
     def over(self, target: NativePasses, layers: list[int]) -> None:
@@ -121,9 +125,11 @@ class NativePasses:
             self._pages[b] = own.table
             after = n + count
             if count == 1:
-                ids[n], at[n] = tokens[0], past
+                at[n] = past
             else:
-                ids[n:after], at[n:after] = tokens, np.arange(past, past + count)
+                at[n:after] = np.arange(past, past + count)
+            if self.given is None:
+                ids[n:after] = tokens
             turn[n:after] = at[n:after]
             if own.long:
                 turn[n:after] += self.turns[0].capacity
@@ -138,7 +144,10 @@ class NativePasses:
             taps[self._tapped] = [part.data_ptr() for part in states]  # FINAL is the last
         record.tokens, record.needed, record.rows = n, needed, len(parts)
         record.taps = None if taps is None else taps.ctypes.data
+        given = self.given
+        record.given = None if given is None else given.data_ptr()
         self._network().run(record)
+        self.given = None if given is None else given[n:]
         return None if states is None else states[self._order].transpose(0, 1).reshape(n, -1)
 
     def _turn_up_to(self, positions: int) -> None:

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
-from foretoken.models.stock.pairs import PairsNetwork
+from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import context_limit
 from foretoken.models.stock.taps import layers_of
 
@@ -74,6 +74,7 @@ PARALLEL = 4  # parts in which CodeGen's queries, values and keys were trained
 WIDEST, GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
 SAME = 1e-5  # relative: a norm does what was read
 FAR = 4096  # positions at which ALiBi is tried
+LANES = 16  # numbers of a vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,19 @@ class Decoder:
     cap: float  # of logits; 0: none
     scale: float  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
+    pairs: PairsEntry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairsEntry:
+    """What a decoder of pairs reads: embeddings, of this width, normed, and states, which a product
+    makes of a target's; and whether the states that it feeds back are those before its last
+    norm."""
+
+    width: int
+    norm: Norm
+    join: Linear
+    before_last: bool
 
 
 class NetworkReader:
@@ -170,14 +184,55 @@ class NetworkReader:
 
     def __init__(self, network: PreTrainedModel) -> None:
         self.network = network
-        self._require(not isinstance(network, PairsNetwork), "embeddings read with states")
         self.config: Any = network.config.get_text_config(decoder=True)
-        self.base: Any = network.get_decoder()
+        pairs = isinstance(network, PairsNetwork)
+        self.base: Any = network if pairs else network.get_decoder()
+        self.positions: Linear | None = None
         self.read: set[int] = set()
         self.ropes: list[Rope] = []
 
     def decoder(self) -> Decoder:
         """Raises RefusedError for a network that is built in another way."""
+        if isinstance(self.network, PairsNetwork):
+            made = self._pairs(self.network)
+        else:
+            made = self._tokens()
+        for name, weight in self.network.state_dict(keep_vars=True).items():  # buffers, too
+            self._require(id(weight) in self.read, name)
+        return made
+
+    def _pairs(self, network: PairsNetwork) -> Decoder:
+        """EAGLE-3's decoder."""
+        first, head, join = network.first, network.head, network.join
+        own = isinstance(head, NormedHead)
+        norm: Any = head.norm if own else network.norm
+        known = isinstance(first, EagleLayer) and norm is not None and join is not None
+        self._require(known, "pairs read in another way than EAGLE-3's")
+        assert isinstance(first, EagleLayer)
+        assert join is not None
+        self._require(not len(join.norms), "states normed before they are joined")
+        width, hidden = network.width, self.config.hidden_size
+        self._require(width % LANES == hidden % LANES == 0, "states of no full vectors")
+        windows = {*network.kinds} == {"full_attention"}
+        self._require(windows, "attention to a part of the text")
+        state = self.norm(first.hidden_norm)
+        before = (None if first.before else state), None, self.norm(first.post_attention_layernorm)
+        attention, gated = self._attention(first.self_attn, 0), self._gated(first.mlp)
+        layer = DecoderLayer((*before, None), attention, gated, 1.0, 1.0, parallel=False)
+        return Decoder(
+            hidden,
+            [layer, *(self._layer(each, 0) for each in network.more)],
+            None,
+            state if first.before else None,
+            self.norm(norm),
+            self.linear(head.linear if own else head),
+            0.0,
+            1.0,
+            self.ropes,
+            PairsEntry(width, self.norm(first.input_layernorm), self.linear(join.fc), own),
+        )
+
+    def _tokens(self) -> Decoder:
         network, config = self.network, self.config
         stock = DynamicCache(config=network.config).layers
         head: Any = network.get_output_embeddings()
@@ -188,7 +243,7 @@ class NetworkReader:
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
         self.positions = self._positions()
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
-        made = Decoder(
+        return Decoder(
             config.hidden_size,
             [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
             self.positions,
@@ -201,9 +256,6 @@ class NetworkReader:
             * float(getattr(config, "logit_scale", None) or 1),
             self.ropes,
         )
-        for name, weight in network.state_dict(keep_vars=True).items():  # buffers, too
-            self._require(id(weight) in self.read, name)
-        return made
 
     def embeddings(self) -> Tensor:
         """The vectors that the first layer reads for every token, `[V, width]`."""

@@ -44,6 +44,7 @@ from pairdrafts import (
     mtp_draft,
     mtp_layer,
     noted,
+    on_native,
     on_openvino,
     pairs_drafter,
     part,
@@ -99,6 +100,18 @@ def require_course(drafter: Any, expected: Any, within: float = WITHIN) -> None:
 def test_eagle_draws_from_its_law(name: str) -> None:
     file = EAGLES[name]
     require_course(pairs_drafter(TARGET, file.read(TARGET)), law(file))
+
+
+@pytest.mark.parametrize("name", EAGLES)
+def test_eagle_draws_from_its_law_on_the_native_decoder(name: str) -> None:
+    file, target = EAGLES[name], copy.deepcopy(TARGET).float()
+    draft = file.read(target)
+    if "fc" in name or "norms" in name:
+        with pytest.raises(RefusedError, match="states normed before they are joined"):
+            on_native(target, draft)
+        return
+    drafter: Any = on_native(target, draft)
+    require_course(drafter, law(file), 1e-4)
 
 
 @pytest.mark.parametrize("name", ["some tokens", "own embeddings", "norm before residual"])
@@ -229,12 +242,25 @@ def test_rows_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {note.params.greedy for note in notes} == {False, True}
 
 
-@pytest.mark.openvino
-def test_rows_that_come_and_go_on_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_that_nobody_gives_are_read_as_nothing() -> None:
+    """As where costs are measured, or a prefix was dropped since it was found."""
+    drafter: Any = on_native(copy.deepcopy(TARGET).float(), EAGLES["all tokens"].read(TARGET))
+    drafter.decoder.start([[5, 6, 7]])
+    assert drafter.decoder.score([[8, 9]], [1]).isfinite().all()
+    drafter.decoder.leave([0])
+
+
+PAGED = pytest.mark.parametrize(
+    "paged", [on_native, pytest.param(on_openvino, marks=pytest.mark.openvino)]
+)
+
+
+@PAGED
+def test_rows_that_come_and_go_with_pages(paged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that begin alike share pages of target and draft."""
     file = EAGLES["norm of the output"]
     target = copy.deepcopy(TARGET).float()
-    drafter: Any = on_openvino(target, file.read(target))
+    drafter: Any = paged(target, file.read(target))
     moving.steady_times(monkeypatch)
     notes = noted(drafter)
     begins = [[(7 * i * i + i) % V for i in range(n)] for n in (33, 70)]
@@ -243,13 +269,13 @@ def test_rows_that_come_and_go_on_openvino(monkeypatch: pytest.MonkeyPatch) -> N
     require_true(notes, law(file), 1e-4)
 
 
-@pytest.mark.openvino
-def test_texts_that_are_known_draft_at_once() -> None:
+@PAGED
+def test_texts_that_are_known_draft_at_once(paged: Any) -> None:
     """Turns of a conversation, whose beginnings are not read again, by target and draft: all but
     two pages, as the states behind the first one are to be shown."""
     file = EAGLES["some tokens"]
     target = copy.deepcopy(TARGET).float()
-    drafter: Any = on_openvino(target, file.read(target))
+    drafter: Any = paged(target, file.read(target))
     notes, text = noted(drafter), [(7 * i * i + i) % V for i in range(100)]
     with Engine(speculator(drafter), prefix_cache=True) as engine:
         for turn in range(5):

@@ -83,15 +83,16 @@ void* workspace(const Network& net) {
   Workspace* w = (Workspace*)calloc(1, sizeof(Workspace));
   if (!w) return nullptr;
   const size_t tokens = w->tokens = net.most_tokens, width = whole_vectors(net.width);
+  const int reads = net.beside + net.width;
   bool done = allot(&w->pieces, tokens) && allot(&w->x, tokens * width + LANES) && allot(&w->after, tokens * width + LANES) &&
               allot(&w->queries, tokens * net.attention + LANES) &&
               allot_states(&w->attended, tokens, net.attention) &&
               allot_states(&w->inner, tokens, net.inner) &&
-              allot_states(&w->shared, tokens, net.width) &&
+              allot_states(&w->shared, tokens, reads) &&
               allot_states(&w->shared_mlp, tokens, net.width);
   for (int i = 0; done && i < net.threads; i++) {
     const size_t own = net.threads == 1 ? tokens : size_t(ALONE);
-    done = allot_states(&w->own[i], own, net.width) &&
+    done = allot_states(&w->own[i], own, reads) &&
            allot_states(&w->own_mlp[i], own, net.width) &&
            allot_states(&w->own_attended[i], own, net.attention) &&
            allot(&w->scratch[i], scratch_of(net));

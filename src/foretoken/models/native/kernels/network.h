@@ -78,12 +78,18 @@ struct Network {
   Weight embeddings, positions, head;  // positions: learned ones, or panels null
   Norm embedding_norm, last;
   const Layer* layer;
+  // A decoder of pairs: a pass gives `beside` numbers and a state for each token, and the first layer attends by both
+  // side by side, each normed. 0: tokens are ids
+  int32_t beside;
+  int32_t before_last;  // 1: the states that `hidden` tells are those before the last norm
+  Norm beside_norm;
 };
 
 // One pass: tokens of any rows; those of a row lie together, in order.
 struct Pass {
   int32_t tokens, needed, rows, tables;
-  const int32_t* ids;         // [tokens]
+  const int32_t* ids;         // [tokens], or
+  const float* given;         // [tokens, beside + width]
   const int32_t* at;          // [tokens], positions
   const int32_t* turn;        // [tokens], each one's row of the rotary tables
   const int32_t* row;         // [rows + 1], where each row's tokens begin

@@ -72,13 +72,38 @@ static States normed(Running& r, Team& team, int me, const Norm& norm, const flo
   });
 }
 
+// What a token of a decoder of pairs has beside its state, then the state
+static const float* given(const Running& r, int token) {
+  return r.pass.given + size_t(token) * (r.net.beside + r.net.width);
+}
+
+// The states that the first layer of a decoder of pairs reads
+static States paired(Running& r, Team& team, int me, const Layer& layer) {
+  const int E = r.net.beside, H = r.net.width, tokens = r.pass.tokens;
+  const States own = view(r.work.own[me], E + H, tokens), shared = view(r.work.shared, E + H, tokens);
+  return prepared(team, me, tokens, own, shared, [&](const States& a, int t) {
+    float* y = a.x + size_t(t) * a.stride;
+    normalize(r.net.beside_norm, given(r, t), y, E);
+    const float* x = r.work.x + size_t(t) * whole_vectors(H);
+    if (layer.before_attention.weight)
+      normalize(layer.before_attention, x, y + E, H);
+    else
+      memcpy(y + E, x, size_t(H) * sizeof(float));
+    clear_behind(a, t, E + H);
+    if (rounded(layer.qkv)) round_states(a, t, 0, a.stride);
+  });
+}
+
 static void embed(Running& r, Team& team, int me) {
   const Network& net = r.net;
   const int stride = whole_vectors(net.width);
   for (int first, last; team.take(me, r.pass.tokens, 1, &first, &last);)
     for (int t = first; t < last; t++) {
       float* x = r.work.x + size_t(t) * stride;
-      unpack_row(net.embeddings, r.pass.ids[t], x);
+      if (net.beside)
+        memcpy(x, given(r, t) + net.beside, size_t(net.width) * sizeof(float));
+      else
+        unpack_row(net.embeddings, r.pass.ids[t], x);
       const F factor = all(net.embedding_factor);
       for (int i = 0; i < net.width; i += LANES) store(x + i, mul(load(x + i), factor));
       if (net.positions.panels) {
@@ -379,8 +404,10 @@ static void layer_of(Running& r, Team& team, int me, int number) {
   const Layer& layer = r.net.layer[number];
   Workspace& w = r.work;
   const int tokens = r.pass.tokens;
-  const States a = normed(r, team, me, layer.before_attention, w.x, tokens, rounded(layer.qkv),
-                          w.own[me], w.shared);
+  const States a = number == 0 && r.net.beside
+                       ? paired(r, team, me, layer)
+                       : normed(r, team, me, layer.before_attention, w.x, tokens, rounded(layer.qkv),
+                                w.own[me], w.shared);
   const Weight& first = layer.gate.panels ? layer.gate : layer.up;
   States mlp;
   if (layer.parallel) {  // before attention is added to the states
@@ -456,7 +483,8 @@ static void read_out(Running& r, Team& team, int me) {
                           r.work.own[me], r.work.shared);
   if (pass.hidden && me == 0)
     for (int i = 0; i < pass.needed; i++)
-      memcpy(pass.hidden + size_t(pass.place[i]) * net.width, a.x + size_t(i) * a.stride,
+      memcpy(pass.hidden + size_t(pass.place[i]) * net.width,
+             net.before_last ? r.work.x + size_t(i) * stride : a.x + size_t(i) * a.stride,
              size_t(net.width) * sizeof(float));
   if (pass.logits)
     for (int first, last; team.take(me, net.vocabulary / LANES, 2 * PANELS, &first, &last);)
