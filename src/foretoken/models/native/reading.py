@@ -169,9 +169,9 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class PairsEntry:
-    """What a decoder of pairs reads: embeddings, of this width, normed, and states, which a product
-    makes of a target's; and whether the states that it feeds back are those before its last
-    norm."""
+    """The inputs of a decoder of pairs: embeddings, of this width, normed, and states, which a
+    product makes of a target's; and whether the states that it feeds back are those before its
+    last norm."""
 
     width: int
     norm: Norm
