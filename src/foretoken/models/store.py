@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +29,8 @@ from foretoken.storage.files import parse_json
 FACTS = "facts.json"
 MAKING = ".making-"  # prefix of folders being written, or left by a process that died
 STALE = 24 * 3600  # seconds; older ones were left
+# Raised by a conversion that is missing or is not as it was written
+DAMAGED = FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, KeyError, TypeError
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +89,12 @@ def find(key: str) -> KeptConversion | None:
         facts = _facts(place)
         if facts["content"] != digest(_parts(place)):
             raise ValueError("its files are not those that were written")
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        shutil.rmtree(place, ignore_errors=True)  # damaged, or missing
+    except DAMAGED:
+        if place.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                place.unlink()
         return None
     except OSError:  # too many open files: it may be whole
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,22 @@ def test_a_new_conversion_of_a_model_takes_the_place_of_the_old() -> None:
 def test_a_damaged_one_is_as_none(damage: str) -> None:
     store.keep("k", written(), "m", "float32")
     (store.folder() / "k" / damage).unlink()
+    assert store.find("k") is None
+    assert store.keep("k", written(4.0), "m", "float32")
+    loaded = store.find("k")
+    assert loaded is not None and runs(loaded) == 4.0
+
+
+@pytest.mark.parametrize("part", ["a folder", ""])
+def test_what_else_lies_there_makes_it_anew(part: str) -> None:
+    """A folder in the conversion's, and a file in its place."""
+    store.keep("k", written(), "m", "float32")
+    place = store.folder() / "k"
+    if part:
+        (place / part).mkdir()
+    else:
+        shutil.rmtree(place)
+        place.write_text("no folder")
     assert store.find("k") is None
     assert store.keep("k", written(4.0), "m", "float32")
     loaded = store.find("k")

@@ -66,7 +66,7 @@ class NativePasses:
         self._record.rotary = self._tables.ctypes.data
         for name, array in self._inputs.items():
             setattr(self._record, name, array.ctypes.data)
-        self._logits = self._hidden = torch.empty(0)
+        self._made = torch.empty(0), torch.empty(0)  # logits and states, as the kernels write them
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         # what a decoder of pairs reads of the next tokens, `[tokens, beside + width]`
         self.given: Tensor | None = None
@@ -104,14 +104,12 @@ class NativePasses:
             return self._views[rows, most]
         count = rows * most
         with torch.inference_mode(False):
-            if count * self.columns > self._logits.numel():
-                self._logits = torch.empty((count + count // 2) * self.columns)
-                self._hidden = torch.empty((count + count // 2) * self.width)
-                self._record.logits = self._logits.data_ptr()
-                self._record.hidden = self._hidden.data_ptr()
+            if count * self.columns > self._made[0].numel():
+                room = count + count // 2
                 self._views.clear()
-            logits = self._logits[: count * self.columns].view(rows, most, self.columns)
-            hidden = self._hidden[: count * self.width].view(rows, most, self.width)
+                self._made = torch.empty(room * self.columns), torch.empty(room * self.width)
+            logits = self._made[0][: count * self.columns].view(rows, most, self.columns)
+            hidden = self._made[1][: count * self.width].view(rows, most, self.width)
             self._views[rows, most] = logits[..., : self.vocab_size], hidden
         return self._views[rows, most]
 
@@ -137,6 +135,7 @@ class NativePasses:
                 need[needed], place[needed] = after - wanted + i, first + i
                 needed += 1
             row[b + 1] = n = after
+        # pointers anew in each pass: a Ctrl-C may have come where arrays had moved
         record, states, taps = self._record, None, None
         if shows:
             states = torch.empty(len(self._tapped), n, self.width)
@@ -144,6 +143,7 @@ class NativePasses:
             taps[self._tapped] = [part.data_ptr() for part in states]  # FINAL is the last
         record.tokens, record.needed, record.rows = n, needed, len(parts)
         record.taps = None if taps is None else taps.ctypes.data
+        record.logits, record.hidden = (each.data_ptr() for each in self._made)
         given = self.given
         record.given = None if given is None else given.data_ptr()
         self._network().run(record)
@@ -152,8 +152,8 @@ class NativePasses:
 
     def _turn_up_to(self, positions: int) -> None:
         for i, turns in enumerate(self.turns):
-            if turns.reserve(positions):
-                self._tables[i] = turns.table.ctypes.data
+            turns.reserve(positions)
+            self._tables[i] = turns.table.ctypes.data
 
     def _network(self) -> OpenNetwork:
         if self._open is None:

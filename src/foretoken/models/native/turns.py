@@ -41,13 +41,17 @@ class Turns:
             for kind in (rope, *([rope["long"]] if rope.get("long") else ()))
         ]
         self.growth = rope["growth"]
-        self.capacity = 0  # positions
         self.table: Floats = np.zeros((len(self.kinds), 0, 2 * len(self.kinds[0][0])), np.float32)
 
-    def reserve(self, positions: int) -> bool:
-        """Make room for so many positions; tell whether the table has moved."""
+    @property
+    def capacity(self) -> int:
+        """Return how many positions the table has."""
+        return self.table.shape[1]
+
+    def reserve(self, positions: int) -> None:
+        """Make room for so many positions; the table may move."""
         if positions <= self.capacity:
-            return False
+            return
         capacity = max(positions, 2 * self.capacity, GROWTH)
         new = np.arange(self.capacity, capacity, dtype=np.float32)[:, None]
         more: list[Floats] = []
@@ -55,8 +59,7 @@ class Turns:
             # in float32, as transformers multiplies
             parts = cosine_and_sine((new * frequencies).astype(np.float64))
             more.append(np.concatenate([part * scale * self._grown(new) for part in parts], 1))
-        self.table, self.capacity = np.concatenate([self.table, more], 1), capacity
-        return True
+        self.table = np.concatenate([self.table, more], 1)
 
     def _grown(self, positions: Floats) -> Floats:
         """Return by how much cosines and sines have grown at positions `[n, 1]`."""

@@ -31,7 +31,8 @@ from foretoken.models.native.turns import Turns
 from interrupts import interrupted
 
 pytestmark = pytest.mark.cpu_only
-WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "models/prefixes.py")
+WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "native/turns.py")
+WHERE += ("models/prefixes.py",)
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 TEXT = [(7 * i * i + 3 * i) % 61 + 2 for i in range(300)]
 
@@ -281,6 +282,52 @@ def test_what_does_not_fit_is_refused(model: NativeModel) -> None:
     assert model.lengths == []
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_invalid_numbers_are_gone_with_their_row(dtype: str) -> None:
+    """Also from the lanes that fill up a vector, where states are no whole vectors."""
+    sick: Any = tiny.llama(64, 256, hidden_size=40, head_dim=16, intermediate_size=64)
+    with torch.no_grad():
+        sick.get_input_embeddings().weight[63] = torch.nan
+    model = NativeConversion(None, dtype, lambda: sick).model()
+    made: list[torch.Tensor] = []
+    for text in (TEXT[:20], [63], TEXT[:20]):
+        model.start([[]])
+        made.append(model.score([text], [len(text)])[0].clone())
+        model.leave([0])
+    assert made[1].isnan().all() and made[0].isfinite().all() and torch.equal(made[0], made[2])
+
+
+def test_ctrl_c_where_arrays_grow_leaves_no_pointer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each allocation of a pass in turn is the last thing before the signal."""
+    expected, text = converted(), TEXT * 8
+    for target, name in ((torch, "empty"), (np, "concatenate"), (torch, "empty")):
+        model = NativeConversion(None, "float32", lambda: copy.deepcopy(network())).model()
+        model.context = model.longest = 4096
+        model.start([[]])
+        model.score([TEXT[:9]], [9])
+        own = getattr(target, name)
+
+        def then_ctrl_c(*given: Any, own: Any = own, **named: Any) -> Any:
+            made = own(*given, **named)
+            raise KeyboardInterrupt(made.shape)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, then_ctrl_c)
+            with pytest.raises(KeyboardInterrupt):
+                model.score([text[:1200]], [1200])
+        model.leave([0])
+        for count in (9, 1100):
+            model.start([[]])
+            logits = model.score([text[:count]], [count])[0].clone()
+            model.leave([0])
+            fresh = emptied(expected)
+            fresh.context = fresh.longest = 4096
+            fresh.start([[]])
+            assert torch.equal(logits, fresh.score([text[:count]], [count])[0])
+            emptied(fresh)
+    expected.context = expected.longest = network().config.max_position_embeddings
+
+
 def test_invalid_numbers_stay_in_their_row() -> None:
     sick: Any = copy.deepcopy(network())
     with torch.no_grad():
@@ -389,14 +436,11 @@ def test_a_table_of_rotary_positions_grows_without_a_trace() -> None:
         "long": {"frequencies": [0.5, 0], "scale": 2},
     }
     grown, whole = Turns(rope), Turns(rope)
-    assert [grown.reserve(n) for n in (1, 1024, 1025, 3000, 9000)] == [
-        True,
-        False,
-        True,
-        True,
-        True,
-    ]
-    assert whole.reserve(grown.capacity)
+    for n in (1, 1024, 1025, 3000, 9000):
+        table = grown.table
+        grown.reserve(n)
+        assert grown.capacity >= n and (grown.table is table) == (n == 1024)
+    whole.reserve(grown.capacity)
     assert np.array_equal(grown.table, whole.table)
     places = np.arange(grown.capacity, dtype=np.float32)[:, None]
     angles = (places * np.array([1, 0.3], np.float32)).astype(np.float64)

@@ -3,6 +3,7 @@ and rounded; and their products are those of the numbers, but for the rounding o
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import CohereConfig, CohereForCausalLM
 
 from foretoken.errors import RefusedError
 from foretoken.models.native import description, library
@@ -214,3 +216,24 @@ def test_a_weight_may_have_parts_of_several_kinds() -> None:
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     each = [multiplied(pack(part.weight.detach().numpy(), 8), x) for part in parts]
     assert np.array_equal(run_product(record.layer[0].qkv, x), np.concatenate(each, 1))
+
+
+def test_parts_beside_one_another_may_be_stored_in_any_way() -> None:
+    """Where attention and MLP read one state, it is rounded if any of their products asks for it,
+    here the last one alone."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    network = CohereForCausalLM(CohereConfig(**sizes, **heads)).eval()
+    dice = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for layer in network.model.layers:
+            integers = torch.randint(-8, 8, (64, 2, 32), generator=dice)
+            scales = (torch.rand(64, 2, 1, generator=dice) * 0.1).half()
+            layer.mlp.up_proj.weight.copy_((integers * scales.float()).view(64, 64))
+        expected = network(torch.arange(1, 21)[None]).logits[0]
+    model = NativeConversion(None, "float32", lambda: copy.deepcopy(network)).model()
+    layer = model.passes.facts["layers"][0]
+    assert [layer[name]["kind"] for name in ("qkv", "gate", "up")] == ["float32", "float32", "int4"]
+    model.start([[]])
+    made = model.score([list(range(1, 21))], [20])[0]
+    assert ((made - expected).norm(dim=1) / expected.norm(dim=1)).max() < 0.05

@@ -104,6 +104,7 @@ static void embed(Running& r, Team& team, int me) {
         memcpy(x, given(r, t) + net.beside, size_t(net.width) * sizeof(float));
       else
         unpack_row(net.embeddings, r.pass.ids[t], x);
+      for (int i = net.width; i < stride; i++) x[i] = 0.0f;  // an earlier token's may be NaN
       const F factor = all(net.embedding_factor);
       for (int i = 0; i < net.width; i += LANES) store(x + i, mul(load(x + i), factor));
       if (net.positions.panels) {
@@ -412,7 +413,7 @@ static void layer_of(Running& r, Team& team, int me, int number) {
   States mlp;
   if (layer.parallel) {  // before attention is added to the states
     mlp = a;
-    if (layer.before_mlp.weight || (rounded(first) && !rounded(layer.qkv)))
+    if (layer.before_mlp.weight || (any_rounded(first, layer.up) && !rounded(layer.qkv)))
       mlp = normed(r, team, me, layer.before_mlp.weight ? layer.before_mlp : layer.before_attention,
                    w.x, tokens, any_rounded(first, layer.up), w.own_mlp[me], w.shared_mlp);
   }
