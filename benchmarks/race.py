@@ -405,8 +405,10 @@ def main(
         print("interrupted before the first round was done", file=sys.stderr)
         raise typer.Exit(130)
     named_in_race = {row["name"] for part in parts for row in part["figures"]}
+    head = machine.describe()
     document = {
-        "machine": machine.describe(),
+        "date": head["date"],
+        "machine": head,
         "target": Path(spec.target_name).name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
