@@ -274,7 +274,6 @@ def test_a_busy_server_is_asked_again(capsys):
 def test_a_server_that_loads_is_asked_again(monkeypatch):
     """When it says so; one that nothing answers for is told at once."""
     monkeypatch.setattr(module, "RETRIES", 1)  # the client waits longer for each
-    monkeypatch.setattr(module, "sleep", lambda seconds: None)
     loading = refusal(503, "the model is loading", Retry_After="0")
     often = [loading] * (2 * module.RETRIES)  # as long as it says so
     with replaying(models=[*often, MODELS], speculation=[loading, body(FACTS)]) as server:

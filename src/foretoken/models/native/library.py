@@ -88,8 +88,7 @@ class PassRecord(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("tokens", "needed", "rows", "tables")),
         *((name, c_void_p) for name in ("ids", "given", "at", "turn", "row", "pages")),
-        *((name, c_void_p) for name in ("rotary", "need")),
-        *((name, c_void_p) for name in ("place", "logits", "hidden", "taps")),
+        *((name, c_void_p) for name in ("rotary", "need", "place", "logits", "hidden", "taps")),
     ]
 
 
@@ -117,7 +116,6 @@ def library() -> ctypes.CDLL:
     kernels.foretoken_round_weights.restype = None
     product = kernels.foretoken_product
     product.argtypes = [ctypes.c_char_p, POINTER(WeightRecord), c_void_p, c_int32, c_void_p]
-    product.restype = None
     return kernels
 
 

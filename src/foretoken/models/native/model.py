@@ -228,7 +228,8 @@ class NativePairs(NativeModel):
         states = states.float().contiguous()
         made = torch.empty(len(states), self._join.outputs)
         pointers = states.data_ptr(), len(states), made.data_ptr()
-        library().foretoken_product(self._instructions, self._join, *pointers)
+        if not library().foretoken_product(self._instructions, self._join, *pointers):
+            raise MemoryError("no memory for the states of a target")
         return made[:, : self.passes.width]
 
     def give(self, pairs: Tensor, counts: list[int]) -> None:

@@ -66,7 +66,10 @@ class NativePasses:
         self._record.rotary = self._tables.ctypes.data
         for name, array in self._inputs.items():
             setattr(self._record, name, array.ctypes.data)
-        self._made = torch.empty(0), torch.empty(0)  # logits and states, as the kernels write them
+        self._buffers = (
+            torch.empty(0),
+            torch.empty(0),
+        )  # logits and states, as the kernels write them
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         # what a decoder of pairs reads of the next tokens, `[tokens, beside + width]`
         self.given: Tensor | None = None
@@ -104,12 +107,12 @@ class NativePasses:
             return self._views[rows, most]
         count = rows * most
         with torch.inference_mode(False):
-            if count * self.columns > self._made[0].numel():
+            if count * self.columns > self._buffers[0].numel():
                 room = count + count // 2
                 self._views.clear()
-                self._made = torch.empty(room * self.columns), torch.empty(room * self.width)
-            logits = self._made[0][: count * self.columns].view(rows, most, self.columns)
-            hidden = self._made[1][: count * self.width].view(rows, most, self.width)
+                self._buffers = torch.empty(room * self.columns), torch.empty(room * self.width)
+            logits = self._buffers[0][: count * self.columns].view(rows, most, self.columns)
+            hidden = self._buffers[1][: count * self.width].view(rows, most, self.width)
             self._views[rows, most] = logits[..., : self.vocab_size], hidden
         return self._views[rows, most]
 
@@ -143,7 +146,7 @@ class NativePasses:
             taps[self._tapped] = [part.data_ptr() for part in states]  # FINAL is the last
         record.tokens, record.needed, record.rows = n, needed, len(parts)
         record.taps = None if taps is None else taps.ctypes.data
-        record.logits, record.hidden = (each.data_ptr() for each in self._made)
+        record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
         given = self.given
         record.given = None if given is None else given.data_ptr()
         self._network().run(record)

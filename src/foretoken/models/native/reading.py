@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
+from foretoken.models.native.packing import LANES
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import context_limit
 from foretoken.models.stock.taps import layers_of
@@ -74,7 +75,6 @@ PARALLEL = 4  # parts in which CodeGen's queries, values and keys were trained
 WIDEST, GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
 SAME = 1e-5  # relative: a norm does what was read
 FAR = 4096  # positions at which ALiBi is tried
-LANES = 16  # numbers of a vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,17 +153,17 @@ bool run_pass(const Network& net, const Pass& pass, void* memory) {
   return run_in_team(net.threads, run_exactly, &r);
 }
 
-States states_of(const float* x, int tokens, int n) {
-  States a;
-  if (!allot_states(&a, tokens, n)) abort();
+bool copy_states(States* a, const float* x, int tokens, int n) {
+  if (!allot_states(a, tokens, n)) return false;
   for (int t = 0; t < tokens; t++)
-    memcpy(a.x + size_t(t) * a.stride, x + size_t(t) * n, size_t(n) * sizeof(float));
-  return a;
+    memcpy(a->x + size_t(t) * a->stride, x + size_t(t) * n, size_t(n) * sizeof(float));
+  return true;
 }
 
 void try_round(const float* x, int tokens, int n, int8_t* q, float* d, float* s, int32_t* z) {
   const Exact exact;
-  States a = states_of(x, tokens, n);
+  States a;
+  if (!copy_states(&a, x, tokens, n)) abort();
   for (int t = 0; t < tokens; t++) round_states(a, t, 0, a.stride);
   const int blocks = a.stride / BLOCK_OF_WEIGHTS;
   for (int t = 0; t < tokens; t++) {
@@ -173,20 +173,24 @@ void try_round(const float* x, int tokens, int n, int8_t* q, float* d, float* s,
       memcpy(q, block.q, BLOCK_OF_WEIGHTS);
       *d++ = block.d;
       *s++ = block.s;
-      z[0] = (block.all - block.second) / -8;
+      z[0] = (block.sum - block.second) / -8;
       z[1] = block.second / -8;
     }
   }
   free_states(&a);
 }
 
-void try_product(const Weight& w, const float* x, int tokens, float* y) {
+bool multiply(const Weight& w, const float* x, int tokens, float* y) {
   const Exact exact;
-  States a = states_of(x, tokens, w.inputs);
-  for (int t = 0; t < tokens && rounded(w); t++) round_states(a, t, 0, a.stride);
-  product(w, a, 0, w.outputs / LANES,
-          [&](int g, int t, F v) { store(y + size_t(t) * w.outputs + g * LANES, v); });
+  States a;
+  const bool done = copy_states(&a, x, tokens, w.inputs);
+  if (done) {
+    for (int t = 0; t < tokens && rounded(w); t++) round_states(a, t, 0, a.stride);
+    product(w, a, 0, w.outputs / LANES,
+            [&](int g, int t, F v) { store(y + size_t(t) * w.outputs + g * LANES, v); });
+  }
   free_states(&a);
+  return done;
 }
 
 void try_unpack(const Weight& w, int output, float* y) {
@@ -211,6 +215,5 @@ void round_to_four_bits(const float* w, int64_t blocks, int8_t* q, float* scales
 
 }  // namespace
 
-const Kernels FORETOKEN_KERNELS = {workspace,   release,       run_pass,    try_round,
-                                   try_product, try_unpack,    try_normalize, try_activate,
-                                   round_to_four_bits};
+const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     multiply,          try_round,
+                                   try_unpack, try_normalize, try_activate, round_to_four_bits};

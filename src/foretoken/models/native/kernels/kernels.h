@@ -9,9 +9,10 @@ struct Kernels {
   void* (*workspace)(const Network& net);  // null: no memory
   void (*release)(void* workspace);
   bool (*run)(const Network& net, const Pass& pass, void* workspace);  // false: no memory, or no threads
-  // pieces, for tests: rounding of `tokens` states, a product, a row of a weight, a norm, an activation
+  // a product by itself; false: no memory
+  bool (*product)(const Weight& w, const float* x, int tokens, float* y);
+  // pieces, for tests: rounding of `tokens` states, a row of a weight, a norm, an activation
   void (*round)(const float* x, int tokens, int n, int8_t* q, float* d, float* s, int32_t* z);
-  void (*product)(const Weight& w, const float* x, int tokens, float* y);
   void (*unpack)(const Weight& w, int output, float* y);
   void (*normalize)(const Norm& norm, const float* x, int n, float* y);
   void (*activate)(int activation, const float* curve, const float* x, int n, float* y);

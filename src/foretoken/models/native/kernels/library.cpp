@@ -93,8 +93,9 @@ EXPORTED void foretoken_round(const char* name, const float* x, int tokens, int 
                      float* s, int32_t* z) {
   kernels_named(name)->round(x, tokens, n, q, d, s, z);
 }
-EXPORTED void foretoken_product(const char* name, const Weight* w, const float* x, int tokens, float* y) {
-  kernels_named(name)->product(*w, x, tokens, y);
+// 0 where memory does not suffice
+EXPORTED int foretoken_product(const char* name, const Weight* w, const float* x, int tokens, float* y) {
+  return kernels_named(name)->product(*w, x, tokens, y);
 }
 EXPORTED void foretoken_unpack(const char* name, const Weight* w, int output, float* y) {
   kernels_named(name)->unpack(*w, output, y);

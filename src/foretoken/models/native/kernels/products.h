@@ -101,7 +101,7 @@ INLINE void begin_sums(const Rounded* x, Sums (*sums)[n]) {
       if (offsets)
         sums[h][t] = integers(0, 1);
       else
-        sums[h][t] = integers(halves == 1 ? x[t].all : h ? x[t].second : x[t].all - x[t].second, eighths);
+        sums[h][t] = integers(halves == 1 ? x[t].sum : h ? x[t].second : x[t].sum - x[t].second, eighths);
 }
 
 // The integer sums of a block become numbers: in halves or as one
@@ -115,7 +115,7 @@ INLINE void add_block(const uint8_t* p, int form, const Super& super, const Roun
     if (offsets) {
       const F m = factors(p + (halves + h) * size, form, super.offset);
       for (int t = 0; t < n; t++) {
-        const int32_t sum = h ? x[t].second : x[t].all - x[t].second;
+        const int32_t sum = h ? x[t].second : x[t].sum - x[t].second;
         y[t] = fma(m, all(halves == 2 ? x[t].d * (float(sum) * -0.125f) : x[t].s), y[t]);
       }
     }

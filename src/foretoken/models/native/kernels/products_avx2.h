@@ -51,16 +51,10 @@ INLINE void add_four(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
   }
 }
 
-template <int kind, int halves, int n>
+template <int kind, int halves, int n, int k = 0>
 INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
-  add_four<kind, halves, n, 0>(p, x, sums);
-  add_four<kind, halves, n, 1>(p, x, sums);
-  add_four<kind, halves, n, 2>(p, x, sums);
-  add_four<kind, halves, n, 3>(p, x, sums);
-  add_four<kind, halves, n, 4>(p, x, sums);
-  add_four<kind, halves, n, 5>(p, x, sums);
-  add_four<kind, halves, n, 6>(p, x, sums);
-  add_four<kind, halves, n, 7>(p, x, sums);
+  add_four<kind, halves, n, k>(p, x, sums);
+  if constexpr (k < 7) add_products<kind, halves, n, k + 1>(p, x, sums);
 }
 
 #else
@@ -91,26 +85,20 @@ INLINE void add_four(const uint8_t* p, const Rounded* x, Sums* some, Sums (*sums
   }
 }
 
-template <int kind, int part, int halves, int n>
-INLINE void add_part(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
-  Sums some[n];  // of 16 bits
-  add_four<kind, part, halves, n, 0>(p, x, some, sums);
-  add_four<kind, part, halves, n, 1>(p, x, some, sums);
-  add_four<kind, part, halves, n, 2>(p, x, some, sums);
-  add_four<kind, part, halves, n, 3>(p, x, some, sums);
-  add_four<kind, part, halves, n, 4>(p, x, some, sums);
-  add_four<kind, part, halves, n, 5>(p, x, some, sums);
-  add_four<kind, part, halves, n, 6>(p, x, some, sums);
-  add_four<kind, part, halves, n, 7>(p, x, some, sums);
+template <int kind, int part, int halves, int n, int k = 0>
+INLINE void add_part(const uint8_t* p, const Rounded* x, Sums* some, Sums (*sums)[n]) {
+  add_four<kind, part, halves, n, k>(p, x, some, sums);
+  if constexpr (k < 7) add_part<kind, part, halves, n, k + 1>(p, x, some, sums);
 }
 
 template <int kind, int halves, int n>
 INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
+  Sums some[n];  // of 16 bits
   if (kind == INT8 || kind == CODE4) {
-    add_part<kind, LOWER, halves, n>(p, x, sums);
-    add_part<kind, UPPER, halves, n>(p, x, sums);
+    add_part<kind, LOWER, halves, n>(p, x, some, sums);
+    add_part<kind, UPPER, halves, n>(p, x, some, sums);
   } else {
-    add_part<kind, ALL, halves, n>(p, x, sums);
+    add_part<kind, ALL, halves, n>(p, x, some, sums);
   }
 }
 

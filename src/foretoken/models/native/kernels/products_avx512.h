@@ -10,7 +10,7 @@ INLINE F numbers(Sums x) { return _mm512_cvtepi32_ps(x); }
 
 // Add the products of weights 4 j up to 4 j + 4 of both halves of a block
 template <int kind, int halves, int n, int j>
-INLINE void add_four(const uint8_t* p, const Rounded* all, Sums (*sums)[n]) {
+INLINE void add_four(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
   const __m512i low = _mm512_set1_epi8(15);
   const __m512i bytes = _mm512_loadu_si512(p + j * 64);
   __m512i first = _mm512_and_si512(bytes, low);
@@ -30,17 +30,15 @@ INLINE void add_four(const uint8_t* p, const Rounded* all, Sums (*sums)[n]) {
     second = _mm512_or_si512(second, _mm512_and_si512(_mm512_srli_epi16(high, shift), upper));
   }
   for (int t = 0; t < n; t++) {
-    const int32_t* x = (const int32_t*)all[t].q + j;
-    sums[0][t] = _mm512_dpbusd_epi32(sums[0][t], first, _mm512_set1_epi32(x[0]));
+    const int32_t* fours = (const int32_t*)x[t].q + j;
+    sums[0][t] = _mm512_dpbusd_epi32(sums[0][t], first, _mm512_set1_epi32(fours[0]));
     Sums& other = sums[halves - 1][t];
-    other = _mm512_dpbusd_epi32(other, second, _mm512_set1_epi32(x[4]));
+    other = _mm512_dpbusd_epi32(other, second, _mm512_set1_epi32(fours[4]));
   }
 }
 
-template <int kind, int halves, int n>
+template <int kind, int halves, int n, int j = 0>
 INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
-  add_four<kind, halves, n, 0>(p, x, sums);
-  add_four<kind, halves, n, 1>(p, x, sums);
-  add_four<kind, halves, n, 2>(p, x, sums);
-  add_four<kind, halves, n, 3>(p, x, sums);
+  add_four<kind, halves, n, j>(p, x, sums);
+  if constexpr (j < 3) add_products<kind, halves, n, j + 1>(p, x, sums);
 }

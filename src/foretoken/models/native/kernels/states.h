@@ -3,8 +3,8 @@
 
 struct Rounded {  // 32 numbers
   int8_t q[BLOCK_OF_WEIGHTS];
-  float d, s;          // the scale, and the scale times the sum of q
-  int32_t all, second; // -8 times the sum of q, and of the last 16 q
+  float d, s;           // the scale, and the scale times the sum of q
+  int32_t sum, second;  // of q, and of the last 16 q: times -8
 };
 
 struct States {
@@ -41,7 +41,7 @@ static inline void round_states(const States& a, int token, int k0, int k1) {
     to_bytes(mul(u, all(inverse)), mul(v, all(inverse)), block.q, sums);
     block.d = most / 127.0f;
     block.s = block.d * float(sums[0] + sums[1]);
-    block.all = -8 * (sums[0] + sums[1]);
+    block.sum = -8 * (sums[0] + sums[1]);
     block.second = -8 * sums[1];
   }
 }
