@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from pathlib import Path
 from typing import Any
 
 import foretoken
@@ -45,7 +46,7 @@ def main() -> None:
             rows.append({"dtype": dtype, "runtime": runtime, "exact": spec.exact})
             rows[-1] |= compared(spec, tokens)
             print(rows[-1], flush=True)
-    print(machine.save("batch-invariance", {"target": asked.target, "rows": rows}))
+    print(machine.save("batch-invariance", {"target": Path(asked.target).name, "rows": rows}))
 
 
 def compared(spec: Speculator, tokens: int) -> dict[str, Any]:
