@@ -205,6 +205,9 @@ def made(kind: Layer, folder: Path) -> Network:
         "last": last,
         "ropes": [rope],
         "layers": layers,
+        "beside": 0,
+        "before_last": 0,
+        "beside_norm": None,
     }
 
     def attended(x: Any, part: Any, turns: Any) -> Any:

@@ -99,6 +99,23 @@ with Beside():
         raise AssertionError("not interrupted")
     assert logits(model) == expected
 """
+HELD = """
+import subprocess, sys
+
+# processes that hold every processor, so that runs do with fewer threads
+hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+try:
+    for _ in range(100):
+        assert logits(model) == expected
+    long = [2 + i % 60 for i in range(model.context)]
+    assert len({logits(model, long) for _ in range(3)}) == 1
+finally:
+    for hog in hogs:
+        hog.kill()
+        hog.wait()
+model.passes.threads, model.passes._open = 1, None
+assert logits(model, long) == logits(made(0), long)
+"""
 ENDS = """
 def run():
     while True:
@@ -139,7 +156,7 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("script", [FORKED, *MORE])
+@pytest.mark.parametrize("script", [FORKED, HELD, *MORE])
 def test_each_engine_has_its_bits_whatever_runs_beside_it(script: str) -> None:
     ended = run(script)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -91,10 +91,9 @@ void* workspace(const Network& net) {
               allot_states(&w->shared, tokens, reads) &&
               allot_states(&w->shared_mlp, tokens, net.width);
   for (int i = 0; done && i < net.threads; i++) {
-    const size_t own = net.threads == 1 ? tokens : size_t(ALONE);
-    done = allot_states(&w->own[i], own, reads) &&
-           allot_states(&w->own_mlp[i], own, net.width) &&
-           allot_states(&w->own_attended[i], own, net.attention) &&
+    done = allot_states(&w->own[i], ALONE, reads) &&
+           allot_states(&w->own_mlp[i], ALONE, net.width) &&
+           allot_states(&w->own_attended[i], ALONE, net.attention) &&
            allot(&w->scratch[i], scratch_of(net));
   }
   if (done) return w;
@@ -108,7 +107,7 @@ bool room_for_parts(const Network& net, const Pass& pass, Workspace* w) {
   Running r = {net, pass, *w};
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
-    if (!divided(r, layer, net.threads)) continue;
+    if (!divided(r, layer, net.threads > 1 ? 2 : 1)) continue;  // a team may be smaller
     const size_t blocks = blocks_of(pass.at[pass.tokens - 1]);
     const size_t floats = blocks * pass.tokens * layer.heads * part_floats(layer.width);
     most = floats > most ? floats : most;

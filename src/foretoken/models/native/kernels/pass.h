@@ -43,7 +43,7 @@ static inline States view(const States& a, int n, int tokens) {  // of rows of n
 template <class One>
 static States prepared(Team& team, int me, int tokens, const States& own, const States& shared,
                        const One& one) {
-  if (tokens <= ALONE || team.size == 1) {
+  if (tokens <= ALONE) {
     for (int t = 0; t < tokens; t++) one(own, t);
     return own;
   }

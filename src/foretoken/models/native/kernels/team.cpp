@@ -19,7 +19,9 @@ namespace {
 // A processor that another process holds is waited for in the kernel: spinning on would take the time that the
 // thread there needs.
 const int SPINS = 4000;
-const int64_t AWAKE = 100000;  // nanoseconds between passes
+// In nanoseconds: how long threads spin between runs; a wait after which a thread is one too many, as another process
+// has its processor; how long runs do with fewer then, twice as long each time that it proves true
+const int64_t AWAKE = 100000, LATE = 1000000, FIRST_REST = 8000000, LONGEST_REST = 256000000;
 
 struct Threads {
   pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;  // held for a run
@@ -29,6 +31,9 @@ struct Threads {
   int helpers = 0;
   std::atomic<uint64_t> job{0};  // its number, then 16 bits of how many threads it has
   std::atomic<int> busy{0};
+  std::atomic<bool> late{false};  // whether somebody was waited for too long
+  int spared = 0;  // threads that runs do without, until then
+  int64_t rest = 0, until = 0;
   Work work = nullptr;
   void* what = nullptr;
 };
@@ -84,11 +89,33 @@ bool add_helper() {
 
 template <class Done>
 void wait_until(const Done& done) {
-  for (int spins = 0; !done();)
-    if (spins++ < SPINS)
+  int64_t since = 0;
+  for (int spins = 0; !done(); spins++) {
+    if (spins < SPINS) {
       PAUSE();
-    else
-      sched_yield();
+      continue;
+    }
+    since = since ? since : now();
+    sched_yield();
+  }
+  if (since && now() - since > LATE) all.late.store(true, std::memory_order_relaxed);
+}
+
+// How many threads the next run has, of `size`
+int team_size(int size) {
+  if (all.spared && now() > all.until) all.spared = 0;  // are all on time again?
+  return size > all.spared ? size - all.spared : 1;
+}
+
+// Learn from a run whether the processors are there
+void judge(int size, int wanted) {
+  if (all.late.exchange(false, std::memory_order_relaxed)) {
+    all.rest = all.rest ? (2 * all.rest < LONGEST_REST ? 2 * all.rest : LONGEST_REST) : FIRST_REST;
+    all.spared = wanted - size + 1;
+    all.until = now() + all.rest;
+  } else if (size == wanted) {
+    all.rest = all.rest > FIRST_REST ? all.rest / 2 : 0;
+  }
 }
 
 }  // namespace
@@ -121,8 +148,9 @@ void Team::meet() {
   wait_until([&] { return phase.load(std::memory_order_acquire) != here; });
 }
 
-bool run_in_team(int size, Work work, void* what) {
+bool run_in_team(int wanted, Work work, void* what) {
   pthread_mutex_lock(&all.turn);
+  const int size = team_size(wanted);
   bool enough = true;
   while (enough && all.helpers < size - 1) enough = add_helper();
   if (enough) {
@@ -138,6 +166,7 @@ bool run_in_team(int size, Work work, void* what) {
     if (size > 1) pthread_cond_broadcast(&all.wake);
     work(what, all.team, 0);
     wait_until([] { return !all.busy.load(std::memory_order_acquire); });
+    judge(size, wanted);
   }
   pthread_mutex_unlock(&all.turn);
   return enough;

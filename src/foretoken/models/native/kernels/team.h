@@ -26,6 +26,7 @@ struct Team {
 
 typedef void (*Work)(void* what, Team& team, int me);
 
-// Run work(what, team, me) in `size` threads, this one included, and wait for all. One run at a time per process:
+// Run work(what, team, me) in so many threads, this one included, and wait for all; in fewer for a while where another
+// process holds the processors, as a run is as slow as its slowest thread. One run at a time per process:
 // others wait for their turn. False where the system gives no more threads.
-bool run_in_team(int size, Work work, void* what);
+bool run_in_team(int wanted, Work work, void* what);
