@@ -2,7 +2,7 @@
 # (.venv/run: demo, chat, serve) or to develop (.venv/ready, on top of it: all others).
 PYTHON ?= python3
 BIN := .venv/bin
-NATIVE := src/foretoken/models/native
+KERNELS := src/foretoken/kernels
 # Where torch without CUDA is; for a GPU: make TORCH_INDEX=https://download.pytorch.org/whl/cu130
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Modules are compiled when they are first imported: all of them take as long as the rest, and 0.3 GB
@@ -102,7 +102,7 @@ prove: .venv/ready
 	touch $@
 
 # The native decoder anew, where its sources have changed
-.venv/kernels: .venv/run $(NATIVE)/build.py $(wildcard $(NATIVE)/kernels/*)
+.venv/kernels: .venv/run $(KERNELS)/build.py $(wildcard $(KERNELS)/cpp/*)
 	$(PIP) --no-deps --editable .
 	touch $@
 

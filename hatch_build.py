@@ -11,8 +11,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = Path("src/foretoken/models/native")
-found = spec_from_file_location("kernels", Path(__file__).parent / NATIVE / "build.py")
+KERNELS = Path("src/foretoken/kernels")
+found = spec_from_file_location("kernels", Path(__file__).parent / KERNELS / "build.py")
 build = module_from_spec(found)
 found.loader.exec_module(build)
 
@@ -43,5 +43,5 @@ class KernelsHook(BuildHookInterface[Any]):
             build.LIBRARY.unlink(missing_ok=True)  # of other sources
             return
         here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["artifacts"].append(f"/{NATIVE}/{build.LIBRARY.name}")
+        build_data["artifacts"].append(f"/{KERNELS}/{build.LIBRARY.name}")
         build_data["tag"], build_data["pure_python"] = f"py3-none-{here}", False

@@ -29,7 +29,7 @@ from foretoken import Speculator, load
 from foretoken import step as step_module
 from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler
-from foretoken.models.native.library import OpenNetwork
+from foretoken.kernels.library import OpenNetwork
 from machine import save
 
 PROMPTS = (

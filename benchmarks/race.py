@@ -34,6 +34,7 @@ from foretoken.cli.command import command, quiet
 from foretoken.costing import contention
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError, RefusedError
+from foretoken.kernels.library import chosen_set
 from foretoken.loading import hub, named
 from foretoken.loading.options import ROUNDED
 from foretoken.measurement.bench import (
@@ -53,7 +54,6 @@ from foretoken.measurement.bench import (
     repeat_tasks,
 )
 from foretoken.measurement.machine import cores
-from foretoken.models.native.library import chosen_set
 from foretoken.models.native.model import NativeModel
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams

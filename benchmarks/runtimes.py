@@ -24,8 +24,8 @@ import torch
 
 import foretoken
 import machine
+from foretoken.kernels.library import CHOICE
 from foretoken.measurement.machine import bandwidth
-from foretoken.models.native.library import CHOICE
 from foretoken.timing import measure_seconds, take_turns
 
 TOKENS, PASTS, BATCHES = (1, 2, 3, 4, 6, 8, 16), (64, 512, 2048), (1, 2, 4, 8, 16, 32)

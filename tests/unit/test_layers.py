@@ -15,7 +15,7 @@ REPRODUCTION = SOURCE.parents[1] / "reproduction"
 # need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
 LAYERS = [
     ["costing.contention", "errors", "shared_cache", "slow_log", "timing", "transfer"],
-    ["media"],
+    ["kernels", "media"],
     ["text"],
     ["checked", "models", "storage"],
     ["models.stock", "models.store", "sampling", "theory"],

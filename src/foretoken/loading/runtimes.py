@@ -515,7 +515,8 @@ def openvino() -> str:
 
 def _native_library():  # not annotated: as below
     """Import the module that runs models natively; RefusedError if it was not compiled."""
-    from foretoken.models.native import conversion, library
+    from foretoken.kernels import library
+    from foretoken.models.native import conversion
 
     library.library()
     return conversion

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.errors import NumericsError
+from foretoken.kernels import tokens
 from foretoken.sampling.params import SamplingParams, Standard
 
-LONG = 8192  # ids of a distribution from which on it is worth a second look before it is added up
-BLOCK = 256  # ids of such a distribution that are added up at once
+UNFILTERED = SamplingParams(1.0).standard
 LIKELY = 2048  # scores among which the edge of top-p is looked for first
 
 
@@ -36,7 +36,12 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """
     if params.greedy:
         return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
-    return warped(logits, params.standard).softmax(-1)
+    logits, standard = logits.to(working(logits.dtype)), params.standard
+    if not tokens.served(logits):
+        return warped(logits, standard).softmax(-1)
+    if standard == UNFILTERED._replace(temperature=standard.temperature):
+        return tokens.softmax(logits, standard.temperature)
+    return tokens.softmax(warped(logits, standard), 1.0)
 
 
 def warped(logits: Tensor, params: Standard) -> Tensor:
@@ -122,6 +127,8 @@ def locate(
 ) -> tuple[Tensor, Tensor]:
     """`sample` without its check, which would make a device's host wait: ids, and the mass of every
     row for `require_mass`, `[B]` each. For an invalid distribution any id comes back."""
+    if cdf is None and tokens.served(distributions):
+        return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
         return _locate_here(distributions, uniforms, cdf)
     cdf = running_sum(distributions) if cdf is None else cdf
@@ -137,51 +144,16 @@ def _locate_here(
 ) -> tuple[Tensor, Tensor]:
     """`locate` on the host, row by row: for a few numbers NumPy takes a tenth of torch's time."""
     rows, V = as_array(distributions), distributions.shape[-1]
-    blocks = _block_masses(distributions) if cdf is None and V >= LONG else None
     found: list[tuple[int, float]] = []
     for b, u in enumerate(cast(list[float], uniforms.tolist())):
-        if blocks is not None:
-            found.append(_by_blocks(rows[b], blocks[b], u))
-            continue
         sums = rows[b].cumsum(dtype=np.float64) if cdf is None else cdf[b].numpy()
         total = float(sums[-1])
         # The sum runs from left to right: an id of zero mass has its predecessor's CDF, and the
         # mark stays below the total
-        found.append((min(_place(sums, _below_total(u * total, total)), V - 1), total))
+        mark = min(u * total, math.nextafter(total, 0.0))
+        found.append((min(int(sums.searchsorted(mark, "right")), V - 1), total))
     ids, masses = zip(*found, strict=True) if found else ((), ())
     return torch.from_numpy(np.array(ids, np.int64)), torch.from_numpy(np.array(masses, np.float64))
-
-
-def _block_masses(distributions: Tensor) -> NDArray[Any]:
-    """Masses of the blocks of long distributions, added up in a seventh of the time of a running
-    sum."""
-    end = distributions.shape[-1] // BLOCK * BLOCK
-    masses = distributions[:, :end].reshape(len(distributions), -1, BLOCK).sum(-1)
-    if end < distributions.shape[-1]:
-        masses = torch.cat([masses, distributions[:, end:].sum(-1, keepdim=True)], 1)
-    return as_array(masses)
-
-
-def _by_blocks(row: NDArray[Any], masses: NDArray[Any], u: float) -> tuple[int, float]:
-    """The id, and the mass, of a long distribution: the block in which the mark lies, then the id
-    in it."""
-    sums = masses.cumsum(dtype=np.float64)
-    total = float(sums[-1])
-    mark = _below_total(u * total, total)
-    block = min(_place(sums, mark), len(sums) - 1)  # of an invalid distribution any id comes back
-    inner = row[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
-    mark = _below_total(mark - (float(sums[block - 1]) if block else 0.0), float(inner[-1]))
-    return min(block * BLOCK + _place(inner, mark), len(row) - 1), total
-
-
-def _below_total(mark: float, total: float) -> float:
-    """The mark, below the total whatever the rounding."""
-    return min(mark, math.nextafter(total, 0.0))
-
-
-def _place(sums: NDArray[Any], mark: float) -> int:
-    """The first place whose running sum is above the mark."""
-    return int(sums.searchsorted(mark, "right"))
 
 
 def possible(distributions: Tensor, ids: Tensor) -> Tensor:

@@ -218,6 +218,15 @@ class Draw:
         """
         return [within(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)]
 
+    def for_verification(self) -> tuple[Tensor, Tensor]:
+        """Return the numbers that decide how many draft tokens are accepted, and those that draw
+        the tokens after them.
+
+        Returns:
+            `[B]` each, in float64.
+        """
+        return self._numbers(0, Purpose.ACCEPT), self._numbers(0, Purpose.NEXT)
+
     def accepted(self, outcome: Outcome) -> Tensor:
         """Draw how many draft tokens of every sequence are accepted.
 

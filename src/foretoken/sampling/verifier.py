@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ForetokenError, RefusedError, one_line, shown
+from foretoken.kernels import tokens
 from foretoken.sampling.comparators import COMPARATORS
 from foretoken.sampling.distributions import likeliest, row_probabilities
 from foretoken.sampling.draw import Draw, LenientDraw, SharedDraw
@@ -21,6 +22,7 @@ from foretoken.sampling.lenience import lenient, near_best
 from foretoken.sampling.verify import RULES, Outcome, Rule, greedy, leading, overlap, overlap_greedy
 
 NAMED: dict[str, Rule] = {**RULES, **COMPARATORS}
+COMPILED = {RULES[name]: name for name in tokens.RULES}  # those that the kernels apply and draw by
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,11 @@ class Sampled:
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         q, x = block.q, block.x
         p = row_probabilities(block.logits, draw.params)
+        if self.rule in COMPILED and tokens.served(p, q):
+            name, numbers = COMPILED[self.rule], draw.for_verification()
+            made = tokens.verify(name, p, q, x, block.lengths, *numbers)
+            draw.masses.append(made.masses)
+            return Verification(made.n, made.t, made.beta, p=p)
         outcome = self.rule(p, q, x, block.lengths)
         n = draw.accepted(outcome)
         t, beta = draw.next_token(outcome.next_distribution(n)), overlap(outcome.p, q, x)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from console import Run, mistake
+from foretoken.kernels import library
 from foretoken.measurement import machine
-from foretoken.models.native import library
 from foretoken.models.native.packing import round_blocks
 from tiny import byte_level, folder, llama
 

@@ -15,7 +15,7 @@ import transformers
 
 import families
 from census import Verdict, classes, judge
-from foretoken.models.native import library
+from foretoken.kernels import library
 from foretoken.models.stock.cache import INSTEAD
 
 # Whole messages. What varies in them is names and numbers, never a sentence of somebody else's

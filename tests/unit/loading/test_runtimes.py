@@ -13,12 +13,12 @@ import torch
 from transformers import PreTrainedModel
 
 from foretoken import RefusedError, load, slow_log
+from foretoken.kernels import library
 from foretoken.loading import runtimes
 from foretoken.loading.runtimes import Early, Placement, place
 from foretoken.loading.sources import Source, source
 from foretoken.loading.target import ModelFacts
 from foretoken.models import store
-from foretoken.models.native import library
 from foretoken.models.openvino import conversion
 from foretoken.models.stock import selfcheck
 from foretoken.models.stock.selfcheck import stir

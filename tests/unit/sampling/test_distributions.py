@@ -22,8 +22,6 @@ from transformers.generation.logits_process import (
 
 from foretoken.errors import NumericsError
 from foretoken.sampling.distributions import (
-    BLOCK,
-    LONG,
     SamplingParams,
     check,
     likeliest,
@@ -84,13 +82,20 @@ def transformers_distribution(logits: torch.Tensor, params: SamplingParams) -> t
     return warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits).softmax(-1)
 
 
+def alike(p, expected):
+    """Mass on the same ids, and as much but for the order of float32's sums."""
+    relative = 0 if p.dtype == torch.float64 else 1e-5
+    same = torch.allclose(p, expected, atol=relative * 1e-7, rtol=relative)
+    return torch.equal(p > 0, expected > 0) and same
+
+
 @pytest.mark.parametrize("params", COMBINATIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distribution_is_that_of_transformers(params, dtype):
     logits = torch.randn(40, 50, generator=torch.manual_seed(1), dtype=dtype) * 3
     p = probabilities(logits, params)
     assert p.dtype == dtype
-    assert torch.equal(p, transformers_distribution(logits, params))
+    assert alike(p, transformers_distribution(logits, params))
 
 
 @pytest.mark.parametrize("params", CUT, ids=str)
@@ -159,7 +164,7 @@ def test_top_p_keeps_what_a_sort_of_all_ids_keeps(top_p, dtype):
         logits = (logits / step).round() * step
         logits[torch.rand(3, 8, 700, generator=generator) < 0.1] = -math.inf
         p = probabilities(logits, SamplingParams(temperature=1.0, top_p=top_p))
-        assert torch.equal(p, sorted_top_p(logits, top_p).softmax(-1))
+        assert alike(p, sorted_top_p(logits, top_p).softmax(-1))
 
 
 def test_mass_that_is_top_p_exactly_suffices():
@@ -371,7 +376,7 @@ def test_the_nearest_possible_id():
     assert 0 <= int(possible(torch.full((1, 5), math.nan), torch.tensor([[5]]))) < 5
 
 
-@pytest.mark.parametrize("V", [LONG, LONG + 1, LONG + BLOCK - 1])
+@pytest.mark.parametrize("V", [1300, 8192, 8193, 8447])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_long_distribution_is_drawn_from_as_a_short_one(V, dtype):
     """Masses are whole numbers, whose sums are exact in any order; numbers lie on the edges too."""
@@ -389,10 +394,10 @@ def test_a_long_distribution_is_drawn_from_as_a_short_one(V, dtype):
 
 
 def test_a_long_row_that_is_no_distribution_gives_some_id():
-    distributions = torch.zeros(2, LONG + 1)
+    distributions = torch.zeros(2, 8192 + 1)
     distributions[1, 77] = math.nan
     ids, masses = locate(distributions, torch.full((2,), 0.5).double())
-    assert ((ids >= 0) & (ids <= LONG)).all()
+    assert ((ids >= 0) & (ids <= 8192)).all()
     assert not any(0 < mass < math.inf for mass in masses.tolist())
 
 

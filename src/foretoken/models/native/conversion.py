@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretoken.errors import RefusedError, kind_of
+from foretoken.kernels.library import chosen_set
 from foretoken.models import store
 from foretoken.models.companion import Companion, require_alike
 from foretoken.models.native import description
-from foretoken.models.native.library import chosen_set
 from foretoken.models.native.model import NativeModel, NativePairs
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from foretoken.kernels import library
 from foretoken.models.blocks import Floats
-from foretoken.models.native import library
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack
 from foretoken.models.native.pages import LayerPlace
 

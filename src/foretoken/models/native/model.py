@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.kernels.library import WeightRecord, chosen_set, library
 from foretoken.models.base import Blocks
 from foretoken.models.native.description import weight_record
-from foretoken.models.native.library import WeightRecord, chosen_set, library
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
 from foretoken.models.prefixes import PrefixCache, shared

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.kernels import library
 from foretoken.models.blocks import Blocks, Floats, found, in_parts
-from foretoken.models.native import library
 from foretoken.models.native.levels import SUPER_BLOCK, two_levels
 
 LANES, WEIGHTS = 16, 32  # outputs of a panel; weights of a block along the inputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import RefusedError
+from foretoken.kernels.library import OpenNetwork, PassRecord
+from foretoken.kernels.tokens import thread_count
 from foretoken.models.native import description
-from foretoken.models.native.library import OpenNetwork, PassRecord
 from foretoken.models.native.pages import PagedRow, page_layout
 from foretoken.models.native.turns import Turns
 
@@ -56,7 +56,7 @@ class NativePasses:
         self.columns = int(facts["head"]["outputs"])  # of the logits, in full panels
         self.layout = page_layout([description.cached_heads(layer) for layer in facts["layers"]])
         self.turns = [Turns(rope) for rope in facts["ropes"]]
-        self.threads = _threads()
+        self.threads = thread_count()
         self._open: OpenNetwork | None = None
         # arrays that the record of every pass points to
         names = ("ids", "at", "turn", "row", "need", "place")
@@ -164,12 +164,6 @@ class NativePasses:
             record, kept = description.records(self.facts, places, self.memory, self.threads, MOST)
             self._open = OpenNetwork(record, kept)
         return self._open
-
-
-def _threads() -> int:
-    """Return as many threads as torch has, of the processors that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(torch.get_num_threads(), allowed or 1, 256))  # MOST_THREADS of team.h
 
 
 def _divided(parts: list[RowPart]) -> list[list[RowPart]]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 import tiny_families
 from foretoken.errors import RefusedError
-from foretoken.models.native import library
+from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
 from foretoken.models.stock.selfcheck import TOLERANCE, deviation, stir

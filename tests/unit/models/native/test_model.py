@@ -21,11 +21,11 @@ from transformers import PreTrainedModel
 import foretoken
 import tiny
 from foretoken.errors import InputError, RefusedError
+from foretoken.kernels.library import CHOICE, instruction_sets
 from foretoken.models import store
 from foretoken.models.companion import Companion
 from foretoken.models.native import pages
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.native.library import CHOICE, instruction_sets
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.turns import Turns
 from interrupts import interrupted

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from transformers import CohereConfig, CohereForCausalLM
 
 from foretoken.errors import RefusedError
-from foretoken.models.native import description, library
+from foretoken.kernels import library
+from foretoken.models.native import description
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.packing import KINDS, Panels, pack
 from foretoken.models.native.pages import PagedRow

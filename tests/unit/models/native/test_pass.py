@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from foretoken.models.native import description, library, passes, reference
+from foretoken.kernels import library, reference
+from foretoken.models.native import description, passes
 from foretoken.models.native.packing import round_blocks
 from foretoken.models.native.pages import PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
@@ -299,7 +300,7 @@ def test_passes_are_as_defined(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     for instructions in library.instruction_sets():
         monkeypatch.setenv(library.CHOICE, instructions)
         for threads in (1, 2, 3):
-            monkeypatch.setattr(passes, "_threads", lambda count=threads: count)
+            monkeypatch.setattr(passes, "thread_count", lambda count=threads: count)
             model = NativePasses(tmp_path, network.facts)
             halved = "float16" if network.facts["halved"] else "float32"
             pool = PagePool(model.layout, halved)

@@ -5,7 +5,7 @@
 
 #include "arithmetic.h"
 
-// How weights are stored, in panels of 16 outputs (../packing.py): numbers k by k, integers by blocks of 32,
+// How weights are stored, in panels of 16 outputs (../../models/native/packing.py): numbers k by k, integers by blocks of 32,
 // each its 16 scales, its 16 offsets if it has some, and its integers, four of an output together.
 enum Kind {
   FLOAT32 = 0,
@@ -101,4 +101,38 @@ struct Pass {
   float* hidden;              // [.., width], what the head reads, or null
   // [layers + 2], each [tokens, width] or null: what a layer reads, the last one gives, and that normed
   float* const* taps;
+};
+
+// Rows of numbers: row r is part r % inner of group r / inner
+struct Matrix {
+  const float* numbers;  // or null
+  int64_t of_group, of_part;
+  int32_t inner;
+};
+
+struct Softmax {
+  int32_t rows, V, threads;
+  float temperature;
+  Matrix logits;
+  float* p;  // [rows, V]
+};
+
+struct Draws {  // a token of each row
+  int32_t rows, V;
+  Matrix p;
+  const double* u;  // [rows], in [0, 1)
+  int64_t* ids;     // [rows]
+  double* masses;   // [rows], of p
+};
+
+enum { ALONE_EACH = 0, BLOCKS = 1 };  // rules: each draft token by itself, or the longest block
+
+struct Verification {
+  int32_t rule, rows, G, V;
+  Matrix p, q;                         // of [rows, G + 1] and [rows, G]; q null: draft tokens are certain
+  const int64_t *x, *lengths;          // [rows, G], draft tokens; [rows], how many
+  const double *accept, *next;         // [rows], numbers in [0, 1)
+  double *survival, *scale;            // [rows, G], [rows, G + 1]
+  int64_t *n, *t;                      // [rows]: accepted, and the token after them
+  double *beta, *masses;               // [rows, G]: sum min(p, q); [rows]: of what t was drawn from
 };

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.models.native import build
+from foretoken.kernels import build
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[3]
+ROOT = HERE.parents[2]
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]
 FAMILIES = ("Llama", "Mistral", "Gemma 2", "Gemma 3", "GPT-NeoX")
 FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -23,7 +23,7 @@ import os, sys
 from pathlib import Path
 import torch, transformers
 from tiny_families import FAMILIES
-from foretoken.models.native import library
+from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 
 library.FILE = Path(sys.argv[1])
@@ -146,7 +146,7 @@ def require_clean(ended: subprocess.CompletedProcess[str], last: str) -> None:
 
 
 def test_kernels_stay_in_their_bounds(instrumented: Path) -> None:
-    test = HERE / "test_kernels.py"
+    test = HERE / "test_arithmetic.py"
     ended = run(instrumented, "-m", "pytest", "-q", "-x", "-m", "prove", "-p", "no:xdist", test)
     require_clean(ended, "passed")
 

@@ -1,4 +1,4 @@
-"""The compiled kernels and their C interface (`kernels/network.h`): records by ctypes, and a
+"""The compiled kernels and their C interface (`cpp/network.h`): records by ctypes, and a
 network that runs passes. Callers have checked what they give: C++ trusts every number."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.native import build
+from foretoken.kernels import build
 
 FILE = Path(__file__).parent / "kernels.so"
 SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
@@ -92,6 +92,49 @@ class PassRecord(Structure):
     ]
 
 
+class MatrixRecord(Structure):
+    """The record Matrix of network.h."""
+
+    _fields_ = [
+        ("numbers", c_void_p),
+        ("of_group", c_int64),
+        ("of_part", c_int64),
+        ("inner", c_int32),
+    ]
+
+
+class SoftmaxRecord(Structure):
+    """The record Softmax of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("rows", "V", "threads")),
+        ("temperature", c_float),
+        ("logits", MatrixRecord),
+        ("p", c_void_p),
+    ]
+
+
+class DrawsRecord(Structure):
+    """The record Draws of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("rows", "V")),
+        ("p", MatrixRecord),
+        *((name, c_void_p) for name in ("u", "ids", "masses")),
+    ]
+
+
+class VerificationRecord(Structure):
+    """The record Verification of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("rule", "rows", "G", "V")),
+        *((name, MatrixRecord) for name in ("p", "q")),
+        *((name, c_void_p) for name in ("x", "lengths", "accept", "next")),
+        *((name, c_void_p) for name in ("survival", "scale", "n", "t", "beta", "masses")),
+    ]
+
+
 @cache
 def library() -> ctypes.CDLL:
     """Load the library. Raises RefusedError where it was not compiled, or of other sources, or
@@ -114,6 +157,10 @@ def library() -> ctypes.CDLL:
     kernels.foretoken_run.argtypes = [c_void_p, POINTER(PassRecord)]
     kernels.foretoken_round_weights.argtypes = [ctypes.c_char_p, c_void_p, c_int64, *[c_void_p] * 2]
     kernels.foretoken_round_weights.restype = None
+    kernels.foretoken_softmax.argtypes = [ctypes.c_char_p, POINTER(SoftmaxRecord)]
+    kernels.foretoken_draw.argtypes = [ctypes.c_char_p, POINTER(DrawsRecord)]
+    kernels.foretoken_draw.restype = None
+    kernels.foretoken_verify.argtypes = [ctypes.c_char_p, POINTER(VerificationRecord)]
     product = kernels.foretoken_product
     product.argtypes = [ctypes.c_char_p, POINTER(WeightRecord), c_void_p, c_int32, c_void_p]
     return kernels

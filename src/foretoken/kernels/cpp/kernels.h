@@ -9,6 +9,9 @@ struct Kernels {
   void* (*workspace)(const Network& net);  // null: no memory
   void (*release)(void* workspace);
   bool (*run)(const Network& net, const Pass& pass, void* workspace);  // false: no memory, or no threads
+  bool (*softmax)(const Softmax& softmax);  // false: no threads
+  void (*draw)(const Draws& draws);
+  bool (*verify)(const Verification& verification);  // false: a draft token is none of the V
   // a product by itself; false: no memory
   bool (*product)(const Weight& w, const float* x, int tokens, float* y);
   // pieces, for tests: rounding of `tokens` states, a row of a weight, a norm, an activation

@@ -1,7 +1,7 @@
 """Compile the kernels, for every instruction set of this kind of processor, into one library.
 
 Runs where the package is built, so it imports nothing but Python's own modules.
-By hand, in a checkout: `python src/foretoken/models/native/build.py`.
+By hand, in a checkout: `python src/foretoken/kernels/build.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES, LIBRARY = HERE / "kernels", HERE / "kernels.so"
+SOURCES, LIBRARY = HERE / "cpp", HERE / "kernels.so"
 # No -ffast-math, no contraction: the arithmetic is exactly what is written. Nothing of C++'s own
 # library is needed where it runs. GCC 12 takes undefined vectors of its own headers for mistakes.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]

@@ -89,6 +89,16 @@ EXPORTED int foretoken_run(void* network, const Pass* pass) {
   return r->kernels->run(r->net, *pass, r->workspace);
 }
 
+// 0 where threads do not suffice
+EXPORTED int foretoken_softmax(const char* name, const Softmax* softmax) {
+  return kernels_named(name)->softmax(*softmax);
+}
+EXPORTED void foretoken_draw(const char* name, const Draws* draws) { kernels_named(name)->draw(*draws); }
+// 0 where a draft token is none of the vocabulary
+EXPORTED int foretoken_verify(const char* name, const Verification* verification) {
+  return kernels_named(name)->verify(*verification);
+}
+
 EXPORTED void foretoken_round(const char* name, const float* x, int tokens, int n, int8_t* q, float* d,
                      float* s, int32_t* z) {
   kernels_named(name)->round(x, tokens, n, q, d, s, z);

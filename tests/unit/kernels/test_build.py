@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import RefusedError
+from foretoken.kernels import build, library
 from foretoken.loading import runtimes
-from foretoken.models.native import build, library
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 
 
 @pytest.fixture(autouse=True)

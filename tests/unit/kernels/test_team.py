@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.models.native import library
+from foretoken.kernels import library
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.cpu_only
 BEGINNING = """
 import gc, os, signal, threading, time

@@ -1,4 +1,4 @@
-// Weights rounded to four bits: the same as `nearest` of ../../rounding.py, to the bit.
+// Weights rounded to four bits: the same as `nearest` of ../../models/rounding.py, to the bit.
 #pragma once
 
 // The nearest number that float16 has

@@ -1,6 +1,6 @@
 """The arithmetic of the native decoder, in NumPy: what every instruction set must equal to the bit.
 
-Slow and plain. `kernels/arithmetic.h` summarizes it in ten lines.
+Slow and plain. `cpp/arithmetic.h` summarizes it in ten lines.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LANES, WEIGHTS, BLOCK = 16, 32, 128  # of a vector; of a block of weights; positions of attention's
+MASS = 256  # ids of a distribution that are added up at once
 
 Floats = NDArray[Any]  # of float32
 
@@ -226,3 +227,90 @@ def attention(
         factor = exponential(most - joined)
         total = fma(total, factor, exponential(sinks - joined))
     return result * (factor / total)[:, None]
+
+
+def block_masses(x: Floats) -> Floats:
+    """Sum rows `[n, V]` by blocks of 256 ids: `[n, blocks]`."""
+    blocks = -(-x.shape[-1] // MASS)
+    parts = padded(x, MASS).reshape(len(x), blocks, MASS // LANES, LANES)
+    total = np.zeros((len(x), parts.shape[1], LANES), np.float32)
+    for part in np.moveaxis(parts, 2, 0):
+        total = total + part
+    return lane_sum(total)
+
+
+def mass(x: Floats) -> Floats:
+    """Sum rows `[n, V]` in float64, block after block: `[n]`."""
+    return block_masses(x).cumsum(-1, dtype=np.float64)[:, -1]
+
+
+def softmax(x: Floats, temperature: float) -> Floats:
+    """Return the distributions of logits `[n, V]` at a temperature; NaN where they hold NaN, +inf,
+    or -inf alone."""
+    with np.errstate(all="ignore"):
+        scores = x * (np.float32(1) / np.float32(temperature))
+        apart = scores - np.fmax.reduce(scores, -1, keepdims=True)
+        weights = exponential(apart) - exponential(np.float32([-87]))
+        return weights * (1 / mass(weights)).astype(np.float32)[:, None]
+
+
+def locate(p: Floats, u: float) -> tuple[int, float]:
+    """Return the first id of masses `[V]` whose running sum is above u times their total, and that
+    total."""
+    masses = block_masses(p[None])[0].astype(np.float64)
+    sums = masses.cumsum()
+    total = float(sums[-1])
+    mark = min(u * total, np.nextafter(total, 0))
+    block = int(sums.searchsorted(mark, "right"))
+    inner = p[block * MASS : (block + 1) * MASS].cumsum(dtype=np.float64)
+    mark = (mark - (sums[block - 1] if block else 0)) / masses[block] * inner[-1]
+    mark = min(mark, np.nextafter(inner[-1], 0))
+    return block * MASS + int(inner.searchsorted(mark, "right")), total
+
+
+def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
+    """Return (a p - q)+ `[V]`; q is all on x where it is None."""
+    rest = p * np.float32(a)
+    if q is None:
+        rest[x] = 0
+        return rest
+    return np.maximum(rest - q, np.float32(0))
+
+
+def judge(rule: str, p: Floats, q: Floats | None, x: list[int]) -> tuple[Any, list[float]]:
+    """Return P(n > i) for each of a row's draft tokens x `[G]`, and the factor of p in the residual
+    at each n, by `sampling.verify`'s rule of that name: p `[G+1, V]`, q `[G, V]` or None."""
+    G = len(x)
+    px = [float(p[i, x[i]]) for i in range(G)]
+    qx = [1.0 if q is None else float(q[i, x[i]]) for i in range(G)]
+    if rule == "speculative":
+        alone = [min(a, b) / b if b > 0 else 0.0 for a, b in zip(px, qx, strict=True)]
+        return np.cumprod(alone), [1.0] * (G + 1)
+    a = [1.0]
+    for one, other in zip(px, qx, strict=True):
+        a.append(min(1.0, a[-1] * one / other) if other > 0 else 0.0)
+    h = a[G:][:G]  # none without draft tokens
+    for i in range(G - 1, 0, -1):
+        rest = residual(p[i], None if q is None else q[i], x[i], a[i])
+        S = float(mass(rest[None])[0])
+        h.append(S / (S + (1 - a[i])) if S + (1 - a[i]) > 0 else 1.0)
+    return (1 - np.cumprod(1 - np.array(h)))[::-1], a
+
+
+def verify(
+    rule: str, p: Floats, q: Floats | None, x: list[int], accept: float, following: float
+) -> tuple[int, int, Any, float]:
+    """Return how many of a row's draft tokens are accepted, the token after them, the sums of
+    min(p, q), and the mass of what that token was drawn from."""
+    survival, a = judge(rule, p, q, x)
+    n = int((accept < survival).sum())
+    t, total = 0, 0.0
+    if n < len(x):
+        rest = residual(p[n], None if q is None else q[n], x[n], a[n])
+        total = float(mass(rest[None])[0])
+        t = locate(rest, following)[0] if total > 0 else 0
+    if not total > 0:
+        t, total = locate(p[n], following)
+    certain = [float(p[i, one]) for i, one in enumerate(x)]
+    both = np.array(certain) if q is None else mass(np.minimum(p[: len(x)], q))
+    return n, t, np.minimum(both, 1), total

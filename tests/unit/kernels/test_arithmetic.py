@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.models.native import library, reference
+from foretoken.kernels import library, reference
 from foretoken.models.native.packing import (
     HALVES,
     KINDS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.models.native import build, library
+from foretoken.kernels import build, library
 
 
 @pytest.fixture(scope="session")

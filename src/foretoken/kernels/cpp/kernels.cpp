@@ -28,6 +28,7 @@ namespace {
 #include "products.h"
 #include "attention.h"
 #include "rounding.h"
+#include "tokens.h"
 #include "pass.h"
 
 const size_t ALIGNED = 64;
@@ -152,6 +153,35 @@ bool run_pass(const Network& net, const Pass& pass, void* memory) {
   return run_in_team(net.threads, run_exactly, &r);
 }
 
+void soften_exactly(void* what, Team& team, int me) {
+  const Exact exact;
+  soften(*(const Softmax*)what, team, me);
+}
+
+bool run_softmax(const Softmax& s) {
+  if (s.rows > 1 && s.threads > 1)
+    return run_in_team(s.rows < s.threads ? s.rows : s.threads, soften_exactly, (void*)&s);
+  const Exact exact;
+  for (int row = 0; row < s.rows; row++)
+    softmax_row(row_of(s.logits, row), s.V, s.temperature, s.p + size_t(row) * s.V);
+  return true;
+}
+
+void draw_tokens(const Draws& d) {
+  const Exact exact;
+  for (int row = 0; row < d.rows; row++) {
+    const float* p = row_of(d.p, row);
+    d.ids[row] = locate(d.V, d.u[row], d.masses + row, [&](int i) { return numbers_at(p, i, d.V); });
+  }
+}
+
+bool verify_rows(const Verification& v) {
+  const Exact exact;
+  bool valid = true;
+  for (int row = 0; valid && row < v.rows; row++) valid = verify_row(v, row);
+  return valid;
+}
+
 bool copy_states(States* a, const float* x, int tokens, int n) {
   if (!allot_states(a, tokens, n)) return false;
   for (int t = 0; t < tokens; t++)
@@ -214,5 +244,5 @@ void round_to_four_bits(const float* w, int64_t blocks, int8_t* q, float* scales
 
 }  // namespace
 
-const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     multiply,          try_round,
+const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     run_softmax,  draw_tokens, verify_rows, multiply,  try_round,
                                    try_unpack, try_normalize, try_activate, round_to_four_bits};

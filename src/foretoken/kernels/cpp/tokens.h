@@ -1,0 +1,179 @@
+// Tokens: distributions `[rows, V]` of logits, and what is drawn and compared of them. Sums go through blocks of
+// MASS ids: a sum of 16 lanes each, in float32, then their sum in order, in float64.
+#pragma once
+
+enum { MASS = 256 };
+
+// Make a row's numbers, 16 at a time, by make(first id), and add them up; written to `out`, if that is not null.
+// What lies at V and behind it counts as zero
+template <class Make>
+INLINE double mass_of(int V, float* out, const Make& make) {
+  double total = 0;
+  for (int block = 0; block < V; block += MASS) {
+    F sums = all(0.0f);
+    for (int i = block; i < V && i < block + MASS; i += LANES) {
+      const F y = V - i < LANES ? between(make(i), all(0.0f), 0, V - i) : make(i);
+      sums = add(sums, y);
+      if (!out) continue;
+      if (V - i >= LANES) {
+        store(out + i, y);
+        continue;
+      }
+      float last[LANES];
+      store(last, y);
+      memcpy(out + i, last, size_t(V - i) * sizeof(float));
+    }
+    total += double(sum(sums));
+  }
+  return total;
+}
+// Numbers i up to i + 16 of a row of V; zeros at V and behind it
+INLINE F numbers_at(const float* row, int i, int V) {
+  if (V - i >= LANES) return load(row + i);
+  float last[LANES] = {};
+  memcpy(last, row + i, size_t(V - i) * sizeof(float));
+  return load(last);
+}
+INLINE void scale_row(float* row, int V, float factor) {
+  for (int i = 0; i < V; i += LANES) {
+    const F y = mul(numbers_at(row, i, V), all(factor));
+    if (V - i >= LANES) {
+      store(row + i, y);
+      continue;
+    }
+    float last[LANES];
+    store(last, y);
+    memcpy(row + i, last, size_t(V - i) * sizeof(float));
+  }
+}
+
+// The distribution of logits at a temperature; NaN throughout where they hold NaN, +inf, or -inf alone
+static void softmax_row(const float* x, int V, float temperature, float* p) {
+  const F factor = all(1.0f / temperature), lowest = all(-INFINITY);
+  F most_of = lowest;
+  for (int i = 0; i < V; i += LANES) most_of = most(between(numbers_at(x, i, V), lowest, 0, V - i), most_of);
+  // without exp(-87), the least that there is: what is further below the largest has no mass
+  const F top = mul(all(largest(most_of)), factor), floor = exponential(all(-87.0f));
+  const double total = mass_of(V, p, [&](int i) {
+    return sub(exponential(sub(mul(numbers_at(x, i, V), factor), top)), floor);
+  });
+  scale_row(p, V, float(1 / total));
+}
+
+// The first of the numbers that `make` gives whose running sum is above u times their mass; any where that is no
+// positive number
+template <class Make>
+INLINE int locate(int V, double u, double* mass, const Make& make) {
+  const double total = *mass = mass_of(V, nullptr, make);
+  double mark = u * total < nextafter(total, 0) ? u * total : nextafter(total, 0), before = 0;
+  int block = 0;
+  for (; block + MASS < V; block += MASS) {
+    const double after = before + mass_of(MASS, nullptr, [&](int i) { return make(block + i); });
+    if (after > mark) break;
+    before = after;
+  }
+  float inner[MASS] = {};
+  const int n = V - block < MASS ? V - block : MASS;
+  const double here = mass_of(n, inner, [&](int i) { return make(block + i); });
+  double sum = 0, running = 0;
+  for (int i = 0; i < n; i++) sum += double(inner[i]);
+  mark = (mark - before) / here * sum;  // the block's sum in float64 may differ a little
+  mark = mark < nextafter(sum, 0) ? mark : nextafter(sum, 0);
+  for (int i = 0; i < n; i++)
+    if ((running += double(inner[i])) > mark) return block + i;
+  return block + n - 1;
+}
+
+// Numbers i up to i + 16 of (a p - q)+, q being all on x where it is null
+INLINE F residual_at(const float* p, const float* q, int x, float a, int i, int V) {
+  const F zero = all(0.0f), y = mul(numbers_at(p, i, V), all(a));
+  if (q) return most(zero, sub(y, numbers_at(q, i, V)));
+  return x >= i && x < i + LANES ? between(zero, y, x - i, x - i + 1) : y;
+}
+
+INLINE const float* row_of(const Matrix& m, int row) {
+  return m.numbers + row / m.inner * m.of_group + row % m.inner * m.of_part;
+}
+
+// A row's draft tokens, judged: P(n > i) for each i, and by which factor p stands in the residual at each n
+struct Judged {
+  double *survival, *scale;  // [G], [G + 1]
+};
+
+struct DraftRow {  // of a Verification
+  const Verification& v;
+  int row, length;
+  const float* p(int i) const { return row_of(v.p, row * (v.G + 1) + i); }
+  const float* q(int i) const { return v.q.numbers ? row_of(v.q, row * v.G + i) : nullptr; }
+  int x(int i) const { return int(v.x[row * v.G + i]); }
+  double px(int i) const { return double(p(i)[x(i)]); }
+  double qx(int i) const { return v.q.numbers ? double(q(i)[x(i)]) : 1; }
+};
+
+// Algorithm 1: min(1, p / q) each
+static void judge_alone(const DraftRow& d, Judged to) {
+  double survival = 1;
+  for (int i = 0; i < d.v.G; i++) {
+    const double px = d.px(i), qx = d.qx(i);
+    survival *= i < d.length && qx > 0 ? (px < qx ? px : qx) / qx : 0;
+    to.survival[i] = survival;
+  }
+  for (int i = 0; i <= d.v.G; i++) to.scale[i] = 1;
+}
+
+// Block verification (arXiv 2403.10444)
+static void judge_block(const DraftRow& d, Judged to) {
+  const int V = d.v.V;
+  double* a = to.scale;  // a_i = min(1, a_{i-1} p / q)
+  a[0] = 1;
+  for (int i = 0; i < d.v.G; i++) {
+    const double next = i < d.length && d.qx(i) > 0 ? a[i] * d.px(i) / d.qx(i) : 0;
+    a[i + 1] = next < 1 ? next : 1;
+  }
+  double none = 1;  // that no longer block is accepted
+  for (int i = d.v.G; i > 0; i--) {
+    double h = i == d.length ? a[i] : 0;
+    if (i < d.length) {
+      const float *p = d.p(i), *q = d.q(i), factor = float(a[i]);
+      const int x = d.x(i);
+      const double mass = mass_of(V, nullptr, [&](int j) { return residual_at(p, q, x, factor, j, V); });
+      const double rest = mass + (1 - a[i]);  // so bracketed it is never below the mass
+      h = rest > 0 ? mass / rest : 1;
+    }
+    none *= 1 - h;
+    to.survival[i - 1] = 1 - none;
+  }
+}
+
+// False where a draft token is none of the V
+static bool verify_row(const Verification& v, int row) {
+  const DraftRow d = {v, row, int(v.lengths[row])};
+  for (int i = 0; i < d.length; i++)
+    if (v.x[row * v.G + i] < 0 || v.x[row * v.G + i] >= v.V) return false;
+  const Judged judged = {v.survival + size_t(row) * v.G, v.scale + size_t(row) * (v.G + 1)};
+  (v.rule == BLOCKS ? judge_block : judge_alone)(d, judged);
+  int n = 0;
+  for (int i = 0; i < v.G; i++) n += v.accept[row] < judged.survival[i];
+  v.n[row] = n;
+  const float *p = d.p(n), *q = n < d.length ? d.q(n) : nullptr, a = float(judged.scale[n]);
+  const int V = v.V, x = n < d.length ? d.x(n) : -1;
+  double* mass = v.masses + row;
+  *mass = 0;
+  if (n < d.length)
+    v.t[row] = locate(V, v.next[row], mass, [&](int i) { return residual_at(p, q, x, a, i, V); });
+  if (!(*mass > 0))  // all were accepted; or rounding rejected one where nothing is left
+    v.t[row] = locate(V, v.next[row], mass, [&](int i) { return numbers_at(p, i, V); });
+  for (int i = 0; i < v.G; i++) {
+    double both = i < d.length ? d.px(i) : 0;
+    if (i < d.length && v.q.numbers)
+      both = mass_of(V, nullptr, [&](int j) { return least(numbers_at(d.p(i), j, V), numbers_at(d.q(i), j, V)); });
+    v.beta[row * v.G + i] = both < 1 ? both : 1;
+  }
+  return true;
+}
+
+// Rows are divided between threads
+static void soften(const Softmax& s, Team& team, int me) {
+  for (int row, last; team.take(me, s.rows, 1, &row, &last);)
+    softmax_row(row_of(s.logits, row), s.V, s.temperature, s.p + size_t(row) * s.V);
+}

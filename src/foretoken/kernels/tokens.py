@@ -1,0 +1,170 @@
+"""Distributions, draws and verifications by the compiled kernels: float32 tensors of a CPU.
+
+`reference` defines them. Where the kernels are missing, or tensors are of another kind, callers
+compute with torch.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.kernels.library import (
+    CHOICE,
+    DrawsRecord,
+    MatrixRecord,
+    SoftmaxRecord,
+    VerificationRecord,
+    chosen_set,
+    library,
+)
+
+RULES = ("speculative", "block")  # in network.h's order
+APART = 1 << 20  # numbers from which on rows are divided between threads
+
+
+class Verified(NamedTuple):
+    """The decisions about every row's draft tokens."""
+
+    n: Tensor  # [B]: draft tokens accepted
+    t: Tensor  # [B]: the token after them
+    beta: Tensor  # [B, G], float64: sum min(p, q), 0 past a row's length
+    masses: Tensor  # [B], float64: of what t was drawn from
+
+
+def served(*tensors: Tensor | None) -> bool:
+    """Return whether the kernels compute with these."""
+    kinds = [each for each in tensors if each is not None]
+    return all(x.is_cpu and x.dtype == torch.float32 for x in kinds) and _compiled()
+
+
+def softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Return the distributions of logits at a temperature.
+
+    Args:
+        logits: `[..., V]`.
+        temperature: Above 0.
+
+    Returns:
+        `[..., V]`; NaN where logits hold NaN, +inf, or -inf alone.
+
+    Examples:
+        >>> import torch
+        >>> from foretoken.kernels import tokens
+        >>> tokens.softmax(torch.tensor([[0.0, -torch.inf]]), 0.5).tolist()
+        [[1.0, 0.0]]
+    """
+    p, V = torch.empty(logits.shape), logits.shape[-1]
+    if not p.numel():
+        return p
+    kept, matrix = _matrix(logits)
+    rows = kept.numel() // V
+    threads = THREADS if rows * V >= APART else 1
+    record = SoftmaxRecord(rows, V, threads, temperature, matrix, p.data_ptr())
+    if not library().foretoken_softmax(_instructions(), record):
+        raise MemoryError("no threads for distributions")
+    return p
+
+
+def draw(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ids that numbers draw by inverting the CDF, and the distributions' masses.
+
+    Args:
+        distributions: `[B, V]`.
+        uniforms: `[B]`, float64, in [0, 1).
+
+    Returns:
+        `[B]` each; any id where the mass is not a positive number.
+    """
+    B, V = distributions.shape
+    ids, masses = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.float64)
+    if B:
+        (kept, matrix), u = _matrix(distributions), uniforms.contiguous()
+        pointers = u.data_ptr(), ids.data_ptr(), masses.data_ptr()
+        library().foretoken_draw(_instructions(), DrawsRecord(len(kept), V, matrix, *pointers))
+    return ids, masses
+
+
+def verify(
+    rule: str,
+    p: Tensor,
+    q: Tensor | None,
+    x: Tensor,
+    lengths: Tensor,
+    accept: Tensor,
+    following: Tensor,
+) -> Verified:
+    """Decide about every row's draft tokens by one of RULES, and draw the token after them.
+
+    Args:
+        rule: Its name.
+        p: `[B, G+1, V]`.
+        q: `[B, G, V]`, or None where draft tokens are certain.
+        x: Draft tokens, `[B, G]`.
+        lengths: How many each row has, `[B]`.
+        accept: The numbers that decide how many are accepted, `[B]`, float64, in [0, 1).
+        following: Those that draw the tokens after them.
+
+    Returns:
+        The decisions.
+
+    Raises:
+        InputError: A draft token is not in the vocabulary.
+    """
+    B, G = x.shape
+    V = p.shape[-1]
+    n, t = torch.empty(2, B, dtype=torch.int64)
+    beta, masses = torch.empty(B, G, dtype=torch.float64), torch.empty(B, dtype=torch.float64)
+    survival, scale = torch.empty(2, B, G + 1, dtype=torch.float64)  # room for the kernels' own
+    (p, of_p), (q, of_q) = _matrix(p), _matrix(q) if q is not None and G else (q, MatrixRecord())
+    given = [each.contiguous() for each in (x, lengths, accept, following)]
+    record = VerificationRecord(RULES.index(rule), B, G, V, of_p, of_q)
+    record.x, record.lengths, record.accept, record.next = (each.data_ptr() for each in given)
+    made = survival, scale, n, t, beta, masses
+    for name, tensor in zip(("survival", "scale", "n", "t", "beta", "masses"), made, strict=True):
+        setattr(record, name, tensor.data_ptr())
+    if not library().foretoken_verify(_instructions(), record):
+        raise InputError(f"a draft token is not one of the target's {V:,} ids; look at the drafter")
+    return Verified(n, t, beta, masses)
+
+
+def thread_count() -> int:
+    """Return as many threads as torch has, of the processors that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(torch.get_num_threads(), allowed or 1, 256))  # MOST_THREADS of team.h
+
+
+THREADS = thread_count()  # before a run takes torch's to one
+
+
+@cache
+def _compiled() -> bool:
+    try:
+        library()
+    except RefusedError:
+        return False
+    return True
+
+
+def _instructions() -> bytes:
+    return _named(os.environ.get(CHOICE))
+
+
+@cache
+def _named(asked: str | None) -> bytes:
+    return chosen_set().encode()
+
+
+def _matrix(x: Tensor) -> tuple[Tensor, MatrixRecord]:
+    """Return a tensor `[..., V]`, or a copy where its rows do not lie in two strides, and its rows
+    for the kernels."""
+    if x.dim() > 3 or x.stride(-1) != 1:
+        x = x.contiguous().view(-1, x.shape[-1]) if x.dim() > 3 else x.contiguous()
+    inner = x.shape[-2] if x.dim() > 1 else 1
+    of_group = x.stride(0) if x.dim() == 3 else 0
+    return x, MatrixRecord(x.data_ptr(), of_group, x.stride(-2) if x.dim() > 1 else 0, inner)
