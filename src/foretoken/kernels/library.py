@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,12 @@ class SoftmaxRecord(Structure):
     """The record Softmax of network.h."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("rows", "V", "threads")),
-        ("temperature", c_float),
+        *((name, c_int32) for name in ("rows", "V", "threads", "top_k")),
+        *((name, c_float) for name in ("temperature", "min_p")),
+        ("top_p", c_double),
         ("logits", MatrixRecord),
         ("p", c_void_p),
+        ("failed", c_void_p),
     ]
 
 

@@ -244,14 +244,36 @@ def mass(x: Floats) -> Floats:
     return block_masses(x).cumsum(-1, dtype=np.float64)[:, -1]
 
 
-def softmax(x: Floats, temperature: float) -> Floats:
-    """Return the distributions of logits `[n, V]` at a temperature; NaN where they hold NaN, +inf,
-    or -inf alone."""
+def softmax(
+    x: Floats, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Floats:
+    """Return the distributions of logits `[n, V]` at a temperature, after top-k, top-p and min-p;
+    NaN where they hold NaN, +inf, or -inf alone."""
     with np.errstate(all="ignore"):
         scores = x * (np.float32(1) / np.float32(temperature))
         apart = scores - np.fmax.reduce(scores, -1, keepdims=True)
-        weights = exponential(apart) - exponential(np.float32([-87]))
+        weights = exponential(apart) - exponential(np.full(1, -87, np.float32))
+        for row, w in zip(x, weights, strict=True):
+            if not np.isnan(w).any():
+                w[~staying(row, w, top_k, top_p, min_p)] = 0
         return weights * (1 / mass(weights)).astype(np.float32)[:, None]
+
+
+def staying(x: Floats, w: Floats, top_k: int, top_p: float, min_p: float) -> Any:
+    """Return which ids of a row top-k, top-p and min-p leave, `[V]`, by its logits and masses: the
+    likeliest, and of equals, where top-p cuts, the highest ids."""
+    order, kept = np.lexsort((np.arange(len(x)), x))[::-1], len(x)
+    total = float(mass(w[None])[0])
+    if 0 < top_k < len(x):
+        kept = int((x >= x[order[top_k - 1]]).sum())
+        total = float(w[order[:kept]].cumsum(dtype=np.float64)[-1])
+    if top_p < 1:
+        rest = total - w[order[:kept]].cumsum(dtype=np.float64)
+        enough = rest <= (1 - top_p) * total
+        kept = int(enough.argmax()) + 1 if enough.any() else kept
+    stay = np.zeros(len(x), bool)
+    stay[order[:kept]] = True
+    return stay & (w >= np.float32(min_p))
 
 
 def locate(p: Floats, u: float) -> tuple[int, float]:

@@ -7,6 +7,7 @@ compute with torch.
 from __future__ import annotations
 
 import os
+from ctypes import addressof, c_int32
 from functools import cache
 from typing import NamedTuple
 
@@ -43,12 +44,17 @@ def served(*tensors: Tensor | None) -> bool:
     return all(x.is_cpu and x.dtype == torch.float32 for x in kinds) and _compiled()
 
 
-def softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Return the distributions of logits at a temperature.
+def softmax(
+    logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Tensor:
+    """Return the distributions of logits at a temperature, after top-k, top-p and min-p.
 
     Args:
         logits: `[..., V]`.
         temperature: Above 0.
+        top_k: Ids that stay, and their equals; 0: all.
+        top_p: The mass that stays, by the likeliest ids; of equals, by the highest.
+        min_p: The least probability that stays, in parts of the largest.
 
     Returns:
         `[..., V]`; NaN where logits hold NaN, +inf, or -inf alone.
@@ -65,9 +71,11 @@ def softmax(logits: Tensor, temperature: float) -> Tensor:
     kept, matrix = _matrix(logits)
     rows = kept.numel() // V
     threads = THREADS if rows * V >= APART else 1
-    record = SoftmaxRecord(rows, V, threads, temperature, matrix, p.data_ptr())
+    failed = c_int32()
+    filters = 0 if top_k >= V else top_k, temperature, min_p, top_p
+    record = SoftmaxRecord(rows, V, threads, *filters, matrix, p.data_ptr(), addressof(failed))
     if not library().foretoken_softmax(_instructions(), record):
-        raise MemoryError("no threads for distributions")
+        raise MemoryError("no memory, or no threads, for distributions")
     return p
 
 
@@ -108,7 +116,7 @@ def verify(
         x: Draft tokens, `[B, G]`.
         lengths: How many each row has, `[B]`.
         accept: The numbers that decide how many are accepted, `[B]`, float64, in [0, 1).
-        following: Those that draw the tokens after them.
+        following: The numbers that draw the tokens after them, `[B]`, float64, in [0, 1).
 
     Returns:
         The decisions.

@@ -18,14 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from foretoken.errors import NumericsError
 from foretoken.kernels import tokens
 from foretoken.sampling.params import SamplingParams, Standard
 
-UNFILTERED = SamplingParams(1.0).standard
-LIKELY = 2048  # scores among which the edge of top-p is looked for first
+OFF = SamplingParams(1.0).standard[4:]  # typical, epsilon and eta, which torch computes
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -37,11 +35,9 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.greedy:
         return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
     logits, standard = logits.to(working(logits.dtype)), params.standard
-    if not tokens.served(logits):
-        return warped(logits, standard).softmax(-1)
-    if standard == UNFILTERED._replace(temperature=standard.temperature):
-        return tokens.softmax(logits, standard.temperature)
-    return tokens.softmax(warped(logits, standard), 1.0)
+    if tokens.served(logits) and standard[4:] == OFF:
+        return tokens.softmax(logits, *standard[:4])
+    return warped(logits, standard).softmax(-1)
 
 
 def warped(logits: Tensor, params: Standard) -> Tensor:
@@ -236,17 +232,14 @@ def known_finite(tops: Tensor) -> bool:
 
 def _top_k(scores: Tensor, k: int) -> Tensor:
     edge = _ascending(scores, min(k, scores.shape[-1]))[..., :1]
-    return _without(scores, _below(scores, edge))
+    return _without(scores, scores < edge)
 
 
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
     """Without the longest ascending run of scores whose mass is at most 1 - top_p; of equals the
     lower index goes first. The likeliest stays."""
-    if not scores.is_cpu:
-        edge, tied = _edges(scores, top_p)  # reading `tied` would make the host wait
-        return _without(scores, (scores < edge) | _first(scores == edge, tied))
-    rows = scores.reshape(-1, scores.shape[-1])
-    return torch.stack([_nucleus(row, top_p) for row in rows]).view_as(scores)
+    edge, tied = _edges(scores, top_p)
+    return _without(scores, (scores < edge) | _first(scores == edge, tied))
 
 
 def _edges(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
@@ -260,35 +253,6 @@ def _edges(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return edge, count - torch.searchsorted(ordered, edge)
 
 
-def _nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Top-p of `[V]` on a CPU. A row's result depends on that row alone."""
-    least = _likely_edge(scores, top_p)
-    if least is None:
-        edge, tied = _edges(scores, top_p)
-        least = float(edge), int(tied)
-    edge, tied = least
-    below = float(np.nextafter(scores.numpy().dtype.type(edge), -np.inf))
-    masked = functional.threshold(scores, below, -math.inf)  # in one pass
-    if tied:
-        masked[(scores == edge).nonzero()[:tied, 0]] = -math.inf
-    return masked
-
-
-def _likely_edge(scores: Tensor, top_p: float) -> tuple[float, int] | None:
-    """The same from the LIKELY largest alone, which takes a third of the time of a sort of all;
-    None where too much of the mass lies below them."""
-    V = len(scores)
-    if V < 4 * LIKELY:
-        return None
-    top = np.sort(np.partition(scores.numpy(), V - LIKELY)[V - LIKELY :])
-    p = np.exp(top - top[-1], dtype=np.float64) * float(scores.softmax(-1).numpy().max())
-    mass = 1 - p.sum() + p.cumsum()
-    count = min(int(np.searchsorted(mass, 1 - top_p, side="right")), LIKELY - 1)
-    edge = float(top[count])
-    first = int(np.searchsorted(top, edge))
-    return (edge, count - first) if first else None  # equals may lie below
-
-
 def _first(mask: Tensor, count: Tensor) -> Tensor:
     """The first `count [..., 1]` that are true, of `mask [..., V]`."""
     return mask & (mask.cumsum(-1) <= count)
@@ -296,7 +260,7 @@ def _first(mask: Tensor, count: Tensor) -> Tensor:
 
 def _min_p(scores: Tensor, min_p: float) -> Tensor:
     p = scores.softmax(-1)
-    return _without(scores, _below(p, min_p * p.amax(-1, keepdim=True)))
+    return _without(scores, p < min_p * p.amax(-1, keepdim=True))
 
 
 def _typical(scores: Tensor, mass: float) -> Tensor:
@@ -337,17 +301,8 @@ def _ascending(scores: Tensor, k: int) -> Tensor:
     return torch.from_numpy(np.sort(array))
 
 
-def _below(a: Tensor, b: Tensor) -> Tensor:
-    """a < b, for which NumPy needs a tenth of torch's time."""
-    return torch.from_numpy(a.numpy() < b.numpy()) if a.is_cpu else a < b
-
-
 def _without(scores: Tensor, drop: Tensor) -> Tensor:
-    if not scores.is_cpu:
-        return scores.masked_fill(drop, -torch.inf)
-    masked = scores.clone()
-    np.putmask(masked.numpy(), drop.numpy(), -np.inf)  # a tenth of torch's time
-    return masked
+    return scores.masked_fill(drop, -torch.inf)
 
 
 def _floats(tensor: Tensor) -> list[float]:

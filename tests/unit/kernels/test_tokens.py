@@ -55,6 +55,37 @@ def test_distributions_are_as_defined(V: int, temperature: float) -> None:
     assert not (made.numpy()[np.isneginf(x)] != 0).any()
 
 
+@pytest.mark.parametrize("V", SIZES)
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_k": 1},
+        {"top_k": 20},
+        {"top_k": 700},
+        {"top_p": 0.5},
+        {"top_p": 0.95},
+        {"top_p": 0.9999},
+        {"min_p": 0.05},
+        {"top_k": 20, "top_p": 0.8},
+        {"top_k": 300, "top_p": 0.99, "min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_filters_are_as_defined(V: int, filters: dict[str, Any]) -> None:
+    """With distinct logits, with ties, and with little else than ties."""
+    cut = 0
+    for step in (1e-9, 0.5, 4.0):
+        x = (logits(V, 4) / np.float32(step)).round() * np.float32(step)
+        made = tokens.softmax(torch.from_numpy(x), 0.7, **filters).numpy()
+        expected = reference.softmax(x, 0.7, **filters)
+        assert same(made, expected)
+        assert np.allclose(made.sum(-1, dtype=float), 1)
+        wide = tokens.softmax(torch.from_numpy(x), 0.7).numpy()
+        assert ((made > 0) <= (wide > 0)).all()
+        cut += ((made > 0) < (wide > 0)).sum()
+    assert V < 1000 or cut
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_invalid_logits_give_an_invalid_distribution(value: float) -> None:
     x = logits(300, 2)

@@ -160,10 +160,10 @@ void soften_exactly(void* what, Team& team, int me) {
 
 bool run_softmax(const Softmax& s) {
   if (s.rows > 1 && s.threads > 1)
-    return run_in_team(s.rows < s.threads ? s.rows : s.threads, soften_exactly, (void*)&s);
+    return run_in_team(s.rows < s.threads ? s.rows : s.threads, soften_exactly, (void*)&s) && !*s.failed;
   const Exact exact;
   for (int row = 0; row < s.rows; row++)
-    softmax_row(row_of(s.logits, row), s.V, s.temperature, s.p + size_t(row) * s.V);
+    if (!softmax_row(s, row_of(s.logits, row), s.p + size_t(row) * s.V)) return false;
   return true;
 }
 

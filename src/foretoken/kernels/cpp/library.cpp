@@ -89,7 +89,7 @@ EXPORTED int foretoken_run(void* network, const Pass* pass) {
   return r->kernels->run(r->net, *pass, r->workspace);
 }
 
-// 0 where threads do not suffice
+// 0 where memory or threads do not suffice
 EXPORTED int foretoken_softmax(const char* name, const Softmax* softmax) {
   return kernels_named(name)->softmax(*softmax);
 }

@@ -111,10 +111,12 @@ struct Matrix {
 };
 
 struct Softmax {
-  int32_t rows, V, threads;
-  float temperature;
+  int32_t rows, V, threads, top_k;  // 0: no top-k
+  float temperature, min_p;
+  double top_p;
   Matrix logits;
-  float* p;  // [rows, V]
+  float* p;         // [rows, V]
+  int32_t* failed;  // 0, or 1 where memory did not suffice
 };
 
 struct Draws {  // a token of each row

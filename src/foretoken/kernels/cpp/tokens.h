@@ -47,17 +47,116 @@ INLINE void scale_row(float* row, int V, float factor) {
   }
 }
 
-// The distribution of logits at a temperature; NaN throughout where they hold NaN, +inf, or -inf alone
-static void softmax_row(const float* x, int V, float temperature, float* p) {
-  const F factor = all(1.0f / temperature), lowest = all(-INFINITY);
+// How a row's logits become masses: exp(factor x - top), without exp(-87), the least that there is
+struct Softening {
+  F factor, top, floor;
+  F mass(F x) const { return sub(exponential(sub(mul(x, factor), top)), floor); }
+};
+
+INLINE float largest_of(const float* x, int V) {
+  const F lowest = all(-INFINITY);
   F most_of = lowest;
   for (int i = 0; i < V; i += LANES) most_of = most(between(numbers_at(x, i, V), lowest, 0, V - i), most_of);
-  // without exp(-87), the least that there is: what is further below the largest has no mass
-  const F top = mul(all(largest(most_of)), factor), floor = exponential(all(-87.0f));
-  const double total = mass_of(V, p, [&](int i) {
-    return sub(exponential(sub(mul(numbers_at(x, i, V), factor), top)), floor);
-  });
+  return largest(most_of);
+}
+
+struct Candidate {
+  float x;
+  int id;
+};
+
+// The largest first; of equals the highest id
+static int compare(const void* a, const void* b) {
+  const Candidate &one = *(const Candidate*)a, &other = *(const Candidate*)b;
+  if (one.x != other.x) return one.x > other.x ? -1 : 1;
+  return other.id - one.id;
+}
+
+struct Edge {
+  float least;  // logit that stays
+  int dropped;  // of its equals, those of the lowest ids
+};
+
+// Where top-k, then top-p, cut sorted candidates; false where that takes more of them. `every`: there are no others
+static bool cut(const Softmax& s, const Softening& soft, const Candidate* found, int count, bool every, double total,
+                Edge* edge) {
+  int kept = count;
+  if (s.top_k && s.top_k <= count) {
+    for (kept = s.top_k; kept < count && found[kept].x == found[s.top_k - 1].x;) kept++;
+    every = true;
+  }
+  const auto mass = [&](int i) {
+    float lanes[LANES];
+    store(lanes, soft.mass(all(found[i].x)));
+    return double(lanes[0]);
+  };
+  if (s.top_k) {
+    total = 0;
+    for (int i = 0; i < kept; i++) total += mass(i);
+  }
+  int stay = kept;
+  if (s.top_p < 1) {
+    double sum = 0;
+    for (stay = 0; stay < kept;) {
+      sum += mass(stay++);
+      if (total - sum <= (1 - s.top_p) * total) break;
+      if (stay == kept && !every) return false;
+    }
+  }
+  edge->least = found[stay - 1].x;
+  edge->dropped = 0;
+  for (int i = stay; i < kept && found[i].x == edge->least; i++) edge->dropped++;
+  return true;
+}
+
+// The edge of a row, from its likeliest ids, ever more until they suffice; false where there is no memory
+static bool find_edge(const Softmax& s, const Softening& soft, const float* x, float top, double total, Edge* edge) {
+  Candidate* found = (Candidate*)malloc(size_t(s.V) * sizeof(Candidate));
+  if (!found) return false;
+  for (float apart = 8;; apart *= 2) {
+    const bool every = apart > 88;  // what is further below the largest has no mass
+    const float least = top - apart * s.temperature;
+    int count = 0;
+    for (int i = 0; i < s.V; i += 4 * LANES) {
+      if (s.V - i >= 4 * LANES) {
+        const F a = most(load(x + i), load(x + i + LANES));
+        const F b = most(load(x + i + 2 * LANES), load(x + i + 3 * LANES));
+        if (!(largest(most(a, b)) >= least)) continue;
+      }
+      for (int j = i; j < s.V && j < i + 4 * LANES; j++)
+        if (x[j] >= least) found[count++] = {x[j], j};
+    }
+    if (!every && s.top_k > count) continue;
+    qsort(found, size_t(count), sizeof(Candidate), compare);
+    if (cut(s, soft, found, count, every, total, edge)) break;
+  }
+  free(found);
+  return true;
+}
+
+// The distribution of logits at a temperature, after top-k, top-p and min-p; NaN throughout where they hold NaN,
+// +inf, or -inf alone. False where there is no memory
+static bool softmax_row(const Softmax& s, const float* x, float* p) {
+  const int V = s.V;
+  const float top = largest_of(x, V), factor = 1.0f / s.temperature;
+  const Softening soft = {all(factor), all(top * factor), exponential(all(-87.0f))};
+  double total = mass_of(V, p, [&](int i) { return soft.mass(numbers_at(x, i, V)); });
+  if (!(total > 0)) total = NAN;
+  const bool filtered = s.top_k || s.top_p < 1 || s.min_p > 0;
+  if (filtered && total > 0) {
+    Edge edge = {-INFINITY, 0};
+    if ((s.top_k || s.top_p < 1) && !find_edge(s, soft, x, top, total, &edge)) return false;
+    const F least = all(edge.least), rarest = all(s.min_p);
+    mass_of(V, p, [&](int i) {
+      const F y = numbers_at(p, i, V);
+      return at_least(y, rarest, at_least(numbers_at(x, i, V), least, y));
+    });
+    for (int i = 0; edge.dropped; i++)
+      if (x[i] == edge.least) p[i] = 0, edge.dropped--;
+    total = mass_of(V, nullptr, [&](int i) { return numbers_at(p, i, V); });
+  }
   scale_row(p, V, float(1 / total));
+  return true;
 }
 
 // The first of the numbers that `make` gives whose running sum is above u times their mass; any where that is no
@@ -175,5 +274,5 @@ static bool verify_row(const Verification& v, int row) {
 // Rows are divided between threads
 static void soften(const Softmax& s, Team& team, int me) {
   for (int row, last; team.take(me, s.rows, 1, &row, &last);)
-    softmax_row(row_of(s.logits, row), s.V, s.temperature, s.p + size_t(row) * s.V);
+    if (!softmax_row(s, row_of(s.logits, row), s.p + size_t(row) * s.V)) *s.failed = 1;
 }

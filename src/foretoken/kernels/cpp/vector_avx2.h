@@ -21,6 +21,10 @@ INLINE F fma(F x, F y, F z) {
 }
 INLINE F least(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 INLINE F most(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+INLINE F at_least(F x, F least, F y) {  // y where x is, else zero
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, least.a, _CMP_GE_OQ), y.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, least.b, _CMP_GE_OQ), y.b)};
+}
 INLINE F whole(F x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
 INLINE F magnitude(F x) {
   const __m256 bits = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));

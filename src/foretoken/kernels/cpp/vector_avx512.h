@@ -14,6 +14,9 @@ INLINE F quot(F x, F y) { return _mm512_div_ps(x, y); }
 INLINE F fma(F x, F y, F z) { return _mm512_fmadd_ps(x, y, z); }
 INLINE F least(F x, F y) { return _mm512_min_ps(x, y); }  // y where one is NaN
 INLINE F most(F x, F y) { return _mm512_max_ps(x, y); }   // y where one is NaN
+INLINE F at_least(F x, F least, F y) {  // y where x is, else zero
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_GE_OQ), y);
+}
 INLINE F whole(F x) { return _mm512_roundscale_ps(x, 0); }
 INLINE F magnitude(F x) { return _mm512_abs_ps(x); }
 INLINE F signed_as(F x, F sign) {

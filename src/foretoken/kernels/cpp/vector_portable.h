@@ -38,6 +38,10 @@ static inline F fma(F x, F y, F z) {
   FORETOKEN_EACH z.lane[i] = fmaf(x.lane[i], y.lane[i], z.lane[i]);
   return z;
 }
+static inline F at_least(F x, F least, F y) {  // y where x is, else zero
+  FORETOKEN_EACH if (!(x.lane[i] >= least.lane[i])) y.lane[i] = 0.0f;
+  return y;
+}
 static inline F whole(F x) {
   FORETOKEN_EACH x.lane[i] = rintf(x.lane[i]);
   return x;
