@@ -78,9 +78,10 @@ class Clock:
         """Time all parts, from now on."""
         self._wrap(ov.InferRequest, "infer", PASS)
         self._wrap(OpenNetwork, "run", PASS)
+        self._wrap(OpenNetwork, "chain", PASS)
         self._wrap(drafter, "propose", "draft")
         self._wrap(step_module, "_run", "score")
-        self._wrap(step_module, "_compared", "verify")
+        self._wrap(step_module, "_judged_here", "verify")
         self._wrap(step_module, "_judged", "verify")
         self._wrap(step_module, "_commit", "commit")
         self._wrap(step_module, "_settle", "commit")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, pairwise
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from foretoken.sampling.distributions import (
 )
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.logprobs import logprobs
-from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, compares
+from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, compares, draws
 from foretoken.sampling.verify import live
 from foretoken.transfer import listed, read, sent
 
@@ -136,7 +136,7 @@ def step(
     times.append(perf_counter())
 
     # Determine the number n of accepted draft tokens, and the token t that follows them
-    judged = _compared(logits, drafted, verifier) or _judged(logits, drafted, verifier)
+    judged = _judged_here(logits, drafted, verifier) or _judged(logits, drafted, verifier)
 
     # Return prefix + [x_1, .., x_n, t]
     with _whole(rows):
@@ -261,18 +261,50 @@ def _padded(drafted: _Drafted, device: torch.device) -> tuple[Tensor, Tensor]:
     return ids, lengths
 
 
-def _compared(logits: Tensor, drafted: _Drafted, verifier: Verifier) -> _Judged | None:
-    """The verification on the host where each draft token is but compared with the likeliest one;
-    None where more has to be looked at."""
+def _judged_here(logits: Tensor, drafted: _Drafted, verifier: Verifier) -> _Judged | None:
+    """The verification where all of it is on the host and rows have no controls and no reports;
+    None where more has to be looked at, and where logits or q are invalid: whether that matters
+    depends on where the text gets to."""
     draft, draw, ids = drafted.draft, drafted.draw, drafted.ids
-    if ids is None or not logits.is_cpu or not compares(verifier, draw) or draw.controlled:
+    if ids is None or not logits.is_cpu or draw.controlled:
         return None
-    told = any(row.reports for row in drafted.rows)
-    if told or draft.q is not None or not (draft.tops is None or known_finite(draft.tops)):
+    if any(row.reports for row in drafted.rows):
         return None
+    if not (draft.tops is None or known_finite(draft.tops)):
+        return None
+    if draft.q is None and compares(verifier, draw):
+        return _compared(logits, ids)
+    if not draws(verifier, draw):
+        return None
+    x, lengths = _padded(drafted, logits.device)
+    q = None if draft.q is None else draft.q[:, : x.shape[1]]
+    before = len(draw.masses)
+    verification = verifier(ScoredBlock(logits, x, lengths, q), draw)
+    assert verification.p is not None
+    heads = _lists(verification.p[..., 0])  # NaN where logits are invalid
+    betas, masses = _lists(verification.beta), [x for each in draw.masses for x in _floats(each)]
+    if not all(map(math.isfinite, chain(*heads, masses, *betas))):
+        del draw.masses[before:]
+        return None
+    require_mass(masses)
+    made = zip(ids, listed(verification.n), listed(verification.t), betas, strict=True)
+    verified = [_Verified(x, n, t, beta[: len(x)], []) for x, n, t, beta in made]
+    return _Judged(verified, p=verification.p)
+
+
+def _lists(matrix: Tensor) -> list[list[float]]:
+    return cast(list[list[float]], matrix.tolist())
+
+
+def _floats(vector: Tensor) -> list[float]:
+    return cast(list[float], vector.tolist())
+
+
+def _compared(logits: Tensor, ids: list[list[int]]) -> _Judged | None:
+    """The verification where each draft token is but compared with the most probable one."""
     best, tops = peaks(logits)
     if not all(map(math.isfinite, chain.from_iterable(tops))):
-        return None  # whether that matters depends on where the text gets to
+        return None
     verified: list[_Verified] = []
     for x, likeliest in zip(ids, best, strict=True):
         equal = [a == b for a, b in zip(x, likeliest, strict=False)]

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, DrafterBase, certain, drawn, pack
 from foretoken.errors import InputError, shown
-from foretoken.models.base import Model, OpenModel, Remembers, Shows
+from foretoken.models.base import Chains, Choice, Model, OpenModel, Remembers, Shows
 from foretoken.models.rows import CHUNK, staying
 from foretoken.models.shown import carried
-from foretoken.sampling.distributions import mended, peaks
+from foretoken.sampling.distributions import OFF, mended, peaks
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed, sent
 
@@ -61,6 +61,17 @@ class _Row:
         return _marked(self.text[0], some, V) if not self.fed else some
 
 
+def _table(embedding: Any) -> Tensor | None:
+    """Return the weights that embeddings are rows of, where they are just that and the kernels can
+    look them up."""
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
+        return None
+    weight: Tensor = embedding.weight.detach()
+    kinds = torch.float32, torch.bfloat16, torch.float16
+    served = weight.is_cpu and weight.dtype in kinds and weight.is_contiguous()
+    return weight if served and weight.shape[1] % 16 == 0 else None
+
+
 def _marked(first: int, tokens: list[int], V: int) -> list[int]:
     return [(first + 1) * V + tokens[0], *tokens[1:]] if tokens else []
 
@@ -95,6 +106,7 @@ class PairsDrafter(DrafterBase):
         self.identity: str | None = getattr(decoder, "identity", None)
         self.singular = self.identity is None  # no cost is known to be its
         self.rows: list[_Row] = []
+        self._table = _table(embedding)
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(
                 f"the draft guesses id {shown(int(ids.max()))}, the target has "
@@ -138,6 +150,9 @@ class PairsDrafter(DrafterBase):
             return pack([[] for _ in gamma])
         calls = self._shorten()
         need = [int(g > 0) for g in budget]
+        choice = self._choice(max(budget), draw)
+        if choice is not None and isinstance(self.decoder, Chains):
+            return self._chained(self.decoder, budget, choice, draw, calls)
         logits = self._feed([len(row.carried) for row in self.rows], need)
         host = logits.is_cpu and not self.decoder.takes_tensors
         if host and draw.greedy and not draw.controlled:
@@ -146,6 +161,31 @@ class PairsDrafter(DrafterBase):
             draft = self._drawn(logits, budget, draw, calls)
         self.decoder.set_lengths([row.fed for row in self.rows])
         return draft
+
+    def _choice(self, G: int, draw: Draw) -> Choice | None:
+        """Return how all tokens are chosen; None where that is not for the kernels to do."""
+        if self._table is None or draw.controlled or draw.coupled:
+            return None
+        V = self.target.vocab_size
+        if draw.greedy:
+            return Choice(V, self.ids)
+        first = draw.params[0].standard
+        if first[4:] != OFF or any(p.greedy or p.standard != first for p in draw.params):
+            return None
+        return Choice(V, self.ids, first[:4], draw.for_draft_tokens(G))
+
+    def _chained(
+        self, decoder: Chains, budget: list[int], choice: Choice, draw: Draw, calls: int
+    ) -> Draft:
+        """Make all tokens in one call."""
+        counts = [len(row.carried) for row in self.rows]
+        blocks, tokens, states = self._carried(counts)
+        self._give(blocks, tokens, states)
+        made = decoder.chain(blocks, budget, choice, self._table)
+        self._advance(counts)
+        self.decoder.set_lengths([row.fed for row in self.rows])
+        draw.masses += [] if made.q is None else made.masses.unbind(1)
+        return Draft(made.tokens, torch.tensor(budget), made.q, calls + max(budget), made.tops)
 
     def _likeliest(self, logits: Tensor, budget: list[int], calls: int) -> Draft:
         """The likeliest tokens behind these logits, by lists, as `LMDrafter` has them."""
@@ -212,14 +252,22 @@ class PairsDrafter(DrafterBase):
         """A pass over so many of the carried pairs of each row, which are true."""
         if not any(counts):
             return torch.empty(len(counts), 0, 0)
+        blocks, tokens, states = self._carried(counts)
+        logits = self._pass(blocks, tokens, states, need)
+        self._advance(counts)
+        return logits
+
+    def _carried(self, counts: list[int]) -> tuple[list[list[int]], Tensor, Tensor]:
+        """Return so many carried pairs of each row: as blocks, their tokens, and their states."""
         V, some = self.target.vocab_size, list(zip(self.rows, counts, strict=True))
         blocks = [row.tokens(V)[:count] for row, count in some]
         states = self.decoder.joined(torch.cat([row.carried[:n] for row, n in some if n]))
         texts = [row.text[row.fed + 1 : row.fed + 1 + n] for row, n in some]
-        logits = self._pass(blocks, torch.tensor([x for text in texts for x in text]), states, need)
-        for row, n in some:
+        return blocks, torch.tensor([x for text in texts for x in text]), states
+
+    def _advance(self, counts: list[int]) -> None:
+        for row, n in zip(self.rows, counts, strict=True):
             row.fed, row.carried = row.fed + n, row.carried[n:]
-        return logits
 
     def _follow(self, ids: list[int], on: list[int]) -> Tensor:
         """A pass over one more draft token of the rows that are on, with the states of the last
@@ -233,10 +281,13 @@ class PairsDrafter(DrafterBase):
     def _pass(
         self, blocks: list[list[int]], tokens: Tensor, states: Tensor, need: list[int]
     ) -> Tensor:
+        self._give(blocks, tokens, states)
+        return self.decoder.score(blocks, need)
+
+    def _give(self, blocks: list[list[int]], tokens: Tensor, states: Tensor) -> None:
         embedded = self.embedding(sent(tokens, states.device)).to(states.dtype)
         pairs = torch.cat([embedded, states], -1)
         self.decoder.give(pairs, [len(block) for block in blocks])
-        return self.decoder.score(blocks, need)
 
     def commit(self, tokens: list[list[int]]) -> None:
         for row, new in zip(self.rows, tokens, strict=True):

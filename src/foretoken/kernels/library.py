@@ -89,6 +89,7 @@ class PassRecord(Structure):
         *((name, c_int32) for name in ("tokens", "needed", "rows", "tables")),
         *((name, c_void_p) for name in ("ids", "given", "at", "turn", "row", "pages")),
         *((name, c_void_p) for name in ("rotary", "need", "place", "logits", "hidden", "taps")),
+        ("tap_stride", c_int64),
     ]
 
 
@@ -113,6 +114,19 @@ class SoftmaxRecord(Structure):
         ("logits", MatrixRecord),
         ("p", c_void_p),
         ("failed", c_void_p),
+    ]
+
+
+class ChainRecord(Structure):
+    """The record Chain of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("rows", "steps", "wide", "kind")),
+        *((name, c_void_p) for name in ("budget", "next", "apart", "pages_of")),
+        ("choice", SoftmaxRecord),
+        *((name, c_void_p) for name in ("u", "ids", "embeddings", "tokens", "tops", "masses")),
+        *((name, c_void_p) for name in ("q", "narrow", "pages", "id", "at", "turn", "row")),
+        *((name, c_void_p) for name in ("need", "place", "given")),
     ]
 
 
@@ -159,6 +173,7 @@ def library() -> ctypes.CDLL:
     kernels.foretoken_run.argtypes = [c_void_p, POINTER(PassRecord)]
     kernels.foretoken_round_weights.argtypes = [ctypes.c_char_p, c_void_p, c_int64, *[c_void_p] * 2]
     kernels.foretoken_round_weights.restype = None
+    kernels.foretoken_chain.argtypes = [c_void_p, POINTER(PassRecord), POINTER(ChainRecord)]
     kernels.foretoken_softmax.argtypes = [ctypes.c_char_p, POINTER(SoftmaxRecord)]
     kernels.foretoken_draw.argtypes = [ctypes.c_char_p, POINTER(DrawsRecord)]
     kernels.foretoken_draw.restype = None
@@ -190,6 +205,7 @@ class OpenNetwork:
         self.network, self._kept = network, kept
         kernels = library()  # at the end of the process there may be none
         self._run, self._close = kernels.foretoken_run, kernels.foretoken_close
+        self._chain = kernels.foretoken_chain
         self._handle = kernels.foretoken_open(self.instructions.encode(), network)
         if not self._handle:
             raise MemoryError("no memory for the states of a pass")
@@ -198,6 +214,11 @@ class OpenNetwork:
         """Run a pass. Raises MemoryError."""
         if not self._run(self._handle, one):
             raise MemoryError("no memory, or no threads, for a pass")
+
+    def chain(self, one: PassRecord, chain: ChainRecord) -> None:
+        """Run a pass and a draft's passes after it. Raises MemoryError."""
+        if not self._chain(self._handle, one, chain):
+            raise MemoryError("no memory, or no threads, for the passes of a draft")
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -153,6 +153,44 @@ class Keeps(Protocol):
         ...
 
 
+class Choice(NamedTuple):
+    """How each token is chosen of a draft's logits: the most probable one, or one drawn by its
+    number after temperature, top-k, top-p and min-p."""
+
+    V: int  # the target's ids
+    ids: Tensor | None = None  # [Vd], those that the draft's outputs stand for; None: the same
+    filters: tuple[float, int, float, float] | None = None  # None: the most probable
+    numbers: Tensor | None = None  # [G, B], in [0, 1)
+
+
+class ChainedTokens(NamedTuple):
+    """A draft's tokens; entries past a row's own mean nothing."""
+
+    tokens: Tensor  # [B, G], the target's ids
+    tops: Tensor  # [B, G], the largest logits: NaN and infinities show in them
+    q: Tensor | None  # [B, G, V], the distributions that they were drawn from
+    masses: Tensor  # [B, G], float64, those of the distributions
+
+
+@runtime_checkable
+class Chains(Protocol):
+    """A model that makes a draft's tokens in one call."""
+
+    def chain(
+        self,
+        blocks: list[list[int]],
+        budget: list[int],
+        choice: Choice,
+        embeddings: Tensor | None = None,
+    ) -> ChainedTokens:
+        """Read blocks as `score` does, and make up to budget[b] tokens after row b's: each one read
+        in turn, but the last. Those stay as little as if they had not been read.
+
+        embeddings: those that a decoder of pairs reads, `[V, E]`; None for others.
+        """
+        ...
+
+
 @runtime_checkable
 class Remembers(Model, Keeps, Protocol):
     """A model that can keep what it has read of texts, for others that begin alike."""

@@ -218,6 +218,17 @@ class Draw:
         """
         return [within(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)]
 
+    def for_draft_tokens(self, count: int) -> Tensor:
+        """Return the numbers that draw so many draft tokens of every sequence.
+
+        Args:
+            count: How many.
+
+        Returns:
+            `[count, B]`, in float64.
+        """
+        return torch.stack([self._numbers(i, Purpose.DRAFT) for i in range(count)])
+
     def for_verification(self) -> tuple[Tensor, Tensor]:
         """Return the numbers that decide how many draft tokens are accepted, and those that draw
         the tokens after them.

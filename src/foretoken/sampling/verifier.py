@@ -216,3 +216,11 @@ def _after(values: Tensor, n: Tensor) -> Tensor:
     """Return the entries of `values [B, G+1]` after the n accepted draft tokens of each row,
     `[B]`."""
     return values.gather(1, n[:, None]).squeeze(1)
+
+
+def draws(verifier: Verifier, draw: Draw) -> bool:
+    """Tell whether these rows are judged by a rule that the kernels apply, all at a temperature: so
+    exactly, and by distributions in which invalid logits show."""
+    one = verifier.sampled if isinstance(verifier, ByTemperature) else verifier
+    sampled = isinstance(one, Sampled) and one.rule in COMPILED
+    return sampled and not any(params.greedy for params in draw.params)

@@ -153,6 +153,13 @@ bool run_pass(const Network& net, const Pass& pass, void* memory) {
   return run_in_team(net.threads, run_exactly, &r);
 }
 
+#include "chain.h"
+
+bool run_chain_exactly(const Network& net, Pass pass, const Chain& chain, void* memory) {
+  const Exact exact;
+  return run_chain(net, pass, chain, memory);
+}
+
 void soften_exactly(void* what, Team& team, int me) {
   const Exact exact;
   soften(*(const Softmax*)what, team, me);
@@ -244,5 +251,5 @@ void round_to_four_bits(const float* w, int64_t blocks, int8_t* q, float* scales
 
 }  // namespace
 
-const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     run_softmax,  draw_tokens, verify_rows, multiply,  try_round,
+const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     run_chain_exactly, run_softmax,  draw_tokens, verify_rows, multiply,  try_round,
                                    try_unpack, try_normalize, try_activate, round_to_four_bits};

@@ -9,6 +9,7 @@ struct Kernels {
   void* (*workspace)(const Network& net);  // null: no memory
   void (*release)(void* workspace);
   bool (*run)(const Network& net, const Pass& pass, void* workspace);  // false: no memory, or no threads
+  bool (*chain)(const Network& net, Pass pass, const Chain& chain, void* workspace);  // as run
   bool (*softmax)(const Softmax& softmax);  // false: no memory, or no threads
   void (*draw)(const Draws& draws);
   bool (*verify)(const Verification& verification);  // false: a draft token is none of the V

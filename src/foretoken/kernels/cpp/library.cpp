@@ -89,6 +89,11 @@ EXPORTED int foretoken_run(void* network, const Pass* pass) {
   return r->kernels->run(r->net, *pass, r->workspace);
 }
 
+EXPORTED int foretoken_chain(void* network, const Pass* pass, const Chain* chain) {
+  Running* r = (Running*)network;
+  return r->kernels->chain(r->net, *pass, *chain, r->workspace);
+}
+
 // 0 where memory or threads do not suffice
 EXPORTED int foretoken_softmax(const char* name, const Softmax* softmax) {
   return kernels_named(name)->softmax(*softmax);

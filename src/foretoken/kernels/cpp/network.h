@@ -99,8 +99,9 @@ struct Pass {
   const int32_t* place;       // [needed], the row of `logits` and of `hidden` for each
   float* logits;              // [.., vocabulary], or null
   float* hidden;              // [.., width], what the head reads, or null
-  // [layers + 2], each [tokens, width] or null: what a layer reads, the last one gives, and that normed
+  // [layers + 2], each null or rows of `width` numbers, tap_stride apart, by token: what a layer reads, the last one gives, and that normed
   float* const* taps;
+  int64_t tap_stride;
 };
 
 // Rows of numbers: row r is part r % inner of group r / inner
@@ -137,4 +138,25 @@ struct Verification {
   double *survival, *scale;            // [rows, G], [rows, G + 1]
   int64_t *n, *t;                      // [rows]: accepted, and the token after them
   double *beta, *masses;               // [rows, G]: sum min(p, q); [rows]: of what t was drawn from
+};
+
+// The draft tokens of `rows` rows after a pass, whose arrays are used again. Row b's logits and hidden state are
+// at place b
+struct Chain {
+  int32_t rows, steps, wide, kind;  // tokens of a row at most; ids of q; how embeddings are stored
+  const int32_t* budget;            // [rows], tokens of each
+  const int32_t *next, *apart;      // [rows], the position of its first token; rows of the rotary tables ahead of it
+  void* const* const* pages_of;     // [rows]
+  Softmax choice;                   // of V ids; its logits and p are not read
+  const double* u;                  // [steps, rows], numbers to draw by
+  const int64_t* ids;               // [V], the target's ids, or null: the same
+  const void* embeddings;           // [wide, beside], of a decoder of pairs
+  int64_t* tokens;                  // [rows, steps], the target's ids
+  float* tops;                      // [rows, steps], the largest logits
+  double* masses;                   // [rows, steps]
+  float *q, *narrow;                // [rows, steps, wide], zeros where ids are given, or null: likeliest tokens; [V]
+  // those of the pass
+  void* const** pages;
+  int32_t *id, *at, *turn, *row, *need, *place;
+  float* given;                     // [rows, beside + width]
 };

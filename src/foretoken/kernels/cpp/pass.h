@@ -454,7 +454,7 @@ static void tap(Running& r, Team& team, int me, int number) {
   const int stride = whole_vectors(r.net.width);
   for (int first, last; team.take(me, r.pass.tokens, 1, &first, &last);)
     for (int t = first; t < last; t++)
-      memcpy(to + size_t(t) * r.net.width, r.work.x + size_t(t) * stride,
+      memcpy(to + size_t(t) * r.pass.tap_stride, r.work.x + size_t(t) * stride,
              size_t(r.net.width) * sizeof(float));
   team.meet();
 }
@@ -469,7 +469,7 @@ static void read_out(Running& r, Team& team, int me) {
       for (int t = first; t < last; t++) {
         const float* x = r.work.x + size_t(t) * stride;
         if (net.last.weight) normalize(net.last, x, y, net.width);
-        memcpy(to + size_t(t) * net.width, net.last.weight ? y : x, size_t(net.width) * sizeof(float));
+        memcpy(to + size_t(t) * pass.tap_stride, net.last.weight ? y : x, size_t(net.width) * sizeof(float));
       }
     team.meet();
   }

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import WeightRecord, chosen_set, library
-from foretoken.models.base import Blocks
+from foretoken.models.base import Blocks, ChainedTokens, Choice
+from foretoken.models.native.chain import Chain
 from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
@@ -181,6 +182,32 @@ class NativeModel:
                 self._seen.add(past, list(made.shown.split(counts)))
         return made.logits
 
+    def chain(
+        self,
+        blocks: list[list[int]],
+        budget: list[int],
+        choice: Choice,
+        embeddings: Tensor | None = None,
+    ) -> ChainedTokens:
+        past, passes = self.lengths, self.passes
+        ahead = [max(0, g - 1) for g in budget]
+        ends = [start + len(block) for start, block in zip(past, blocks, strict=True)]
+        limits = [self.longest if row.long else self.context for row in self.rows]
+        check_room(past, [len(b) + g for b, g in zip(blocks, ahead, strict=True)], limits)
+        passes.turn_up_to(max(end + g for end, g in zip(ends, ahead, strict=True)))
+        for row, start, end, g in zip(self.rows, past, ends, ahead, strict=True):
+            row.reserve(start, end + g)
+        apart = [passes.turns[0].capacity if row.long else 0 for row in self.rows]
+        tables = [row.table for row in self.rows]
+        chain = Chain(budget, ends, apart, tables, self.vocab_size, choice, embeddings)
+        every = enumerate(zip(self.rows, past, blocks, budget, strict=True))
+        parts = [RowPart(row, start, x, int(g > 0), b) for b, (row, start, x, g) in every if x]
+        passes.run(parts, len(blocks), 1, shows=False, chain=chain)
+        for row, text, start, block in zip(self.rows, self.texts, past, blocks, strict=True):
+            text[start:] = block
+            row.length = start + len(block)
+        return chain.made
+
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
         for row, text, length in zip(self.rows, self.texts, lengths, strict=True):
@@ -237,11 +264,27 @@ class NativePairs(NativeModel):
         self.passes.given = pairs.float().contiguous()
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        tokens, given = sum(map(len, blocks)), self.passes.given
-        if given is None or len(given) != tokens:  # rows that are measured, or found no more
-            width = self.passes.facts["beside"] + self.passes.width
-            self.passes.given = torch.zeros(tokens, width)
+        self._require_given(sum(map(len, blocks)))
         try:
             return super().score(blocks, need)
         finally:
             self.passes.given = None
+
+    def chain(
+        self,
+        blocks: list[list[int]],
+        budget: list[int],
+        choice: Choice,
+        embeddings: Tensor | None = None,
+    ) -> ChainedTokens:
+        self._require_given(sum(map(len, blocks)))
+        try:
+            return super().chain(blocks, budget, choice, embeddings)
+        finally:
+            self.passes.given = None
+
+    def _require_given(self, tokens: int) -> None:
+        given = self.passes.given
+        if given is None or len(given) != tokens:  # rows that are measured, or found no more
+            width = self.passes.facts["beside"] + self.passes.width
+            self.passes.given = torch.zeros(tokens, width)

@@ -13,6 +13,7 @@ from foretoken.errors import RefusedError
 from foretoken.kernels.library import OpenNetwork, PassRecord
 from foretoken.kernels.tokens import thread_count
 from foretoken.models.native import description
+from foretoken.models.native.chain import Chain
 from foretoken.models.native.pages import PagedRow, page_layout
 from foretoken.models.native.turns import Turns
 
@@ -93,11 +94,22 @@ class NativePasses:
         self.layers, self.layout = layers, target.layout
         self._open = None
 
-    def run(self, parts: list[RowPart], rows: int, most: int, *, shows: bool) -> PassResult:
+    def run(
+        self,
+        parts: list[RowPart],
+        rows: int,
+        most: int,
+        *,
+        shows: bool,
+        chain: Chain | None = None,
+    ) -> PassResult:
         """Run all parts, in passes of at most MOST tokens. rows, most: the first two sizes of the
-        logits, whose places outside all parts mean nothing; shows: return states at the taps."""
+        logits, whose places outside all parts mean nothing; shows: return states at the taps;
+        chain: a draft's tokens, made after the last pass."""
         logits, hidden = self._outputs(rows, most)
-        shown = [self._pass(some, shows=shows) for some in _divided(parts)]
+        passes = _divided(parts)
+        shown = [self._pass(some, shows=shows) for some in passes[:-1]]
+        shown += [self._pass(some, shows=shows, chain=chain) for some in passes[-1:]]
         states = [each for each in shown if each is not None]
         return PassResult(logits, hidden, torch.cat(states) if states else None)
 
@@ -116,10 +128,12 @@ class NativePasses:
             self._views[rows, most] = logits[..., : self.vocab_size], hidden
         return self._views[rows, most]
 
-    def _pass(self, parts: list[RowPart], *, shows: bool) -> Tensor | None:
+    def _pass(
+        self, parts: list[RowPart], *, shows: bool, chain: Chain | None = None
+    ) -> Tensor | None:
         ids, at, turn, row, need, place = self._inputs.values()
         n = needed = 0
-        self._turn_up_to(max(part.past + len(part.tokens) for part in parts))
+        self.turn_up_to(max(part.past + len(part.tokens) for part in parts))
         for b, (own, past, tokens, wanted, first) in enumerate(parts):
             count = len(tokens)
             own.reserve(past, past + count)
@@ -141,19 +155,29 @@ class NativePasses:
         # pointers anew in each pass: a Ctrl-C may have come where arrays had moved
         record, states, taps = self._record, None, None
         if shows:
-            states = torch.empty(len(self._tapped), n, self.width)
+            stride = record.tap_stride = len(self._tapped) * self.width
+            states = torch.empty(n, stride)
             taps = np.zeros(len(self.layers) + 2, np.uint64)
-            taps[self._tapped] = [part.data_ptr() for part in states]  # FINAL is the last
+            begin = states.data_ptr()
+            taps[self._tapped] = range(begin, begin + 4 * stride, 4 * self.width)  # FINAL is last
         record.tokens, record.needed, record.rows = n, needed, len(parts)
         record.taps = None if taps is None else taps.ctypes.data
         record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
         given = self.given
         record.given = None if given is None else given.data_ptr()
-        self._network().run(record)
+        if chain is None:
+            self._network().run(record)
+        else:
+            beside = None if given is None else torch.empty(chain.record.rows, given.shape[1])
+            chain.reuse(self._inputs, self._pages, beside)
+            self._network().chain(record, chain.record)
         self.given = None if given is None else given[n:]
-        return None if states is None else states[self._order].transpose(0, 1).reshape(n, -1)
+        if states is None or self._order == list(range(len(self._tapped))):
+            return states
+        return states.view(n, -1, self.width)[:, self._order].reshape(n, -1)
 
-    def _turn_up_to(self, positions: int) -> None:
+    def turn_up_to(self, positions: int) -> None:
+        """Make the rotary positions up to a number of them."""
         for i, turns in enumerate(self.turns):
             turns.reserve(positions)
             self._tables[i] = turns.table.ctypes.data

@@ -250,6 +250,29 @@ def test_pairs_that_nobody_gives_are_read_as_nothing() -> None:
     drafter.decoder.leave([0])
 
 
+@pytest.mark.parametrize("name", ["all tokens", "some tokens", "own embeddings"])
+def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(name: str) -> None:
+    """The same tokens and distributions, to the bit, in rows of their own numbers of tokens."""
+    file, target = EAGLES[name], copy.deepcopy(TARGET).float()
+    made: list[Any] = []
+    for at_once in (True, False):
+        drafter: Any = on_native(target, file.read(target))
+        assert drafter._table is not None
+        drafter._table = drafter._table if at_once else None
+        for options in ({}, {"temperature": 1.3}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9}):
+            with Engine(speculator(drafter)) as engine:
+                for n, prompt in enumerate(PROMPTS):
+                    engine.add(prompt, max_new_tokens=20, gamma=n % 4, seed=n, **options)
+                ended = [e.completion for _ in range(40) for e in engine.step() if e.completion]
+            assert len(ended) == len(PROMPTS)
+            steps = [step for text in ended for step in text.steps]
+            facts = [(s.guesses, s.accepted, s.kept, s.overlaps, s.draft_calls) for s in steps]
+            made.append((at_once, [text.tokens for text in ended], facts))
+    half = len(made) // 2
+    assert [each[1:] for each in made[:half]] == [each[1:] for each in made[half:]]
+    assert sum(fact[1] for _, _, facts in made for fact in facts) > 10
+
+
 PAGED = pytest.mark.parametrize(
     "paged", [on_native, pytest.param(on_openvino, marks=pytest.mark.openvino)]
 )

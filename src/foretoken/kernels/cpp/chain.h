@@ -1,0 +1,83 @@
+// A draft's tokens, one after the other: the network's passes, and what is drawn of their logits.
+#pragma once
+
+// The first id of the largest of a row's logits, and that logit: NaN where there is one
+static int peak_of(const float* x, int V, float* top) {
+  const F ones = all(1.0f);
+  F numbers = ones;
+  for (int i = 0; i < V; i += LANES) {
+    const F y = numbers_at(x, i, V);
+    numbers = least(numbers, at_least(y, y, ones));
+  }
+  const bool valid = -largest(sub(all(0.0f), numbers)) == 1.0f;
+  *top = valid ? largest_of(x, V) : NAN;
+  int found = 0;
+  while (valid && found + 1 < V && x[found] != *top) found++;
+  return found;
+}
+
+// Draw a row's next token from its logits, which are taken for alike where they are invalid; false: no memory
+static bool draw_next(const Chain& c, int row, int step, float* logits, int64_t* drawn) {
+  const size_t at = size_t(row) * c.steps + step;
+  const int best = peak_of(logits, c.choice.V, c.tops + at);
+  int64_t own = best;
+  c.masses[at] = 1;
+  if (c.q) {
+    if (!(fabsf(c.tops[at]) < INFINITY)) memset(logits, 0, size_t(c.choice.V) * sizeof(float));
+    float* q = c.q + at * c.wide;
+    float* p = c.ids ? c.narrow : q;
+    if (!softmax_row(c.choice, logits, p)) return false;
+    own = locate(c.choice.V, c.u[size_t(step) * c.rows + row], c.masses + at,
+                 [&](int i) { return numbers_at(p, i, c.choice.V); });
+    for (int i = 0; c.ids && i < c.choice.V; i++) q[c.ids[i]] = p[i];
+  }
+  c.tokens[at] = c.ids ? c.ids[own] : own;
+  *drawn = own;
+  return true;
+}
+
+// The embedding of an id; width: a multiple of 16
+INLINE void embed_into(const Chain& c, int64_t id, int width, float* to) {
+  const size_t first = size_t(id) * width;
+  for (int i = 0; i < width; i += LANES) {
+    const uint16_t* short_ones = (const uint16_t*)c.embeddings + first + i;
+    const F y = c.kind == FLOAT32   ? load((const float*)c.embeddings + first + i)
+                : c.kind == FLOAT16 ? from_half(short_ones)
+                                    : from_bfloat16(short_ones);
+    store(to + i, y);
+  }
+}
+
+// Run the pass, then one over each row's token after the other. Of a row that drafts no more nothing is run
+static bool run_chain(const Network& net, Pass pass, const Chain& c, void* workspace) {
+  if (!run_pass(net, pass, workspace)) return false;
+  for (int step = 0; step < c.steps; step++) {
+    int on = 0;
+    for (int b = 0; b < c.rows; b++) {
+      if (c.budget[b] <= step) continue;
+      int64_t drawn;
+      if (!draw_next(c, b, step, pass.logits + size_t(b) * net.vocabulary, &drawn)) return false;
+      if (c.budget[b] == step + 1) continue;
+      c.pages[on] = c.pages_of[b];
+      c.id[on] = int32_t(drawn);
+      c.at[on] = c.next[b] + step;
+      c.turn[on] = c.at[on] + c.apart[b];
+      c.row[on + 1] = on + 1;
+      c.need[on] = on;
+      c.place[on] = b;
+      if (net.beside) {
+        float* given = c.given + size_t(on) * (net.beside + net.width);
+        embed_into(c, c.tokens[size_t(b) * c.steps + step], net.beside, given);
+        memcpy(given + net.beside, pass.hidden + size_t(b) * net.width, size_t(net.width) * sizeof(float));
+      }
+      on++;
+    }
+    if (!on) break;
+    pass.tokens = pass.needed = pass.rows = on;
+    pass.ids = c.id;
+    pass.given = net.beside ? c.given : nullptr;
+    pass.taps = nullptr;
+    if (!run_pass(net, pass, workspace)) return false;
+  }
+  return true;
+}

@@ -1,0 +1,76 @@
+"""A draft's tokens in one call: a pass, and one over each token after it, by the kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretoken.kernels.library import ChainRecord, SoftmaxRecord
+from foretoken.models.base import ChainedTokens, Choice
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of embeddings, in network.h
+
+
+class Chain:
+    """Room for what the draft's passes give, and its record for the kernels.
+
+    Args:
+        budget: The tokens of each row, `[B]`.
+        first: The position of each row's first token, `[B]`.
+        apart: How far each row's rotary positions are from these, `[B]`.
+        tables: The address of each row's list of pages, `[B]`.
+        Vd: The draft's ids.
+        choice: How tokens are chosen.
+        embeddings: The embeddings that a decoder of pairs reads, `[V, E]`; None for others.
+    """
+
+    def __init__(
+        self,
+        budget: list[int],
+        first: list[int],
+        apart: list[int],
+        tables: list[int],
+        Vd: int,
+        choice: Choice,
+        embeddings: Tensor | None,
+    ) -> None:
+        B, G, V = len(budget), max(budget), choice.V
+        self.made = ChainedTokens(
+            torch.zeros(B, G, dtype=torch.int64),
+            torch.zeros(B, G),
+            None if choice.filters is None else self._room(budget, V, choice.ids),
+            torch.ones(B, G, dtype=torch.float64),
+        )
+        record = ChainRecord(B, G, V, 0 if embeddings is None else KINDS[embeddings.dtype])
+        lists = np.array([budget, first, apart], np.int32), np.array(tables, np.uint64)
+        record.budget, record.next, record.apart = (each.ctypes.data for each in lists[0])
+        record.pages_of = lists[1].ctypes.data
+        temperature, top_k, top_p, min_p = choice.filters or (1.0, 0, 1.0, 0.0)
+        record.choice = SoftmaxRecord(
+            1, Vd, 1, 0 if top_k >= Vd else top_k, temperature, min_p, top_p
+        )
+        narrow = torch.empty(Vd) if self.made.q is not None and choice.ids is not None else None
+        tensors = {"u": choice.numbers, "ids": choice.ids, "embeddings": embeddings}
+        tensors |= {"narrow": narrow, **self.made._asdict()}
+        for name, tensor in tensors.items():
+            setattr(record, name, None if tensor is None else tensor.data_ptr())
+        self.record = record
+        self._memory = lists, tensors  # what the record points to
+
+    @staticmethod
+    def _room(budget: list[int], V: int, ids: Tensor | None) -> Tensor:
+        """Room for q, with zeros where nothing is written."""
+        make = torch.empty if ids is None and min(budget) == max(budget) else torch.zeros
+        return make(len(budget), max(budget), V)
+
+    def reuse(self, inputs: dict[str, Any], pages: Any, given: Tensor | None) -> None:
+        """Let passes write their arrays where the first pass had its own."""
+        record = self.record
+        record.pages = pages.ctypes.data
+        record.given = None if given is None else given.data_ptr()
+        record.id = inputs["ids"].ctypes.data
+        for name in ("at", "turn", "row", "need", "place"):
+            setattr(record, name, inputs[name].ctypes.data)
