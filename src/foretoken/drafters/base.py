@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.models.base import Model, Rewinds, Shares
+from foretoken.models.base import ChainedTokens, Choice, Model, Rewinds, Shares
 from foretoken.models.guided import Guided
-from foretoken.sampling.distributions import SamplingParams
+from foretoken.sampling.distributions import OFF, SamplingParams, known_finite
 from foretoken.sampling.draw import Draw
 
 
@@ -452,6 +452,33 @@ def drawn(
     tokens, q = draw.sample(logits, i, params)
     tokens = tokens if ids is None else ids[tokens]
     return tokens, None if q is None else widened(q, ids, V, missing=0.0)
+
+
+def choice(
+    draw: Draw, G: int, V: int, ids: Tensor | None = None, params: SamplingParams | None = None
+) -> Choice | None:
+    """Return how a model that makes all draft tokens in one call is to choose them; None where
+    sequences differ, or their controls or shared noise have to be looked at.
+
+    V, ids, params: as `drawn` takes them; G: draft tokens at most.
+    """
+    if draw.controlled or draw.coupled:
+        return None
+    rules = draw.params if params is None else [params] * len(draw.params)
+    if all(each.greedy for each in rules):
+        return Choice(V, ids)
+    first = rules[0].standard
+    if first[4:] != OFF or any(each.greedy or each.standard != first for each in rules):
+        return None
+    return Choice(V, ids, first[:4], draw.for_draft_tokens(G))
+
+
+def chained(made: ChainedTokens, budget: list[int], calls: int, draw: Draw) -> Draft:
+    """Return the draft of tokens that were made in one call, of which draw then knows the masses of
+    what they were drawn from."""
+    draw.masses += [] if made.q is None else made.masses.unbind(1)
+    tops = None if known_finite(made.tops) else made.tops
+    return Draft(made.tokens, torch.tensor(budget), made.q, calls, tops)
 
 
 def widened(scores: Tensor, ids: Tensor | None, V: int, *, missing: float = -math.inf) -> Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, DrafterBase, certain, drawn, pack
+from foretoken.drafters.base import Draft, DrafterBase, certain, chained, choice, drawn, pack
 from foretoken.errors import InputError
 from foretoken.models.base import (
     Blocks,
+    Chains,
     Continuation,
     Continues,
     Model,
@@ -78,6 +79,8 @@ class LMDrafter(DrafterBase):
             if any(unread):
                 self.model.score(unread, [0] * len(unread))
             draft = pack([[] for _ in budget])
+        elif (made := self._chained(unread, budget, draw)) is not None:
+            draft = made
         elif self._compares(draw):
             draft = self._likeliest(unread, budget)
         else:
@@ -85,6 +88,16 @@ class LMDrafter(DrafterBase):
         for b, g in enumerate(budget):
             cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
         return draft
+
+    def _chained(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft | None:
+        """Make all tokens in one call, where the model can."""
+        V = self.vocab_size or self.model.vocab_size
+        if not isinstance(self.model, Chains) or self.model.vocab_size > V:
+            return None
+        chosen = choice(draw, max(budget), V, params=self.params)
+        if chosen is None:
+            return None
+        return chained(self.model.chain(unread, budget, chosen), budget, max(budget), draw)
 
     def _compares(self, draw: Draw) -> bool:
         """Tell whether the likeliest tokens are all that the draft needs, and are on the host."""

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafters.base import Draft, DrafterBase, certain, drawn, pack
+from foretoken.drafters.base import Draft, DrafterBase, certain, chained, choice, drawn, pack
 from foretoken.errors import InputError, shown
-from foretoken.models.base import Chains, Choice, Model, OpenModel, Remembers, Shows
+from foretoken.models.base import ChainedTokens, Chains, Choice, Model, OpenModel, Remembers, Shows
 from foretoken.models.rows import CHUNK, staying
 from foretoken.models.shown import carried
-from foretoken.sampling.distributions import OFF, mended, peaks
+from foretoken.sampling.distributions import mended, peaks
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed, sent
 
@@ -150,9 +150,11 @@ class PairsDrafter(DrafterBase):
             return pack([[] for _ in gamma])
         calls = self._shorten()
         need = [int(g > 0) for g in budget]
-        choice = self._choice(max(budget), draw)
-        if choice is not None and isinstance(self.decoder, Chains):
-            return self._chained(self.decoder, budget, choice, draw, calls)
+        if self._table is not None and isinstance(self.decoder, Chains):
+            chosen = choice(draw, max(budget), self.target.vocab_size, self.ids)
+            if chosen is not None:
+                made = self._chain(self.decoder, budget, chosen)
+                return chained(made, budget, calls + max(budget), draw)
         logits = self._feed([len(row.carried) for row in self.rows], need)
         host = logits.is_cpu and not self.decoder.takes_tensors
         if host and draw.greedy and not draw.controlled:
@@ -162,30 +164,15 @@ class PairsDrafter(DrafterBase):
         self.decoder.set_lengths([row.fed for row in self.rows])
         return draft
 
-    def _choice(self, G: int, draw: Draw) -> Choice | None:
-        """Return how all tokens are chosen; None where that is not for the kernels to do."""
-        if self._table is None or draw.controlled or draw.coupled:
-            return None
-        V = self.target.vocab_size
-        if draw.greedy:
-            return Choice(V, self.ids)
-        first = draw.params[0].standard
-        if first[4:] != OFF or any(p.greedy or p.standard != first for p in draw.params):
-            return None
-        return Choice(V, self.ids, first[:4], draw.for_draft_tokens(G))
-
-    def _chained(
-        self, decoder: Chains, budget: list[int], choice: Choice, draw: Draw, calls: int
-    ) -> Draft:
+    def _chain(self, decoder: Chains, budget: list[int], chosen: Choice) -> ChainedTokens:
         """Make all tokens in one call."""
         counts = [len(row.carried) for row in self.rows]
         blocks, tokens, states = self._carried(counts)
         self._give(blocks, tokens, states)
-        made = decoder.chain(blocks, budget, choice, self._table)
+        made = decoder.chain(blocks, budget, chosen, self._table)
         self._advance(counts)
         self.decoder.set_lengths([row.fed for row in self.rows])
-        draw.masses += [] if made.q is None else made.masses.unbind(1)
-        return Draft(made.tokens, torch.tensor(budget), made.q, calls + max(budget), made.tops)
+        return made
 
     def _likeliest(self, logits: Tensor, budget: list[int], calls: int) -> Draft:
         """The likeliest tokens behind these logits, by lists, as `LMDrafter` has them."""

@@ -173,7 +173,7 @@ class ChainedTokens(NamedTuple):
 
 
 @runtime_checkable
-class Chains(Protocol):
+class Chains(Model, Protocol):
     """A model that makes a draft's tokens in one call."""
 
     def chain(
@@ -183,8 +183,8 @@ class Chains(Protocol):
         choice: Choice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
-        """Read blocks as `score` does, and make up to budget[b] tokens after row b's: each one read
-        in turn, but the last. Those stay as little as if they had not been read.
+        """Read blocks as `score` does, and make up to budget[b] tokens after row b's: each one is
+        read in turn, as by `score`, but the last.
 
         embeddings: those that a decoder of pairs reads, `[V, E]`; None for others.
         """

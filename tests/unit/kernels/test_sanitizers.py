@@ -24,6 +24,7 @@ from pathlib import Path
 import torch, transformers
 from tiny_families import FAMILIES
 from foretoken.kernels import library
+from foretoken.models.base import Choice
 from foretoken.models.native.conversion import NativeConversion
 
 library.FILE = Path(sys.argv[1])
@@ -55,9 +56,16 @@ for name, more in networks:
                 blocks = [tokens[:1], tokens[1:6], tokens[2:15]]  # ragged rows
                 one = made.score(blocks, [1, 3, 13])
                 made.set_lengths([377, 9, 1])
+                filters = 0.8, 20, 0.9, 0.01
+                numbers = torch.full((3, 3), 0.4, dtype=torch.float64)
+                draft = made.chain(
+                    [[5], [6, 7], [8]], [3, 1, 2], Choice(made.vocab_size, None, filters, numbers)
+                )
+                made.set_lengths([377, 9, 1])
                 made.permute([0])
                 two = made.score([tokens[:2]], [2])  # a context divided between threads
-                results.append((one.numpy().tobytes(), two.numpy().tobytes()))
+                drawn = draft.tokens.tolist(), draft.q[1, 0].numpy().tobytes()
+                results.append((one.numpy().tobytes(), two.numpy().tobytes(), str(drawn)))
                 ran += 1
         assert len(set(results)) == 1, f"{name} in {dtype} differs"
 print(ran, "ran")
@@ -146,8 +154,8 @@ def require_clean(ended: subprocess.CompletedProcess[str], last: str) -> None:
 
 
 def test_kernels_stay_in_their_bounds(instrumented: Path) -> None:
-    test = HERE / "test_arithmetic.py"
-    ended = run(instrumented, "-m", "pytest", "-q", "-x", "-m", "prove", "-p", "no:xdist", test)
+    tests = HERE / "test_arithmetic.py", HERE / "test_tokens.py"
+    ended = run(instrumented, "-m", "pytest", "-q", "-x", "-p", "no:xdist", *tests)
     require_clean(ended, "passed")
 
 

@@ -213,8 +213,8 @@ struct DraftRow {  // of a Verification
 static void judge_alone(const DraftRow& d, Judged to) {
   double survival = 1;
   for (int i = 0; i < d.v.G; i++) {
-    const double px = d.px(i), qx = d.qx(i);
-    survival *= i < d.length && qx > 0 ? (px < qx ? px : qx) / qx : 0;
+    const double px = i < d.length ? d.px(i) : 0, qx = i < d.length ? d.qx(i) : 0;
+    survival *= qx > 0 ? (px < qx ? px : qx) / qx : 0;
     to.survival[i] = survival;
   }
   for (int i = 0; i <= d.v.G; i++) to.scale[i] = 1;

@@ -41,7 +41,7 @@ class Chain:
         self.made = ChainedTokens(
             torch.zeros(B, G, dtype=torch.int64),
             torch.zeros(B, G),
-            None if choice.filters is None else self._room(budget, V, choice.ids),
+            None if choice.filters is None else self._room(budget, V, Vd),
             torch.ones(B, G, dtype=torch.float64),
         )
         record = ChainRecord(B, G, V, 0 if embeddings is None else KINDS[embeddings.dtype])
@@ -61,9 +61,9 @@ class Chain:
         self._memory = lists, tensors  # what the record points to
 
     @staticmethod
-    def _room(budget: list[int], V: int, ids: Tensor | None) -> Tensor:
+    def _room(budget: list[int], V: int, Vd: int) -> Tensor:
         """Room for q, with zeros where nothing is written."""
-        make = torch.empty if ids is None and min(budget) == max(budget) else torch.zeros
+        make = torch.empty if Vd == V and min(budget) == max(budget) else torch.zeros
         return make(len(budget), max(budget), V)
 
     def reuse(self, inputs: dict[str, Any], pages: Any, given: Tensor | None) -> None:

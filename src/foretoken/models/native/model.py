@@ -196,16 +196,18 @@ class NativeModel:
         check_room(past, [len(b) + g for b, g in zip(blocks, ahead, strict=True)], limits)
         passes.turn_up_to(max(end + g for end, g in zip(ends, ahead, strict=True)))
         for row, start, end, g in zip(self.rows, past, ends, ahead, strict=True):
-            row.reserve(start, end + g)
+            if end > start:
+                row.reserve(start, end + g)
         apart = [passes.turns[0].capacity if row.long else 0 for row in self.rows]
         tables = [row.table for row in self.rows]
         chain = Chain(budget, ends, apart, tables, self.vocab_size, choice, embeddings)
         every = enumerate(zip(self.rows, past, blocks, budget, strict=True))
         parts = [RowPart(row, start, x, int(g > 0), b) for b, (row, start, x, g) in every if x]
         passes.run(parts, len(blocks), 1, shows=False, chain=chain)
-        for row, text, start, block in zip(self.rows, self.texts, past, blocks, strict=True):
-            text[start:] = block
-            row.length = start + len(block)
+        made: list[list[int]] = chain.made.tokens.tolist()
+        for b, (row, text) in enumerate(zip(self.rows, self.texts, strict=True)):
+            text[past[b] :] = [*blocks[b], *made[b][: ahead[b]]]
+            row.length = ends[b] + ahead[b]
         return chain.made
 
     def set_lengths(self, lengths: list[int]) -> None:

@@ -481,3 +481,37 @@ def test_proof_2000_tokens_of_the_shipped_pair_are_those_of_plain_decoding(
     assert spec.exact == "bitwise" and spec.target.runtime == "native"
     for gamma in (None, 2, 5):
         assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.3}, {"temperature": 0.8, "top_p": 0.9}])
+def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(options: dict[str, Any]) -> None:
+    """The same tokens and distributions, to the bit, in rows of their own numbers of tokens, of
+    which one outgrows the draft's context."""
+
+    def model(seed: int, context: int = 128) -> NativeModel:
+        return NativeConversion(None, "int8", lambda: tiny.llama(64, context, seed)).model()
+
+    class Apart:
+        """The same model, without its chains."""
+
+        def __init__(self, own: NativeModel) -> None:
+            self.own = own
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "chain":
+                raise AttributeError(name)
+            return getattr(self.own, name)
+
+    made: list[Any] = []
+    for draft in (model(1, 40), Apart(model(1, 40))):
+        spec = foretoken.Speculator(model(0), foretoken.LMDrafter(draft))  # type: ignore[arg-type]
+        with foretoken.Engine(spec) as engine:
+            for n in range(6):
+                prompt = [(n * i * i + 3 * i) % 59 + 2 for i in range(3 + 6 * n)]
+                engine.add(prompt, max_new_tokens=20, gamma=n % 4, seed=n, **options)
+            ended = [e.completion for _ in range(40) for e in engine.step() if e.completion]
+        steps = [step for text in ended for step in text.steps]
+        facts = [(s.guesses, s.accepted, s.kept, s.overlaps, s.draft_calls) for s in steps]
+        made.append(([text.tokens for text in ended], facts))
+    assert len(ended) == 6 and made[0] == made[1]
+    assert sum(len(fact[0]) for fact in made[0][1]) > 30
