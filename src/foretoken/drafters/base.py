@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.models.base import ChainedTokens, Choice, Model, Rewinds, Shares
+from foretoken.models.base import ChainedTokens, Model, Rewinds, Shares, TokenChoice
 from foretoken.models.guided import Guided
 from foretoken.sampling.distributions import OFF, SamplingParams, known_finite
 from foretoken.sampling.draw import Draw
@@ -456,7 +456,7 @@ def drawn(
 
 def choice(
     draw: Draw, G: int, V: int, ids: Tensor | None = None, params: SamplingParams | None = None
-) -> Choice | None:
+) -> TokenChoice | None:
     """Return how a model that makes all draft tokens in one call is to choose them; None where
     sequences differ, or their controls or shared noise have to be looked at.
 
@@ -466,11 +466,11 @@ def choice(
         return None
     rules = draw.params if params is None else [params] * len(draw.params)
     if all(each.greedy for each in rules):
-        return Choice(V, ids)
+        return TokenChoice(V, ids)
     first = rules[0].standard
     if first[4:] != OFF or any(each.greedy or each.standard != first for each in rules):
         return None
-    return Choice(V, ids, first[:4], draw.for_draft_tokens(G))
+    return TokenChoice(V, ids, first[:4], draw.for_draft_tokens(G))
 
 
 def chained(made: ChainedTokens, budget: list[int], calls: int, draw: Draw) -> Draft:

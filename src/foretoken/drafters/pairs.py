@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, DrafterBase, certain, chained, choice, drawn, pack
 from foretoken.errors import InputError, shown
-from foretoken.models.base import ChainedTokens, Chains, Choice, Model, OpenModel, Remembers, Shows
+from foretoken.models.base import (
+    ChainedTokens,
+    Chains,
+    Model,
+    OpenModel,
+    Remembers,
+    Shows,
+    TokenChoice,
+)
 from foretoken.models.rows import CHUNK, staying
 from foretoken.models.shown import carried
 from foretoken.sampling.distributions import mended, peaks
@@ -164,7 +172,7 @@ class PairsDrafter(DrafterBase):
         self.decoder.set_lengths([row.fed for row in self.rows])
         return draft
 
-    def _chain(self, decoder: Chains, budget: list[int], chosen: Choice) -> ChainedTokens:
+    def _chain(self, decoder: Chains, budget: list[int], chosen: TokenChoice) -> ChainedTokens:
         """Make all tokens in one call."""
         counts = [len(row.carried) for row in self.rows]
         blocks, tokens, states = self._carried(counts)

@@ -153,9 +153,9 @@ class Keeps(Protocol):
         ...
 
 
-class Choice(NamedTuple):
-    """How each token is chosen of a draft's logits: the most probable one, or one drawn by its
-    number after temperature, top-k, top-p and min-p."""
+class TokenChoice(NamedTuple):
+    """The way to a token from a draft's logits: the most probable one, or one drawn by its number
+    after temperature, top-k, top-p and min-p."""
 
     V: int  # the target's ids
     ids: Tensor | None = None  # [Vd], those that the draft's outputs stand for; None: the same
@@ -180,7 +180,7 @@ class Chains(Model, Protocol):
         self,
         blocks: list[list[int]],
         budget: list[int],
-        choice: Choice,
+        choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         """Read blocks as `score` does, and make up to budget[b] tokens after row b's: each one is

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch, transformers
 from tiny_families import FAMILIES
 from foretoken.kernels import library
-from foretoken.models.base import Choice
+from foretoken.models.base import TokenChoice
 from foretoken.models.native.conversion import NativeConversion
 
 library.FILE = Path(sys.argv[1])
@@ -58,9 +58,8 @@ for name, more in networks:
                 made.set_lengths([377, 9, 1])
                 filters = 0.8, 20, 0.9, 0.01
                 numbers = torch.full((3, 3), 0.4, dtype=torch.float64)
-                draft = made.chain(
-                    [[5], [6, 7], [8]], [3, 1, 2], Choice(made.vocab_size, None, filters, numbers)
-                )
+                choice = TokenChoice(made.vocab_size, None, filters, numbers)
+                draft = made.chain([[5], [6, 7], [8]], [3, 1, 2], choice)
                 made.set_lengths([377, 9, 1])
                 made.permute([0])
                 two = made.score([tokens[:2]], [2])  # a context divided between threads

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import ChainRecord, SoftmaxRecord
-from foretoken.models.base import ChainedTokens, Choice
+from foretoken.models.base import ChainedTokens, TokenChoice
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of embeddings, in network.h
 
 
-class Chain:
+class DraftChain:
     """Room for what the draft's passes give, and its record for the kernels.
 
     Args:
@@ -34,7 +34,7 @@ class Chain:
         apart: list[int],
         tables: list[int],
         Vd: int,
-        choice: Choice,
+        choice: TokenChoice,
         embeddings: Tensor | None,
     ) -> None:
         B, G, V = len(budget), max(budget), choice.V

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import WeightRecord, chosen_set, library
-from foretoken.models.base import Blocks, ChainedTokens, Choice
-from foretoken.models.native.chain import Chain
+from foretoken.models.base import Blocks, ChainedTokens, TokenChoice
+from foretoken.models.native.chain import DraftChain
 from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
@@ -186,7 +186,7 @@ class NativeModel:
         self,
         blocks: list[list[int]],
         budget: list[int],
-        choice: Choice,
+        choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         past, passes = self.lengths, self.passes
@@ -200,7 +200,7 @@ class NativeModel:
                 row.reserve(start, end + g)
         apart = [passes.turns[0].capacity if row.long else 0 for row in self.rows]
         tables = [row.table for row in self.rows]
-        chain = Chain(budget, ends, apart, tables, self.vocab_size, choice, embeddings)
+        chain = DraftChain(budget, ends, apart, tables, self.vocab_size, choice, embeddings)
         every = enumerate(zip(self.rows, past, blocks, budget, strict=True))
         parts = [RowPart(row, start, x, int(g > 0), b) for b, (row, start, x, g) in every if x]
         passes.run(parts, len(blocks), 1, shows=False, chain=chain)
@@ -276,7 +276,7 @@ class NativePairs(NativeModel):
         self,
         blocks: list[list[int]],
         budget: list[int],
-        choice: Choice,
+        choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         self._require_given(sum(map(len, blocks)))

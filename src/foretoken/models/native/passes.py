@@ -13,7 +13,7 @@ from foretoken.errors import RefusedError
 from foretoken.kernels.library import OpenNetwork, PassRecord
 from foretoken.kernels.tokens import thread_count
 from foretoken.models.native import description
-from foretoken.models.native.chain import Chain
+from foretoken.models.native.chain import DraftChain
 from foretoken.models.native.pages import PagedRow, page_layout
 from foretoken.models.native.turns import Turns
 
@@ -101,7 +101,7 @@ class NativePasses:
         most: int,
         *,
         shows: bool,
-        chain: Chain | None = None,
+        chain: DraftChain | None = None,
     ) -> PassResult:
         """Run all parts, in passes of at most MOST tokens. rows, most: the first two sizes of the
         logits, whose places outside all parts mean nothing; shows: return states at the taps;
@@ -129,7 +129,7 @@ class NativePasses:
         return self._views[rows, most]
 
     def _pass(
-        self, parts: list[RowPart], *, shows: bool, chain: Chain | None = None
+        self, parts: list[RowPart], *, shows: bool, chain: DraftChain | None = None
     ) -> Tensor | None:
         ids, at, turn, row, need, place = self._inputs.values()
         n = needed = 0
