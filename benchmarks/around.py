@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -61,6 +62,7 @@ def main() -> None:
             steps[setting] += made if turn else []  # the first turn measures costs
     rows = [row(spec, t, g, steps[t, g], arguments.tokens) for t, g in settings]
     facts = {name: getattr(arguments, name) for name in ("target", "draft", "dtype", "tokens")}
+    facts["target"] = arguments.target and Path(arguments.target).name
     facts |= {"vocabulary": spec.target.vocab_size, "flags": flags(), "rows": rows}
     print(save(f"around-{arguments.name}", facts))
     show(rows)
