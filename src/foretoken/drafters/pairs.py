@@ -157,12 +157,12 @@ class PairsDrafter(DrafterBase):
             self._catch_up()
             return pack([[] for _ in gamma])
         calls = self._shorten()
-        need = [int(g > 0) for g in budget]
         if self._table is not None and isinstance(self.decoder, Chains):
             chosen = choice(draw, max(budget), self.target.vocab_size, self.ids)
             if chosen is not None:
                 made = self._chain(self.decoder, budget, chosen)
                 return chained(made, budget, calls + max(budget), draw)
+        need = [int(g > 0) for g in budget]
         logits = self._feed([len(row.carried) for row in self.rows], need)
         host = logits.is_cpu and not self.decoder.takes_tensors
         if host and draw.greedy and not draw.controlled:

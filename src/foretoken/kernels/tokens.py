@@ -92,7 +92,7 @@ def draw(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     B, V = distributions.shape
     ids, masses = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.float64)
     if B:
-        (kept, matrix), u = _matrix(distributions), uniforms.contiguous()
+        (kept, matrix), u = _matrix(distributions), uniforms.double().contiguous()
         pointers = u.data_ptr(), ids.data_ptr(), masses.data_ptr()
         library().foretoken_draw(_instructions(), DrawsRecord(len(kept), V, matrix, *pointers))
     return ids, masses
@@ -130,7 +130,8 @@ def verify(
     beta, masses = torch.empty(B, G, dtype=torch.float64), torch.empty(B, dtype=torch.float64)
     survival, scale = torch.empty(2, B, G + 1, dtype=torch.float64)  # room for the kernels' own
     (p, of_p), (q, of_q) = _matrix(p), _matrix(q) if q is not None and G else (q, MatrixRecord())
-    given = [each.contiguous() for each in (x, lengths, accept, following)]
+    given = [each.long().contiguous() for each in (x, lengths)]
+    given += [each.double().contiguous() for each in (accept, following)]
     record = VerificationRecord(RULES.index(rule), B, G, V, of_p, of_q)
     record.x, record.lengths, record.accept, record.next = (each.data_ptr() for each in given)
     made = survival, scale, n, t, beta, masses

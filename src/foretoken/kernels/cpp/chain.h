@@ -48,36 +48,45 @@ INLINE void embed_into(const Chain& c, int64_t id, int width, float* to) {
   }
 }
 
-// Run the pass, then one over each row's token after the other. Of a row that drafts no more nothing is run
+// Let row b's token be the next one of a pass, after `on` others
+static void add_to_pass(const Network& net, const Pass& pass, const Chain& c, int b, int step, int64_t drawn, int on) {
+  c.pages[on] = c.pages_of[b];
+  c.id[on] = int32_t(drawn);
+  c.at[on] = c.next[b] + step;
+  c.turn[on] = c.at[on] + c.apart[b];
+  c.row[on + 1] = on + 1;
+  c.need[on] = on;
+  c.place[on] = b;
+  if (!net.beside) return;
+  float* given = c.given + size_t(on) * (net.beside + net.width);
+  embed_into(c, c.tokens[size_t(b) * c.steps + step], net.beside, given);
+  memcpy(given + net.beside, pass.hidden + size_t(b) * net.width, size_t(net.width) * sizeof(float));
+}
+
+// Run the pass, then one over each row's token after the other, of as many rows as a pass takes. Of a row that drafts
+// no more nothing is run
 static bool run_chain(const Network& net, Pass pass, const Chain& c, void* workspace) {
   if (!run_pass(net, pass, workspace)) return false;
+  pass.ids = c.id;
+  pass.given = net.beside ? c.given : nullptr;
+  pass.taps = nullptr;
   for (int step = 0; step < c.steps; step++) {
     int on = 0;
+    const auto run_those = [&] {
+      pass.tokens = pass.needed = pass.rows = on;
+      const bool done = !on || run_pass(net, pass, workspace);
+      on = 0;
+      return done;
+    };
     for (int b = 0; b < c.rows; b++) {
       if (c.budget[b] <= step) continue;
       int64_t drawn;
       if (!draw_next(c, b, step, pass.logits + size_t(b) * net.vocabulary, &drawn)) return false;
       if (c.budget[b] == step + 1) continue;
-      c.pages[on] = c.pages_of[b];
-      c.id[on] = int32_t(drawn);
-      c.at[on] = c.next[b] + step;
-      c.turn[on] = c.at[on] + c.apart[b];
-      c.row[on + 1] = on + 1;
-      c.need[on] = on;
-      c.place[on] = b;
-      if (net.beside) {
-        float* given = c.given + size_t(on) * (net.beside + net.width);
-        embed_into(c, c.tokens[size_t(b) * c.steps + step], net.beside, given);
-        memcpy(given + net.beside, pass.hidden + size_t(b) * net.width, size_t(net.width) * sizeof(float));
-      }
-      on++;
+      add_to_pass(net, pass, c, b, step, drawn, on++);
+      if (on == net.most_tokens && !run_those()) return false;
     }
-    if (!on) break;
-    pass.tokens = pass.needed = pass.rows = on;
-    pass.ids = c.id;
-    pass.given = net.beside ? c.given : nullptr;
-    pass.taps = nullptr;
-    if (!run_pass(net, pass, workspace)) return false;
+    if (!run_those()) return false;
   }
   return true;
 }

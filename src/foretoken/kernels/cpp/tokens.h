@@ -4,6 +4,14 @@
 
 enum { MASS = 256 };
 
+// Write numbers i up to i + 16 of a row of V, but none behind it
+INLINE void put_at(float* row, int i, int V, F y) {
+  if (V - i >= LANES) return store(row + i, y);
+  float last[LANES];
+  store(last, y);
+  memcpy(row + i, last, size_t(V - i) * sizeof(float));
+}
+
 // Make a row's numbers, 16 at a time, by make(first id), and add them up; written to `out`, if that is not null.
 // What lies at V and behind it counts as zero
 template <class Make>
@@ -14,14 +22,7 @@ INLINE double mass_of(int V, float* out, const Make& make) {
     for (int i = block; i < V && i < block + MASS; i += LANES) {
       const F y = V - i < LANES ? between(make(i), all(0.0f), 0, V - i) : make(i);
       sums = add(sums, y);
-      if (!out) continue;
-      if (V - i >= LANES) {
-        store(out + i, y);
-        continue;
-      }
-      float last[LANES];
-      store(last, y);
-      memcpy(out + i, last, size_t(V - i) * sizeof(float));
+      if (out) put_at(out, i, V, y);
     }
     total += double(sum(sums));
   }
@@ -35,16 +36,7 @@ INLINE F numbers_at(const float* row, int i, int V) {
   return load(last);
 }
 INLINE void scale_row(float* row, int V, float factor) {
-  for (int i = 0; i < V; i += LANES) {
-    const F y = mul(numbers_at(row, i, V), all(factor));
-    if (V - i >= LANES) {
-      store(row + i, y);
-      continue;
-    }
-    float last[LANES];
-    store(last, y);
-    memcpy(row + i, last, size_t(V - i) * sizeof(float));
-  }
+  for (int i = 0; i < V; i += LANES) put_at(row, i, V, mul(numbers_at(row, i, V), all(factor)));
 }
 
 // How a row's logits become masses: exp(factor x - top), without exp(-87), the least that there is

@@ -24,7 +24,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.kernels.library import CHOICE, instruction_sets
 from foretoken.models import store
 from foretoken.models.companion import Companion
-from foretoken.models.native import pages
+from foretoken.models.native import pages, passes
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.turns import Turns
@@ -483,10 +483,14 @@ def test_proof_2000_tokens_of_the_shipped_pair_are_those_of_plain_decoding(
         assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
 
 
+@pytest.mark.parametrize("most", [256, 2])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.3}, {"temperature": 0.8, "top_p": 0.9}])
-def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(options: dict[str, Any]) -> None:
+def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
+    options: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same tokens and distributions, to the bit, in rows of their own numbers of tokens, of
-    which one outgrows the draft's context."""
+    which one outgrows the draft's context; also of more rows than a pass takes."""
+    monkeypatch.setattr(passes, "MOST", most)
 
     def model(seed: int, context: int = 128) -> NativeModel:
         return NativeConversion(None, "int8", lambda: tiny.llama(64, context, seed)).model()
