@@ -23,7 +23,7 @@ PROMPTS = ROOT / "reproduction/recipes/prompts/chats.jsonl"
 RESULTS = ROOT / "benchmarks/results"
 DRAFTS = {
     "lookup": "look-up",
-    "smollm2": "the draft that ships",
+    "lookup+smollm2": "the draft that ships, behind a look-up",
 }
 # Plain and greedily, each with its own defaults, then otherwise
 PEERS = {

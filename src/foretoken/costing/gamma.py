@@ -105,6 +105,7 @@ class Adaptive:
     _last: int = field(default=0, init=False)  # positions of the last pass that was asked for
     # by what they were asked for last
     _prices: tuple[Hashable, Prices] | None = field(default=None, init=False)
+    _lone: tuple[int, Prices, Prices] | None = field(default=None, init=False)
 
     @property
     def most(self) -> int:
@@ -195,10 +196,17 @@ class Adaptive:
         if predicted is None or not row.trusts:
             return drafted
         if self.drafts:  # compare tokens a second, each with its best gamma
-            most, costs = min(row.room - 1, MAX_GAMMA), by_length(self.alone or self.costs, [row])
-            by_draft = rate(drafted, most, prices_of(costs, 1))
-            row.trusts = rate(predicted, most, prices_of(costs.undrafted, 1)) >= by_draft
+            most, (with_draft, without) = min(row.room - 1, MAX_GAMMA), self._prices_alone(row)
+            row.trusts = rate(predicted, most, without) >= rate(drafted, most, with_draft)
         return predicted if row.trusts else drafted
+
+    def _prices_alone(self, row: Row) -> tuple[Prices, Prices]:
+        """Return prices of a row alone, for tokens of the draft and for those that cost none."""
+        length = spans([row])
+        if self._lone is None or self._lone[0] != length:
+            costs = by_length(self.alone or self.costs, [row])
+            self._lone = length, prices_of(costs, 1), prices_of(costs.undrafted, 1)
+        return self._lone[1:]
 
     def _gammas(
         self, rows: list[tuple[Row, Past]], costs: Costs, beside: Beside, last: int
@@ -382,8 +390,11 @@ def _before(row: Row) -> int:
 
 def rate(past: Past, most: int, prices: Prices) -> float:
     """Tokens a second of a row alone, with its best number of draft tokens."""
-    tokens = 1 + past.answers * np.cumsum([0.0, *past.survival[:most]])
-    return float((tokens / prices.alike[: len(tokens)]).max())
+    answers, tokens, fastest = past.answers, 1.0, 1 / prices.alike[0]
+    for chance, seconds in zip(past.survival[:most], prices.alike[1:], strict=False):
+        tokens += answers * chance
+        fastest = max(fastest, tokens / seconds)
+    return fastest
 
 
 def allot(pasts: list[Past], most: list[int], prices: Prices, last: int = 0) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,16 @@ class PairModel(OpenModel, Protocol):
 
     def give(self, pairs: Tensor, counts: list[int]) -> None:
         """The next `score` reads these, `[sum(counts), E + H]`: embeddings, and states behind."""
+        ...
+
+
+@runtime_checkable
+class ChainedPairs(PairModel, Chains, Protocol):
+    """A model of pairs that makes a draft's tokens in one call."""
+
+    def pair(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
+        """The next `chain` reads the embeddings of these tokens, of a table `[V, E]`, and with each
+        the target's states, `[N, W]`."""
         ...
 
 
@@ -157,10 +167,10 @@ class PairsDrafter(DrafterBase):
             self._catch_up()
             return pack([[] for _ in gamma])
         calls = self._shorten()
-        if self._table is not None and isinstance(self.decoder, Chains):
+        if self._table is not None and isinstance(self.decoder, ChainedPairs):
             chosen = choice(draw, max(budget), self.target.vocab_size, self.ids)
             if chosen is not None:
-                made = self._chain(self.decoder, budget, chosen)
+                made = self._chain(self.decoder, self._table, budget, chosen)
                 return chained(made, budget, calls + max(budget), draw)
         need = [int(g > 0) for g in budget]
         logits = self._feed([len(row.carried) for row in self.rows], need)
@@ -172,12 +182,14 @@ class PairsDrafter(DrafterBase):
         self.decoder.set_lengths([row.fed for row in self.rows])
         return draft
 
-    def _chain(self, decoder: Chains, budget: list[int], chosen: TokenChoice) -> ChainedTokens:
+    def _chain(
+        self, decoder: ChainedPairs, table: Tensor, budget: list[int], chosen: TokenChoice
+    ) -> ChainedTokens:
         """Make all tokens in one call."""
         counts = [len(row.carried) for row in self.rows]
         blocks, tokens, states = self._carried(counts)
-        self._give(blocks, tokens, states)
-        made = decoder.chain(blocks, budget, chosen, self._table)
+        decoder.pair(tokens, states, table)
+        made = decoder.chain(blocks, budget, chosen, table)
         self._advance(counts)
         self.decoder.set_lengths([row.fed for row in self.rows])
         return made
@@ -248,17 +260,18 @@ class PairsDrafter(DrafterBase):
         if not any(counts):
             return torch.empty(len(counts), 0, 0)
         blocks, tokens, states = self._carried(counts)
-        logits = self._pass(blocks, tokens, states, need)
+        logits = self._pass(blocks, torch.tensor(tokens), self.decoder.joined(states), need)
         self._advance(counts)
         return logits
 
-    def _carried(self, counts: list[int]) -> tuple[list[list[int]], Tensor, Tensor]:
+    def _carried(self, counts: list[int]) -> tuple[list[list[int]], list[int], Tensor]:
         """Return so many carried pairs of each row: as blocks, their tokens, and their states."""
         V, some = self.target.vocab_size, list(zip(self.rows, counts, strict=True))
         blocks = [row.tokens(V)[:count] for row, count in some]
-        states = self.decoder.joined(torch.cat([row.carried[:n] for row, n in some if n]))
+        states = [row.carried[:n] for row, n in some if n]
         texts = [row.text[row.fed + 1 : row.fed + 1 + n] for row, n in some]
-        return blocks, torch.tensor([x for text in texts for x in text]), states
+        tokens = [x for text in texts for x in text]
+        return blocks, tokens, states[0] if len(states) == 1 else torch.cat(states)
 
     def _advance(self, counts: list[int]) -> None:
         for row, n in zip(self.rows, counts, strict=True):

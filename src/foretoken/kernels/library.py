@@ -130,6 +130,16 @@ class ChainRecord(Structure):
     ]
 
 
+class PairsRecord(Structure):
+    """The record Pairs of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("tokens", "beside", "width", "kind")),
+        ("join", POINTER(WeightRecord)),
+        *((name, c_void_p) for name in ("ids", "embeddings", "states", "joined", "given")),
+    ]
+
+
 class DrawsRecord(Structure):
     """The record Draws of network.h."""
 
@@ -174,6 +184,7 @@ def library() -> ctypes.CDLL:
     kernels.foretoken_round_weights.argtypes = [ctypes.c_char_p, c_void_p, c_int64, *[c_void_p] * 2]
     kernels.foretoken_round_weights.restype = None
     kernels.foretoken_chain.argtypes = [c_void_p, POINTER(PassRecord), POINTER(ChainRecord)]
+    kernels.foretoken_join.argtypes = [ctypes.c_char_p, POINTER(PairsRecord)]
     kernels.foretoken_softmax.argtypes = [ctypes.c_char_p, POINTER(SoftmaxRecord)]
     kernels.foretoken_draw.argtypes = [ctypes.c_char_p, POINTER(DrawsRecord)]
     kernels.foretoken_draw.restype = None

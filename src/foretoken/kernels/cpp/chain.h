@@ -37,13 +37,13 @@ static bool draw_next(const Chain& c, int row, int step, float* logits, int64_t*
 }
 
 // The embedding of an id; width: a multiple of 16
-INLINE void embed_into(const Chain& c, int64_t id, int width, float* to) {
+INLINE void embed_into(const void* embeddings, int kind, int64_t id, int width, float* to) {
   const size_t first = size_t(id) * width;
   for (int i = 0; i < width; i += LANES) {
-    const uint16_t* short_ones = (const uint16_t*)c.embeddings + first + i;
-    const F y = c.kind == FLOAT32   ? load((const float*)c.embeddings + first + i)
-                : c.kind == FLOAT16 ? from_half(short_ones)
-                                    : from_bfloat16(short_ones);
+    const uint16_t* short_ones = (const uint16_t*)embeddings + first + i;
+    const F y = kind == FLOAT32   ? load((const float*)embeddings + first + i)
+                : kind == FLOAT16 ? from_half(short_ones)
+                                  : from_bfloat16(short_ones);
     store(to + i, y);
   }
 }
@@ -59,7 +59,7 @@ static void add_to_pass(const Network& net, const Pass& pass, const Chain& c, in
   c.place[on] = b;
   if (!net.beside) return;
   float* given = c.given + size_t(on) * (net.beside + net.width);
-  embed_into(c, c.tokens[size_t(b) * c.steps + step], net.beside, given);
+  embed_into(c.embeddings, c.kind, c.tokens[size_t(b) * c.steps + step], net.beside, given);
   memcpy(given + net.beside, pass.hidden + size_t(b) * net.width, size_t(net.width) * sizeof(float));
 }
 

@@ -229,6 +229,16 @@ bool multiply(const Weight& w, const float* x, int tokens, float* y) {
   return done;
 }
 
+bool join_pairs(const Pairs& p) {
+  if (!multiply(*p.join, p.states, p.tokens, p.joined)) return false;
+  for (int t = 0; t < p.tokens; t++) {
+    float* given = p.given + size_t(t) * (p.beside + p.width);
+    embed_into(p.embeddings, p.kind, p.ids[t], p.beside, given);
+    memcpy(given + p.beside, p.joined + size_t(t) * p.join->outputs, size_t(p.width) * sizeof(float));
+  }
+  return true;
+}
+
 void try_unpack(const Weight& w, int output, float* y) {
   const Exact exact;
   unpack_row(w, output, y);
@@ -251,5 +261,5 @@ void round_to_four_bits(const float* w, int64_t blocks, int8_t* q, float* scales
 
 }  // namespace
 
-const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     run_chain_exactly, run_softmax,  draw_tokens, verify_rows, multiply,  try_round,
+const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     run_chain_exactly, run_softmax,  draw_tokens, verify_rows, multiply,  join_pairs, try_round,
                                    try_unpack, try_normalize, try_activate, round_to_four_bits};

@@ -15,6 +15,7 @@ struct Kernels {
   bool (*verify)(const Verification& verification);  // false: a draft token is none of the V
   // a product by itself; false: no memory
   bool (*product)(const Weight& w, const float* x, int tokens, float* y);
+  bool (*join)(const Pairs& pairs);  // as product
   // pieces, for tests: rounding of `tokens` states, a row of a weight, a norm, an activation
   void (*round)(const float* x, int tokens, int n, int8_t* q, float* d, float* s, int32_t* z);
   void (*unpack)(const Weight& w, int output, float* y);

@@ -112,6 +112,7 @@ EXPORTED void foretoken_round(const char* name, const float* x, int tokens, int 
 EXPORTED int foretoken_product(const char* name, const Weight* w, const float* x, int tokens, float* y) {
   return kernels_named(name)->product(*w, x, tokens, y);
 }
+EXPORTED int foretoken_join(const char* name, const Pairs* pairs) { return kernels_named(name)->join(*pairs); }
 EXPORTED void foretoken_unpack(const char* name, const Weight* w, int output, float* y) {
   kernels_named(name)->unpack(*w, output, y);
 }

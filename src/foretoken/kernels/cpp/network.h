@@ -140,6 +140,17 @@ struct Verification {
   double *beta, *masses;               // [rows, G]: sum min(p, q); [rows]: of what t was drawn from
 };
 
+// What a decoder of pairs reads of tokens: their embeddings, and the target's states joined
+struct Pairs {
+  int32_t tokens, beside, width, kind;  // of an embedding; of states joined; how embeddings are stored
+  const Weight* join;
+  const int64_t* ids;                   // [tokens]
+  const void* embeddings;               // [V, beside]
+  const float* states;                  // [tokens, join's inputs]
+  float* joined;                        // [tokens, join's outputs]
+  float* given;                         // [tokens, beside + width]
+};
+
 // The draft tokens of `rows` rows after a pass, whose arrays are used again. Row b's logits and hidden state are
 // at place b
 struct Chain {

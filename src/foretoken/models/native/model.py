@@ -6,14 +6,16 @@ A row is pages and a length; rollback is a smaller length, a fork or a shared pr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from ctypes import pointer
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.kernels.library import WeightRecord, chosen_set, library
+from foretoken.kernels.library import PairsRecord, WeightRecord, chosen_set, library
 from foretoken.models.base import Blocks, ChainedTokens, TokenChoice
-from foretoken.models.native.chain import DraftChain
+from foretoken.models.native.chain import KINDS, DraftChain
 from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
@@ -260,6 +262,22 @@ class NativePairs(NativeModel):
         if not library().foretoken_product(self._instructions, self._join, *pointers):
             raise MemoryError("no memory for the states of a target")
         return made[:, : self.passes.width]
+
+    def pair(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
+        """Let the next `chain` read these tokens' embeddings, and with each a target's states,
+        `[N, W]`."""
+        n, E, H = len(tokens), embeddings.shape[1], self.passes.width
+        own = states if states.dtype == torch.float32 else states.float()
+        own = own if own.is_contiguous() else own.contiguous()
+        given, joined = torch.empty(n, E + H), torch.empty(n, self._join.outputs)
+        record = PairsRecord(n, E, H, KINDS[embeddings.dtype], pointer(self._join))
+        ids = np.array(tokens, np.int64)
+        record.ids, record.embeddings = ids.ctypes.data, embeddings.data_ptr()
+        record.states, record.joined = own.data_ptr(), joined.data_ptr()
+        record.given = given.data_ptr()
+        if not library().foretoken_join(self._instructions, record):
+            raise MemoryError("no memory for the states of a target")
+        self.passes.given = given
 
     def give(self, pairs: Tensor, counts: list[int]) -> None:
         """Let the next `score` read these, `[sum(counts), E + H]`: embeddings, then states."""
