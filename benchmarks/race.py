@@ -68,10 +68,11 @@ SCRIPTS = {
     "llama.cpp": "peer_llama_cpp.py",
 }
 # Besides its own defaults, a peer is raced with a cache and a computation as precise as ours
-# ("same-precision"), and llama.cpp over blocks that it repacks for its fastest products
+# ("same-precision"), and llama.cpp over blocks that it repacks for its fastest products, plainly
+# and with its own look-up
 SETTINGS = {
     "openvino-genai": ("same-precision",),
-    "llama.cpp": ("same-precision", "q4_0"),
+    "llama.cpp": ("same-precision", "q4_0", "lookup"),
 }
 ALONE = {"onnxruntime-genai", "llama.cpp"}  # our loops there hold one text
 OWN_VENV = {"transformers"}  # run in the project's own venv
@@ -351,8 +352,8 @@ def main(
         Option(
             help="transformers, openvino-genai, onnxruntime-genai (plain only) or llama.cpp, each "
             "with its own defaults; openvino-genai:same-precision and llama.cpp:same-precision "
-            "compute as precisely as foretoken, llama.cpp:q4_0 has its fastest blocks; may be "
-            "repeated."
+            "compute as precisely as foretoken, llama.cpp:q4_0 has its fastest blocks, "
+            "llama.cpp:lookup its own look-up beside; may be repeated."
         ),
     ] = None,
     target: option.Target = None,

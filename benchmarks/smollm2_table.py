@@ -30,6 +30,7 @@ PEERS = {
     0.0: (
         "llama.cpp",
         "llama.cpp:q4_0",
+        "llama.cpp:lookup",
         "llama.cpp:same-precision",
         "openvino-genai",
         "openvino-genai:same-precision",

@@ -4,7 +4,8 @@ Its Python binding has no speculation with a draft model, so plain and speculati
 driven here over its low-level calls; greedy only. By default its settings are its own: a cache of
 float16, flash attention if it is faster. "same-precision" has a cache as precise as ours, and
 "q4_0" the weights in blocks that its documentation names as the fastest on a CPU, since they are
-repacked at loading.
+repacked at loading. "lookup" has these blocks, and draft tokens by the binding's own look-up in the
+prompt and text, at its defaults.
 
 A model with states takes back tokens of its last pass only: enough for a target. Its draft guesses
 in a copy of the row, and reads afterwards what was accepted.
@@ -21,8 +22,10 @@ import numpy as np
 from answer import Clock, Refused, Request, Texts, serve
 from converted import converted
 from gguf import GGMLQuantizationType
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 CHUNK = 512  # tokens that are read at once
+REPACKED = ("q4_0", "lookup")  # settings
 # As precise as ours; what q8_0 and q4_0 matrices are multiplied with is q8_0, rounded on the way
 CACHES = {
     "float32": ("float32", GGMLQuantizationType.F32),
@@ -38,7 +41,7 @@ class Model:
     def __init__(self, source: str, dtype: str, threads: int, setting: str) -> None:
         if dtype not in CACHES:
             raise Refused(f"llama.cpp is run in {', '.join(CACHES)}, not {dtype}")
-        kind = "q4_0" if setting == "q4_0" else dtype
+        kind = "q4_0" if setting in REPACKED else dtype
         place = converted(
             source, f"gguf-{kind}", lambda folder, to: gguf_model.write(folder, to / "gguf", kind)
         )
@@ -126,16 +129,18 @@ class Peer:
         how = request["threads"], request["setting"]
         self.target = Model(request["target"], request["dtype"], *how)
         self.draft = request["draft"] and Model(request["draft"], request["draft_dtype"], *how)
+        self.lookup = LlamaPromptLookupDecoding() if request["setting"] == "lookup" else None
 
     def generate(self, request: Request) -> Texts:
-        """Greedy decoding with gamma draft tokens a step; 0 is plain."""
+        """Greedy decoding with gamma draft tokens a step; 0 is plain, but for look-up."""
         if request["temperature"]:
             raise Refused("llama.cpp is run greedily only; leave --temperature at 0")
         (prompt,), gamma, clock = request["prompts"], request["gamma"], Clock()
         text = list(prompt)
         full = len(text) + request["max_new_tokens"]
+        gamma = self.lookup.num_pred_tokens if self.lookup else gamma
         self.target.start(full, gamma)
-        if gamma:
+        if gamma and not self.lookup:
             self.draft.start(full)
         text += self.target.read(text, 1)
         clock.tick(1)
@@ -150,6 +155,8 @@ class Peer:
     def _guess(self, text: list[int], gamma: int) -> list[int]:
         if not gamma:
             return []
+        if self.lookup:
+            return self.lookup(np.array(text, np.intc)).tolist()[:gamma]
         self.draft.cut(len(text) - 1)
         draft_tokens = self.draft.read(text[self.draft.length :], 1)
         self.draft.fork()

@@ -18,9 +18,9 @@ import torch
 from foretoken.errors import RefusedError, kind_of
 from foretoken.kernels.library import chosen_set
 from foretoken.models import store
-from foretoken.models.companion import Companion, require_alike
+from foretoken.models.companion import require_alike
 from foretoken.models.native import description
-from foretoken.models.native.model import NativeModel, NativePairs
+from foretoken.models.native.model import NativeCompanion, NativeModel, NativePairs
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
 
@@ -68,7 +68,7 @@ class NativeConversion:
         found = store.find(self._key(self.source))
         return found and NativeModel(*self._read(found))
 
-    def companion(self, target: NativeModel) -> Companion[NativePasses]:
+    def companion(self, target: NativeModel) -> NativeCompanion:
         """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
         rows. Raises RefusedError where it would keep its cache in another form."""
         passes, facts = self._passes()
@@ -80,7 +80,7 @@ class NativeConversion:
             [[targets[i][name] for name in shape] for i in layers],
         )
         passes.over(target.passes, layers)
-        return Companion(target, passes, facts)
+        return NativeCompanion(target, passes, facts)
 
     def _passes(self) -> tuple[NativePasses, dict[str, Any]]:
         found = None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foretoken.kernels.library import PairsRecord, WeightRecord, chosen_set, library
 from foretoken.models.base import Blocks, ChainedTokens, TokenChoice
+from foretoken.models.companion import Companion
 from foretoken.models.native.chain import KINDS, DraftChain
 from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
@@ -191,25 +192,40 @@ class NativeModel:
         choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
-        past, passes = self.lengths, self.passes
-        ahead = [max(0, g - 1) for g in budget]
-        ends = [start + len(block) for start, block in zip(past, blocks, strict=True)]
+        past = self.lengths
+        lengths = chain_lengths(past, blocks, budget)
         limits = [self.longest if row.long else self.context for row in self.rows]
-        check_room(past, [len(b) + g for b, g in zip(blocks, ahead, strict=True)], limits)
-        passes.turn_up_to(max(end + g for end, g in zip(ends, ahead, strict=True)))
-        for row, start, end, g in zip(self.rows, past, ends, ahead, strict=True):
-            if end > start:
-                row.reserve(start, end + g)
+        check_room(past, [end - n for end, n in zip(lengths, past, strict=True)], limits)
+        made = self.chained(self.passes, past, blocks, budget, choice, embeddings)
+        tokens: list[list[int]] = made.tokens.tolist()
+        for b, (row, text) in enumerate(zip(self.rows, self.texts, strict=True)):
+            text[past[b] :] = [*blocks[b], *tokens[b]][: lengths[b] - past[b]]
+            row.length = lengths[b]
+        return made
+
+    def chained(
+        self,
+        passes: NativePasses,
+        past: list[int],
+        blocks: list[list[int]],
+        budget: list[int],
+        choice: TokenChoice,
+        embeddings: Tensor | None = None,
+    ) -> ChainedTokens:
+        """Make a draft's tokens as `chain` does, by any network over these pages, where row b has
+        past[b] tokens in place; no row moves on."""
+        lengths = chain_lengths(past, blocks, budget)
+        passes.turn_up_to(max(lengths))
+        for row, start, block, length in zip(self.rows, past, blocks, lengths, strict=True):
+            if block:
+                row.reserve(start, length)
+        ends = [start + len(block) for start, block in zip(past, blocks, strict=True)]
         apart = [passes.turns[0].capacity if row.long else 0 for row in self.rows]
         tables = [row.table for row in self.rows]
         chain = DraftChain(budget, ends, apart, tables, self.vocab_size, choice, embeddings)
         every = enumerate(zip(self.rows, past, blocks, budget, strict=True))
         parts = [RowPart(row, start, x, int(g > 0), b) for b, (row, start, x, g) in every if x]
         passes.run(parts, len(blocks), 1, shows=False, chain=chain)
-        made: list[list[int]] = chain.made.tokens.tolist()
-        for b, (row, text) in enumerate(zip(self.rows, self.texts, strict=True)):
-            text[past[b] :] = [*blocks[b], *made[b][: ahead[b]]]
-            row.length = ends[b] + ahead[b]
         return chain.made
 
     def set_lengths(self, lengths: list[int]) -> None:
@@ -242,6 +258,31 @@ class NativeModel:
                 if length >= LEAST:
                     self.pool.cached.add(self.salts[b], text[:length], row.fork(length))
         self.permute(staying(len(self.rows), rows))
+
+
+def chain_lengths(past: list[int], blocks: list[list[int]], budget: list[int]) -> list[int]:
+    """Return how many tokens rows have in place behind a chain: the last ones are not read."""
+    every = zip(past, blocks, budget, strict=True)
+    return [n + len(block) + max(0, g - 1) for n, block, g in every]
+
+
+class NativeCompanion(Companion[NativePasses]):
+    """A copy over the rows of a target on the native kernels."""
+
+    target: NativeModel
+
+    def chain(
+        self,
+        blocks: list[list[int]],
+        budget: list[int],
+        choice: TokenChoice,
+        embeddings: Tensor | None = None,
+    ) -> ChainedTokens:
+        past = self.lengths
+        lengths = chain_lengths(past, blocks, budget)
+        check_room(past, [end - n for end, n in zip(lengths, past, strict=True)], self.context)
+        self._own = lengths
+        return self.target.chained(self.graph, past, blocks, budget, choice, embeddings)
 
 
 class NativePairs(NativeModel):

@@ -483,10 +483,11 @@ def test_proof_2000_tokens_of_the_shipped_pair_are_those_of_plain_decoding(
         assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
 
 
+@pytest.mark.parametrize("kind", ["model", "copy"])
 @pytest.mark.parametrize("most", [256, 2])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.3}, {"temperature": 0.8, "top_p": 0.9}])
 def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
-    options: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], most: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same tokens and distributions, to the bit, in rows of their own numbers of tokens, of
     which one outgrows the draft's context; also of more rows than a pass takes."""
@@ -495,10 +496,15 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
     def model(seed: int, context: int = 128) -> NativeModel:
         return NativeConversion(None, "int8", lambda: tiny.llama(64, context, seed)).model()
 
+    def drafting(target: NativeModel) -> Any:
+        if kind == "model":
+            return model(1, 40)
+        return NativeConversion(None, "int4", lambda: tiny.llama(64, 128, 0)).companion(target)
+
     class Apart:
         """The same model, without its chains."""
 
-        def __init__(self, own: NativeModel) -> None:
+        def __init__(self, own: Any) -> None:
             self.own = own
 
         def __getattr__(self, name: str) -> Any:
@@ -507,8 +513,10 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
             return getattr(self.own, name)
 
     made: list[Any] = []
-    for draft in (model(1, 40), Apart(model(1, 40))):
-        spec = foretoken.Speculator(model(0), foretoken.LMDrafter(draft))  # type: ignore[arg-type]
+    for wrapped in (lambda own: own, Apart):
+        target = model(0)
+        draft: Any = wrapped(drafting(target))
+        spec = foretoken.Speculator(target, foretoken.LMDrafter(draft))
         with foretoken.Engine(spec) as engine:
             for n in range(6):
                 prompt = [(n * i * i + 3 * i) % 59 + 2 for i in range(3 + 6 * n)]
