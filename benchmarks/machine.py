@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from dataclasses import asdict
 from datetime import date
@@ -19,6 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 def describe() -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     described = asdict(machine.describe(device)) | {"abilities": machine.processor().abilities}
+    described |= {"held to": os.environ.get("FORETOKEN_INSTRUCTIONS")}  # an instruction set
     return {"date": date.today().isoformat(), "system": platform.platform(), **described}
 
 

@@ -57,7 +57,7 @@ PLAIN = "plain"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target")
-    parser.add_argument("--draft", default="none")
+    parser.add_argument("--draft", default="smollm2")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--dtypes", default="int8,bfloat16")
     parser.add_argument("--tasks", help="some of them, separated by commas")

@@ -74,9 +74,9 @@ def side_by_side(plain: Text, speculative: Text) -> Table:
 def show(text: Text, spec: foretoken.Speculator, tokens: list[int]) -> None:
     """Add a step's tokens: all but the last were drafted."""
     decode = partial(spec.tokenizer.decode, skip_special_tokens=True)
-    *accepted, last = (decode([token]) for token in tokens)
-    text.append("".join(accepted), "green")
-    text.append(last)
+    accepted = decode(tokens[:-1])
+    text.append(accepted, "green")
+    text.append(decode(tokens)[len(accepted) :])
 
 
 if __name__ == "__main__":

@@ -186,8 +186,9 @@ def shown(value: object) -> str:
 
 def base_name(model: str) -> str:
     """Return a model's name, and its adapter's, without the folders that they lie in."""
-    names = [Path(part).name if exists(part) else part for part in model.split(" with ")]
-    return " with ".join(names)
+    front = "lookup+" if model.startswith("lookup+") else ""
+    parts = model.removeprefix(front).split(" with ")
+    return front + " with ".join(Path(part).name if exists(part) else part for part in parts)
 
 
 def kind_of(error: Exception) -> str:

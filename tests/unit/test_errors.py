@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from foretoken.errors import (
     NumericsError,
     RefusedError,
     as_float,
+    base_name,
     mismatch,
     one_line,
     real,
@@ -100,3 +102,9 @@ def test_what_is_wrong_with_a_value_is_said_in_our_words(values: dict[str, Any],
     with pytest.raises(ValidationError) as caught:
         Shape.model_validate(values)
     assert mismatch(dict(caught.value.errors()[0])) == said
+
+
+def test_a_look_up_in_front_of_a_folder_shows_no_folder(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    assert base_name(f"lookup+{draft}") == "lookup+draft" and base_name("lookup") == "lookup"

@@ -24,7 +24,7 @@ from foretoken.cli.command import command, quiet
 from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, base_name
-from foretoken.loading import hub
+from foretoken.loading import hub, named
 from foretoken.storage import files
 
 if TYPE_CHECKING:
@@ -243,7 +243,9 @@ class Benchmark:
 
     def _files(self) -> str:
         """Return a digest of the sizes and times of the files of all models that are here."""
-        names = [self.asked.target, *self.asked.drafts, self.asked.loading.get("adapter")]
+        drafts = [draft.removeprefix(named.FRONT) for draft in self.asked.drafts if draft]
+        places = [named.draft(draft) or draft for draft in drafts]
+        names = [self.asked.target, *places, self.asked.loading.get("adapter")]
         stamps = [hub.stamps(name) for name in names if name]
         return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
 

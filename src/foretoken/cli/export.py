@@ -104,8 +104,7 @@ def _measured(file: Path) -> ExportSetting:
     revisions = plan.load.get("revision"), plan.load.get("draft_revision")
     if pair := named.pair(target):  # vLLM does not know it by name
         target = str(pair.target)
-    draft = plan.draft.removeprefix(named.FRONT)  # vLLM has no look-up in front of a draft
-    draft = str(named.draft(draft) or draft)
+    draft = _without_lookup(plan.draft)
     return ExportSetting(target, draft, plan.gamma, plan.generate.temperature, *revisions)
 
 
@@ -121,7 +120,7 @@ def _given(
     target = option.chosen(target)
     if pair := named.pair(target):
         target, draft = str(pair.target), draft or (str(pair.draft) if pair.draft else None)
-    draft = str(named.draft(draft) or draft) if draft else None
+    draft = _without_lookup(draft) if draft else None
     if draft is None:
         raise InputError("a target of yours needs --draft; give a folder, a hub id, lookup or none")
     if gamma is None and draft != "none":
@@ -137,6 +136,16 @@ def _given(
     if _encodes(Path(target)):
         raise _encoder_decoder(target)
     return ExportSetting(target, draft, gamma or 0, temperature)
+
+
+def _without_lookup(draft: str) -> str:
+    """Return a draft's place without a look-up in front of it, which vLLM lacks."""
+    behind = draft if hub.is_folder(draft) else draft.removeprefix(named.FRONT)
+    if not behind:
+        raise InputError(f"draft is {draft!r}; give lookup+ and a draft model, or lookup alone")
+    if behind != draft:
+        print("vLLM has no look-up in front of a draft: it is left out", file=sys.stderr)
+    return str(named.draft(behind) or behind)
 
 
 def _encodes(folder: Path) -> bool:

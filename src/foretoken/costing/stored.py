@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from foretoken.costing.costs import Costs, at
 from foretoken.drafters.base import Drafter
+from foretoken.kernels.library import CHOICE
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered, versions
 
@@ -193,4 +194,5 @@ def machine() -> list[Any]:
     names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return [sorted(names) or platform.processor(), cores, torch.get_num_threads(), gpu]
+    held = os.environ.get(CHOICE)  # to an instruction set that may be slower
+    return [sorted(names) or platform.processor(), cores, torch.get_num_threads(), gpu, held]

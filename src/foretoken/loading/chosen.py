@@ -23,6 +23,7 @@ from foretoken.costing.gamma import MAX_GAMMA, Past, prices_of, rate
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
 from foretoken.errors import ForetokenError, base_name
+from foretoken.loading import named
 from foretoken.loading.draft import own_copy
 from foretoken.loading.options import ROUNDED, smaller
 from foretoken.loading.runtimes import TITLES
@@ -48,8 +49,7 @@ def chosen(looking: Speculator, target: LoadedTarget) -> Speculator:
 
     def best(kind: str) -> Speculator:
         spec = (drafting(kind) if kind else None) or looking
-        front = "" if spec is looking else ", and look-up where the text repeats"
-        log.info("no draft was given: %s guesses%s", base_name(spec.draft_name), front)
+        log.info("no draft was given: %s drafts", base_name(spec.draft_name))
         return spec
 
     return _decided(looking, lambda: _fastest(looking, drafting), best)
@@ -143,6 +143,7 @@ def _drafting(looking: Speculator, target: LoadedTarget, kind: str) -> Speculato
     except ForetokenError as error:
         log.info("%s cannot draft: %s", name, error)
         return None
+    name = f"{named.FRONT}{name}"
     return replace(looking, drafter=drafter, draft_name=name, predicted_output=Repeats)
 
 

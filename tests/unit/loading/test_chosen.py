@@ -55,18 +55,18 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
 @pytest.mark.parametrize(
     ("int4", "int8", "best"),
     [
-        (costs(0.2, 0.97), None, "self:int4"),  # not tried: it could not be faster
-        (costs(0.2, 0.4), costs(0.3, 0.98), "self:int8"),
+        (costs(0.2, 0.97), None, "lookup+self:int4"),  # not tried: it could not be faster
+        (costs(0.2, 0.4), costs(0.3, 0.98), "lookup+self:int8"),
         (costs(0.9, 0.6), None, "lookup"),
     ],
 )
 def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplog):
-    measured |= {"self:int4": int4, "self:int8": int8}
+    measured |= {"lookup+self:int4": int4, "lookup+self:int8": int8}
     caplog.set_level(logging.INFO, "foretoken.loading.chosen")
     spec = foretoken.load(target).prepared()
     assert spec.draft_name == best
-    assert f"no draft was given: {best} guesses" in caplog.text
-    assert ("self:int8" in measured["asked"]) == (int8 is not None)
+    assert f"no draft was given: {best} drafts" in caplog.text
+    assert ("lookup+self:int8" in measured["asked"]) == (int8 is not None)
     assert (spec.predicted_output is None) == (best == "lookup")
     plain = foretoken.load(target, "none").generate("It was", max_new_tokens=20)
     (completion,) = spec.generate("It was", max_new_tokens=20, gamma=3)
@@ -80,11 +80,11 @@ def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, meas
     monkeypatch.setattr(
         chosen, "own_copy", lambda name, *rest: [made.append(name), own_copy(name, *rest)][1]
     )
-    measured |= {"self:int4": costs(0.2, 0.97)}
+    measured |= {"lookup+self:int4": costs(0.2, 0.97)}
     spec = foretoken.load(target)
     assert spec.draft_name == "lookup" and not measured["asked"] and not made
     best = spec.prepared()
-    assert best.draft_name == "self:int4" and set(made) == {"self:int4"}
+    assert best.draft_name == "lookup+self:int4" and set(made) == {"self:int4"}
     assert best.prepared() is best
 
 
@@ -153,12 +153,13 @@ def test_a_choice_stays(target, measured, monkeypatch):
     kept: dict[str, str] = {}
     monkeypatch.setattr(chosen, "remembered", lambda file: kept)
     monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
-    measured |= {"self:int4": costs(0.2, 0.97)}
-    assert foretoken.load(target).prepared().draft_name == "self:int4"
-    assert measured["asked"] == ["lookup", "self:int4"] and list(kept.values()) == ["int4"]
-    measured |= {"self:int4": costs(0.9, 0.5), "self:int8": costs(0.1, 0.99)}
+    measured |= {"lookup+self:int4": costs(0.2, 0.97)}
+    assert foretoken.load(target).prepared().draft_name == "lookup+self:int4"
+    assert measured["asked"] == ["lookup", "lookup+self:int4"] and list(kept.values()) == ["int4"]
+    measured |= {"lookup+self:int4": costs(0.9, 0.5), "lookup+self:int8": costs(0.1, 0.99)}
     assert (
-        foretoken.load(target).prepared().draft_name == "self:int4" and len(measured["asked"]) == 2
+        foretoken.load(target).prepared().draft_name == "lookup+self:int4"
+        and len(measured["asked"]) == 2
     )
 
 
@@ -170,7 +171,7 @@ def test_other_weights_are_chosen_for_anew(target, measured, monkeypatch, tmp_pa
     other = folder(
         tmp_path / "other", llama(seed=9, hidden_size=128, intermediate_size=192), byte_level()
     )
-    measured |= {"self:int4": costs(0.2, 0.97)}
+    measured |= {"lookup+self:int4": costs(0.2, 0.97)}
     for each in (target, other):
-        assert foretoken.load(each).prepared().draft_name == "self:int4"
+        assert foretoken.load(each).prepared().draft_name == "lookup+self:int4"
     assert list(kept.values()) == ["int4", "int4"]
