@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foretoken.errors import RefusedError
 from foretoken.kernels.library import PairsRecord, WeightRecord, chosen_set, library
 from foretoken.models.base import Blocks, ChainedTokens, TokenChoice
 from foretoken.models.companion import Companion
@@ -58,6 +59,12 @@ class NativeModel:
         # how many of a sequence's first tokens need not show theirs; None: no drafter reads them
         self._watched: Callable[[list[int]], int] | None = None
         self._hidden = torch.zeros(0, 0, passes.width)
+
+    def __reduce__(self) -> Any:
+        raise RefusedError(
+            "a model on the native decoder is not copied or pickled; load it once more, also in "
+            "another process: both map the same weights"
+        )
 
     @property
     def hidden(self) -> Tensor:
@@ -294,6 +301,10 @@ class NativePairs(NativeModel):
         self._rests: list[WeightRecord] = []
         self._join = weight_record(passes.facts["join"], passes.memory, self._rests)
         self._instructions = chosen_set().encode()
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        self.passes.given = None  # of a draft that was broken off
+        super().start(prompts, sources)
 
     def joined(self, states: Tensor) -> Tensor:
         """Return a target's states, `[N, W]`, as the decoder reads them, `[N, H]`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from functools import cache
@@ -414,6 +415,12 @@ def test_greedy_decoding_is_the_same_to_the_bit(tmp_path: Path, dtype: str, draf
     alone = [spec.generate([prompt], gamma=0, **how)[0].tokens for prompt in prompts]
     for gamma in (1, 3, 7):
         assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
+
+
+def test_a_model_is_not_pickled(model: NativeModel) -> None:
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(RefusedError, match="not copied or pickled; load it once more"):
+            copied(model)
 
 
 @pytest.mark.native
