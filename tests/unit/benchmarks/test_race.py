@@ -167,7 +167,7 @@ def test_a_peer_is_given_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("llama.cpp:f16", "llama.cpp:same-precision or llama.cpp:q4_0"),
+        ("llama.cpp:f16", "llama.cpp:same-precision or llama.cpp:q4_0 or llama.cpp:lookup"),
         ("transformers:compiled", "transformers"),
     ],
 )

@@ -39,7 +39,7 @@ def test_a_result_is_headed_by_its_machine(tmp_path, monkeypatch):
     result = json.loads(path.read_text())
     assert path.name == f"name-{result['machine']['date']}.json" and result["rows"] == [1]
     lab = [field.name for field in fields(Machine)]
-    assert list(result["machine"]) == ["date", "system", *lab, "abilities"]
+    assert list(result["machine"]) == ["date", "system", *lab, "abilities", "held to"]
 
 
 def test_a_line_of_a_table():

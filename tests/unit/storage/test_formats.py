@@ -42,8 +42,8 @@ CHECK = (
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
     f"CACHE_FORMAT={CACHE_FORMAT} (models/openvino/conversion.py)": (EXPORT, "8cc0c5a009c1566a"),
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "ac9665b6b5f9ab35"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "2ddd23ff6c86d6e0"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "92e1571365f16175"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "fc751e7e1c515f79"),
 }
 
 
