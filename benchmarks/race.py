@@ -494,7 +494,7 @@ def start_peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """Start the peers, each with the same pair in its process, or with the target alone where it
     cannot read the draft; and return why others cannot load it."""
-    own = spec.draft_name.removeprefix(named.FRONT)
+    own = named.without_front(spec.draft_name)
     theirs = str(named.draft(own) or own) if readable(spec) else None
     pair = hub.path(spec.target_name), theirs
     dtypes = loading.dtype, loading.draft_dtype

@@ -184,9 +184,12 @@ def shown(value: object) -> str:
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
+FRONT = "lookup+"  # before a draft's name: a look-up in front of it
+
+
 def base_name(model: str) -> str:
     """Return a model's name, and its adapter's, without the folders that they lie in."""
-    front = "lookup+" if model.startswith("lookup+") else ""
+    front = FRONT if model.startswith(FRONT) else ""
     parts = model.removeprefix(front).split(" with ")
     return front + " with ".join(Path(part).name if exists(part) else part for part in parts)
 

@@ -327,3 +327,16 @@ def test_a_target_s_own_layer_loads_on_openvino(folders: Path) -> None:
     spec = load(folders / "own", "mtp", runtime="openvino", draft_dtype="float32")
     assert spec.drafter.runtime == "openvino"
     require_always_right(spec)
+
+
+def test_whether_a_decoder_chains_is_found_without_its_states() -> None:
+    """They are refused before the first pass, and a check of a protocol reads what it names."""
+    read: list[str] = []
+
+    class Decoder:
+        def __getattr__(self, name: str) -> object:
+            read.append(name)
+            return object()
+
+    assert isinstance(Decoder(), ChainedPairs) in (True, False)
+    assert "hidden" not in read

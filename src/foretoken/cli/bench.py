@@ -243,7 +243,7 @@ class Benchmark:
 
     def _files(self) -> str:
         """Return a digest of the sizes and times of the files of all models that are here."""
-        drafts = [draft.removeprefix(named.FRONT) for draft in self.asked.drafts if draft]
+        drafts = [named.without_front(draft) for draft in self.asked.drafts if draft]
         places = [named.draft(draft) or draft for draft in drafts]
         names = [self.asked.target, *places, self.asked.loading.get("adapter")]
         stamps = [hub.stamps(name) for name in names if name]

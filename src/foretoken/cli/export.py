@@ -140,9 +140,7 @@ def _given(
 
 def _without_lookup(draft: str) -> str:
     """Return a draft's place without a look-up in front of it, which vLLM lacks."""
-    behind = draft if hub.is_folder(draft) else draft.removeprefix(named.FRONT)
-    if not behind:
-        raise InputError(f"draft is {draft!r}; give lookup+ and a draft model, or lookup alone")
+    behind = named.without_front(draft)
     if behind != draft:
         print("vLLM has no look-up in front of a draft: it is left out", file=sys.stderr)
     return str(named.draft(behind) or behind)

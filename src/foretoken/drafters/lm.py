@@ -61,6 +61,7 @@ class LMDrafter(DrafterBase):
         self.shares = isinstance(model, Shares)  # the target's rows
         self._writes = model if isinstance(model, Writes) and params is None else None
         self._continues = model if isinstance(model, Continues) else None
+        self._chains = model if isinstance(model, Chains) else None
         self._reader = Reader(model)
 
     def start(
@@ -92,12 +93,12 @@ class LMDrafter(DrafterBase):
     def _chained(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft | None:
         """Make all tokens in one call, where the model can."""
         V = self.vocab_size or self.model.vocab_size
-        if not isinstance(self.model, Chains) or self.model.vocab_size > V:
+        if self._chains is None or self.model.vocab_size > V:
             return None
         chosen = choice(draw, max(budget), V, params=self.params)
         if chosen is None:
             return None
-        return chained(self.model.chain(unread, budget, chosen), budget, max(budget), draw)
+        return chained(self._chains.chain(unread, budget, chosen), budget, max(budget), draw)
 
     def _compares(self, draw: Draw) -> bool:
         """Tell whether the likeliest tokens are all that the draft needs, and are on the host."""

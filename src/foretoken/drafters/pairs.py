@@ -49,7 +49,7 @@ class PairModel(OpenModel, Protocol):
 
 
 @runtime_checkable
-class ChainedPairs(PairModel, Chains, Protocol):
+class ChainedPairs(Chains, Protocol):
     """A model of pairs that makes a draft's tokens in one call."""
 
     def pair(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
@@ -125,6 +125,8 @@ class PairsDrafter(DrafterBase):
         self.singular = self.identity is None  # no cost is known to be its
         self.rows: list[_Row] = []
         self._table = _table(embedding)
+        # asked once: it looks at every member
+        self._chains = decoder if isinstance(decoder, ChainedPairs) else None
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(
                 f"the draft guesses id {shown(int(ids.max()))}, the target has "
@@ -167,10 +169,10 @@ class PairsDrafter(DrafterBase):
             self._catch_up()
             return pack([[] for _ in gamma])
         calls = self._shorten()
-        if self._table is not None and isinstance(self.decoder, ChainedPairs):
+        if self._table is not None and self._chains is not None:
             chosen = choice(draw, max(budget), self.target.vocab_size, self.ids)
             if chosen is not None:
-                made = self._chain(self.decoder, self._table, budget, chosen)
+                made = self._chain(self._chains, self._table, budget, chosen)
                 return chained(made, budget, calls + max(budget), draw)
         need = [int(g > 0) for g in budget]
         logits = self._feed([len(row.carried) for row in self.rows], need)

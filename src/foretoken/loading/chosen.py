@@ -22,8 +22,7 @@ from foretoken.costing.costs import PLAIN, Costs
 from foretoken.costing.gamma import MAX_GAMMA, Past, prices_of, rate
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
-from foretoken.errors import ForetokenError, base_name
-from foretoken.loading import named
+from foretoken.errors import FRONT, ForetokenError, base_name
 from foretoken.loading.draft import own_copy
 from foretoken.loading.options import ROUNDED, smaller
 from foretoken.loading.runtimes import TITLES
@@ -143,7 +142,7 @@ def _drafting(looking: Speculator, target: LoadedTarget, kind: str) -> Speculato
     except ForetokenError as error:
         log.info("%s cannot draft: %s", name, error)
         return None
-    name = f"{named.FRONT}{name}"
+    name = f"{FRONT}{name}"
     return replace(looking, drafter=drafter, draft_name=name, predicted_output=Repeats)
 
 

@@ -131,22 +131,6 @@ NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter
 MOVED = ("ngram", "heads")  # drafters that are modules of reproduction/
 
 
-def without_front(draft: object) -> object:
-    """Return the draft behind a look-up, NAME of "lookup+NAME"; any other as it is.
-
-    Raises InputError where no draft model is behind it.
-    """
-    if not isinstance(draft, str) or not draft.startswith(named.FRONT) or is_folder(draft):
-        return draft
-    name = draft.removeprefix(named.FRONT)
-    if name in ("", "none", "lookup") or name.startswith(named.FRONT):
-        raise InputError(
-            f"draft is {draft!r:.100}; give lookup+ and a draft model, such as lookup+self:int4, "
-            "or lookup alone"
-        )
-    return name
-
-
 def by_name(draft: object) -> bool:
     """Tell whether this is the name of a draft that asks nothing of how its target runs."""
     if not isinstance(draft, str):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lookup import Repeats
-from foretoken.errors import RefusedError, base_name
+from foretoken.errors import FRONT, RefusedError, base_name
 from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, named
 from foretoken.loading.chosen import chosen, rounded
-from foretoken.loading.draft import by_name, draft_of, name_of, without_front
+from foretoken.loading.draft import by_name, draft_of, name_of
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
 from foretoken.loading.runtimes import Early, Placement, place
@@ -122,7 +122,7 @@ def _loaded(
     device = usable(asked.device)
     own = named.own_draft(target) if target == named.NOVELS or device.type == "cpu" else None
     draft = own if draft is None else draft
-    behind: Any = without_front(draft)
+    behind: Any = named.without_front(draft) if isinstance(draft, str) else draft
     front = behind is not draft
     draft = named.draft(behind) or behind
     placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
@@ -144,7 +144,7 @@ def _loaded(
     loaded = LoadedTarget(known, place(read, placement, early).model)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))
     if front:
-        name = f"{named.FRONT}{spec.draft_name}"
+        name = f"{FRONT}{spec.draft_name}"
         spec = replace(spec, draft_name=name, predicted_output=Repeats)
     gguf.forget_file()  # which a draft may have had parsed again
     if draft is None:

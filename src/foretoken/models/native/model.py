@@ -200,10 +200,8 @@ class NativeModel:
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         past = self.lengths
-        lengths = chain_lengths(past, blocks, budget)
         limits = [self.longest if row.long else self.context for row in self.rows]
-        check_room(past, [end - n for end, n in zip(lengths, past, strict=True)], limits)
-        made = self.chained(self.passes, past, blocks, budget, choice, embeddings)
+        made, lengths = self.chained(self.passes, past, limits, blocks, budget, choice, embeddings)
         tokens: list[list[int]] = made.tokens.tolist()
         for b, (row, text) in enumerate(zip(self.rows, self.texts, strict=True)):
             text[past[b] :] = [*blocks[b], *tokens[b]][: lengths[b] - past[b]]
@@ -214,14 +212,19 @@ class NativeModel:
         self,
         passes: NativePasses,
         past: list[int],
+        limits: int | None | list[int | None],
         blocks: list[list[int]],
         budget: list[int],
         choice: TokenChoice,
         embeddings: Tensor | None = None,
-    ) -> ChainedTokens:
+    ) -> tuple[ChainedTokens, list[int]]:
         """Make a draft's tokens as `chain` does, by any network over these pages, where row b has
-        past[b] tokens in place; no row moves on."""
-        lengths = chain_lengths(past, blocks, budget)
+        past[b] tokens in place; no row moves on. Returns how many each has in place behind it, too:
+        the last token is not read. limits: tokens that rows may have, as `check_room` takes them.
+        """
+        counts = [len(block) + max(0, g - 1) for block, g in zip(blocks, budget, strict=True)]
+        check_room(past, counts, limits)
+        lengths = [n + count for n, count in zip(past, counts, strict=True)]
         passes.turn_up_to(max(lengths))
         for row, start, block, length in zip(self.rows, past, blocks, lengths, strict=True):
             if block:
@@ -233,7 +236,7 @@ class NativeModel:
         every = enumerate(zip(self.rows, past, blocks, budget, strict=True))
         parts = [RowPart(row, start, x, int(g > 0), b) for b, (row, start, x, g) in every if x]
         passes.run(parts, len(blocks), 1, shows=False, chain=chain)
-        return chain.made
+        return chain.made, lengths
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
@@ -267,12 +270,6 @@ class NativeModel:
         self.permute(staying(len(self.rows), rows))
 
 
-def chain_lengths(past: list[int], blocks: list[list[int]], budget: list[int]) -> list[int]:
-    """Return how many tokens rows have in place behind a chain: the last ones are not read."""
-    every = zip(past, blocks, budget, strict=True)
-    return [n + len(block) + max(0, g - 1) for n, block, g in every]
-
-
 class NativeCompanion(Companion[NativePasses]):
     """A copy over the rows of a target on the native kernels."""
 
@@ -285,11 +282,10 @@ class NativeCompanion(Companion[NativePasses]):
         choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
-        past = self.lengths
-        lengths = chain_lengths(past, blocks, budget)
-        check_room(past, [end - n for end, n in zip(lengths, past, strict=True)], self.context)
-        self._own = lengths
-        return self.target.chained(self.graph, past, blocks, budget, choice, embeddings)
+        made, self._own = self.target.chained(
+            self.graph, self.lengths, self.context, blocks, budget, choice, embeddings
+        )
+        return made
 
 
 class NativePairs(NativeModel):
@@ -319,8 +315,7 @@ class NativePairs(NativeModel):
         """Let the next `chain` read these tokens' embeddings, and with each a target's states,
         `[N, W]`."""
         n, E, H = len(tokens), embeddings.shape[1], self.passes.width
-        own = states if states.dtype == torch.float32 else states.float()
-        own = own if own.is_contiguous() else own.contiguous()
+        own = states.float().contiguous()
         given, joined = torch.empty(n, E + H), torch.empty(n, self._join.outputs)
         record = PairsRecord(n, E, H, KINDS[embeddings.dtype], pointer(self._join))
         ids = np.array(tokens, np.int64)
