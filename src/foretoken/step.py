@@ -251,7 +251,8 @@ def _possible(drafted: _Drafted, V: int, device: torch.device) -> Tensor:
 def _padded(drafted: _Drafted, device: torch.device) -> tuple[Tensor, Tensor]:
     """The draft tokens `[B, G]` on a device, 0 in their padding, and how many each row has."""
     draft, counts = drafted.draft, drafted.counts
-    if drafted.ids is not None:
+    whole = min(counts) == draft.tokens.shape[1] and draft.tokens.dtype == torch.int64
+    if drafted.ids is not None and not whole:
         packed = pack(drafted.ids)
         return sent(packed.tokens, device), sent(packed.lengths, device)
     ids = sent(draft.tokens[:, : max(counts)], device).long()

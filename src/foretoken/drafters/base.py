@@ -410,9 +410,8 @@ def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0)
     lengths = [len(g) for g in draft_tokens]
     G = max(lengths, default=0)
     padded = [[*g, *[0] * (G - len(g))] for g in draft_tokens]
-    # NumPy's way to a tensor takes a third of torch's own
     tokens = torch.from_numpy(np.array(padded, np.int64).reshape(len(draft_tokens), G))
-    return Draft(tokens, torch.from_numpy(np.array(lengths, np.int64)), q, calls)
+    return Draft(tokens, _counted(lengths), q, calls)
 
 
 @lru_cache(maxsize=64)
@@ -478,7 +477,12 @@ def chained(made: ChainedTokens, budget: list[int], calls: int, draw: Draw) -> D
     what they were drawn from."""
     draw.masses += [] if made.q is None else made.masses.unbind(1)
     tops = None if known_finite(made.tops) else made.tops
-    return Draft(made.tokens, torch.tensor(budget), made.q, calls, tops)
+    return Draft(made.tokens, _counted(budget), made.q, calls, tops)
+
+
+def _counted(numbers: list[int]) -> Tensor:
+    """Return them as a tensor, in NumPy's way, which takes a third of torch's own."""
+    return torch.from_numpy(np.array(numbers, np.int64))
 
 
 def widened(scores: Tensor, ids: Tensor | None, V: int, *, missing: float = -math.inf) -> Tensor:

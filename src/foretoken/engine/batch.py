@@ -54,6 +54,8 @@ class Batch:
         self._reads_target = any(
             isinstance(part, ReadsTarget) and part.reads_target for part in held(drafter)
         )
+        # asked once: a protocol looks at every member
+        self._grades = drafter if isinstance(drafter, Grades) else None
         self._lease: Lease | None = None  # while there are rows
         self._stepped = 0  # of the first rows: they have taken a step since they joined
 
@@ -131,10 +133,9 @@ class Batch:
     def grade(self) -> None:
         """Note in each row how far its next draft tokens are to be trusted, before their number is
         chosen."""
-        drafter = self._lease.drafter if self._lease else None
-        if isinstance(drafter, Grades):
+        if self._grades is not None and self._lease and self._lease.drafter is self._grades:
             # rows that have not joined it yet keep what they have
-            for row, grade in zip(self.rows, drafter.grades(), strict=False):
+            for row, grade in zip(self.rows, self._grades.grades(), strict=False):
                 row.grade = grade
 
     @property

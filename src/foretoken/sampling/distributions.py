@@ -227,7 +227,7 @@ def _tops(scores: NDArray[Any]) -> Tensor:
 def known_finite(tops: Tensor) -> bool:
     """Tell whether the host knows, without waiting for a device, that all of them are finite."""
     # a list: to load NumPy's own way takes longer than to look at a few numbers
-    return tops.is_cpu and all(map(math.isfinite, as_array(tops).ravel().tolist()))
+    return tops.is_cpu and all(map(math.isfinite, _floats(tops.flatten())))
 
 
 def _top_k(scores: Tensor, k: int) -> Tensor:

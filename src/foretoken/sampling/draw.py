@@ -171,7 +171,7 @@ class Draw:
         """
         names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]
         names += [(i, Purpose.DRAFT) for i in range(draft_tokens)]
-        self._ahead = sent(torch.stack([self._numbers(*name) for name in names]), device)
+        self._ahead = sent(self._numbers(*names), device)
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         """Draw draft token i of every sequence from a distribution.
@@ -227,7 +227,7 @@ class Draw:
         Returns:
             `[count, B]`, in float64.
         """
-        return torch.stack([self._numbers(i, Purpose.DRAFT) for i in range(count)])
+        return self._numbers(*((i, Purpose.DRAFT) for i in range(count)))
 
     def for_verification(self) -> tuple[Tensor, Tensor]:
         """Return the numbers that decide how many draft tokens are accepted, and those that draw
@@ -236,7 +236,8 @@ class Draw:
         Returns:
             `[B]` each, in float64.
         """
-        return self._numbers(0, Purpose.ACCEPT), self._numbers(0, Purpose.NEXT)
+        accept, following = self._numbers((0, Purpose.ACCEPT), (0, Purpose.NEXT))
+        return accept, following
 
     def accepted(self, outcome: Outcome) -> Tensor:
         """Draw how many draft tokens of every sequence are accepted.
@@ -271,13 +272,17 @@ class Draw:
 
     def _uniforms(self, offset: int, purpose: Purpose, device: torch.device) -> Tensor:
         if self._ahead is None or self._ahead.device != device:
-            return sent(self._numbers(offset, purpose), device)
+            return sent(self._numbers((offset, purpose))[0], device)
         return self._ahead[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
 
-    def _numbers(self, offset: int, purpose: Purpose) -> Tensor:
-        names = zip(self.keys, self.lengths, self.offsets, strict=True)
-        numbers = [uniform(key, length, first + offset, purpose) for key, length, first in names]
-        return torch.tensor(numbers, dtype=torch.float64)
+    def _numbers(self, *names: tuple[int, Purpose]) -> Tensor:
+        """Return every sequence's numbers at these offsets, for these purposes, `[names, B]`."""
+        rows = list(zip(self.keys, self.lengths, self.offsets, strict=True))
+        numbers = [
+            [uniform(key, length, first + offset, purpose) for key, length, first in rows]
+            for offset, purpose in names
+        ]
+        return torch.from_numpy(np.array(numbers).reshape(len(names), len(rows)))
 
 
 class LenientDraw(Draw):

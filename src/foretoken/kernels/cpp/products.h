@@ -1,6 +1,13 @@
 // Products of states with weights in panels of 16 outputs.
 #pragma once
 
+// Weights on their way, which the states of one tile read once
+INLINE void prefetch_weights(const States& a, const void* p) {
+  if (a.tokens <= TILE)
+    prefetch_once(p);
+  else
+    prefetch(p);
+}
 // AHEAD: bytes of weights that are on their way, as many as a core gets while it waits for the first
 enum { BLOCKS_OF_SUPER = 8, AHEAD = 4096 };
 
@@ -71,11 +78,11 @@ INLINE void float_panels(const uint8_t* p, size_t bytes, int K, const States& a,
     for (int g = 0; g < panels; g++) {
       if (kind == FLOAT32) {
         const float* from = (const float*)(p + g * bytes) + size_t(k) * LANES;
-        prefetch(from + 20 * LANES);
+        prefetch_weights(a, from + 20 * LANES);
         w[g] = load(from);
       } else {
         const uint16_t* from = (const uint16_t*)(p + g * bytes) + size_t(k) * LANES;
-        prefetch(from + 40 * LANES);
+        prefetch_weights(a, from + 40 * LANES);
         w[g] = kind == FLOAT16 ? from_half(from) : from_bfloat16(from);
       }
     }
@@ -138,7 +145,7 @@ INLINE void integer_panel(const uint8_t* p, const Weight& w, const States& a, in
       if (offsets) super.offset = from_half((const uint16_t*)p + LANES);
       p += super_bytes(form);
     }
-    for (int ahead = 0; ahead < bytes; ahead += 64) prefetch(p + AHEAD + ahead);
+    for (int ahead = 0; ahead < bytes; ahead += 64) prefetch_weights(a, p + AHEAD + ahead);
     Sums sums[halves][n];
     begin_sums<kind, offsets, halves, n>(x, sums);
     add_products<kind, halves, n>(p + bytes - integer_bytes(kind), x, sums);

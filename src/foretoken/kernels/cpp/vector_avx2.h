@@ -108,5 +108,7 @@ INLINE void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   sums[1] = sum_of(_mm256_add_epi32(c, d));
 }
 INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+// Of memory that is read once, past the caches that others' data are in
+INLINE void prefetch_once(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_NTA); }
 
 enum { TILE = 4 };  // tokens whose sums the registers hold

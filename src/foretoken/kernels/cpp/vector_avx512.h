@@ -69,5 +69,7 @@ INLINE void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   sums[1] = _mm512_reduce_add_epi32(b);
 }
 INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+// Of memory that is read once, past the caches that others' data are in
+INLINE void prefetch_once(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_NTA); }
 
 enum { TILE = 8 };  // tokens whose sums the registers hold

@@ -140,5 +140,6 @@ static inline void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   }
 }
 static inline void prefetch(const void*) {}
+static inline void prefetch_once(const void*) {}
 
 enum { TILE = 4 };  // tokens whose sums the registers hold

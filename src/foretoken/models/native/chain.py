@@ -38,15 +38,18 @@ class DraftChain:
         embeddings: Tensor | None,
     ) -> None:
         B, G, V = len(budget), max(budget), choice.V
+        # where all rows make as many tokens, all of it is written
+        make = torch.empty if min(budget) == G else torch.zeros
         self.made = ChainedTokens(
-            torch.zeros(B, G, dtype=torch.int64),
-            torch.zeros(B, G),
-            None if choice.filters is None else self._room(budget, V, Vd),
+            make(B, G, dtype=torch.int64),
+            make(B, G),
+            None if choice.filters is None else (make if V == Vd else torch.zeros)(B, G, V),
             torch.ones(B, G, dtype=torch.float64),
         )
         record = ChainRecord(B, G, V, 0 if embeddings is None else KINDS[embeddings.dtype])
         lists = np.array([budget, first, apart], np.int32), np.array(tables, np.uint64)
-        record.budget, record.next, record.apart = (each.ctypes.data for each in lists[0])
+        at = lists[0].ctypes.data
+        record.budget, record.next, record.apart = at, at + 4 * B, at + 8 * B
         record.pages_of = lists[1].ctypes.data
         temperature, top_k, top_p, min_p = choice.filters or (1.0, 0, 1.0, 0.0)
         record.choice = SoftmaxRecord(
@@ -59,12 +62,6 @@ class DraftChain:
             setattr(record, name, None if tensor is None else tensor.data_ptr())
         self.record = record
         self._memory = lists, tensors  # what the record points to
-
-    @staticmethod
-    def _room(budget: list[int], V: int, Vd: int) -> Tensor:
-        """Room for q, with zeros where nothing is written."""
-        make = torch.empty if Vd == V and min(budget) == max(budget) else torch.zeros
-        return make(len(budget), max(budget), V)
 
     def reuse(self, inputs: dict[str, Any], pages: Any, given: Tensor | None) -> None:
         """Let passes write their arrays where the first pass had its own."""

@@ -189,7 +189,7 @@ class NativeModel:
             self._hidden = made.hidden
             if made.shown is not None:
                 counts = [len(block) for block in blocks]
-                self._seen.add(past, list(made.shown.split(counts)))
+                self._seen.add(past, [made.shown] if B == 1 else list(made.shown.split(counts)))
         return made.logits
 
     def chain(

@@ -59,6 +59,7 @@ class NativePasses:
         self.turns = [Turns(rope) for rope in facts["ropes"]]
         self.threads = thread_count()
         self._open: OpenNetwork | None = None
+        self._turned = 0  # positions up to which the tables are made
         # arrays that the record of every pass points to
         names = ("ids", "at", "turn", "row", "need", "place")
         self._inputs = {name: np.zeros(MOST + 1, np.int32) for name in names}
@@ -111,7 +112,8 @@ class NativePasses:
         shown = [self._pass(some, shows=shows) for some in passes[:-1]]
         shown += [self._pass(some, shows=shows, chain=chain) for some in passes[-1:]]
         states = [each for each in shown if each is not None]
-        return PassResult(logits, hidden, torch.cat(states) if states else None)
+        states = states if len(states) < 2 else [torch.cat(states)]
+        return PassResult(logits, hidden, states[0] if states else None)
 
     def _outputs(self, rows: int, most: int) -> tuple[Tensor, Tensor]:
         """Return where logits are written, and what the head reads."""
@@ -178,9 +180,12 @@ class NativePasses:
 
     def turn_up_to(self, positions: int) -> None:
         """Make the rotary positions up to a number of them."""
+        if positions <= self._turned:
+            return
         for i, turns in enumerate(self.turns):
             turns.reserve(positions)
             self._tables[i] = turns.table.ctypes.data
+        self._turned = min((turns.capacity for turns in self.turns), default=positions)
 
     def _network(self) -> OpenNetwork:
         if self._open is None:
