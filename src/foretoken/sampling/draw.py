@@ -282,7 +282,7 @@ class Draw:
             [uniform(key, length, first + offset, purpose) for key, length, first in rows]
             for offset, purpose in names
         ]
-        return torch.from_numpy(np.array(numbers).reshape(len(names), len(rows)))
+        return torch.as_tensor(np.array(numbers).reshape(len(names), len(rows)))
 
 
 class LenientDraw(Draw):
