@@ -242,7 +242,7 @@ def _judged(verdict: Verdict) -> Verdict:
     except Exception as error:
         return replace(verdict, outcome="failed", reason=f"{kind_of(error)}: {one_line(error)}")
     outcome = "differs" if unequal else "equal"
-    native = natively(model) if verdict.kind == "text" else None
+    native = natively(model) if verdict.kind.startswith("text") else None
     return replace(verdict, outcome=outcome, form=form, reason=unequal, native=native)
 
 

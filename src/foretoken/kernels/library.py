@@ -61,8 +61,7 @@ class LayerRecord(Structure):
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         *((name, c_int64) for name in ("keys", "values", "step")),
-        ("norms", c_int32),
-        ("halved", c_int32),
+        *((name, c_int32) for name in ("norms", "halved", "source", "added_first", "bias")),
     ]
 
 
@@ -79,6 +78,7 @@ class NetworkRecord(Structure):
         ("beside", c_int32),
         ("before_last", c_int32),
         ("beside_norm", NormRecord),
+        ("encoder", c_int32),
     ]
 
 
@@ -90,6 +90,9 @@ class PassRecord(Structure):
         *((name, c_void_p) for name in ("ids", "given", "at", "turn", "row", "pages")),
         *((name, c_void_p) for name in ("rotary", "need", "place", "logits", "hidden", "taps")),
         ("tap_stride", c_int64),
+        *((name, c_void_p) for name in ("sources", "source_length", "biases")),
+        ("bias_reach", c_int64),
+        ("bias_stride", c_int64),
     ]
 
 
@@ -123,10 +126,11 @@ class ChainRecord(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("rows", "steps", "wide", "kind")),
         *((name, c_void_p) for name in ("budget", "next", "apart", "pages_of")),
+        *((name, c_void_p) for name in ("sources_of", "length_of")),
         ("choice", SoftmaxRecord),
         *((name, c_void_p) for name in ("u", "ids", "embeddings", "tokens", "tops", "masses")),
-        *((name, c_void_p) for name in ("q", "narrow", "pages", "id", "at", "turn", "row")),
-        *((name, c_void_p) for name in ("need", "place", "given")),
+        *((name, c_void_p) for name in ("q", "narrow", "pages", "sources", "source_length")),
+        *((name, c_void_p) for name in ("id", "at", "turn", "row", "need", "place", "given")),
     ]
 
 

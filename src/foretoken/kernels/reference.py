@@ -188,15 +188,19 @@ def attention(
     cap: float = 0,
     slopes: Floats | None = None,
     sinks: Floats | None = None,
+    biases: Floats | None = None,
+    *,
+    whole: bool = False,
 ) -> Floats:
     """Return what the query heads `[G, D]` of one key head, scaled, at position `at`, make of keys
-    and values `[positions, D]`: block after block of 128 positions, each with its own maximum."""
-    begin = max(0, at - window + 1) if window else 0
+    and values `[positions, D]`: block after block of 128 positions, each with its own maximum.
+    biases: added to the scores, `[G, positions]`; whole: all positions are attended to."""
+    begin, end = max(0, at - window + 1) if window else 0, len(keys) if whole else at + 1
     most: Any = None
     total: Any = None
     result: Any = None
-    for start in range(begin // BLOCK * BLOCK, at + 1, BLOCK):
-        first, last = max(begin, start), min(at + 1, start + BLOCK)
+    for start in range(begin // BLOCK * BLOCK, end, BLOCK):
+        first, last = max(begin, start), min(end, start + BLOCK)
         scores = np.zeros((len(x), last - first), np.float32)
         for d in range(x.shape[1]):
             scores = fma(x[:, d, None], keys[first:last, d], scores)
@@ -205,6 +209,8 @@ def attention(
         if slopes is not None:
             distance = np.arange(first - at, last - at, dtype=np.float32)
             scores = fma(slopes[:, None], distance, scores)
+        if biases is not None:
+            scores = scores + biases[:, first:last]
         highest = scores.max(-1)
         weights = exponential(scores - highest[:, None])
         before = np.zeros((len(x), first % LANES), np.float32)

@@ -181,7 +181,7 @@ def test_a_family_that_the_native_decoder_refuses_is_checked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next process reads its conversion for OpenVINO beside the tokenizer."""
-    path = saved(tmp_path / "m", seed=8, name="T5")
+    path = saved(tmp_path / "m", seed=8, name="Mixtral")
     assert at(path, dtype="int8").model.runtime == "openvino"
     monkeypatch.setattr(selfcheck, "self_check", lambda *args: pytest.fail("checked again"))
     monkeypatch.setattr(Source, "empty", property(lambda self: pytest.fail("it was read")))

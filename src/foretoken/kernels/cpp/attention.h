@@ -64,6 +64,7 @@ struct Query {
   int first, last; // positions of the block that it attends to: from first up to, not including, last
   float slope;     // of ALiBi
   int at;          // its position
+  const float* bias;  // of position 0 on, or null
   float* part;
 };
 
@@ -95,6 +96,7 @@ INLINE void scores_of_pages(const Layer& layer, T* const* pages, size_t keys, in
         for (int j = 0; j < LANES; j++) distance[j] = float((page + p) * PAGE + j - queries[i].at);
         each = fma(all(queries[i].slope), load(distance), each);
       }
+      if (queries[i].bias) each = add(each, load(queries[i].bias + (page + p) * PAGE));
       store(scores + i * BLOCK + ((page + p) * PAGE - start), each);
     }
 }

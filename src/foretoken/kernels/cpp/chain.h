@@ -51,6 +51,10 @@ INLINE void embed_into(const void* embeddings, int kind, int64_t id, int width, 
 // Let row b's token be the next one of a pass, after `on` others
 static void add_to_pass(const Network& net, const Pass& pass, const Chain& c, int b, int step, int64_t drawn, int on) {
   c.pages[on] = c.pages_of[b];
+  if (c.sources_of) {
+    c.sources[on] = c.sources_of[b];
+    c.source_length[on] = c.length_of[b];
+  }
   c.id[on] = int32_t(drawn);
   c.at[on] = c.next[b] + step;
   c.turn[on] = c.at[on] + c.apart[b];

@@ -108,8 +108,9 @@ bool room_for_parts(const Network& net, const Pass& pass, Workspace* w) {
   Running r = {net, pass, *w};
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
-    if (!divided(r, layer, net.threads > 1 ? 2 : 1)) continue;  // a team may be smaller
-    const size_t blocks = blocks_of(pass.at[pass.tokens - 1]);
+    // a team may be smaller
+    if (!layer.out.panels || !divided(r, layer, net.threads > 1 ? 2 : 1)) continue;
+    const size_t blocks = span_of(r, layer, 0, pass.tokens - 1).blocks();
     const size_t floats = blocks * pass.tokens * layer.heads * part_floats(layer.width);
     most = floats > most ? floats : most;
   }

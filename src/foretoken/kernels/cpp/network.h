@@ -69,6 +69,9 @@ struct Layer {
   int64_t keys, values, step;
   int32_t norms;        // of queries and keys: flags
   int32_t halved;       // 1: keys and values are stored in float16, 0: in float32
+  int32_t source;       // 1: it attends to keys and values that the encoder made of the row's source
+  int32_t added_first;  // 1: the norms behind attention and MLP read what these were added to
+  int32_t bias;         // which table of the pass is added to its scores, from 1 on; 0: none
 };
 
 struct Network {
@@ -77,19 +80,21 @@ struct Network {
   float embedding_factor, logit_factor, logit_cap;
   Weight embeddings, positions, head;  // positions: learned ones, or panels null
   Norm embedding_norm, last;
+  // A layer may lack the output of attention (it then only writes keys and values), or the MLP
   const Layer* layer;
   // A decoder of pairs: a pass gives `beside` numbers and a state for each token, and the first layer attends by both
   // side by side, each normed. 0: tokens are ids
   int32_t beside;
   int32_t before_last;  // 1: the states that `hidden` tells are those before the last norm
   Norm beside_norm;
+  int32_t encoder;  // 1: tokens attend to all of their row, of which a pass has every token
 };
 
 // One pass: tokens of any rows; those of a row lie together, in order.
 struct Pass {
   int32_t tokens, needed, rows, tables;
   const int32_t* ids;         // [tokens], or
-  const float* given;         // [tokens, beside + width]
+  const float* given;         // [tokens, beside + width]; of an encoder, states in place of embeddings
   const int32_t* at;          // [tokens], positions
   const int32_t* turn;        // [tokens], each one's row of the rotary tables
   const int32_t* row;         // [rows + 1], where each row's tokens begin
@@ -102,6 +107,12 @@ struct Pass {
   // [layers + 2], each null or rows of `width` numbers, tap_stride apart, by token: what a layer reads, the last one gives, and that normed
   float* const* taps;
   int64_t tap_stride;
+  void* const* const* sources;  // [rows], pages of each row's source, or null
+  const int32_t* source_length; // [rows]
+  // Tables of biases by distance, [heads, bias_stride]: number bias_reach + d of a head is added to the score of a
+  // key d positions behind the query
+  const float* const* biases;
+  int64_t bias_reach, bias_stride;
 };
 
 // Rows of numbers: row r is part r % inner of group r / inner
@@ -158,6 +169,8 @@ struct Chain {
   const int32_t* budget;            // [rows], tokens of each
   const int32_t *next, *apart;      // [rows], the position of its first token; rows of the rotary tables ahead of it
   void* const* const* pages_of;     // [rows]
+  void* const* const* sources_of;   // [rows], or null where rows have no sources
+  const int32_t* length_of;         // [rows], of these
   Softmax choice;                   // of V ids; its logits and p are not read
   const double* u;                  // [steps, rows], numbers to draw by
   const int64_t* ids;               // [V], the target's ids, or null: the same
@@ -168,6 +181,8 @@ struct Chain {
   float *q, *narrow;                // [rows, steps, wide], zeros where ids are given, or null: likeliest tokens; [V]
   // those of the pass
   void* const** pages;
+  void* const** sources;
+  int32_t* source_length;
   int32_t *id, *at, *turn, *row, *need, *place;
   float* given;                     // [rows, beside + width]
 };

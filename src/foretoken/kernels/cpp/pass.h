@@ -100,7 +100,7 @@ static void embed(Running& r, Team& team, int me) {
   for (int first, last; team.take(me, r.pass.tokens, 1, &first, &last);)
     for (int t = first; t < last; t++) {
       float* x = r.work.x + size_t(t) * stride;
-      if (net.beside)
+      if (r.pass.given)
         memcpy(x, given(r, t) + net.beside, size_t(net.width) * sizeof(float));
       else
         unpack_row(net.embeddings, r.pass.ids[t], x);
@@ -195,7 +195,7 @@ static void norm_together(Running& r, Team& team, int me, const Layer& layer) {
 // Queries, keys and values, head by head: normed, turned, and written where attention reads them
 static void project(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Pass& pass = r.pass;
-  const int heads = layer.heads + 2 * layer.kv_heads;
+  const int heads = layer.heads + (layer.source ? 0 : 2 * layer.kv_heads);
   const int D = layer.width, stride = r.net.attention;
   float* out = r.work.scratch[me];
   // Panels are of 16 outputs: heads that share one are computed together
@@ -228,26 +228,47 @@ static void project(Running& r, Team& team, int me, const Layer& layer, const St
   if (layer.norms & TOGETHER) norm_together(r, team, me, layer);
 }
 
-static int blocks_of(int position) { return position / BLOCK + 1; }
+// Positions from first up to, not including, last, and the blocks and pages that they are in
+struct Span {
+  int first, last;
+  int block() const { return first / BLOCK; }
+  int blocks() const { return (last - 1) / BLOCK + 1; }  // up to the end of the last one
+  int pages() const { return (last - 1) / PAGE + 1; }
+};
 
-static int first_of(const Layer& layer, int position) {
-  return layer.window && position >= layer.window ? position - layer.window + 1 : 0;
+// What a token of a row attends to
+static Span span_of(const Running& r, const Layer& layer, int row, int t) {
+  const int at = r.pass.at[t];
+  if (layer.source) return {0, r.pass.source_length[row]};
+  if (r.net.encoder) return {0, r.pass.at[r.pass.row[row + 1] - 1] + 1};
+  return {layer.window && at >= layer.window ? at - layer.window + 1 : 0, at + 1};
+}
+// What tokens t0 up to t1 of a row attend to, together
+static Span span_of(const Running& r, const Layer& layer, int row, int t0, int t1) {
+  return {span_of(r, layer, row, t0).first, span_of(r, layer, row, t1 - 1).last};
+}
+
+static void* const* pages_of(const Running& r, const Layer& layer, int row) {
+  return layer.source ? r.pass.sources[row] : r.pass.pages[row];
 }
 
 // The queries of tokens t0 up to t1 of one key head in a block that reach it
-static int queries_in(const Running& r, const Layer& layer, int kv, int t0, int t1, int block,
+static int queries_in(const Running& r, const Layer& layer, int kv, int row, int t0, int t1, int block,
                       float* parts, size_t part, Query* queries) {
   const int group = layer.heads / layer.kv_heads, start = block * BLOCK;
+  const float* biases = layer.bias ? r.pass.biases[layer.bias - 1] + r.pass.bias_reach : nullptr;
   int count = 0;
   for (int t = t0; t < t1; t++) {
-    const int at = r.pass.at[t], begin = first_of(layer, at);
-    const int first = begin > start ? begin : start;
-    const int last = at + 1 < start + BLOCK ? at + 1 : start + BLOCK;
+    const int at = r.pass.at[t];
+    const Span span = span_of(r, layer, row, t);
+    const int first = span.first > start ? span.first : start;
+    const int last = span.last < start + BLOCK ? span.last : start + BLOCK;
     if (first >= last) continue;
     for (int g = 0; g < group; g++) {
       const int h = kv * group + g;
       queries[count++] = {r.work.queries + size_t(t) * r.net.attention + h * layer.width,
                           first, last, layer.slopes ? layer.slopes[h] : 0.0f, at,
+                          biases ? biases + h * r.pass.bias_stride - at : nullptr,
                           parts + (size_t(t - t0) * group + g) * part};
     }
   }
@@ -274,11 +295,11 @@ static void attend_along(Running& r, int me, const Layer& layer, const Piece& pi
   float *joined = r.work.scratch[me], *parts = joined + size_t(n) * part;
   Query queries[TOKENS * 128];
   bool begun[TOKENS * 128] = {};
-  const int blocks = blocks_of(r.pass.at[t1 - 1]), there = r.pass.at[t1 - 1] / PAGE + 1;
-  for (int block = first_of(layer, r.pass.at[t0]) / BLOCK; block < blocks; block++) {
-    const int count = queries_in(r, layer, kv, t0, t1, block, parts, part, queries);
+  const Span span = span_of(r, layer, row, t0, t1);
+  for (int block = span.block(); block < span.blocks(); block++) {
+    const int count = queries_in(r, layer, kv, row, t0, t1, block, parts, part, queries);
     const size_t keys = layer.keys + kv * layer.step;
-    attend(layer, r.pass.pages[row], there, keys, block * BLOCK, queries, count);
+    attend(layer, pages_of(r, layer, row), span.pages(), keys, block * BLOCK, queries, count);
     for (int i = 0; i < count; i++) {
       const size_t which = size_t(queries[i].part - parts) / part;
       float* to = joined + which * part;
@@ -299,23 +320,23 @@ static void attend_along(Running& r, int me, const Layer& layer, const Piece& pi
 // Whether a lone short block of tokens leaves threads idle unless its context is divided too
 static bool divided(const Running& r, const Layer& layer, int threads) {
   return threads > 1 && r.pass.rows == 1 && r.pass.tokens <= TOKENS &&
-         blocks_of(r.pass.at[r.pass.tokens - 1]) * layer.kv_heads >= threads;
+         span_of(r, layer, 0, r.pass.tokens - 1).blocks() * layer.kv_heads >= threads;
 }
 
 static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
   const Pass& pass = r.pass;
   if (divided(r, layer, team.size)) {
     const int group = layer.heads / layer.kv_heads, n = pass.tokens * group;
-    const int skipped = first_of(layer, pass.at[0]) / BLOCK;
-    const int last = pass.at[pass.tokens - 1], blocks = blocks_of(last) - skipped, there = last / PAGE + 1;
+    const Span span = span_of(r, layer, 0, 0, pass.tokens);
+    const int skipped = span.block(), blocks = span.blocks() - skipped;
     const size_t part = part_floats(layer.width);
     Query queries[TOKENS * 128];
     for (int first, last; team.take(me, layer.kv_heads * blocks, 1, &first, &last);) {
       const int kv = first / blocks, block = first % blocks;
       float* parts = r.work.parts + size_t(first) * n * part;
       const int count =
-          queries_in(r, layer, kv, 0, pass.tokens, skipped + block, parts, part, queries);
-      attend(layer, pass.pages[0], there, layer.keys + kv * layer.step,
+          queries_in(r, layer, kv, 0, 0, pass.tokens, skipped + block, parts, part, queries);
+      attend(layer, pages_of(r, layer, 0), span.pages(), layer.keys + kv * layer.step,
              (skipped + block) * BLOCK, queries, count);
     }
     team.meet();
@@ -329,11 +350,10 @@ static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
 // Join what `attend_all` divided: the result of one token
 static void join_blocks(const Running& r, const Layer& layer, int t, const States& to) {
   const int group = layer.heads / layer.kv_heads, n = r.pass.tokens * group;
-  const int skipped = first_of(layer, r.pass.at[0]) / BLOCK;
-  const int blocks = blocks_of(r.pass.at[r.pass.tokens - 1]) - skipped;
+  const Span span = span_of(r, layer, 0, 0, r.pass.tokens), own = span_of(r, layer, 0, t);
+  const int skipped = span.block(), blocks = span.blocks() - skipped;
   const size_t part = part_floats(layer.width);
-  const int begin = first_of(layer, r.pass.at[t]) / BLOCK - skipped;
-  const int end = blocks_of(r.pass.at[t]) - skipped;
+  const int begin = own.block() - skipped, end = own.blocks() - skipped;
   float joined[LANES + 1024];
   for (int h = 0; h < layer.heads; h++) {
     const int kv = h / group;
@@ -347,7 +367,7 @@ static void join_blocks(const Running& r, const Layer& layer, int t, const State
   }
 }
 
-// Add what a part of a layer gave to the states: directly, or through a norm of it
+// Add what a part of a layer gave to the states: directly, through a norm of it, or before one of both
 static void added(Running& r, Team& team, int me, const Layer& layer, const Norm& norm,
                   const Weight& w, const States& a) {
   const int stride = whole_vectors(r.net.width), tokens = r.pass.tokens;
@@ -355,7 +375,7 @@ static void added(Running& r, Team& team, int me, const Layer& layer, const Norm
   for (int first, last; team.take(me, w.outputs / LANES, PANELS, &first, &last);)
     product(w, a, first, last, [&](int g, int t, F y) {
       float* x = r.work.x + size_t(t) * stride + g * LANES;
-      if (norm.weight)
+      if (norm.weight && !layer.added_first)
         store(r.work.after + size_t(t) * stride + g * LANES, y);
       else
         store(x, layer.residual == 1.0f ? add(load(x), y) : fma(y, factor, load(x)));
@@ -365,7 +385,8 @@ static void added(Running& r, Team& team, int me, const Layer& layer, const Norm
   for (int first, last; team.take(me, tokens, 1, &first, &last);)
     for (int t = first; t < last; t++) {
       float *y = r.work.after + size_t(t) * stride, *x = r.work.x + size_t(t) * stride;
-      normalize(norm, y, y, r.net.width);
+      normalize(norm, layer.added_first ? x : y, layer.added_first ? x : y, r.net.width);
+      if (layer.added_first) continue;
       for (int i = 0; i < r.net.width; i += LANES)
         store(x + i, fma(load(y + i), factor, load(x + i)));
     }
@@ -418,6 +439,7 @@ static void layer_of(Running& r, Team& team, int me, int number) {
                    w.x, tokens, any_rounded(first, layer.up), w.own_mlp[me], w.shared_mlp);
   }
   project(r, team, me, layer, a);
+  if (!layer.out.panels) return;
   attend_all(r, team, me, layer);
   const bool apart = divided(r, layer, team.size), round = rounded(layer.out);
   const int n = layer.heads * layer.width;
@@ -435,6 +457,7 @@ static void layer_of(Running& r, Team& team, int me, int number) {
                        if (round) round_states(to, t, 0, to.stride);
                      });
   added(r, team, me, layer, layer.after_attention, layer.out, attended);
+  if (!layer.up.panels) return;
   if (!layer.parallel)
     mlp = normed(r, team, me, layer.before_mlp, w.x, tokens, any_rounded(first, layer.up), w.own[me],
                  w.shared);

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foretoken.kernels.library import ChainRecord, SoftmaxRecord
 from foretoken.models.base import ChainedTokens, TokenChoice
+from foretoken.models.native.pages import PagedRow
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of embeddings, in network.h
 
@@ -21,7 +22,7 @@ class DraftChain:
         budget: The tokens of each row, `[B]`.
         first: The position of each row's first token, `[B]`.
         apart: How far each row's rotary positions are from these, `[B]`.
-        tables: The address of each row's list of pages, `[B]`.
+        rows: The rows, `[B]`.
         Vd: The draft's ids.
         choice: How tokens are chosen.
         embeddings: The embeddings that a decoder of pairs reads, `[V, E]`; None for others.
@@ -32,7 +33,7 @@ class DraftChain:
         budget: list[int],
         first: list[int],
         apart: list[int],
-        tables: list[int],
+        rows: list[PagedRow],
         Vd: int,
         choice: TokenChoice,
         embeddings: Tensor | None,
@@ -47,10 +48,14 @@ class DraftChain:
             torch.ones(B, G, dtype=torch.float64),
         )
         record = ChainRecord(B, G, V, 0 if embeddings is None else KINDS[embeddings.dtype])
-        lists = np.array([budget, first, apart], np.int32), np.array(tables, np.uint64)
-        at = lists[0].ctypes.data
+        sources = [row.source for row in rows if row.source is not None]
+        lengths = [source.length for source in sources] or [0] * B
+        numbers = np.array([budget, first, apart, lengths], np.int32)
+        tables = np.array([row.table for row in [*rows, *sources]], np.uint64)
+        at, record.pages_of = numbers.ctypes.data, tables.ctypes.data
         record.budget, record.next, record.apart = at, at + 4 * B, at + 8 * B
-        record.pages_of = lists[1].ctypes.data
+        if sources:
+            record.sources_of, record.length_of = tables[B:].ctypes.data, at + 12 * B
         temperature, top_k, top_p, min_p = choice.filters or (1.0, 0, 1.0, 0.0)
         record.choice = SoftmaxRecord(
             1, Vd, 1, 0 if top_k >= Vd else top_k, temperature, min_p, top_p
@@ -61,13 +66,13 @@ class DraftChain:
         for name, tensor in tensors.items():
             setattr(record, name, None if tensor is None else tensor.data_ptr())
         self.record = record
-        self._memory = lists, tensors  # what the record points to
+        self._memory = numbers, tables, tensors  # what the record points to
 
-    def reuse(self, inputs: dict[str, Any], pages: Any, given: Tensor | None) -> None:
+    def reuse(self, inputs: dict[str, Any], pages: Any, sources: Any, given: Tensor | None) -> None:
         """Let passes write their arrays where the first pass had its own."""
         record = self.record
-        record.pages = pages.ctypes.data
+        record.pages, record.sources = pages.ctypes.data, sources.ctypes.data
         record.given = None if given is None else given.data_ptr()
         record.id = inputs["ids"].ctypes.data
-        for name in ("at", "turn", "row", "need", "place"):
+        for name in ("at", "turn", "row", "need", "place", "source_length"):
             setattr(record, name, inputs[name].ctypes.data)

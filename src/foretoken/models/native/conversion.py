@@ -20,13 +20,18 @@ from foretoken.kernels.library import chosen_set
 from foretoken.models import store
 from foretoken.models.companion import require_alike
 from foretoken.models.native import description
-from foretoken.models.native.model import NativeCompanion, NativeModel, NativePairs
+from foretoken.models.native.model import (
+    NativeCompanion,
+    NativeEncoderDecoder,
+    NativeModel,
+    NativePairs,
+)
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts, or other models are refused:
 # what is kept is found anew
-FORMAT = 4
+FORMAT = 5
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 
@@ -59,20 +64,25 @@ class NativeConversion:
         """Return the model. It is loaded only if no conversion of the same files, code and versions
         is kept on disk."""
         passes, facts = self._passes()
-        kind = NativePairs if passes.facts["beside"] else NativeModel
-        return kind(passes, facts)
+        return self._model(passes, facts)
 
     def kept(self) -> NativeModel | None:
         """Return the model from its kept conversion; None where none is kept."""
         assert self.source is not None
         found = store.find(self._key(self.source))
-        return found and NativeModel(*self._read(found))
+        return found and self._model(*self._read(found))
+
+    @staticmethod
+    def _model(passes: NativePasses, facts: dict[str, Any]) -> NativeModel:
+        if (encoder := passes.facts.get("encoder_network")) is not None:
+            return NativeEncoderDecoder(passes, passes.encoder(encoder), facts)
+        return (NativePairs if passes.facts["beside"] else NativeModel)(passes, facts)
 
     def companion(self, target: NativeModel) -> NativeCompanion:
         """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
         rows. Raises RefusedError where it would keep its cache in another form."""
         passes, facts = self._passes()
-        layers = list(self.some or passes.layers)
+        layers = passes.records_of(self.some) if self.some else passes.layers
         shape = "heads", "kv_heads", "width"
         own, targets = passes.facts["layers"], target.passes.facts["layers"]
         require_alike(
@@ -114,13 +124,15 @@ class NativeConversion:
     def _written(self, place: Path) -> dict[str, Any]:
         from foretoken.models.stock.sizes import (  # late: takes seconds
             context_limit,
+            encoder_limit,
+            encoder_rows,
             positions,
             switch_of,
         )
 
         network = self.network().float().eval()
         config = network.config.get_text_config(decoder=True)
-        switch = switch_of(network)
+        switch, encodes = switch_of(network), network.config.is_encoder_decoder
         try:
             with torch.inference_mode():
                 facts = description.describe(network, place, self.dtype, switch)
@@ -132,10 +144,12 @@ class NativeConversion:
         return {
             "network": facts,
             "vocab_size": facts["vocabulary"],
-            "layers": len(facts["layers"]),
+            "layers": sum(not layer["source"] for layer in facts["layers"]),
             "parameters": sum(weight.numel() for weight in network.parameters()),
             "context": context_limit(config),
             "longest": None if switch is None else positions(config),
+            "source_context": encoder_limit(network) if encodes else None,
+            "source_vocab_size": encoder_rows(network) if encodes else None,
             "computed": _computed(facts, self.dtype),
         }
 

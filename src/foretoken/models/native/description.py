@@ -11,7 +11,7 @@ import ctypes
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from foretoken.kernels import library
 from foretoken.models.blocks import Floats
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack
-from foretoken.models.native.pages import LayerPlace
+from foretoken.models.native.pages import LayerPlace, PageLayout, page_layout
 
 if TYPE_CHECKING:  # what reads networks takes seconds to import, and kept ones do without
     from transformers import PreTrainedModel
@@ -124,37 +124,63 @@ def describe(
     """Write a network's weights into a folder; return its description. Raises RefusedError for one
     that is built in another way than the kernels know. switch: it turns rows of more tokens by
     other frequencies; None: it does not."""
-    from foretoken.models.native.reading import NetworkReader  # late: as above
+    from foretoken.models.native.encoder_decoder import EncoderDecoderReader  # late: as above
+    from foretoken.models.native.reading import NetworkReader
 
-    reader = NetworkReader(network)
-    decoder = reader.decoder()
     with (folder / FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
-        head, pairs = writer.weight([decoder.head], 8), decoder.pairs
-        embeddings, factor = None, 1.0
-        if pairs is None:
-            embeddings, factor = _embeddings(reader, decoder, writer, head)
-        facts = {
-            "halved": int(dtype in BITS),
-            "width": decoder.width,
-            "vocabulary": len(decoder.head.weight),
-            "embedding_factor": factor,
-            "logit_factor": decoder.scale,
-            "logit_cap": decoder.cap,
-            "embeddings": embeddings,
-            "positions": decoder.positions and writer.weight([decoder.positions], rounding=False),
-            "embedding_norm": writer.norm(decoder.embedded),
-            "head": head,
-            "last": writer.norm(decoder.norm),
-            "ropes": [_rope(rope, reader.base, switch) for rope in decoder.ropes],
-            "layers": [_layer(layer, decoder, writer) for layer in decoder.layers],
-            "beside": 0 if pairs is None else pairs.width,
-            "before_last": int(pairs is not None and pairs.before_last),
-            "beside_norm": pairs and writer.norm(pairs.norm),
-            "join": pairs and writer.weight([pairs.join]),
-        }
+        if network.config.is_encoder_decoder:
+            encoder, decoder = EncoderDecoderReader(network).both()
+            facts = _network(decoder, writer, _vectors(decoder))
+            vectors = _vectors(encoder)
+            same = np.array_equal(vectors[1], _vectors(decoder)[1])
+            shared = (facts["embeddings"], facts["embedding_factor"]) if same else None
+            facts["encoder_network"] = _network(encoder, writer, vectors, shared) | {"encoder": 1}
+        else:
+            reader = NetworkReader(network)
+            decoder = reader.decoder()
+            facts = _network(decoder, writer, decoder.pairs is None and _table(reader))
+            facts["ropes"] = [_rope(rope, reader.base, switch) for rope in decoder.ropes]
         writer.put(np.zeros(SLACK, np.uint8))
     return facts
+
+
+def _network(
+    decoder: Decoder,
+    writer: WeightFile,
+    vectors: tuple[Floats, Floats] | Literal[False],
+    shared: tuple[Any, float] | None = None,
+) -> dict[str, Any]:
+    """Write the weights of a decoder, or an encoder; return its facts, without its rotary
+    positions. vectors: of embeddings, as `_embeddings` takes them; shared: what it returned for
+    another network, which has the same."""
+    head, pairs = decoder.head and writer.weight([decoder.head], 8), decoder.pairs
+    embeddings, factor = shared or (None, 1.0)
+    if vectors and not shared:
+        embeddings, factor = _embeddings(*vectors, decoder.head, writer, head)
+    return {
+        "halved": int(writer.bits is not None),
+        "width": decoder.width,
+        "vocabulary": 0 if decoder.head is None else len(decoder.head.weight),
+        "embedding_factor": factor,
+        "logit_factor": decoder.scale,
+        "logit_cap": decoder.cap,
+        "embeddings": embeddings,
+        "positions": decoder.positions and writer.weight([decoder.positions], rounding=False),
+        "embedding_norm": writer.norm(decoder.embedded),
+        "head": head,
+        "last": writer.norm(decoder.norm),
+        "ropes": [],
+        "layers": [_layer(layer, decoder, writer) for layer in decoder.layers],
+        "beside": 0 if pairs is None else pairs.width,
+        "before_last": int(pairs is not None and pairs.before_last),
+        "beside_norm": pairs and writer.norm(pairs.norm),
+        "join": pairs and writer.weight([pairs.join]),
+        "encoder": 0,
+        "biases": [
+            {"at": writer.put(table), "shape": list(table.shape)} for table in decoder.tables
+        ],
+    }
 
 
 def _rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
@@ -173,19 +199,33 @@ def _rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
     return facts | {"long": of_rows_to(switch)} | of_rows_to(0)
 
 
-def _embeddings(
-    reader: NetworkReader, decoder: Decoder, writer: WeightFile, head: dict[str, Any]
-) -> tuple[dict[str, Any], float]:
-    """The table of embeddings and a factor of it: the head's own weight where that is the same."""
-    table = reader.embeddings().detach().numpy()
+def _table(reader: NetworkReader) -> tuple[Floats, Floats]:
+    """Return a decoder's vectors of all ids, and the weight that they are made of."""
     weight: Any = reader.network.get_input_embeddings().weight
-    own = weight.detach().float().numpy()
+    return reader.embeddings().detach().numpy(), weight.detach().float().numpy()
+
+
+def _vectors(stack: Decoder) -> tuple[Floats, Floats]:
+    """Return the same of a stack of an encoder-decoder."""
+    assert stack.embeddings is not None
+    assert stack.embedded_weight is not None
+    return stack.embeddings.detach().numpy(), stack.embedded_weight.detach().float().numpy()
+
+
+def _embeddings(
+    table: Floats,
+    own: Floats,
+    output: Linear | None,
+    writer: WeightFile,
+    head: dict[str, Any] | None,
+) -> tuple[dict[str, Any] | None, float]:
+    """The table of embeddings and a factor of it: the head's own weight where that is the same."""
     known = own != 0
     factors = np.unique((table[known] / own[known]).astype(np.float32)) if known.any() else []
     factor = float(np.median(factors)) if len(factors) else 1.0
     if not np.allclose(own * np.float32(factor), table, rtol=1e-6, atol=0):
         own, factor = table, 1.0
-    if own.shape == decoder.head.weight.shape and np.array_equal(own, decoder.head.weight):
+    if output is not None and np.array_equal(own, output.weight):
         return head, factor
     from foretoken.models.native.reading import Linear  # late: as above
 
@@ -201,10 +241,10 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
     return {
         **{name: writer.norm(norm) for name, norm in norms.items()},
         "qkv": writer.weight(part.reads),
-        "out": writer.weight([part.out]),
-        "gate": None if gated.gate is None else writer.weight([gated.gate]),
-        "up": writer.weight([gated.up]),
-        "down": writer.weight([gated.down]),
+        "out": part.out and writer.weight([part.out]),
+        "gate": gated and gated.gate and writer.weight([gated.gate]),
+        "up": gated and writer.weight([gated.up]),
+        "down": gated and writer.weight([gated.down]),
         "heads": part.heads,
         "kv_heads": part.key_heads,
         "width": part.width,
@@ -213,8 +253,8 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "rotated": 0 if rope is None else 2 * len(rope.frequencies),
         "interleaved": int(rope is not None and rope.interleaved),
         "window": part.window,
-        "activation": [*ACTIVATIONS, XIELU].index(gated.activation),
-        "curve": gated.curve,
+        "activation": 0 if gated is None else [*ACTIVATIONS, XIELU].index(gated.activation),
+        "curve": (0.0, 0.0, 0.0) if gated is None else gated.curve,
         "parallel": int(layer.parallel),
         "scale": part.scale,
         "softcap": part.softcap,
@@ -224,6 +264,10 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "norms": _norms(part),
         "sinks": writer.floats(part.sinks),
         "slopes": writer.floats(part.slopes),
+        "source": int(part.source),
+        "passing": int(layer.passing),
+        "added_first": int(layer.added_first),
+        "bias": part.bias,
     }
 
 
@@ -239,6 +283,28 @@ def _norms(part: Attention) -> int:
 def cached_heads(layer: dict[str, Any]) -> tuple[int, int]:
     """Return how many heads of keys a layer has, and of which width, in full vectors."""
     return int(layer["kv_heads"]), -(-int(layer["width"]) // LANES) * LANES
+
+
+def layout_of(layers: list[dict[str, Any]]) -> tuple[PageLayout, list[LayerPlace]]:
+    """Return where a network's layers have their keys and values in pages of its rows, and each
+    layer's place there; that of a layer that attends to a source means nothing.
+
+    The layers of an encoder are done with theirs when the next one begins, and share the place of
+    the last layer of their shape, which makes keys and values for a decoder.
+    """
+    passing = [i for i, layer in enumerate(layers) if layer["passing"]]
+    staying = [i for i, layer in enumerate(layers) if not layer["passing"] and not layer["source"]]
+    shapes = [cached_heads(layers[i]) for i in staying]
+    own = list(dict.fromkeys(cached_heads(layers[i]) for i in passing))
+    shapes += [shape for shape in own if shape not in shapes]
+    layout = page_layout(shapes)
+    places = [LayerPlace(0, 0, 0)] * len(layers)
+    for place, i in zip(layout.layers, staying, strict=False):
+        places[i] = place
+    for i in passing:
+        at = len(shapes) - 1 - shapes[::-1].index(cached_heads(layers[i]))
+        places[i] = layout.layers[at]
+    return layout, places
 
 
 def weight_record(
@@ -303,9 +369,9 @@ def records(
     network = library.NetworkRecord(
         width=facts["width"],
         layers=len(layers),
-        vocabulary=facts["head"]["outputs"],
+        vocabulary=facts["head"]["outputs"] if facts["head"] else 0,
         threads=threads,
-        inner=max(part["up"]["outputs"] for part in facts["layers"]),
+        inner=max(part["up"]["outputs"] for part in facts["layers"] if part["up"]),
         attention=max(part["heads"] * part["width"] for part in facts["layers"]),
         most_tokens=tokens,
         embedding_factor=facts["embedding_factor"],
@@ -320,5 +386,6 @@ def records(
         beside=facts["beside"],
         before_last=facts["before_last"],
         beside_norm=norm(facts["beside_norm"]),
+        encoder=facts["encoder"],
     )
     return network, (layers, memory, rests)

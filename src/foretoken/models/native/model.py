@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from ctypes import pointer
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
 from foretoken.models.prefixes import PrefixCache, shared
-from foretoken.models.rows import check_lengths, check_room, staying
+from foretoken.models.rows import check_lengths, check_room, check_sources, staying
 from foretoken.models.shown import Known, Shown
 
 LEAST = PAGE  # tokens that sequences must share
@@ -131,7 +132,7 @@ class NativeModel:
         first = len(self.rows)
         # at once, for a Ctrl-C in between
         self.rows, self.texts, self.salts, self._seen = (
-            [*self.rows, *(PagedRow(self.pool, long=self._beyond) for _ in prompts)],
+            [*self.rows, *self._fresh(len(prompts))],
             [*self.texts, *([] for _ in prompts)],
             [*self.salts, *(self._shared_by for _ in prompts)],
             self._seen.with_rows(len(prompts)),
@@ -151,6 +152,10 @@ class NativeModel:
             self.recalled.append(length)
             unread[b] = prompt[length:]
         self._read(unread)
+
+    def _fresh(self, count: int) -> list[PagedRow]:
+        """Return so many rows that hold nothing yet."""
+        return [PagedRow(self.pool, long=self._beyond) for _ in range(count)]
 
     def _read(self, unread: dict[int, list[int]]) -> None:
         every = range(len(self.rows))
@@ -231,8 +236,7 @@ class NativeModel:
                 row.reserve(start, length)
         ends = [start + len(block) for start, block in zip(past, blocks, strict=True)]
         apart = [passes.turns[0].capacity if row.long else 0 for row in self.rows]
-        tables = [row.table for row in self.rows]
-        chain = DraftChain(budget, ends, apart, tables, self.vocab_size, choice, embeddings)
+        chain = DraftChain(budget, ends, apart, self.rows, self.vocab_size, choice, embeddings)
         every = enumerate(zip(self.rows, past, blocks, budget, strict=True))
         parts = [RowPart(row, start, x, int(g > 0), b) for b, (row, start, x, g) in every if x]
         passes.run(parts, len(blocks), 1, shows=False, chain=chain)
@@ -268,6 +272,63 @@ class NativeModel:
                 if length >= LEAST:
                     self.pool.cached.add(self.salts[b], text[:length], row.fork(length))
         self.permute(staying(len(self.rows), rows))
+
+
+class NativeEncoderDecoder(NativeModel):
+    """A decoder that attends to what `encoder` makes of each row's source, once."""
+
+    encoder_decoder = True
+
+    def __init__(self, passes: NativePasses, encoder: NativePasses, facts: dict[str, Any]) -> None:
+        super().__init__(passes, facts)
+        self.encoder = encoder
+        self.source_context = facts["source_context"]
+        self.source_vocab_size = facts["source_vocab_size"]
+        self.sources = PagePool(encoder.layout, self.pool.dtype.name)
+        self.encoder_seconds = 0.0
+        self._encoded: list[PagedRow] = []  # sources of the rows that are about to join
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        pages = sum(-(-n // PAGE) for n in sources)
+        return super().memory(lengths, []) + self.sources.bytes * pages
+
+    def remember(self, on: bool) -> None:
+        """Keep nothing: keys and values depend on a row's source."""
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        if not prompts:
+            return
+        check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
+        check_sources(prompts, sources, self.source_context)
+        assert sources is not None
+        start = perf_counter()
+        self._encoded = self._encode(sources)
+        self.encoder_seconds += perf_counter() - start
+        super().start(prompts)
+
+    def _encode(self, sources: list[list[int]]) -> list[PagedRow]:
+        """Return the keys and values of sources for the decoder, each read in one pass."""
+        self.encoder.fit(max(map(len, sources)))
+        rows = [PagedRow(self.sources) for _ in sources]
+        some: list[RowPart] = []
+        for row, source in zip(rows, sources, strict=True):
+            if sum(len(part.tokens) for part in some) + len(source) > self.encoder.most:
+                self.encoder.run(some, 0, 0, shows=False)
+                some = []
+            some.append(RowPart(row, 0, source, 0, 0))
+        self.encoder.run(some, 0, 0, shows=False)
+        for row, source in zip(rows, sources, strict=True):
+            row.length = len(source)
+        return rows
+
+    def _fresh(self, count: int) -> list[PagedRow]:
+        sources, self._encoded = self._encoded, []
+        return [PagedRow(self.pool, source=source) for source in sources]
+
+    def permute(self, rows: list[int]) -> None:
+        super().permute(rows)
+        if not rows:
+            self.sources.recount()
 
 
 class NativeCompanion(Companion[NativePasses]):

@@ -136,14 +136,22 @@ class PagePool:
 
 class PagedRow:
     """One row: its pages, and how many of their positions are its own. long: it was joined as one
-    of more tokens than a model with a switch reads in the ordinary way."""
+    of more tokens than a model with a switch reads in the ordinary way. source: what the encoder
+    has made of its source, for an encoder-decoder."""
 
-    __slots__ = ("_addresses", "length", "long", "pages", "pool", "table")
+    __slots__ = ("_addresses", "length", "long", "pages", "pool", "source", "table")
 
     def __init__(
-        self, pool: PagePool, pages: Sequence[Page] = (), length: int = 0, *, long: bool = False
+        self,
+        pool: PagePool,
+        pages: Sequence[Page] = (),
+        length: int = 0,
+        *,
+        long: bool = False,
+        source: PagedRow | None = None,
     ) -> None:
         self.pool, self.pages, self.length, self.long = pool, list(pages), length, long
+        self.source = source
         self._addresses: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._room(len(self.pages))
         for i, page in enumerate(self.pages):
@@ -152,7 +160,9 @@ class PagedRow:
 
     def fork(self, length: int) -> PagedRow:
         """Return a row that begins with the first `length` of these positions."""
-        return PagedRow(self.pool, self.pages[: -(-length // PAGE)], length, long=self.long)
+        source = self.source and self.source.fork(self.source.length)
+        pages = self.pages[: -(-length // PAGE)]
+        return PagedRow(self.pool, pages, length, long=self.long, source=source)
 
     def reserve(self, first: int, last: int) -> None:
         """Make pages for positions `first` up to `last`, which are about to be written."""
@@ -168,6 +178,8 @@ class PagedRow:
         """Give up all pages."""
         pages, self.pages, self.length = self.pages, [], 0
         self.pool.release(pages)
+        if self.source is not None:
+            self.source.release()
 
     def _put(self, i: int, page: Page) -> None:
         self._room(i + 1)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.errors import RefusedError
 from foretoken.kernels.library import OpenNetwork, PassRecord
 from foretoken.kernels.tokens import thread_count
 from foretoken.models.native import description
+from foretoken.models.native.biases import DistanceBiases
 from foretoken.models.native.chain import DraftChain
-from foretoken.models.native.pages import PagedRow, page_layout
+from foretoken.models.native.pages import PAGE, PagedRow
 from foretoken.models.native.turns import Turns
 
 MOST = 256  # tokens of a pass: bounds the memory of its states
@@ -43,8 +46,9 @@ class NativePasses:
     """One network, in a folder that `description.describe` has written."""
 
     def __init__(self, folder: Path, facts: dict[str, Any], taps: tuple[int, ...] = ()) -> None:
-        self.facts, self.taps = facts, taps
+        self.folder, self.facts, self.taps = folder, facts, taps
         self.layers = list(range(len(facts["layers"])))  # whose keys and values they are
+        self.layout, self.places = description.layout_of(facts["layers"])
         if max(taps, default=0) > len(self.layers):
             raise RefusedError(
                 f"the draft reads behind layer {max(taps)}, the target has {len(self.layers)}; "
@@ -54,20 +58,18 @@ class NativePasses:
         self._order = [self._tapped.index(tap) for tap in taps]
         self.memory = np.memmap(folder / description.FILE, np.uint8, "r")
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocabulary"])
-        self.columns = int(facts["head"]["outputs"])  # of the logits, in full panels
-        self.layout = page_layout([description.cached_heads(layer) for layer in facts["layers"]])
+        # of the logits, in full panels
+        self.columns = int(facts["head"]["outputs"]) if facts["head"] else 0
         self.turns = [Turns(rope) for rope in facts["ropes"]]
         self.threads = thread_count()
-        self._open: OpenNetwork | None = None
         self._turned = 0  # positions up to which the tables are made
-        # arrays that the record of every pass points to
-        names = ("ids", "at", "turn", "row", "need", "place")
-        self._inputs = {name: np.zeros(MOST + 1, np.int32) for name in names}
-        self._pages, self._tables = np.zeros(MOST, np.uint64), np.zeros(len(self.turns), np.uint64)
-        self._record = PassRecord(tables=len(self.turns), pages=self._pages.ctypes.data)
-        self._record.rotary = self._tables.ctypes.data
-        for name, array in self._inputs.items():
-            setattr(self._record, name, array.ctypes.data)
+        self.biases = DistanceBiases([self._numbers(**table) for table in facts["biases"]])
+        self._biases = np.zeros(len(facts["biases"]), np.uint64)
+        self._tables = np.zeros(len(self.turns), np.uint64)
+        self._record = PassRecord(tables=len(self.turns), rotary=self._tables.ctypes.data)
+        self._record.biases = self._biases.ctypes.data
+        self.most = 0  # tokens of a pass
+        self.fit(MOST)
         self._buffers = (
             torch.empty(0),
             torch.empty(0),
@@ -76,14 +78,48 @@ class NativePasses:
         # what a decoder of pairs reads of the next tokens, `[tokens, beside + width]`
         self.given: Tensor | None = None
 
+    def fit(self, tokens: int) -> None:
+        """Make room for passes of so many tokens."""
+        if tokens <= self.most:
+            return
+        self._open, self.most = None, max(tokens, 2 * self.most)
+        # arrays that the record of every pass points to
+        names = ("ids", "at", "turn", "row", "need", "place", "source_length")
+        self._inputs = {name: np.zeros(self.most + 1, np.int32) for name in names}
+        self._pages, self._sources = np.zeros((2, self.most), np.uint64)
+        for name, array in self._inputs.items():
+            setattr(self._record, name, array.ctypes.data)
+        self._record.pages = self._pages.ctypes.data
+        self._record.sources = self._sources.ctypes.data
+
+    def _numbers(self, at: int, shape: list[int]) -> NDArray[np.float32]:
+        count = math.prod(shape)
+        return self.memory[at : at + 4 * count].view(np.float32).reshape(shape)
+
     @property
     def bytes(self) -> tuple[int, int]:
         """Return the bytes of all weights, and of those that a pass over one token reads."""
         table, head = self.facts["embeddings"], self.facts["head"]
-        apart = 0
+        encoder = self.facts.get("encoder_network") or {"layers": []}
+        parts = [part for layer in encoder["layers"] for part in layer.values()]
+        apart = sum(part["bytes"] for part in parts if isinstance(part, dict) and "panels" in part)
         if table is not None and table["panels"] != head["panels"]:
-            apart = int(table["bytes"])
+            apart += int(table["bytes"])
         return len(self.memory), len(self.memory) - apart
+
+    def records_of(self, layers: tuple[int, ...]) -> list[int]:
+        """Return what runs in these layers of the model: attention to a source is by itself."""
+        each = 1 + any(layer["source"] for layer in self.facts["layers"])
+        return [each * i + j for i in layers for j in range(each)]
+
+    def encoder(self, facts: dict[str, Any]) -> NativePasses:
+        """Return the encoder whose keys and values this decoder reads, in the same folder."""
+        made = NativePasses(self.folder, facts)
+        own = [i for i, layer in enumerate(self.facts["layers"]) if layer["source"]]
+        written = [i for i, layer in enumerate(facts["layers"]) if not layer["passing"]]
+        for i, j in zip(own, written, strict=True):
+            self.places[i] = made.places[j]
+        return made
 
     def over(self, target: NativePasses, layers: list[int]) -> None:
         """Run these layers alone, on the pages of `target`, whose keys and values they read."""
@@ -93,6 +129,7 @@ class NativePasses:
             "halved": target.facts["halved"],
         }
         self.layers, self.layout = layers, target.layout
+        self.places = [target.places[i] for i in layers]
         self._open = None
 
     def run(
@@ -108,7 +145,7 @@ class NativePasses:
         logits, whose places outside all parts mean nothing; shows: return states at the taps;
         chain: a draft's tokens, made after the last pass."""
         logits, hidden = self._outputs(rows, most)
-        passes = _divided(parts)
+        passes = _divided(parts, self.most)
         shown = [self._pass(some, shows=shows) for some in passes[:-1]]
         shown += [self._pass(some, shows=shows, chain=chain) for some in passes[-1:]]
         states = [each for each in shown if each is not None]
@@ -133,13 +170,15 @@ class NativePasses:
     def _pass(
         self, parts: list[RowPart], *, shows: bool, chain: DraftChain | None = None
     ) -> Tensor | None:
-        ids, at, turn, row, need, place = self._inputs.values()
+        ids, at, turn, row, need, place, source_length = self._inputs.values()
         n = needed = 0
         self.turn_up_to(max(part.past + len(part.tokens) for part in parts))
         for b, (own, past, tokens, wanted, first) in enumerate(parts):
             count = len(tokens)
             own.reserve(past, past + count)
             self._pages[b] = own.table
+            if own.source is not None:
+                self._sources[b], source_length[b] = own.source.table, own.source.length
             after = n + count
             if count == 1:
                 at[n] = past
@@ -171,7 +210,7 @@ class NativePasses:
             self._network().run(record)
         else:
             beside = None if given is None else torch.empty(chain.record.rows, given.shape[1])
-            chain.reuse(self._inputs, self._pages, beside)
+            chain.reuse(self._inputs, self._pages, self._sources, beside)
             self._network().chain(record, chain.record)
         self.given = None if given is None else given[n:]
         if states is None or self._order == list(range(len(self._tapped))):
@@ -179,34 +218,41 @@ class NativePasses:
         return states.view(n, -1, self.width)[:, self._order].reshape(n, -1)
 
     def turn_up_to(self, positions: int) -> None:
-        """Make the rotary positions up to a number of them."""
+        """Make the rotary positions, and the biases by distance, up to a number of positions."""
         if positions <= self._turned:
             return
         for i, turns in enumerate(self.turns):
             turns.reserve(positions)
             self._tables[i] = turns.table.ctypes.data
-        self._turned = min((turns.capacity for turns in self.turns), default=positions)
+        self.biases.reserve(positions)
+        for i, table in enumerate(self.biases.tables):
+            self._biases[i] = table.ctypes.data
+        self._record.bias_reach, self._record.bias_stride = self.biases.reach, 2 * self.biases.reach
+        rooms = [turns.capacity for turns in self.turns]
+        rooms += [self.biases.reach - PAGE] if self.biases.tables else []
+        self._turned = min(rooms, default=positions)
 
     def _network(self) -> OpenNetwork:
         if self._open is None:
-            places = [self.layout.layers[i] for i in self.layers]
-            record, kept = description.records(self.facts, places, self.memory, self.threads, MOST)
+            record, kept = description.records(
+                self.facts, self.places, self.memory, self.threads, self.most
+            )
             self._open = OpenNetwork(record, kept)
         return self._open
 
 
-def _divided(parts: list[RowPart]) -> list[list[RowPart]]:
-    """Return the parts of each pass: at most MOST tokens together; a longer part is cut."""
-    if sum(len(part.tokens) for part in parts) <= MOST:
+def _divided(parts: list[RowPart], most: int) -> list[list[RowPart]]:
+    """Return the parts of each pass: at most so many tokens together; a longer part is cut."""
+    if sum(len(part.tokens) for part in parts) <= most:
         return [parts] if parts else []
     passes: list[list[RowPart]] = [[]]
-    room = MOST
+    room = most
     for part in parts:
         row, past, tokens, need, place = part
         while tokens:
             if not room:
                 passes.append([])
-                room = MOST
+                room = most
             first, tokens = tokens[:room], tokens[room:]
             here = max(0, need - len(tokens))  # of these tokens, whose logits are asked for
             passes[-1].append(RowPart(row, past, first, here, place))

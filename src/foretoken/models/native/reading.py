@@ -58,8 +58,8 @@ NORMS = (
 )
 FUSED = "qkv_proj", "query_key_value", "c_attn", "Wqkv"
 OUTS = "o_proj", "out_proj", "dense", "c_proj"
-GATES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
-PLAIN = ("fc1", "fc2"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")
+GATES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi_1", "wo")
+PLAIN = ("fc1", "fc2"), ("wi", "wo"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")
 PLAIN += ("fc_in", "fc_out"), ("up_proj", "down_proj")
 SCALES = "scaling", "softmax_scale", "inv_norm_factor"
 ACTIVATED = "act_fn", "act", "activation_fn", "gelu_impl"
@@ -111,8 +111,8 @@ class Rope:
 class Attention:
     """The weights and settings with which a layer attends."""
 
-    reads: list[Linear]  # queries, keys and values
-    out: Linear
+    reads: list[Linear]  # queries, keys and values; queries alone, or keys and values, see below
+    out: Linear | None  # None: only keys and values are made, for a decoder to read
     heads: int
     key_heads: int
     width: int  # of a head
@@ -126,6 +126,8 @@ class Attention:
     slopes: Floats | None  # of ALiBi
     rope: int | None  # number of its rotary positions; None: it has none
     query_rope: int | None  # the same of queries
+    source: bool = False  # whether its keys and values are those of the row's source
+    bias: int = 0  # number of the table of biases by distance, from 1 on; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,26 +147,32 @@ class DecoderLayer:
 
     norms: tuple[Norm | None, ...]  # before attention, behind it, before the MLP, behind it
     attention: Attention
-    gated: Gated
+    gated: Gated | None
     residual: float  # what a part gives is multiplied by this
     factor: float  # of all that the layer makes
     parallel: bool  # whether both parts read what the layer reads
+    added_first: bool = False  # whether norms behind a part read what it was added to
+    passing: bool = False  # whether its keys and values are for its own pass alone: an encoder's
 
 
 @dataclass(slots=True)
 class Decoder:
-    """All of a decoder but its embeddings."""
+    """All of a decoder but its embeddings, or of an encoder, which has no head."""
 
     width: int
     layers: list[DecoderLayer]
     positions: Linear | None  # learned ones, `[positions, width]`
     embedded: Norm | None  # of what the first layer reads
     norm: Norm | None  # of what the head reads
-    head: Linear
+    head: Linear | None
     cap: float  # of logits; 0: none
     scale: float  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
     pairs: PairsEntry | None = None
+    # of each stack of an encoder-decoder: its vectors of all ids, and the weight they are made of
+    embeddings: Tensor | None = None
+    embedded_weight: Tensor | None = None
+    tables: list[Floats] = field(default_factory=list)  # biases by distance, `[heads, 2n + 1]`
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +205,12 @@ class NetworkReader:
             made = self._pairs(self.network)
         else:
             made = self._tokens()
+        self._require_all_read()
+        return made
+
+    def _require_all_read(self) -> None:
         for name, weight in self.network.state_dict(keep_vars=True).items():  # buffers, too
             self._require(id(weight) in self.read, name)
-        return made
 
     def _pairs(self, network: PairsNetwork) -> Decoder:
         """EAGLE-3's decoder."""
@@ -241,7 +252,7 @@ class NetworkReader:
         self._require(head is not None and len(stock) == len(layers), "its layers or its head")
         last = self._one(self.base, LAST, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
-        self.positions = self._positions()
+        self.positions = self._positions(context_limit(self.config))
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
         return Decoder(
             config.hidden_size,
@@ -264,13 +275,13 @@ class NetworkReader:
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
-    def _positions(self) -> Linear | None:
+    def _positions(self, limit: int | None) -> Linear | None:
         """Learned positions, from the first on."""
         part = next((p for name in POSITIONS if (p := getattr(self.base, name, None))), None)
         if part is None:
             return None
         table = getattr(part, "weight", getattr(part, "weights", None))
-        offset, limit = getattr(part, "offset", 0), context_limit(self.config)
+        offset = getattr(part, "offset", 0)
         known = isinstance(table, Tensor) and table.ndim == 2 and limit is not None
         self._require(known, f"positions by a {type(part).__name__}")
         assert table is not None

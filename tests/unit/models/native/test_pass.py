@@ -183,6 +183,10 @@ def made(kind: Layer, folder: Path) -> Network:
                     "factor": 1,
                     "norms": 0,
                     "curve": [0, 0, 0],
+                    "source": 0,
+                    "passing": 0,
+                    "added_first": 0,
+                    "bias": 0,
                 }
             )
         writer.put(np.zeros(description.SLACK, np.uint8))
@@ -209,6 +213,8 @@ def made(kind: Layer, folder: Path) -> Network:
         "beside": 0,
         "before_last": 0,
         "beside_norm": None,
+        "encoder": 0,
+        "biases": [],
     }
 
     def attended(x: Any, part: Any, turns: Any) -> Any:

@@ -1,0 +1,175 @@
+"""Encoder-decoders on the native kernels: what transformers computes, and of each row the same bits
+in any company, of whatever lengths the sources are, and on every instruction set."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+import foretoken
+import tiny
+from foretoken.errors import InputError
+from foretoken.kernels import library
+from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.model import NativeEncoderDecoder
+from foretoken.models.stock.selfcheck import TOLERANCE, deviation, stir
+
+pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
+
+BART = {"vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
+BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48}
+BART |= {"decoder_ffn_dim": 48, "max_position_embeddings": 128, "pad_token_id": 1}
+BART |= {"eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 2}
+BART |= {"forced_eos_token_id": None}
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5 |= {"decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1}
+MARIAN = BART | {"decoder_vocab_size": 64, "activation_function": "swish"}
+# What is proved, by a family: the name of its classes, and the settings of a tiny model
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "T5": ("T5ForConditionalGeneration", T5),
+    "T5, gated, untied": (
+        "T5ForConditionalGeneration",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "T5 of narrow heads, a deep decoder": (
+        "T5ForConditionalGeneration",
+        T5 | {"d_kv": 12, "num_heads": 2, "num_decoder_layers": 3},
+    ),
+    "mT5": ("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
+    "UMT5, biases of each layer": ("UMT5ForConditionalGeneration", T5),
+    "BART": ("BartForConditionalGeneration", BART),
+    "BART, encoder of other heads": (
+        "BartForConditionalGeneration",
+        BART | {"encoder_attention_heads": 2, "scale_embedding": True},
+    ),
+    "mBART": ("MBartForConditionalGeneration", BART | {"scale_embedding": True}),
+    "Marian": ("MarianMTModel", MARIAN | {"scale_embedding": True}),
+    "Marian of two vocabularies": (
+        "MarianMTModel",
+        MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 48},
+    ),
+    "M2M100": ("M2M100ForConditionalGeneration", BART),
+    "Pegasus": ("PegasusForConditionalGeneration", BART),
+    "Blenderbot": ("BlenderbotForConditionalGeneration", BART),
+    "PLBART": ("PLBartForConditionalGeneration", BART),
+}
+SOURCES = [[(5 * i * i + 3 * i) % 45 + 3 for i in range(n)] for n in (7, 1, 40)]
+TEXT = [(7 * i * i + 3 * i) % 45 + 3 for i in range(60)]
+
+
+def built(name: str) -> PreTrainedModel:
+    """A tiny model, none of whose norms, biases and factors are what they are in a new one."""
+    torch.manual_seed(0)
+    kind, settings = FAMILIES[name]
+    family = getattr(transformers, kind)
+    model = family(family.config_class(**settings)).eval()
+    stir(model)
+    with torch.no_grad():
+        for key, weight in model.state_dict(keep_vars=True).items():
+            if weight.ndim == 1 or key == "final_logits_bias":
+                weight.add_(0.3 * torch.randn(weight.shape))
+    return model
+
+
+def converted(network: PreTrainedModel, dtype: str = "float32") -> NativeEncoderDecoder:
+    model = NativeConversion(None, dtype, lambda: copy.deepcopy(network)).model()
+    assert isinstance(model, NativeEncoderDecoder)
+    return model
+
+
+@cache
+def network() -> PreTrainedModel:
+    return tiny.t5(64)
+
+
+def scores(model: NativeEncoderDecoder, source: list[int], cuts: list[int]) -> torch.Tensor:
+    """Logits of TEXT after a source, alone, in pieces."""
+    model.permute([])
+    model.start([[]], [source])
+    parts = zip([0, *cuts], [*cuts, len(TEXT)], strict=True)
+    return torch.cat([model.score([TEXT[a:b]], [b - a])[0].clone() for a, b in parts])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_are_transformers_on_every_instruction_set(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, made = built(name), list[torch.Tensor]()
+    for instructions in library.instruction_sets():
+        monkeypatch.setenv(library.CHOICE, instructions)
+        made.append(scores(converted(model), SOURCES[2], [1, 3, 20]))
+    for other in made[1:]:
+        assert torch.equal(made[0], other)
+    assert deviation(model, converted(model)) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_rows_do_not_depend_on_their_company(dtype: str) -> None:
+    model = converted(network(), dtype)
+    alone = [scores(model, source, [1, 9]) for source in SOURCES]
+    model.permute([])
+    model.start([[]], [SOURCES[0]])
+    model.start([TEXT[:5], TEXT[:30]], SOURCES[1:])
+    logits = model.score([TEXT[:4], TEXT[5:6], []], [4, 1, 0])
+    assert torch.equal(logits[0], alone[0][:4])
+    assert torch.equal(logits[1, :1], alone[1][5:6])
+    # a row twice, one that moved, one that left, and text taken back
+    model.permute([2, 0, 2])
+    model.set_lengths([30, 2, 17])
+    logits = model.score([TEXT[30:33], TEXT[2:3], TEXT[17:20]], [3, 1, 3])
+    assert torch.equal(logits[0], alone[2][30:33])
+    assert torch.equal(logits[1, :1], alone[0][2:3])
+    assert torch.equal(logits[2], alone[2][17:20])
+    model.leave([0, 1, 2])
+    assert model.pool.used == model.sources.used == 0
+
+
+def test_long_sources_are_read_in_one_pass() -> None:
+    model = converted(network())
+    source = [(11 * i * i + i) % 60 + 3 for i in range(700)]
+    alone = scores(model, source, [])
+    with torch.inference_mode():
+        given = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([TEXT])}
+        expected = network()(**given).logits[0]
+    assert (alone - expected).abs().max() < TOLERANCE * expected.std()
+    model.permute([])
+    model.start([[], [], []], [SOURCES[0], source, SOURCES[2]])
+    assert torch.equal(model.score([[], TEXT, []], [0, len(TEXT), 0])[1], alone)
+
+
+def test_drafts_of_several_rows_change_no_greedy_text() -> None:
+    spec = foretoken.load(network(), tiny.t5(64, seed=1, num_layers=1), runtime="native")
+    assert spec.target.runtime == spec.drafter.runtime == "native"
+    settings: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+    plain = spec.generate(SOURCES, gamma=0, **settings)
+    drafted = spec.generate(SOURCES, gamma=3, **settings)
+    assert [out.tokens for out in drafted] == [out.tokens for out in plain]
+    sampled = spec.generate(SOURCES, gamma=3, temperature=1.0, **settings)
+    assert sum(step.accepted for out in sampled for step in out.steps) > 0
+
+
+def test_sources_that_are_missing_or_too_long_are_refused() -> None:
+    model = converted(built("BART"))
+    with pytest.raises(InputError, match="one non-empty source"):
+        model.start([[]], [[]])
+    with pytest.raises(InputError, match="the encoder takes 128"):
+        model.start([[]], [[3] * 129])
+    assert model.lengths == []
+
+
+@pytest.mark.parametrize("draft", ["self:int4", "self:1"])
+def test_a_target_drafts_by_copies_of_itself(draft: str, tmp_path: Path) -> None:
+    target = tiny.folder(tmp_path / "t5", network(), tiny.byte_level(64))
+    spec = foretoken.load(target, draft, runtime="native")
+    settings: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+    plain = spec.generate(SOURCES, gamma=0, **settings)
+    drafted = spec.generate(SOURCES, gamma=3, **settings)
+    assert [out.tokens for out in drafted] == [out.tokens for out in plain]
+    assert sum(step.accepted for out in drafted for step in out.steps) > 0
