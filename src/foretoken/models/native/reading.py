@@ -282,6 +282,8 @@ class NetworkReader:
             return None
         table = getattr(part, "weight", getattr(part, "weights", None))
         offset = getattr(part, "offset", 0)
+        if hasattr(part, "create_position_ids_from_input_ids"):
+            offset = part.padding_idx + 1
         known = isinstance(table, Tensor) and table.ndim == 2 and limit is not None
         self._require(known, f"positions by a {type(part).__name__}")
         assert table is not None

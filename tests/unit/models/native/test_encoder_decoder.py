@@ -56,6 +56,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 48},
     ),
     "M2M100": ("M2M100ForConditionalGeneration", BART),
+    "M2M100, padding first": (
+        "M2M100ForConditionalGeneration",
+        BART | {"pad_token_id": 0, "bos_token_id": 1, "scale_embedding": True},
+    ),
     "Pegasus": ("PegasusForConditionalGeneration", BART),
     "Blenderbot": ("BlenderbotForConditionalGeneration", BART),
     "PLBART": ("PLBartForConditionalGeneration", BART),
