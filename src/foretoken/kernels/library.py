@@ -44,6 +44,17 @@ class NormRecord(Structure):
     ]
 
 
+class ExpertsRecord(Structure):
+    """The record Experts of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("count", "chosen", "normalized", "shared_gate")),
+        ("scale", c_float),
+        ("router", WeightRecord),
+        *((name, POINTER(WeightRecord)) for name in ("gate", "up", "down")),
+    ]
+
+
 class LayerRecord(Structure):
     """The record Layer of network.h."""
 
@@ -62,6 +73,7 @@ class LayerRecord(Structure):
         ("slopes", c_void_p),
         *((name, c_int64) for name in ("keys", "values", "step")),
         *((name, c_int32) for name in ("norms", "halved", "source", "added_first", "bias")),
+        ("experts", ExpertsRecord),
     ]
 
 

@@ -71,13 +71,39 @@ size_t scratch_of(const Network& net) {
 void release(void* memory) {
   Workspace* w = (Workspace*)memory;
   if (!w) return;
-  for (void* each : {(void*)w->x, (void*)w->after, (void*)w->queries, (void*)w->parts, (void*)w->pieces}) free(each);
-  for (States* each : {&w->attended, &w->inner, &w->shared, &w->shared_mlp}) free_states(each);
+  for (void* each : {(void*)w->x, (void*)w->after, (void*)w->queries, (void*)w->parts, (void*)w->pieces,
+                     (void*)w->routes, (void*)w->slot_results})
+    free(each);
+  for (States* each : {&w->attended, &w->inner, &w->shared, &w->shared_mlp, &w->slots, &w->slots_inner})
+    free_states(each);
   for (int i = 0; i < MOST_THREADS; i++) {
     for (States* each : {&w->own[i], &w->own_mlp[i], &w->own_attended[i]}) free_states(each);
     free(w->scratch[i]);
+    free(w->routing[i]);
+    free(w->route_weights[i]);
   }
   free(w);
+}
+
+// Room for the experts of layers, of the largest of each size
+bool room_for_experts(const Network& net, Workspace* w) {
+  size_t slots = 0, inner = 0, routes = 0, numbers = 0;
+  for (int i = 0; i < net.layers; i++) {
+    const Experts& e = net.layer[i].experts;
+    if (!e.count) continue;
+    const auto grow = [](size_t& x, size_t y) { x = y > x ? y : x; };
+    grow(slots, size_t(net.most_tokens) * e.chosen);
+    grow(inner, e.up->outputs);
+    grow(routes, size_t(net.most_tokens) * e.router.outputs);
+    grow(numbers, routing_numbers(e, net.most_tokens));
+  }
+  if (!slots) return true;
+  bool done = allot(&w->routes, routes) && allot_states(&w->slots, slots, net.width) &&
+              allot_states(&w->slots_inner, slots, inner) &&
+              allot(&w->slot_results, slots * whole_vectors(net.width));
+  for (int i = 0; done && i < net.threads; i++)
+    done = allot(&w->routing[i], numbers) && allot(&w->route_weights[i], slots);
+  return done;
 }
 
 void* workspace(const Network& net) {
@@ -97,7 +123,7 @@ void* workspace(const Network& net) {
            allot_states(&w->own_attended[i], ALONE, net.attention) &&
            allot(&w->scratch[i], scratch_of(net));
   }
-  if (done) return w;
+  if (done && room_for_experts(net, w)) return w;
   release(w);
   return nullptr;
 }

@@ -48,6 +48,19 @@ enum HeadNorms {
 
 enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, XIELU = 5 };
 
+enum { MOST_EXPERTS = 1024 };
+
+// MLPs of which each token has a few, by the softmax of a router's logits; the layer's own MLP is one that all tokens
+// have, times the sigmoid of one more logit, or as it is
+struct Experts {
+  int32_t count, chosen;          // 0: there are none
+  int32_t normalized;             // 1: the weights of those chosen add up to `scale`, 0: those of all do
+  int32_t shared_gate;            // 1: the router has the logit for the layer's own MLP, behind the others
+  float scale;
+  Weight router;
+  const Weight *gate, *up, *down; // [count], all of one shape; stored alike, but for their `rest`
+};
+
 struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys, of_values;
   Weight qkv, out, gate, up, down;  // gate.panels null: a plain MLP of up and down
@@ -72,6 +85,7 @@ struct Layer {
   int32_t source;       // 1: it attends to keys and values that the encoder made of the row's source
   int32_t added_first;  // 1: the norms behind attention and MLP read what these were added to
   int32_t bias;         // which table of the pass is added to its scores, from 1 on; 0: none
+  Experts experts;
 };
 
 struct Network {

@@ -22,6 +22,11 @@ struct Workspace {  // for `tokens` tokens; made once per network
   float* scratch[MOST_THREADS];      // a head of all tokens, or parts of attention
   float* parts;                      // of attention by blocks
   size_t part_bytes;
+  float* routes;                     // [tokens, router's outputs]: logits of experts
+  States slots, slots_inner;         // of the tokens of all experts, one after the other
+  float* slot_results;               // [slots, width]
+  int* routing[MOST_THREADS];
+  float* route_weights[MOST_THREADS];
 };
 
 struct Running {
@@ -393,34 +398,37 @@ static void added(Running& r, Team& team, int me, const Layer& layer, const Norm
   team.meet();
 }
 
+// Two panels of an MLP's inner states, which make a block of 32 and are rounded at once
+static void gate_pair(const Layer& layer, const Weight& gate, const Weight& up, bool round, const States& a,
+                      const States& inner, int pair, float* gates) {
+  const int from = 2 * pair, panels = up.outputs / LANES;
+  const int to = from + 2 < panels ? from + 2 : panels;
+  if (gate.panels)
+    product(gate, a, from, to, [&](int g, int t, F y) {
+      store(gates + (size_t(t) * 2 + g - from) * LANES, activated(layer.activation, layer.curve, y));
+    });
+  product(up, a, from, to, [&](int g, int t, F y) {
+    if (gate.panels)
+      y = mul(load(gates + (size_t(t) * 2 + g - from) * LANES), y);
+    else
+      y = activated(layer.activation, layer.curve, y);
+    store(inner.x + size_t(t) * inner.stride + g * LANES, y);
+  });
+  for (int t = 0; t < a.tokens; t++) {
+    if (to - from < 2) store(inner.x + size_t(t) * inner.stride + to * LANES, all(0.0f));
+    if (round) round_states(inner, t, from * LANES, (from + 2) * LANES);
+  }
+}
+
 static void gate(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const States inner = view(r.work.inner, layer.up.outputs, r.pass.tokens);
-  const int tokens = r.pass.tokens;
-  const bool round = rounded(layer.down);
-  float* gates = r.work.scratch[me];
-  // two panels make a block of 32, which is rounded at once
   for (int first, last; team.take(me, (layer.up.outputs / LANES + 1) / 2, 1, &first, &last);)
-    for (int pair = first; pair < last; pair++) {
-      const int from = 2 * pair, panels = layer.up.outputs / LANES;
-      const int to = from + 2 < panels ? from + 2 : panels;
-      if (layer.gate.panels)
-        product(layer.gate, a, from, to, [&](int g, int t, F y) {
-          store(gates + (size_t(t) * 2 + g - from) * LANES, activated(layer.activation, layer.curve, y));
-        });
-      product(layer.up, a, from, to, [&](int g, int t, F y) {
-        if (layer.gate.panels)
-          y = mul(load(gates + (size_t(t) * 2 + g - from) * LANES), y);
-        else
-          y = activated(layer.activation, layer.curve, y);
-        store(inner.x + size_t(t) * inner.stride + g * LANES, y);
-      });
-      for (int t = 0; t < tokens; t++) {
-        if (to - from < 2) store(inner.x + size_t(t) * inner.stride + to * LANES, all(0.0f));
-        if (round) round_states(inner, t, from * LANES, (from + 2) * LANES);
-      }
-    }
+    for (int pair = first; pair < last; pair++)
+      gate_pair(layer, layer.gate, layer.up, rounded(layer.down), a, inner, pair, r.work.scratch[me]);
   team.meet();
 }
+
+#include "experts.h"
 
 static void layer_of(Running& r, Team& team, int me, int number) {
   const Layer& layer = r.net.layer[number];
@@ -430,7 +438,7 @@ static void layer_of(Running& r, Team& team, int me, int number) {
                        ? paired(r, team, me, layer)
                        : normed(r, team, me, layer.before_attention, w.x, tokens, rounded(layer.qkv),
                                 w.own[me], w.shared);
-  const Weight& first = layer.gate.panels ? layer.gate : layer.up;
+  const Weight& first = layer.up.panels ? layer.gate.panels ? layer.gate : layer.up : layer.qkv;
   States mlp;
   if (layer.parallel) {  // before attention is added to the states
     mlp = a;
@@ -457,12 +465,16 @@ static void layer_of(Running& r, Team& team, int me, int number) {
                        if (round) round_states(to, t, 0, to.stride);
                      });
   added(r, team, me, layer, layer.after_attention, layer.out, attended);
-  if (!layer.up.panels) return;
+  if (!layer.up.panels && !layer.experts.count) return;
   if (!layer.parallel)
-    mlp = normed(r, team, me, layer.before_mlp, w.x, tokens, any_rounded(first, layer.up), w.own[me],
-                 w.shared);
-  gate(r, team, me, layer, mlp);
-  added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs, tokens));
+    mlp = normed(r, team, me, layer.before_mlp, w.x, tokens, layer.up.panels && any_rounded(first, layer.up),
+                 w.own[me], w.shared);
+  if (layer.experts.count) {
+    run_experts(r, team, me, layer, mlp);
+  } else {
+    gate(r, team, me, layer, mlp);
+    added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs, tokens));
+  }
   if (layer.factor == 1.0f) return;
   const int stride = whole_vectors(r.net.width);
   for (int first, last; team.take(me, tokens, TOKENS, &first, &last);)

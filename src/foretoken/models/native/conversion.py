@@ -20,18 +20,14 @@ from foretoken.kernels.library import chosen_set
 from foretoken.models import store
 from foretoken.models.companion import require_alike
 from foretoken.models.native import description
-from foretoken.models.native.model import (
-    NativeCompanion,
-    NativeEncoderDecoder,
-    NativeModel,
-    NativePairs,
-)
+from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
+from foretoken.models.native.model import NativeCompanion, NativeModel, NativePairs
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts, or other models are refused:
 # what is kept is found anew
-FORMAT = 5
+FORMAT = 6
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 
@@ -72,10 +68,11 @@ class NativeConversion:
         found = store.find(self._key(self.source))
         return found and self._model(*self._read(found))
 
-    @staticmethod
-    def _model(passes: NativePasses, facts: dict[str, Any]) -> NativeModel:
-        if (encoder := passes.facts.get("encoder_network")) is not None:
-            return NativeEncoderDecoder(passes, passes.encoder(encoder), facts)
+    def _model(self, passes: NativePasses, facts: dict[str, Any]) -> NativeModel:
+        if facts["hears"] is not None:
+            return NativeMediaDecoder(passes, facts, self.network)
+        if "crossing" in passes.facts:
+            return NativeEncoderDecoder(passes, facts)
         return (NativePairs if passes.facts["beside"] else NativeModel)(passes, facts)
 
     def companion(self, target: NativeModel) -> NativeCompanion:
@@ -150,8 +147,30 @@ class NativeConversion:
             "longest": None if switch is None else positions(config),
             "source_context": encoder_limit(network) if encodes else None,
             "source_vocab_size": encoder_rows(network) if encodes else None,
+            "hears": _hears(network) if encodes else None,
             "computed": _computed(facts, self.dtype),
         }
+
+
+def _hears(network: PreTrainedModel) -> dict[str, Any] | None:
+    """Return what an encoder of media reads, and a name of it; None for one of text. Raises
+    RefusedError for media of many sizes."""
+    from foretoken.models.stock.media import (
+        encoder_weights,
+        made_up,
+        stand_in,
+    )  # late: seconds
+    from foretoken.models.stock.sizes import reads_ids
+
+    if reads_ids(network):
+        return None
+    inputs = made_up(network)
+    if inputs is None or len(inputs) != 1:
+        raise RefusedError(f"{type(network).__name__} reads {network.main_input_name} of any size")
+    ((name, x),) = inputs.items()
+    states = stand_in(network, [0])
+    key = f"{encoder_weights(network)} float32 cpu"
+    return {"input": name, "shape": [*x.shape], "states": [*states.shape[1:]], "key": key}
 
 
 def _computed(network: dict[str, Any], dtype: str) -> str:

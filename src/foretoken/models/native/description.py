@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what reads networks takes seconds to import, and kept ones 
         Attention,
         Decoder,
         DecoderLayer,
+        Experts,
         Linear,
         NetworkReader,
         Norm,
@@ -124,18 +125,21 @@ def describe(
     """Write a network's weights into a folder; return its description. Raises RefusedError for one
     that is built in another way than the kernels know. switch: it turns rows of more tokens by
     other frequencies; None: it does not."""
-    from foretoken.models.native.encoder_decoder import EncoderDecoderReader  # late: as above
     from foretoken.models.native.reading import NetworkReader
+    from foretoken.models.native.stacks import EncoderDecoderReader  # late: as above
 
     with (folder / FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
         if network.config.is_encoder_decoder:
-            encoder, decoder = EncoderDecoderReader(network).both()
+            encoder, crossing, decoder = EncoderDecoderReader(network).both()
             facts = _network(decoder, writer, _vectors(decoder))
-            vectors = _vectors(encoder)
-            same = np.array_equal(vectors[1], _vectors(decoder)[1])
-            shared = (facts["embeddings"], facts["embedding_factor"]) if same else None
-            facts["encoder_network"] = _network(encoder, writer, vectors, shared) | {"encoder": 1}
+            facts |= {"crossing": _network(crossing, writer, False), "encoder_network": None}
+            if encoder is not None:
+                vectors = _vectors(encoder)
+                same = np.array_equal(vectors[1], _vectors(decoder)[1])
+                shared = (facts["embeddings"], facts["embedding_factor"]) if same else None
+                own = _network(encoder, writer, vectors, shared)
+                facts["encoder_network"] = own | {"encoder": 1}
         else:
             reader = NetworkReader(network)
             decoder = reader.decoder()
@@ -236,6 +240,7 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
     from foretoken.models.native.reading import ACTIVATIONS, XIELU  # late: as above
 
     part, gated = layer.attention, layer.gated
+    act = layer.experts.each[0] if layer.experts else gated
     rope = None if part.rope is None else decoder.ropes[part.rope]
     norms = dict(zip(NORMS, (*layer.norms, *part.norms), strict=True))
     return {
@@ -253,8 +258,8 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "rotated": 0 if rope is None else 2 * len(rope.frequencies),
         "interleaved": int(rope is not None and rope.interleaved),
         "window": part.window,
-        "activation": 0 if gated is None else [*ACTIVATIONS, XIELU].index(gated.activation),
-        "curve": (0.0, 0.0, 0.0) if gated is None else gated.curve,
+        "activation": 0 if act is None else [*ACTIVATIONS, XIELU].index(act.activation),
+        "curve": (0.0, 0.0, 0.0) if act is None else act.curve,
         "parallel": int(layer.parallel),
         "scale": part.scale,
         "softcap": part.softcap,
@@ -264,10 +269,25 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "norms": _norms(part),
         "sinks": writer.floats(part.sinks),
         "slopes": writer.floats(part.slopes),
+        "experts": layer.experts and _experts(layer.experts, writer),
         "source": int(part.source),
         "passing": int(layer.passing),
         "added_first": int(layer.added_first),
         "bias": part.bias,
+    }
+
+
+def _experts(experts: Experts, writer: WeightFile) -> dict[str, Any]:
+    return {
+        "count": len(experts.each),
+        "chosen": experts.chosen,
+        "normalized": int(experts.normalized),
+        "shared_gate": int(experts.shared_gate),
+        "scale": experts.scale,
+        "router": writer.weight([experts.router], rounding=False),
+        "gate": [one.gate and writer.weight([one.gate]) for one in experts.each],
+        "up": [writer.weight([one.up]) for one in experts.each],
+        "down": [writer.weight([one.down]) for one in experts.each],
     }
 
 
@@ -289,8 +309,8 @@ def layout_of(layers: list[dict[str, Any]]) -> tuple[PageLayout, list[LayerPlace
     """Return where a network's layers have their keys and values in pages of its rows, and each
     layer's place there; that of a layer that attends to a source means nothing.
 
-    The layers of an encoder are done with theirs when the next one begins, and share the place of
-    the last layer of their shape, which makes keys and values for a decoder.
+    The layers of an encoder are done with theirs when the next one begins: those of a shape share
+    a place.
     """
     passing = [i for i, layer in enumerate(layers) if layer["passing"]]
     staying = [i for i, layer in enumerate(layers) if not layer["passing"] and not layer["source"]]
@@ -353,11 +373,25 @@ def records(
     def weight(part: dict[str, Any] | None) -> library.WeightRecord:
         return weight_record(part, memory, rests)
 
+    arrays: list[Any] = []
+
+    def experts(part: dict[str, Any] | None) -> library.ExpertsRecord:
+        if part is None:
+            return library.ExpertsRecord()
+        numbers = [part[name] for name in ("count", "chosen", "normalized", "shared_gate", "scale")]
+        lists = [[weight(one) for one in part[name]] for name in ("gate", "up", "down")]
+        arrays.extend((library.WeightRecord * len(some))(*some) for some in lists)
+        return library.ExpertsRecord(*numbers, weight(part["router"]), *arrays[-3:])
+
     layers = (library.LayerRecord * len(facts["layers"]))()
     for record, part, place in zip(layers, facts["layers"], places, strict=True):
         fields: Any = library.LayerRecord._fields_
         for name, kind in fields:
-            made = {library.NormRecord: norm, library.WeightRecord: weight}.get(kind)
+            made = {
+                library.NormRecord: norm,
+                library.WeightRecord: weight,
+                library.ExpertsRecord: experts,
+            }.get(kind)
             if made is not None:
                 setattr(record, name, made(part[name]))
             elif name in ("sinks", "slopes"):
@@ -371,8 +405,8 @@ def records(
         layers=len(layers),
         vocabulary=facts["head"]["outputs"] if facts["head"] else 0,
         threads=threads,
-        inner=max(part["up"]["outputs"] for part in facts["layers"] if part["up"]),
-        attention=max(part["heads"] * part["width"] for part in facts["layers"]),
+        inner=max((part["up"]["outputs"] for part in facts["layers"] if part["up"]), default=LANES),
+        attention=max(max(part["heads"], 1) * part["width"] for part in facts["layers"]),
         most_tokens=tokens,
         embedding_factor=facts["embedding_factor"],
         logit_factor=facts["logit_factor"],
@@ -388,4 +422,4 @@ def records(
         beside_norm=norm(facts["beside_norm"]),
         encoder=facts["encoder"],
     )
-    return network, (layers, memory, rests)
+    return network, (layers, memory, rests, arrays)

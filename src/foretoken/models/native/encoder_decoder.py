@@ -1,229 +1,165 @@
-"""The two stacks of layers of an encoder-decoder, read from transformers' modules, as T5, BART and
-their kin are built."""
+"""Encoder-decoders on the native kernels, as Models: the encoder's states become keys and values of
+each row's source, once. An encoder of sounds or pictures is transformers' own, on torch."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from foretoken.models.blocks import Floats
-from foretoken.models.native.reading import (
-    SAME,
-    Attention,
-    Decoder,
-    DecoderLayer,
-    Linear,
-    NetworkReader,
-    Norm,
-    array,
-)
-from foretoken.models.stock.sizes import context_limit, encoder_limit, reads_ids
+from foretoken.kernels.tokens import THREADS
+from foretoken.media.inputs import ENCODED, Media
+from foretoken.models.native.model import NativeModel
+from foretoken.models.native.pages import PAGE, PagedRow, PagePool
+from foretoken.models.native.passes import NativePasses, RowPart
+from foretoken.models.rows import check_room, check_sources
 
-PROJECTIONS = ("q", "k", "v", "o"), ("q_proj", "k_proj", "v_proj", "out_proj")
-LAYERS, LAST_NORMS = ("block", "layers"), ("final_layer_norm", "layer_norm")
-# Parts of a layer: attention, its norm, attention to the source, its norm, the MLP's norm
-ATTENTION = "self_attn", "self_attn_layer_norm"
-CROSS = "encoder_attn", "encoder_attn_layer_norm"
-MLP_NORM = "final_layer_norm"
-NO_NORMS = None, None, None
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+UNREAD = {"attention_mask"}  # what encoders of one size are told, and do not read
 
 
-class BothStacks(NamedTuple):
-    """Both stacks of an encoder-decoder. The last layers of the encoder write the keys and values
-    to which the decoder attends."""
+class NativeEncoderDecoder(NativeModel):
+    """A decoder that attends to what the encoder makes of each row's source."""
 
-    encoder: Decoder
-    decoder: Decoder
+    encoder_decoder = True
 
+    def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
+        super().__init__(passes, facts)
+        self.encoder, self.crossing = passes.encoder(), passes.crossing()
+        self.source_context = facts["source_context"]
+        self.source_vocab_size = facts["source_vocab_size"]
+        self.sources = PagePool(self.crossing.layout, self.pool.dtype.name)
+        self.encoder_seconds = 0.0
+        self._joining: list[PagedRow] = []  # sources of the rows that are about to join
 
-class EncoderDecoderReader(NetworkReader):
-    """Reads both stacks of a network, and notes what it has read."""
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        pages = sum(-(-n // PAGE) for n in sources)
+        return super().memory(lengths, []) + self.sources.bytes * pages
 
-    def __init__(self, network: PreTrainedModel) -> None:
-        super().__init__(network)
-        self.tables: list[Floats] = []  # biases by distance, of the stack that is read
+    def remember(self, on: bool) -> None:
+        """Keep nothing: keys and values depend on a row's source."""
 
-    def both(self) -> BothStacks:
-        """Return both stacks. Raises RefusedError for a network that is built in another way."""
-        self._require(reads_ids(self.network), "an encoder that reads no ids")
-        encoder_stack, decoder_stack = self.network.get_encoder(), self.network.get_decoder()
-        decoder, crossing = self._stack(decoder_stack, context_limit(self.config))
-        encoder, _ = self._stack(encoder_stack, encoder_limit(self.network))
-        keys = [self._keys_of(one, encoder.norm) for one in crossing]
-        encoder.layers = [replace(layer, passing=True) for layer in encoder.layers] + keys
-        encoder.norm = None
-        head: Any = self.network.get_output_embeddings()
-        self._require(head is not None, "its head")
-        linear = self.linear(head)
-        bias = getattr(self.network, "final_logits_bias", None)
-        if bias is not None:
-            self.read.add(id(bias))
-            linear = Linear(linear.weight, array(bias).ravel() if bias.any() else None)
-        decoder.head, decoder.scale = linear, self._logit_factor(head)
-        self._require_all_read()
-        return BothStacks(encoder, decoder)
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        if not prompts:
+            return
+        check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
+        start = perf_counter()
+        states = self._states(prompts, sources)
+        self.encoder_seconds += perf_counter() - start
+        self._joining = self._crossed(states)
+        super().start(prompts)
 
-    def _logit_factor(self, head: Any) -> float:
-        """The factor of what the head reads, and so of logits, tried: T5 has one where embeddings
-        are tied."""
-        read, token = list[Tensor](), torch.tensor([[0]])
-        hook = head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
-        try:
-            made = self.network(
-                input_ids=token, decoder_input_ids=token, output_hidden_states=True
-            ).decoder_hidden_states[-1]
-        finally:
-            hook.remove()
-        factor = float((read[-1] / made).median())
-        same = torch.allclose(read[-1], made * factor, rtol=SAME, atol=SAME)
-        self._require(same, "a head of other states")
-        return factor
+    def _states(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
+        """Return the encoder's states of each source, `[n, H]`; it is read in one pass."""
+        check_sources(prompts, sources, self.source_context)
+        assert sources is not None
+        assert self.encoder is not None
+        self.encoder.fit(max(map(len, sources)))
+        pool = PagePool(self.encoder.layout, self.pool.dtype.name)  # until the next layer
+        made, some = list[Tensor](), list[RowPart]()
+        for source in sources:
+            if sum(len(part.tokens) for part in some) + len(source) > self.encoder.most:
+                made += _shown(self.encoder, some)
+                some = []
+            some.append(RowPart(PagedRow(pool), 0, source, 0, 0))
+        return made + _shown(self.encoder, some)
 
-    def _stack(self, stack: Any, limit: int | None) -> tuple[Decoder, list[Any]]:
-        """Return a stack, without a head, and its parts that attend to a source."""
-        self.tables = []
-        self.base = stack
-        self.positions = self._positions(limit)
-        layers, crossing = list[DecoderLayer](), list[Any]()
-        last = next((p for name in LAST_NORMS if (p := getattr(stack, name, None))), None)
-        first = last is None  # then norms read what a part was added to
-        for layer in self._one(stack, LAYERS, "layers"):
-            attention, cross, mlp = self._parts(layer)
-            own = self._attends(*attention, added_first=first)
-            if cross is None:
-                layers.append(self._with_mlp(own, mlp, added_first=first))
-                continue
-            crossing.append(cross[0])
-            across = self._attends(*cross, added_first=first, source=True)
-            layers += [own, self._with_mlp(across, mlp, added_first=first)]
-        embedded = getattr(stack, "layernorm_embedding", None)
-        made = Decoder(
-            self.config.d_model,
-            layers,
-            self.positions,
-            embedded and self.norm(embedded),
-            last and self.norm(last),
-            None,
-            0.0,
-            1.0,
-            embeddings=self._embedded(stack),
-            embedded_weight=stack.embed_tokens.weight,
-            tables=self.tables,
-        )
-        return made, crossing
+    def _crossed(self, states: list[Tensor]) -> list[PagedRow]:
+        """Return the keys and values that the decoder reads of sources with these states."""
+        rows = [PagedRow(self.sources) for _ in states]
+        parts = [
+            RowPart(row, 0, [0] * len(each), 0, 0) for row, each in zip(rows, states, strict=True)
+        ]
+        self.crossing.given = torch.cat(states).float().contiguous()
+        self.crossing.run(parts, 0, 0, shows=False)
+        for row, each in zip(rows, states, strict=True):
+            row.length = len(each)
+        return rows
 
-    def _parts(self, layer: Any) -> tuple[tuple[Any, Any], tuple[Any, Any] | None, Any]:
-        """Return attention with its norm, attention to the source with its own, and the MLP with
-        its norm."""
-        if hasattr(layer, "layer"):  # T5's
-            first, *cross, last = layer.layer
-            across = (cross[0].EncDecAttention, cross[0].layer_norm) if cross else None
-            mlp = next(iter(last.children()))
-            return (first.SelfAttention, first.layer_norm), across, (mlp, last.layer_norm)
-        known = all(hasattr(layer, name) for name in (*ATTENTION, MLP_NORM))
-        self._require(known, "layers of other parts")
-        own = tuple(getattr(layer, name) for name in ATTENTION)
-        across = tuple(getattr(layer, name) for name in CROSS) if hasattr(layer, CROSS[0]) else None
-        return own, across, (layer, getattr(layer, MLP_NORM))
+    def _fresh(self, count: int) -> list[PagedRow]:
+        sources, self._joining = self._joining, []
+        return [PagedRow(self.pool, source=source) for source in sources]
 
-    def _attends(
-        self, part: Any, norm: Any, *, added_first: bool, source: bool = False
-    ) -> DecoderLayer:
-        """Return attention alone."""
-        reads, out = self._projections(part)
-        heads, width = self._heads(part, reads[0])
-        attention = Attention(
-            reads[:1] if source else reads,
-            out,
-            heads,
-            heads,
-            width,
-            float(part.scaling),
-            0,
-            0.0,
-            0.0,
-            NO_NORMS,
-            False,
-            None,
-            None,
-            None,
-            None,
-            source=source,
-            bias=0 if source else self._bias(part),
-        )
-        own = self.norm(norm)
-        norms = (None, own, None, None) if added_first else (own, None, None, None)
-        return DecoderLayer(norms, attention, None, 1.0, 1.0, False, added_first=added_first)
-
-    def _with_mlp(self, layer: DecoderLayer, mlp: Any, *, added_first: bool) -> DecoderLayer:
-        part, norm = mlp
-        before, after, *_ = layer.norms
-        own = self.norm(norm)
-        norms = (before, after, None, own) if added_first else (before, after, own, None)
-        gated = self._gated(part)
-        return DecoderLayer(norms, layer.attention, gated, 1.0, 1.0, False, added_first=added_first)
-
-    def _keys_of(self, part: Any, norm: Norm | None) -> DecoderLayer:
-        """Return a layer that makes the keys and values of a source, of what the encoder gives."""
-        (queries, *reads), _ = self._projections(part)
-        _, width = self._heads(part, queries)
-        heads = len(reads[0].weight) // width
-        attention = Attention(
-            reads,
-            None,
-            0,
-            heads,
-            width,
-            1.0,
-            0,
-            0.0,
-            0.0,
-            NO_NORMS,
-            False,
-            None,
-            None,
-            None,
-            None,
-        )
-        return DecoderLayer((norm, None, None, None), attention, None, 1.0, 1.0, False)
-
-    def _projections(self, part: Any) -> tuple[list[Linear], Linear]:
-        names = next((n for n in PROJECTIONS if all(hasattr(part, one) for one in n)), None)
-        if names is None:
-            raise self._refused(f"attention by a {type(part).__name__}")
-        *reads, out = (self.linear(getattr(part, name)) for name in names)
-        return reads, out
-
-    def _heads(self, part: Any, queries: Linear) -> tuple[int, int]:
-        """Return how many heads attention has, and their width."""
-        heads = getattr(part, "n_heads", getattr(part, "num_heads", None))
-        self._require(isinstance(heads, int), "heads of no known number")
-        assert isinstance(heads, int)
-        return heads, len(queries.weight) // heads
-
-    def _bias(self, part: Any) -> int:
-        """Return the number of a part's biases by distance, from 1 on; 0: it has none. A part
-        without its own has the first one's."""
-        learned = getattr(part, "relative_attention_bias", None)
-        if learned is None:
-            return min(1, len(self.tables))
-        n = int(part.relative_attention_max_distance) + 1
-        biases = part.compute_bias(n, n)[0]  # [heads, queries, keys]
-        self.read.add(id(learned.weight))
-        self.tables.append(array(torch.cat([biases[:, -1], biases[:, 0, 1:]], 1)))
-        return len(self.tables)
-
-    def _embedded(self, stack: Any) -> Tensor:
-        """Return the vectors that a stack reads for every id, `[V, width]`."""
-        table: Any = self._one(stack, ("embed_tokens",), "embeddings")
-        self.read.add(id(table.weight))
-        factor = float(getattr(stack, "embed_scale", 1.0))
-        return torch.cat([table(ids).float() * factor for ids in _ids(table)])
+    def permute(self, rows: list[int]) -> None:
+        super().permute(rows)
+        if not rows:
+            self.sources.recount()
 
 
-def _ids(table: Any) -> tuple[Tensor, ...]:
-    return torch.arange(table.weight.shape[0]).split(2**14)
+class NativeMediaDecoder(NativeEncoderDecoder):
+    """The same, whose encoder reads sounds or pictures of one size, on torch.
+
+    network: Loads the model, whose encoder it is, when that is first needed: a draft that shares
+    the target's states never needs its own.
+    """
+
+    needs_media = True
+
+    def __init__(
+        self, passes: NativePasses, facts: dict[str, Any], network: Callable[[], PreTrainedModel]
+    ) -> None:
+        super().__init__(passes, facts)
+        self.attached: list[Media | None] = []
+        hears = facts["hears"]
+        self.input: str = hears["input"]
+        self.shape, self.width = tuple(hears["shape"]), tuple(hears["states"])
+        self.encoder_key: str = hears["key"]
+        self._load = network
+
+    @cached_property
+    def _network(self) -> PreTrainedModel:
+        return self._load().float().eval()
+
+    def objection(self, media: Media) -> str | None:
+        if ENCODED in media.inputs:
+            return None
+        others = sorted(media.inputs.keys() - {self.input} - UNREAD)
+        if others or self.input not in media.inputs:
+            return f"it reads {self.input} alone, not {', '.join(others) or 'nothing'}"
+        shape = tuple(media.inputs[self.input].shape)
+        if shape == self.shape:
+            return None
+        return f"{self.input} has the shape {shape}, and the encoder reads {self.shape}"
+
+    def _states(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
+        media, self.attached = self.attached or [None] * len(prompts), []
+        return [self._heard(one) for one in media]
+
+    @torch.inference_mode()
+    def _heard(self, media: Media | None) -> Tensor:
+        """The encoder's states of media, `[S, H]`, or random ones, by which passes are measured."""
+        from foretoken.models.stock.media import heard  # late: takes seconds
+
+        if media is None:
+            return torch.randn(self.width, generator=torch.Generator().manual_seed(0))
+        if ENCODED in media.inputs:
+            return media.inputs[ENCODED].float()[0]
+        known = media.encoded.get(self.encoder_key)
+        if known is not None:
+            return known[0].float()[0]
+        with _every_thread():
+            return heard(self._network, media, self.encoder_key).float()[0]
+
+
+def _shown(encoder: NativePasses, parts: list[RowPart]) -> list[Tensor]:
+    states = encoder.run(parts, 0, 0, shows=True).shown
+    assert states is not None
+    return list(states.split([len(part.tokens) for part in parts]))
+
+
+@contextmanager
+def _every_thread() -> Generator[None]:
+    """Torch on as many threads as the kernels, which wait meanwhile."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(THREADS)
+        yield
+    finally:
+        torch.set_num_threads(before)

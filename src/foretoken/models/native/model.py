@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from ctypes import pointer
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
 from foretoken.models.prefixes import PrefixCache, shared
-from foretoken.models.rows import check_lengths, check_room, check_sources, staying
+from foretoken.models.rows import check_lengths, check_room, staying
 from foretoken.models.shown import Known, Shown
 
 LEAST = PAGE  # tokens that sequences must share
@@ -272,63 +271,6 @@ class NativeModel:
                 if length >= LEAST:
                     self.pool.cached.add(self.salts[b], text[:length], row.fork(length))
         self.permute(staying(len(self.rows), rows))
-
-
-class NativeEncoderDecoder(NativeModel):
-    """A decoder that attends to what `encoder` makes of each row's source, once."""
-
-    encoder_decoder = True
-
-    def __init__(self, passes: NativePasses, encoder: NativePasses, facts: dict[str, Any]) -> None:
-        super().__init__(passes, facts)
-        self.encoder = encoder
-        self.source_context = facts["source_context"]
-        self.source_vocab_size = facts["source_vocab_size"]
-        self.sources = PagePool(encoder.layout, self.pool.dtype.name)
-        self.encoder_seconds = 0.0
-        self._encoded: list[PagedRow] = []  # sources of the rows that are about to join
-
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
-        pages = sum(-(-n // PAGE) for n in sources)
-        return super().memory(lengths, []) + self.sources.bytes * pages
-
-    def remember(self, on: bool) -> None:
-        """Keep nothing: keys and values depend on a row's source."""
-
-    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        if not prompts:
-            return
-        check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
-        check_sources(prompts, sources, self.source_context)
-        assert sources is not None
-        start = perf_counter()
-        self._encoded = self._encode(sources)
-        self.encoder_seconds += perf_counter() - start
-        super().start(prompts)
-
-    def _encode(self, sources: list[list[int]]) -> list[PagedRow]:
-        """Return the keys and values of sources for the decoder, each read in one pass."""
-        self.encoder.fit(max(map(len, sources)))
-        rows = [PagedRow(self.sources) for _ in sources]
-        some: list[RowPart] = []
-        for row, source in zip(rows, sources, strict=True):
-            if sum(len(part.tokens) for part in some) + len(source) > self.encoder.most:
-                self.encoder.run(some, 0, 0, shows=False)
-                some = []
-            some.append(RowPart(row, 0, source, 0, 0))
-        self.encoder.run(some, 0, 0, shows=False)
-        for row, source in zip(rows, sources, strict=True):
-            row.length = len(source)
-        return rows
-
-    def _fresh(self, count: int) -> list[PagedRow]:
-        sources, self._encoded = self._encoded, []
-        return [PagedRow(self.pool, source=source) for source in sources]
-
-    def permute(self, rows: list[int]) -> None:
-        super().permute(rows)
-        if not rows:
-            self.sources.recount()
 
 
 class NativeCompanion(Companion[NativePasses]):

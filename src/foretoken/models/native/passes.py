@@ -19,6 +19,7 @@ from foretoken.models.native.biases import DistanceBiases
 from foretoken.models.native.chain import DraftChain
 from foretoken.models.native.pages import PAGE, PagedRow
 from foretoken.models.native.turns import Turns
+from foretoken.models.shown import FINAL
 
 MOST = 256  # tokens of a pass: bounds the memory of its states
 
@@ -100,11 +101,16 @@ class NativePasses:
     def bytes(self) -> tuple[int, int]:
         """Return the bytes of all weights, and of those that a pass over one token reads."""
         table, head = self.facts["embeddings"], self.facts["head"]
-        encoder = self.facts.get("encoder_network") or {"layers": []}
-        parts = [part for layer in encoder["layers"] for part in layer.values()]
+        others = [self.facts.get(name) for name in ("encoder_network", "crossing")]
+        layers = [layer for other in others if other for layer in other["layers"]]
+        parts = [part for layer in layers for part in layer.values()]
         apart = sum(part["bytes"] for part in parts if isinstance(part, dict) and "panels" in part)
         if table is not None and table["panels"] != head["panels"]:
             apart += int(table["bytes"])
+        for part in (layer["experts"] for layer in self.facts["layers"]):
+            if part is not None:  # a token has some of them
+                own = sum(x["bytes"] for name in ("gate", "up", "down") for x in part[name])
+                apart += own - own * part["chosen"] // part["count"]
         return len(self.memory), len(self.memory) - apart
 
     def records_of(self, layers: tuple[int, ...]) -> list[int]:
@@ -112,13 +118,17 @@ class NativePasses:
         each = 1 + any(layer["source"] for layer in self.facts["layers"])
         return [each * i + j for i in layers for j in range(each)]
 
-    def encoder(self, facts: dict[str, Any]) -> NativePasses:
-        """Return the encoder whose keys and values this decoder reads, in the same folder."""
-        made = NativePasses(self.folder, facts)
+    def encoder(self) -> NativePasses | None:
+        """Return the encoder, whose states are shown; None where there is none."""
+        facts = self.facts["encoder_network"]
+        return facts and NativePasses(self.folder, facts, (FINAL,))
+
+    def crossing(self) -> NativePasses:
+        """Return the network that makes the keys and values that this decoder reads, of states."""
+        made = NativePasses(self.folder, self.facts["crossing"])
         own = [i for i, layer in enumerate(self.facts["layers"]) if layer["source"]]
-        written = [i for i, layer in enumerate(facts["layers"]) if not layer["passing"]]
-        for i, j in zip(own, written, strict=True):
-            self.places[i] = made.places[j]
+        for i, place in zip(own, made.places, strict=True):
+            self.places[i] = place
         return made
 
     def over(self, target: NativePasses, layers: list[int]) -> None:

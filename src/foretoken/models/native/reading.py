@@ -49,7 +49,7 @@ PLACES: tuple[tuple[str | None, ...], ...] = (
 LAST = "norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f", "layer_norm"
 POSITIONS = "wpe", "embed_positions"
 ATTENTIONS = "self_attn", "self_attention", "attention", "attn"
-MLPS = "mlp", "feed_forward", "ffn"
+MLPS = "mlp", "feed_forward", "ffn", "block_sparse_moe"
 ROTARY = "rotary_emb", "rotary"
 NORMS = (
     ("q_norm", "q_layernorm", "query_layernorm"),
@@ -62,6 +62,8 @@ GATES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi_
 PLAIN = ("fc1", "fc2"), ("wi", "wo"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")
 PLAIN += ("fc_in", "fc_out"), ("up_proj", "down_proj")
 SCALES = "scaling", "softmax_scale", "inv_norm_factor"
+ROUTERS = "gate", "router"
+MOST_EXPERTS = 1024  # what kernels have room for
 ACTIVATED = "act_fn", "act", "activation_fn", "gelu_impl"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -142,16 +144,30 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """MLPs of which each token has `chosen`, by the softmax of a router's logits. Where one more
+    MLP has a gate, that is the router's last row."""
+
+    router: Linear
+    each: list[Gated]
+    chosen: int
+    normalized: bool  # whether the weights of those chosen add up to `scale`, or those of all
+    scale: float
+    shared_gate: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """The norms are absent (None) where a part reads, or gives, states as they are."""
 
     norms: tuple[Norm | None, ...]  # before attention, behind it, before the MLP, behind it
     attention: Attention
-    gated: Gated | None
+    gated: Gated | None  # None: there is no MLP, or all of them are experts
     residual: float  # what a part gives is multiplied by this
     factor: float  # of all that the layer makes
     parallel: bool  # whether both parts read what the layer reads
     added_first: bool = False  # whether norms behind a part read what it was added to
+    experts: Experts | None = None
     passing: bool = False  # whether its keys and values are for its own pass alone: an encoder's
 
 
@@ -307,14 +323,61 @@ class NetworkReader:
         scalar = getattr(layer, "layer_scalar", None)
         self.read.add(id(scalar))
         one = places[1:] == (None, None, None) or places[0] == "ln_attn"
+        experts, gated = self._experts(inner) if hasattr(inner, "experts") else (None, None)
         return DecoderLayer(
             tuple(norms),
             attention,
-            self._gated(inner),
+            self._gated(inner) if experts is None else gated,
             float(getattr(layer, "residual_multiplier", 1.0)),
             1.0 if scalar is None else float(scalar),
             one or bool(getattr(layer, "use_parallel_residual", False)),
+            experts=experts,
         )
+
+    def _experts(self, part: Any) -> tuple[Experts, Gated | None]:
+        """Return a block's experts, and the MLP that all tokens have beside them."""
+        each, router = part.experts, self._one(part, ROUTERS, "router")
+        both, down = (getattr(each, name, None) for name in ("gate_up_proj", "down_proj"))
+        weight = getattr(router, "weight", None)
+        known = all(isinstance(x, nn.Parameter) for x in (both, down, weight))
+        biased = hasattr(each, "gate_up_proj_bias") or getattr(router, "bias", None) is not None
+        self._require(known and not biased, "experts of another kind")
+        assert both is not None
+        assert down is not None
+        assert isinstance(weight, Tensor)
+        fits = both.ndim == down.ndim == 3 and both.shape[1] == 2 * down.shape[2]
+        self._require(fits and len(weight) <= MOST_EXPERTS, "experts of other shapes")
+        self.read |= {id(both), id(down), id(weight)}
+        act = self._activation(each)
+        gated = list[Gated]()
+        for one, other in zip(both, down, strict=True):
+            gate, up = (Linear(array(half)) for half in one.chunk(2))
+            gated.append(Gated(gate, up, Linear(array(other)), *act))
+        own = getattr(part, "shared_expert", None)
+        rows = array(weight)
+        if own is not None:
+            gate = self.linear(part.shared_expert_gate)
+            self._require(gate.bias is None and len(gate.weight) == 1, "a gate of another kind")
+            rows = np.concatenate([rows, gate.weight])
+        chosen, normalized, scale = self._routing(router, weight)
+        experts = Experts(Linear(rows), gated, chosen, normalized, scale, own is not None)
+        return experts, None if own is None else self._gated(own)
+
+    def _routing(self, router: Any, weight: Tensor) -> tuple[int, bool, float]:
+        """Return how many experts a token has, and how these are weighed, tried."""
+        states = _random(7, weight.shape[1])
+        with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
+            _, weights, chosen = router(states)
+            masses = functional.linear(states, weight.detach()).softmax(-1)
+            best, likeliest = masses.topk(chosen.shape[-1])
+            same = torch.equal(chosen.sort().values, likeliest.sort().values)
+            for normalized in (True, False):
+                own = best / best.sum(-1, keepdim=True) if normalized else best
+                made = weights.float().sort(descending=True).values
+                scale = float((made / own).median())
+                if same and torch.allclose(made, own * scale, rtol=SAME, atol=SAME):
+                    return chosen.shape[-1], normalized, scale
+        raise self._refused("experts chosen in another way")
 
     def _attention(self, part: Any, window: int) -> Attention:
         width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
@@ -381,7 +444,6 @@ class NetworkReader:
         return [_rows(one, order.ravel()) for order in orders]
 
     def _gated(self, part: Any) -> Gated:
-        self._require(not hasattr(part, "experts"), "experts")
         if hasattr(part, "gate_up_proj"):
             both = self.linear(part.gate_up_proj)
             gate, up = (_rows(both, rows) for rows in np.split(np.arange(len(both.weight)), 2))

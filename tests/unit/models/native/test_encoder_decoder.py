@@ -18,7 +18,7 @@ import tiny
 from foretoken.errors import InputError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.native.model import NativeEncoderDecoder
+from foretoken.models.native.encoder_decoder import NativeEncoderDecoder
 from foretoken.models.stock.selfcheck import TOLERANCE, deviation, stir
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]

@@ -16,7 +16,7 @@ from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
 from foretoken.models.stock.selfcheck import TOLERANCE, deviation, stir
-from tiny_families import LEARNED, MIXED, ROPE, WINDOWED
+from tiny_families import EXPERTS, LEARNED, MIXED, ROPE, WINDOWED
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 
@@ -33,7 +33,7 @@ LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3["rope_parameters"] |= {"original_max_position_embeddings": 32}
 GROWING = rope("yarn", factor=8.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.5)
 GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}
-GRANITE |= {"attention_multiplier": 0.2, "sliding_window": 8}
+GRANITE |= {"attention_multiplier": 0.2}
 GEMMA4 = MIXED | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
 GEMMA4 |= {"vocab_size_per_layer_input": 64, "attention_k_eq_v": True}
 GEMMA4 |= {"num_global_key_value_heads": 1, "global_head_dim": 16}
@@ -45,6 +45,9 @@ MPT = {"vocab_size": 64, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_le
 XGLM = {"vocab_size": 64, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}
 XGLM |= {"max_position_embeddings": 128, "pad_token_id": 1, "eos_token_id": 2}
 
+QWEN = ROPE | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+QWEN |= {"shared_expert_intermediate_size": 40, "decoder_sparse_step": 2}
+
 # What is proved, by a family: the name of its classes, and the settings of a tiny model
 FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "norms of all heads together": ("Olmo2", ROPE),
@@ -54,8 +57,10 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "learned positions": ("OPT", tiny_families.OPT),
     "ALiBi, embeddings normed": ("Bloom", LEARNED | {"n_head": 4, "n_layer": 2}),
     "groups of queries in one product": ("Falcon", GROUPS),
+    "experts": ("Mixtral", EXPERTS),
+    "experts beside a gated MLP": ("Qwen2Moe", QWEN),
     "xIELU": ("Apertus", ROPE | {"hidden_act": "xielu"}),
-    "sinks, multipliers": ("GraniteSWA", ROPE | GRANITE),
+    "sinks, multipliers": ("GraniteSWA", WINDOWED | GRANITE),
     "queries that grow": ("Ministral3", ROPE | GROWING | {"head_dim": 8}),
     "caps, windows": ("Gemma2", MIXED),
     "values normed, factors of layers": ("Gemma4", GEMMA4),
@@ -96,6 +101,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "StableLM at once": ("StableLm", ROPE | HALF | {"use_parallel_residual": True}),
     "Starcoder 2": ("Starcoder2", WINDOWED),
     "XGLM": ("XGLM", XGLM),
+    "Granite MoE": ("GraniteMoe", EXPERTS | GRANITE),
+    "OLMoE": ("Olmoe", ROPE | {"num_experts": 4, "num_experts_per_tok": 3}),
+    "Qwen 3 MoE": ("Qwen3Moe", QWEN | {"norm_topk_prob": True, "head_dim": 8}),
 }
 NAMED = ("Llama", "Qwen2", "Qwen3", "Mistral", "Phi-3", "GPT-2", "GPT-NeoX")  # in tiny_families
 CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
@@ -159,7 +167,7 @@ def test_features_are_the_same_bits_on_every_instruction_set(
 
 
 REFUSED = {
-    "experts": ("Mixtral", tiny_families.EXPERTS),
+    "experts of another kind": ("GptOss", EXPERTS | {"head_dim": 8}),
     "ALiBi of rounded positions": ("Falcon", LEARNED | {"alibi": True}),
     "norms input_layernorm": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 8}),
 }

@@ -47,6 +47,8 @@ class Layer:
     clip: float = 0
     residual: float = 1
     factors: tuple[float, float] = (1, 1)  # of embeddings and of logits
+    experts: int = 0  # of which a token has two, beside an MLP of all
+    normalized: bool = True
     weights: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,6 +75,8 @@ KINDS = {
     ),
     "bloom": Layer("int4", layer_norm=True, gated=False, positions="slopes", clip=1.5),
     "sinks": Layer("int4", sinks=True, window=150, biased=True),
+    "experts": Layer("int4", experts=5),
+    "experts in float32": Layer("float32", experts=20, normalized=False, after=True),
 }
 
 
@@ -125,6 +129,39 @@ def made(kind: Layer, folder: Path) -> Network:
 
             return facts, normalize
 
+        def experts(linear: Any) -> tuple[dict[str, Any], Any]:
+            router, choose = linear(kind.experts + 1, WIDTH, None)
+            shapes = {"gate": (INNER, WIDTH), "up": (INNER, WIDTH), "down": (WIDTH, INNER)}
+            each = [{n: linear(*shape) for n, shape in shapes.items()} for _ in range(kind.experts)]
+            facts = {"count": kind.experts, "chosen": 2, "normalized": int(kind.normalized)}
+            facts |= {"shared_gate": 1, "scale": 1.5, "router": router}
+            facts |= {name: [one[name][0] for one in each] for name in shapes}
+
+            def add(a: Any, shared: Any) -> Any:
+                logits, total = choose(a), np.zeros((len(a), WIDTH), np.float32)
+                own = logits[:, : kind.experts]
+                masses = reference.exponential(own - own.max(-1, keepdims=True))
+                order = np.argsort(-own, 1, kind="stable")[:, :2]
+                weights = np.take_along_axis(masses, order, 1)
+                some = weights if kind.normalized else masses
+                sums = np.zeros(len(a), np.float32)
+                for column in some.T:
+                    sums = sums + column
+                weights = weights / sums[:, None] * np.float32(1.5)
+                made = np.stack([_gated(one, a) for one in each])
+                for j in range(2):
+                    which = made[order[:, j], np.arange(len(a))]
+                    total = reference.fma(which, weights[:, j, None], total)
+                gate = reference.sigmoid(logits[:, kind.experts :])
+                return reference.fma(shared, gate, total)
+
+            return facts, add
+
+        def _gated(one: Any, a: Any) -> Any:
+            name = ACTIVATIONS[kind.activation]
+            inner = reference.activated(name, one["gate"][1](a), (0, 0, 0)) * one["up"][1](a)
+            return one["down"][1](inner)
+
         absent = None, lambda x: x
         table = numbers(V, WIDTH)
         embeddings = writer.weight([Linear(table)], rounding=False)
@@ -148,8 +185,10 @@ def made(kind: Layer, folder: Path) -> Network:
             up, widen = linear(INNER, WIDTH)
             down, narrow = linear(WIDTH, INNER)
             sinks = numbers(1, HEADS)[0] if kind.sinks else None
-            parts.append((first[1], second[1], third[1], fourth[1], of_queries[1], of_keys[1],
-                          project, give, open_gate, widen, narrow, sinks))  # fmt: skip
+            of_experts = experts(linear) if kind.experts else absent
+            norms = first[1], second[1], third[1], fourth[1], of_queries[1], of_keys[1]
+            some = project, give, open_gate, widen, narrow, sinks, of_experts[1]
+            parts.append((*norms, *some))
             layers.append(
                 {
                     "before_attention": first[0],
@@ -184,6 +223,7 @@ def made(kind: Layer, folder: Path) -> Network:
                     "norms": 0,
                     "curve": [0, 0, 0],
                     "source": 0,
+                    "experts": of_experts[0],
                     "passing": 0,
                     "added_first": 0,
                     "bias": 0,
@@ -218,7 +258,7 @@ def made(kind: Layer, folder: Path) -> Network:
     }
 
     def attended(x: Any, part: Any, turns: Any) -> Any:
-        *_, of_queries, of_keys, project, _, _, _, _, sinks = part
+        *_, of_queries, of_keys, project, _, _, _, _, sinks, _ = part
         heads = project(x).reshape(len(x), -1, D)
         if kind.clip:
             heads = np.clip(heads, np.float32(-kind.clip), np.float32(kind.clip))
@@ -265,7 +305,7 @@ def made(kind: Layer, folder: Path) -> Network:
             return x + y if kind.residual == 1 else reference.fma(y, factor, x)
 
         for part in parts:
-            first, second, third, fourth, _, _, _, give, open_gate, widen, narrow, _ = part
+            first, second, third, fourth, _, _, _, give, open_gate, widen, narrow, _, add = part
             a = first(x)
             y = give(attended(a, part, turns))
             if not kind.parallel:
@@ -278,7 +318,11 @@ def made(kind: Layer, folder: Path) -> Network:
                 inner = reference.activated(name, widen(a), (0, 0, 0))
             if kind.parallel:
                 x = added(x, y, third, normed=kind.after)
-            x = added(x, narrow(inner), fourth, normed=kind.after)
+            made = narrow(inner)
+            if kind.experts:
+                x = reference.fma(fourth(add(a, made)), factor, x)
+                continue
+            x = added(x, made, fourth, normed=kind.after)
         logits = read_out(last_norm(x)) * np.float32(kind.factors[1])
         cap = np.float32(3 * kind.cap)
         return cap * reference.tangent(logits / cap) if kind.cap else logits

@@ -90,7 +90,9 @@ def test_a_conversion_is_kept_and_a_draft_in_eight_bits_shares_the_encoder(tmp_p
     model.save_pretrained(tmp_path / "target")
     relative(model).save_pretrained(tmp_path / "draft")
     for _ in range(2):
-        spec = foretoken.load(tmp_path / "target", tmp_path / "draft", draft_dtype="int8")
+        spec = foretoken.load(
+            tmp_path / "target", tmp_path / "draft", draft_dtype="int8", runtime="openvino"
+        )
         drafter: Any = spec.drafter
         assert spec.target.runtime == "openvino" and drafter.model.computed == "int8"
         (out,) = spec.generate(inputs, max_new_tokens=NEW, gamma=3, ignore_eos=True)

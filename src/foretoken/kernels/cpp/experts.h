@@ -1,0 +1,145 @@
+// Experts: several MLPs, of which each token has a few, chosen by a router. A token's sum goes over its experts from
+// the likeliest on, so its bits do not depend on whose else there are.
+#pragma once
+
+// Which experts tokens have: found by each thread for itself
+struct Routing {
+  float* weight;  // [tokens, chosen], from the likeliest on
+  int* slot;      // [tokens, chosen], where these tokens are among those of all experts
+  int* token;     // [slots], the token that is there
+  int* begin;     // [count + 1], where those of an expert begin
+  int* active;    // experts that have tokens
+  int actives;
+};
+
+static size_t routing_numbers(const Experts& e, int tokens) { return size_t(tokens) * e.chosen * 3 + 2 * e.count + 1; }
+
+// The likeliest experts of a token by its logits; of equals the first
+static void choose_experts(const Experts& e, const float* logits, int* chosen, float* weight) {
+  float masses[MOST_EXPERTS], most_of = logits[0], total = 0;
+  bool taken[MOST_EXPERTS] = {};
+  for (int i = 1; i < e.count; i++) most_of = logits[i] > most_of ? logits[i] : most_of;
+  for (int i = 0; i < e.count; i += LANES) store(masses + i, exponential(sub(load(logits + i), all(most_of))));
+  for (int i = 0; i < e.count && !e.normalized; i++) total += masses[i];
+  for (int j = 0; j < e.chosen; j++) {
+    int best = 0;
+    while (taken[best]) best++;
+    for (int i = best + 1; i < e.count; i++)
+      if (!taken[i] && logits[i] > logits[best]) best = i;
+    taken[best] = true;
+    chosen[j] = best;
+    weight[j] = masses[best];
+    if (e.normalized) total += masses[best];
+  }
+  for (int j = 0; j < e.chosen; j++) weight[j] = weight[j] / total * e.scale;
+}
+
+static Routing routed(const Workspace& w, int me, const Experts& e, int tokens) {
+  const int slots = tokens * e.chosen;
+  Routing r;
+  r.weight = w.route_weights[me];
+  r.slot = w.routing[me];
+  r.token = r.slot + slots;
+  int* chosen = r.token + slots;
+  r.begin = chosen + slots;
+  r.active = r.begin + e.count + 1;
+  memset(r.begin, 0, size_t(e.count + 1) * sizeof(int));
+  for (int t = 0; t < tokens; t++) {
+    choose_experts(e, w.routes + size_t(t) * e.router.outputs, chosen + t * e.chosen, r.weight + t * e.chosen);
+    for (int j = 0; j < e.chosen; j++) r.begin[chosen[t * e.chosen + j] + 1]++;
+  }
+  r.actives = 0;
+  for (int i = 0; i < e.count; i++) {
+    if (r.begin[i + 1]) r.active[r.actives++] = i;
+    r.begin[i + 1] += r.begin[i];
+  }
+  // each expert's tokens in their order: `begin` moves on to the next one's, and back
+  for (int i = 0; i < slots; i++) {
+    const int at = r.begin[chosen[i]]++;
+    r.slot[i] = at;
+    r.token[at] = i / e.chosen;
+  }
+  for (int i = e.count; i; i--) r.begin[i] = r.begin[i - 1];
+  r.begin[0] = 0;
+  return r;
+}
+
+// The states of one expert's tokens, of n numbers each
+static States of_expert(const States& every, const Routing& r, int expert, int n) {
+  States some = view(every, n, r.begin[expert + 1] - r.begin[expert]);
+  some.x += size_t(r.begin[expert]) * some.stride;
+  some.rounded += size_t(r.begin[expert]) * (some.stride / BLOCK_OF_WEIGHTS);
+  return some;
+}
+
+// What the experts of a token, and one that all tokens have, make of it, added up: into y
+static void sum_of_experts(Running& r, const Layer& layer, const Routing& route, int t, float* y) {
+  const Experts& e = layer.experts;
+  const int stride = whole_vectors(r.net.width);
+  const float* logits = r.work.routes + size_t(t) * e.router.outputs;
+  float gates[LANES];
+  store(gates, e.shared_gate ? sigmoid(all(logits[e.count])) : all(1.0f));
+  for (int i = 0; i < stride; i += LANES) {
+    F total = all(0.0f);
+    for (int j = 0; j < e.chosen; j++) {
+      const size_t slot = route.slot[t * e.chosen + j];
+      total = fma(load(r.work.slot_results + slot * stride + i), all(route.weight[t * e.chosen + j]), total);
+    }
+    if (layer.up.panels) total = fma(load(r.work.after + size_t(t) * stride + i), all(gates[0]), total);
+    store(y + i, total);
+  }
+}
+
+static void run_experts(Running& r, Team& team, int me, const Layer& layer, const States& a) {
+  const Experts& e = layer.experts;
+  Workspace& w = r.work;
+  const int tokens = r.pass.tokens, width = r.net.width, stride = whole_vectors(width), inner = e.up->outputs;
+  if (layer.up.panels) {  // one that all tokens have
+    gate(r, team, me, layer, a);
+    for (int first, last; team.take(me, layer.down.outputs / LANES, PANELS, &first, &last);)
+      product(layer.down, view(w.inner, layer.up.outputs, tokens), first, last,
+              [&](int g, int t, F y) { store(w.after + size_t(t) * stride + g * LANES, y); });
+    team.meet();
+  }
+  for (int first, last; team.take(me, e.router.outputs / LANES, 1, &first, &last);)
+    product(e.router, a, first, last,
+            [&](int g, int t, F y) { store(w.routes + size_t(t) * e.router.outputs + g * LANES, y); });
+  team.meet();
+  const Routing route = routed(w, me, e, tokens);
+  for (int first, last; team.take(me, route.actives, 1, &first, &last);) {
+    const int expert = route.active[first];
+    const States own = of_expert(w.slots, route, expert, width);
+    for (int t = 0; t < own.tokens; t++) {
+      const size_t from = route.token[route.begin[expert] + t];
+      memcpy(own.x + size_t(t) * own.stride, a.x + from * a.stride, size_t(own.stride) * sizeof(float));
+      if (any_rounded(*e.gate, *e.up)) round_states(own, t, 0, own.stride);
+    }
+  }
+  team.meet();
+  const int pairs = (inner / LANES + 1) / 2;
+  for (int first, last; team.take(me, route.actives * pairs, 1, &first, &last);) {
+    const int expert = route.active[first / pairs];
+    gate_pair(layer, e.gate[expert], e.up[expert], rounded(e.down[expert]), of_expert(w.slots, route, expert, width),
+              of_expert(w.slots_inner, route, expert, inner), first % pairs, w.scratch[me]);
+  }
+  team.meet();
+  const int groups = (e.down->outputs / LANES + PANELS - 1) / PANELS;
+  for (int first, last; team.take(me, route.actives * groups, 1, &first, &last);) {
+    const int expert = route.active[first / groups], from = first % groups * PANELS;
+    const int panels = e.down->outputs / LANES, to = from + PANELS < panels ? from + PANELS : panels;
+    float* results = w.slot_results + size_t(route.begin[expert]) * stride;
+    product(e.down[expert], of_expert(w.slots_inner, route, expert, inner), from, to,
+            [&](int g, int t, F y) { store(results + size_t(t) * stride + g * LANES, y); });
+  }
+  team.meet();
+  float* y = w.scratch[me];
+  const F factor = all(layer.residual);
+  for (int first, last; team.take(me, tokens, 1, &first, &last);)
+    for (int t = first; t < last; t++) {
+      float* x = w.x + size_t(t) * stride;
+      sum_of_experts(r, layer, route, t, y);
+      if (layer.after_mlp.weight) normalize(layer.after_mlp, y, y, width);
+      for (int i = 0; i < width; i += LANES) store(x + i, fma(load(y + i), factor, load(x + i)));
+    }
+  team.meet();
+}
