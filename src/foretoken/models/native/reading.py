@@ -356,7 +356,9 @@ class NetworkReader:
         own = getattr(part, "shared_expert", None)
         rows = array(weight)
         if own is not None:
-            gate = self.linear(part.shared_expert_gate)
+            gate = self.linear(
+                self._one(part, ("shared_expert_gate",), "gate of its shared expert")
+            )
             self._require(gate.bias is None and len(gate.weight) == 1, "a gate of another kind")
             rows = np.concatenate([rows, gate.weight])
         chosen, normalized, scale = self._routing(router, weight)

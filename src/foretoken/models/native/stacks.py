@@ -127,6 +127,7 @@ class EncoderDecoderReader(NetworkReader):
         its norm."""
         if hasattr(layer, "layer"):  # T5's
             first, *cross, last = layer.layer
+            self._require(hasattr(first, "SelfAttention"), "attention to a part of the source")
             across = (cross[0].EncDecAttention, cross[0].layer_norm) if cross else None
             mlp = next(iter(last.children()))
             return (first.SelfAttention, first.layer_norm), across, (mlp, last.layer_norm)
