@@ -42,7 +42,7 @@ TITLES = {
     "no inputs": "Without known inputs",
 }
 NAME = re.compile(r"^[\w.-]+ \(\w+\) |; use transformers' own .*$")  # and the remedy
-NATIVE = """Of those that read text and run, dense ones whose parts it knows: each passed the
+NATIVE = """Of those that read text and run, those whose parts it knows: each passed the
 self-check, which compares logits. The table says what others have."""
 HEAD = """# Which families run
 Every class of transformers {transformers} that generates text, as a tiny random model of its

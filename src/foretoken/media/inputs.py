@@ -17,6 +17,7 @@ from foretoken.errors import InputError, shown
 from foretoken.media import TEXT, UNREAD
 
 ENCODED = "encoder_outputs"  # states that an encoder has made of media, in place of these
+TOLD = {"attention_mask"}  # what encoders of one size are given too, and do not read
 LEADING = "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
 
 
@@ -49,6 +50,19 @@ class Media:
                 x = torch.cat([x, x.new_zeros(1, max(0, length - n))], 1)[:, :length]
             made[name] = x
         return made
+
+
+def objection_of_size(media: Media, name: str, shape: tuple[int, ...]) -> str | None:
+    """Say why an encoder that reads this input alone, of one shape, cannot read these media."""
+    if ENCODED in media.inputs:
+        return None
+    others = sorted(media.inputs.keys() - {name} - TOLD)
+    if others or name not in media.inputs:
+        return f"it reads {name} alone, not {', '.join(others) or 'nothing'}"
+    own = tuple(media.inputs[name].shape)
+    if own == shape:
+        return None
+    return f"{name} has the shape {own}, and the encoder reads {shape}"
 
 
 def is_media(output: Mapping[str, Any]) -> bool:

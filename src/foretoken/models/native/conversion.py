@@ -155,11 +155,8 @@ class NativeConversion:
 def _hears(network: PreTrainedModel) -> dict[str, Any] | None:
     """Return what an encoder of media reads, and a name of it; None for one of text. Raises
     RefusedError for media of many sizes."""
-    from foretoken.models.stock.media import (
-        encoder_weights,
-        made_up,
-        stand_in,
-    )  # late: seconds
+    # late: these take seconds
+    from foretoken.models.stock.media import encoder_weights, made_up, stand_in
     from foretoken.models.stock.sizes import reads_ids
 
     if reads_ids(network):

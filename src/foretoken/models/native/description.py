@@ -125,21 +125,22 @@ def describe(
     """Write a network's weights into a folder; return its description. Raises RefusedError for one
     that is built in another way than the kernels know. switch: it turns rows of more tokens by
     other frequencies; None: it does not."""
-    from foretoken.models.native.reading import NetworkReader
-    from foretoken.models.native.stacks import EncoderDecoderReader  # late: as above
+    from foretoken.models.native.reading import NetworkReader  # late: as above
+    from foretoken.models.native.stacks import EncoderDecoderReader
 
     with (folder / FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
         if network.config.is_encoder_decoder:
             encoder, crossing, decoder = EncoderDecoderReader(network).both()
-            facts = _network(decoder, writer, _vectors(decoder))
+            own = _vectors(decoder)
+            facts = _network(decoder, writer, own)
             facts |= {"crossing": _network(crossing, writer, False), "encoder_network": None}
             if encoder is not None:
                 vectors = _vectors(encoder)
-                same = np.array_equal(vectors[1], _vectors(decoder)[1])
+                same = all(map(np.array_equal, vectors, own))
                 shared = (facts["embeddings"], facts["embedding_factor"]) if same else None
-                own = _network(encoder, writer, vectors, shared)
-                facts["encoder_network"] = own | {"encoder": 1}
+                made = _network(encoder, writer, vectors, shared)
+                facts["encoder_network"] = made | {"encoder": 1}
         else:
             reader = NetworkReader(network)
             decoder = reader.decoder()
@@ -271,7 +272,6 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "slopes": writer.floats(part.slopes),
         "experts": layer.experts and _experts(layer.experts, writer),
         "source": int(part.source),
-        "passing": int(layer.passing),
         "added_first": int(layer.added_first),
         "bias": part.bias,
     }
@@ -305,26 +305,21 @@ def cached_heads(layer: dict[str, Any]) -> tuple[int, int]:
     return int(layer["kv_heads"]), -(-int(layer["width"]) // LANES) * LANES
 
 
-def layout_of(layers: list[dict[str, Any]]) -> tuple[PageLayout, list[LayerPlace]]:
+def layout_of(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerPlace]]:
     """Return where a network's layers have their keys and values in pages of its rows, and each
     layer's place there; that of a layer that attends to a source means nothing.
 
     The layers of an encoder are done with theirs when the next one begins: those of a shape share
     a place.
     """
-    passing = [i for i, layer in enumerate(layers) if layer["passing"]]
-    staying = [i for i, layer in enumerate(layers) if not layer["passing"] and not layer["source"]]
-    shapes = [cached_heads(layers[i]) for i in staying]
-    own = list(dict.fromkeys(cached_heads(layers[i]) for i in passing))
-    shapes += [shape for shape in own if shape not in shapes]
+    shapes, at = list[tuple[int, int]](), list[int]()
+    for layer in facts["layers"]:
+        shape = cached_heads(layer)
+        if not layer["source"] and not (facts["encoder"] and shape in shapes):
+            shapes.append(shape)
+        at.append(shapes.index(shape) if facts["encoder"] else len(shapes) - 1)
     layout = page_layout(shapes)
-    places = [LayerPlace(0, 0, 0)] * len(layers)
-    for place, i in zip(layout.layers, staying, strict=False):
-        places[i] = place
-    for i in passing:
-        at = len(shapes) - 1 - shapes[::-1].index(cached_heads(layers[i]))
-        places[i] = layout.layers[at]
-    return layout, places
+    return layout, [layout.layers[i] for i in at]
 
 
 def weight_record(

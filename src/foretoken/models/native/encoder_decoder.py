@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.tokens import THREADS
-from foretoken.media.inputs import ENCODED, Media
+from foretoken.media.inputs import ENCODED, Media, objection_of_size
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
@@ -21,8 +21,6 @@ from foretoken.models.rows import check_room, check_sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-UNREAD = {"attention_mask"}  # what encoders of one size are told, and do not read
 
 
 class NativeEncoderDecoder(NativeModel):
@@ -118,15 +116,7 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         return self._load().float().eval()
 
     def objection(self, media: Media) -> str | None:
-        if ENCODED in media.inputs:
-            return None
-        others = sorted(media.inputs.keys() - {self.input} - UNREAD)
-        if others or self.input not in media.inputs:
-            return f"it reads {self.input} alone, not {', '.join(others) or 'nothing'}"
-        shape = tuple(media.inputs[self.input].shape)
-        if shape == self.shape:
-            return None
-        return f"{self.input} has the shape {shape}, and the encoder reads {self.shape}"
+        return objection_of_size(media, self.input, self.shape)
 
     def _states(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
         media, self.attached = self.attached or [None] * len(prompts), []

@@ -49,7 +49,7 @@ class NativePasses:
     def __init__(self, folder: Path, facts: dict[str, Any], taps: tuple[int, ...] = ()) -> None:
         self.folder, self.facts, self.taps = folder, facts, taps
         self.layers = list(range(len(facts["layers"])))  # whose keys and values they are
-        self.layout, self.places = description.layout_of(facts["layers"])
+        self.layout, self.places = description.layout_of(facts)
         if max(taps, default=0) > len(self.layers):
             raise RefusedError(
                 f"the draft reads behind layer {max(taps)}, the target has {len(self.layers)}; "

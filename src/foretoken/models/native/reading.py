@@ -119,15 +119,16 @@ class Attention:
     key_heads: int
     width: int  # of a head
     scale: float
-    window: int  # tokens that are seen; 0: all
-    softcap: float
-    clip: float  # of queries, keys and values; 0: none
-    norms: tuple[Norm | None, ...]  # of queries, keys and values: of each, or a token's together
-    norms_last: bool  # whether they read what is turned
-    sinks: Floats | None
-    slopes: Floats | None  # of ALiBi
-    rope: int | None  # number of its rotary positions; None: it has none
-    query_rope: int | None  # the same of queries
+    window: int = 0  # tokens that are seen; 0: all
+    softcap: float = 0.0
+    clip: float = 0.0  # of queries, keys and values; 0: none
+    # of queries, keys and values: of each, or a token's together
+    norms: tuple[Norm | None, ...] = (None, None, None)
+    norms_last: bool = False  # whether they read what is turned
+    sinks: Floats | None = None
+    slopes: Floats | None = None  # of ALiBi
+    rope: int | None = None  # number of its rotary positions; None: it has none
+    query_rope: int | None = None  # the same of queries
     source: bool = False  # whether its keys and values are those of the row's source
     bias: int = 0  # number of the table of biases by distance, from 1 on; 0: none
 
@@ -163,12 +164,11 @@ class DecoderLayer:
     norms: tuple[Norm | None, ...]  # before attention, behind it, before the MLP, behind it
     attention: Attention
     gated: Gated | None  # None: there is no MLP, or all of them are experts
-    residual: float  # what a part gives is multiplied by this
-    factor: float  # of all that the layer makes
-    parallel: bool  # whether both parts read what the layer reads
+    residual: float = 1.0  # what a part gives is multiplied by this
+    factor: float = 1.0  # of all that the layer makes
+    parallel: bool = False  # whether both parts read what the layer reads
     added_first: bool = False  # whether norms behind a part read what it was added to
     experts: Experts | None = None
-    passing: bool = False  # whether its keys and values are for its own pass alone: an encoder's
 
 
 @dataclass(slots=True)
@@ -177,12 +177,12 @@ class Decoder:
 
     width: int
     layers: list[DecoderLayer]
-    positions: Linear | None  # learned ones, `[positions, width]`
-    embedded: Norm | None  # of what the first layer reads
-    norm: Norm | None  # of what the head reads
-    head: Linear | None
-    cap: float  # of logits; 0: none
-    scale: float  # of logits, before they are capped
+    positions: Linear | None = None  # learned ones, `[positions, width]`
+    embedded: Norm | None = None  # of what the first layer reads
+    norm: Norm | None = None  # of what the head reads
+    head: Linear | None = None
+    cap: float = 0.0  # of logits; 0: none
+    scale: float = 1.0  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
     pairs: PairsEntry | None = None
     # of each stack of an encoder-decoder: its vectors of all ids, and the weight they are made of

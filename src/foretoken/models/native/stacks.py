@@ -29,7 +29,6 @@ LAYERS, LAST_NORMS = ("block", "layers"), ("final_layer_norm", "layer_norm")
 ATTENTION = "self_attn", "self_attn_layer_norm"
 CROSS = "encoder_attn", "encoder_attn_layer_norm"
 MLP_NORM = "final_layer_norm"
-NO_NORMS = None, None, None
 
 
 class BothStacks(NamedTuple):
@@ -56,11 +55,10 @@ class EncoderDecoderReader(NetworkReader):
         decoder, parts = self._stack(inner, context_limit(self.config))
         keys = [self._keys_of(part) for part in parts]
         width = keys[0].attention.reads[0].weight.shape[1]
-        crossing = Decoder(width, keys, None, None, None, None, 0.0, 1.0)
+        crossing = Decoder(width, keys)
         encoder = None
         if reads_ids(self.network):
             encoder, _ = self._stack(stack, encoder_limit(self.network))
-            encoder.layers = [replace(layer, passing=True) for layer in encoder.layers]
         else:
             self.read |= {id(weight) for weight in stack.state_dict(keep_vars=True).values()}
         head: Any = self.network.get_output_embeddings()
@@ -113,9 +111,6 @@ class EncoderDecoderReader(NetworkReader):
             self.positions,
             embedded and self.norm(embedded),
             last and self.norm(last),
-            None,
-            0.0,
-            1.0,
             embeddings=self._embedded(stack),
             embedded_weight=stack.embed_tokens.weight,
             tables=self.tables,
@@ -150,53 +145,27 @@ class EncoderDecoderReader(NetworkReader):
             heads,
             width,
             float(part.scaling),
-            0,
-            0.0,
-            0.0,
-            NO_NORMS,
-            False,
-            None,
-            None,
-            None,
-            None,
             source=source,
             bias=0 if source else self._bias(part),
         )
         own = self.norm(norm)
         norms = (None, own, None, None) if added_first else (own, None, None, None)
-        return DecoderLayer(norms, attention, None, 1.0, 1.0, False, added_first=added_first)
+        return DecoderLayer(norms, attention, None, added_first=added_first)
 
     def _with_mlp(self, layer: DecoderLayer, mlp: Any, *, added_first: bool) -> DecoderLayer:
         part, norm = mlp
         before, after, *_ = layer.norms
         own = self.norm(norm)
         norms = (before, after, None, own) if added_first else (before, after, own, None)
-        gated = self._gated(part)
-        return DecoderLayer(norms, layer.attention, gated, 1.0, 1.0, False, added_first=added_first)
+        return replace(layer, norms=norms, gated=self._gated(part))
 
     def _keys_of(self, part: Any) -> DecoderLayer:
         """Return a layer that makes the keys and values of a source, of what the encoder gives."""
         (queries, *reads), _ = self._projections(part)
         _, width = self._heads(part, queries)
         heads = len(reads[0].weight) // width
-        attention = Attention(
-            reads,
-            None,
-            0,
-            heads,
-            width,
-            1.0,
-            0,
-            0.0,
-            0.0,
-            NO_NORMS,
-            False,
-            None,
-            None,
-            None,
-            None,
-        )
-        return DecoderLayer((None, None, None, None), attention, None, 1.0, 1.0, False)
+        attention = Attention(reads, None, 0, heads, width, 1.0)
+        return DecoderLayer((None, None, None, None), attention, None)
 
     def _projections(self, part: Any) -> tuple[list[Linear], Linear]:
         names = next((n for n in PROJECTIONS if all(hasattr(part, one) for one in n)), None)

@@ -14,10 +14,8 @@ import numpy as np
 import openvino as ov
 import torch
 
-from foretoken.media.inputs import ENCODED, Media
+from foretoken.media.inputs import ENCODED, Media, objection_of_size
 from foretoken.models.openvino.explicit import Array, ExplicitModel, Feed
-
-UNREAD = {"attention_mask"}  # what such an encoder is told, and does not read
 
 
 class MediaModel(ExplicitModel):
@@ -51,15 +49,7 @@ class MediaModel(ExplicitModel):
         return Feed(self._compile_encoder(), [])
 
     def objection(self, media: Media) -> str | None:
-        if ENCODED in media.inputs:
-            return None
-        others = sorted(media.inputs.keys() - {self.input} - UNREAD)
-        if others or self.input not in media.inputs:
-            return f"it reads {self.input} alone, not {', '.join(others) or 'nothing'}"
-        shape = tuple(media.inputs[self.input].shape)
-        if shape == self.shape:
-            return None
-        return f"{self.input} has the shape {shape}, and the encoder reads {self.shape}"
+        return objection_of_size(media, self.input, self.shape)
 
     def _encoded(
         self, prompts: list[list[int]], sources: list[list[int]] | None

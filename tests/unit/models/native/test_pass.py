@@ -224,7 +224,6 @@ def made(kind: Layer, folder: Path) -> Network:
                     "curve": [0, 0, 0],
                     "source": 0,
                     "experts": of_experts[0],
-                    "passing": 0,
                     "added_first": 0,
                     "bias": 0,
                 }
