@@ -21,10 +21,13 @@ from foretoken.models.native.chain import KINDS, DraftChain
 from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
+from foretoken.models.native.recurrent_states import RecurrentStates
 from foretoken.models.prefixes import PrefixCache, shared
 from foretoken.models.rows import check_lengths, check_room, staying
 from foretoken.models.shown import Known, Shown
+from foretoken.models.states import REWIND
 
+MOST_STORED = 2**28  # bytes of recurrent states behind prefixes
 LEAST = PAGE  # tokens that sequences must share
 
 
@@ -49,11 +52,14 @@ class NativeModel:
         self.computed: str = facts.get("computed", "float32")
         self.pool = PagePool(passes.layout, "float16" if passes.facts["halved"] else "float32")
         self.rows: list[PagedRow] = []
+        # recurrent states behind prefixes, for rows that begin with them
+        self.stored: PrefixCache | None = None
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
         self._beyond = False  # whether these are long ones
         self.recalled: list[int] = []  # tokens of the rows that joined last
+        self.rewind = None if passes.states is None else REWIND
         self.taps = passes.taps
         self._seen = Shown()  # states there, until they are taken
         # how many of a sequence's first tokens need not show theirs; None: no drafter reads them
@@ -79,7 +85,8 @@ class NativeModel:
         return [row.long for row in self.rows]
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        return self.pool.bytes * sum(-(-n // PAGE) for n in lengths)
+        states = 4 * self.passes.facts["row_numbers"] * len(lengths)
+        return self.pool.bytes * sum(-(-n // PAGE) for n in lengths) + states
 
     def reserve(self, total: int) -> None:
         self.pool.capacity = total // self.pool.bytes
@@ -95,6 +102,8 @@ class NativeModel:
             cached.clear()
         pages = PrefixCache(None, divisible=True, release=lambda row: row.release())
         self.pool.cached = pages if on else None
+        stores = on and self.passes.states is not None
+        self.stored = PrefixCache(MOST_STORED, divisible=False) if stores else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt
@@ -103,12 +112,31 @@ class NativeModel:
         self._beyond = on
 
     def known(self, prompt: list[int]) -> int:
-        return self._found(prompt)[0]
+        length, _ = self._found(prompt)
+        return self._resumed(prompt, length)[0]
 
     @property
     def _shared_by(self) -> Hashable:
         """Return the key of rows that share pages: their salt, and the way they are read in."""
         return (self.salt, "long") if self._beyond else self.salt
+
+    def _resumed(self, prompt: list[int], length: int) -> tuple[int, Any]:
+        """Return behind how many of the `length` first tokens of a prompt, which another row
+        shares, a row can go on, and copies of the recurrent states there."""
+        if self.passes.states is None:
+            return length, None
+        return (
+            (0, None) if self.stored is None else self.stored.find(self._shared_by, prompt[:length])
+        )
+
+    def _store(self, b: int) -> None:
+        """Store row b's recurrent states for others that begin with all of its tokens."""
+        layout, row = self.passes.states, self.rows[b]
+        if layout is None or self.stored is None or row.states is None or row.length < LEAST:
+            return
+        self.passes.settle(row.states, row.length)
+        copies = layout.copied(row.states, row.length)
+        self.stored.add(self.salts[b], self.texts[b][: row.length], copies)
 
     def _found(self, prompt: list[int]) -> tuple[int, PagedRow | None]:
         """Return how many first tokens of a prompt another row shares, whose states need not be
@@ -138,31 +166,56 @@ class NativeModel:
         )
         self.recalled = []
         unread: dict[int, list[int]] = {}
+        forks: dict[int, int] = {}
         for b, prompt in enumerate(prompts, first):
             head = prompt[:LEAST]
             if self.pool.cached is not None and any(
                 head == prompts[other - first][:LEAST] for other in unread
             ):  # it may share what these are about to read
-                self._read(unread)
+                self._read(unread, forks)
                 unread = {}
-            length, row = self._found(prompt)
+            fork, row = self._found(prompt)
+            length, states = self._resumed(prompt, fork)
             if length and row is not None:
-                self.rows[b], self.texts[b] = row.fork(length), prompt[:length]
+                own, fresh = self.rows[b].states, row.fork(length)
+                if own is not None and self.passes.states is not None:
+                    self.passes.states.put(own, length, states)
+                fresh.states = own
+                self.rows[b], self.texts[b] = fresh, prompt[:length]
             self.recalled.append(length)
-            unread[b] = prompt[length:]
-        self._read(unread)
+            unread[b], forks[b] = prompt[length:], fork - length
+        self._read(unread, forks)
 
     def _fresh(self, count: int) -> list[PagedRow]:
         """Return so many rows that hold nothing yet."""
-        return [PagedRow(self.pool, long=self._beyond) for _ in range(count)]
+        rows = [PagedRow(self.pool, long=self._beyond) for _ in range(count)]
+        if self.passes.states is not None:
+            for row in rows:
+                row.states = RecurrentStates.fresh(self.passes.states)
+        return rows
 
-    def _read(self, unread: dict[int, list[int]]) -> None:
+    def _read(self, unread: dict[int, list[int]], forks: dict[int, int]) -> None:
+        """Read the rest of prompts; where recurrent states are stored, those behind forks[b] more
+        tokens, at which row b leaves another's, and behind the prompt."""
         every = range(len(self.rows))
-        self.score([unread.get(b, []) for b in every], [0 for _ in every])
+        if self.stored is None:
+            self.score([unread.get(b, []) for b in every], [0 for _ in every])
+            return
+        before = {b: tokens[: forks[b]] for b, tokens in unread.items() if forks[b] < len(tokens)}
+        behind = {b: tokens[len(before.get(b, [])) :] for b, tokens in unread.items()}
+        for some in (before, behind):
+            if any(some.values()):
+                self.score([some.get(b, []) for b in every], [0 for _ in every])
+            for b, tokens in some.items():
+                if tokens:
+                    self._store(b)
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
         past, context = self.lengths, self.context
+        for b, row in enumerate(self.rows):
+            if row.states is not None:  # a companion may have moved them
+                row.states.check_back(b, past[b], past[b])
         limits = context
         if self.longest != context:
             limits = [self.longest if row.long else context for row in self.rows]
@@ -243,6 +296,13 @@ class NativeModel:
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
+        layout = self.passes.states
+        for b, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
+            if row.states is not None and length:
+                row.states.check_back(b, row.length, length)
+        for row, length in zip(self.rows, lengths, strict=True):
+            if layout is not None and not length:  # it begins anew
+                row.states = RecurrentStates.fresh(layout)
         for row, text, length in zip(self.rows, self.texts, lengths, strict=True):
             row.length = length
             del text[length:]
@@ -252,7 +312,12 @@ class NativeModel:
         used: set[int] = set()
         new: list[PagedRow] = []
         for b in rows:
-            new.append(self.rows[b].fork(self.rows[b].length) if b in used else self.rows[b])
+            row = self.rows[b]
+            if b in used:
+                states = row.states and row.states.copy()
+                row = row.fork(row.length)
+                row.states = states
+            new.append(row)
             used.add(b)
         texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
         left = [row for b, row in enumerate(self.rows) if b not in used]
@@ -269,6 +334,8 @@ class NativeModel:
                 row, text = self.rows[b], self.texts[b]
                 length = min(len(text), row.length)  # a Ctrl-C may have come between
                 if length >= LEAST:
+                    if length == row.length:
+                        self._store(b)
                     self.pool.cached.add(self.salts[b], text[:length], row.fork(length))
         self.permute(staying(len(self.rows), rows))
 
