@@ -261,24 +261,6 @@ class Shares(Model, Protocol):
         ...
 
 
-class Continuation(NamedTuple):
-    """Tokens that a model goes on with, of every row, and the logit of each: NaN or infinite where
-    logits are invalid."""
-
-    ids: list[list[int]]
-    tops: list[list[float]]
-
-
-@runtime_checkable
-class Continues(Model, Protocol):
-    """A model on the host that goes on by itself, which spares what is between two passes."""
-
-    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Continuation:
-        """Append block b to row b, for all rows, and then the likeliest of the first V ids, token
-        by token: counts[b] of them in row b, of which the last is not appended."""
-        ...
-
-
 class Written(NamedTuple):
     """Draft tokens of a model of another vocabulary, in the target's ids."""
 

@@ -95,7 +95,7 @@ def test_a_benchmark_is_served_as_it_was_measured(
         assert setup.engine["rule"] == "coupled" and str(setup.target).rstrip("/") == str(target)
     for given, said in (
         (("--dtype", "int4"), "--dtype is 'int4', but the file of --speculative-config was"),
-        (("--runtime", "openvino"), "--runtime is 'openvino', but .* was measured with 'auto'"),
+        (("--runtime", "native"), "--runtime is 'native', but .* was measured with 'auto'"),
         (("elsewhere",), "--target is 'elsewhere', but .* was measured with '/"),
         (("--rule", "block", "--gamma", 2), "sets --draft, --gamma and --rule; give it or these"),
     ):

@@ -18,7 +18,7 @@ from foretoken.models.companion import Companion
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama, t5
 
-pytestmark = pytest.mark.openvino
+pytestmark = pytest.mark.native
 WIDE = {"hidden_size": 128, "intermediate_size": 192}  # weights that are worth rounding
 
 
@@ -49,7 +49,7 @@ def test_greedy_text_is_the_targets(kind, draft, request):
     for gamma in (3, None):
         completions = spec.generate(prompts, max_new_tokens=20, gamma=gamma)
         assert [each.tokens for each in completions] == [each.tokens for each in plain]
-    assert all(each.stats.draft_runtime == "openvino" for each in completions)
+    assert all(each.stats.draft_runtime == "native" for each in completions)
     sampled = spec.generate(prompts, max_new_tokens=20, gamma=3, temperature=1.0)
     assert all(each.stats.drafted and each.stats.bias == 0 for each in sampled)
 
@@ -104,7 +104,7 @@ def test_it_is_replayed_and_measured(target):
 
 def test_a_model_in_memory():
     model = llama(**WIDE)
-    spec = foretoken.load(model, "self", runtime="openvino")
+    spec = foretoken.load(model, "self", runtime="native")
     plain = foretoken.load(model, "none").generate([3, 4, 5], max_new_tokens=12)
     assert spec.generate([3, 4, 5], max_new_tokens=12, gamma=2)[0].tokens == plain[0].tokens
 
@@ -164,7 +164,7 @@ def test_invalid_names(target, draft, options, says):
     ("options", "says"),
     [
         ({"runtime": "transformers"}, "transformers does not share; give runtime='native'"),
-        ({"draft_dtype": "float16"}, "OpenVINO has no float16"),
+        ({"draft_dtype": "float16"}, "the native decoder has no float16"),
     ],
 )
 def test_what_shares_no_rows(target, options, says):

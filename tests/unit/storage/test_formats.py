@@ -10,20 +10,10 @@ import pytest
 
 import foretoken
 from foretoken.models.native.conversion import FORMAT
-from foretoken.models.openvino.conversion import CACHE_FORMAT
 from foretoken.models.stock.selfcheck import CHECK_FORMAT
 
 SOURCE = Path(foretoken.__file__).parent
 STOCK = ("models/*.py", "models/stock/*.py")
-EXPORT = (
-    *STOCK,
-    "models/openvino/blocks.py",
-    "models/openvino/conversion.py",
-    "models/openvino/export_*.py",
-    "models/openvino/thinned.py",
-    "models/openvino/tracing.py",
-    "models/openvino/weights.py",
-)
 MODULES = "conversion description experts levels network packing reading recurrences stacks"
 NATIVE = (*STOCK, *(f"models/native/{name}.py" for name in MODULES.split()))
 CHECK = (
@@ -31,12 +21,10 @@ CHECK = (
     "models/graphs.py",
     "kernels/library.py",
     "models/native/*.py",
-    "models/openvino/*.py",
 )
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"CACHE_FORMAT={CACHE_FORMAT} (models/openvino/conversion.py)": (EXPORT, "ad982ec4693ece35"),
     f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "63ee6b193dae55ae"),
     f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "494605d944bc3301"),
 }
